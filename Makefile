@@ -1,0 +1,50 @@
+# Everything runs from .venv, which `make` builds by itself the first time.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types unit conformance bench docs format clean
+
+help: ## list what there is to make
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+
+setup: $(STAMP) ## build .venv with everything needed to work on the project
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mcp-tasks needs Python 3.11 or newer; say make PYTHON=python3.x")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $(STAMP)
+
+demo: $(STAMP) ## kill a server in the middle of three tasks and watch them finish
+	@$(BIN)/python examples/demo.py
+
+test: lint types unit ## everything that must be green, the official conformance suite included
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/basedpyright
+
+unit: $(STAMP)
+	$(BIN)/python -m pytest -q
+
+conformance: $(STAMP) ## the official suite alone, with its table
+	$(BIN)/python -m tests.conformance.harness
+
+bench: $(STAMP) ## measure, beside a bare SDK server in the same run
+	$(BIN)/python -m bench
+
+docs: $(STAMP) ## write generated parts of the docs again
+	$(BIN)/python -m docs.generate
+
+format: $(STAMP) ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove what was built
+	rm -rf $(VENV) .cache .hypothesis .pytest_cache .ruff_cache

@@ -1,0 +1,57 @@
+"""What may happen to a task: pure values and rules, no I/O, no clock, no SDK.
+
+Glossary, used throughout the package:
+
+- *task*: an MCP task (SEP-2663), never an asyncio task.
+- *tool*: the author's function. *Run*: one execution of a tool for a task; runs are numbered by `attempt`.
+- *record*: everything known of a task at one moment, with its `version`.
+- *event*: something that happened to a task, in the past tense. `apply` turns record and event into a record.
+- *holder*: a process that runs tools. A record names the holder of its current run; that is its lease.
+- *queued*: a `working` task that no holder has; *parked*: an `input_required` one that no holder has.
+- *journal*: answers and steps of a task, appended and never changed.
+"""
+
+from mcp_tasks.core.events import (
+    Event,
+    InputAnswered,
+    InputRequested,
+    ProgressReported,
+    RunCompleted,
+    RunFailed,
+    RunReleased,
+    RunStarted,
+    SleepStarted,
+    StepRecorded,
+    TaskCancelled,
+)
+from mcp_tasks.core.inputs import InputBook, InputRequest
+from mcp_tasks.core.journal import JournalEntry
+from mcp_tasks.core.json import JsonObject, JsonValue
+from mcp_tasks.core.machine import apply
+from mcp_tasks.core.record import Progress, TaskRecord, TaskRequest
+from mcp_tasks.core.status import FINAL_STATUSES, TaskStatus
+
+__all__ = [
+    "FINAL_STATUSES",
+    "Event",
+    "InputAnswered",
+    "InputBook",
+    "InputRequest",
+    "InputRequested",
+    "JournalEntry",
+    "JsonObject",
+    "JsonValue",
+    "Progress",
+    "ProgressReported",
+    "RunCompleted",
+    "RunFailed",
+    "RunReleased",
+    "RunStarted",
+    "SleepStarted",
+    "StepRecorded",
+    "TaskCancelled",
+    "TaskRecord",
+    "TaskRequest",
+    "TaskStatus",
+    "apply",
+]

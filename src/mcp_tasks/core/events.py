@@ -1,0 +1,105 @@
+"""What can happen to a task, one frozen value each, in the past tense.
+
+Events of a run carry its `attempt`: a run whose number is not the record's any more has lost its lease, and
+the machine refuses what it says (`StaleRun`). Events without one come from outside: the client, the operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeAlias
+
+from mcp_tasks.core.inputs import InputRequest
+from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.record import Progress
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStarted:
+    """A holder took the queued task: the next attempt begins."""
+
+    holder: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunReleased:
+    """The run ended without an outcome and may be started again: drained, or its holder died."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgressReported:
+    """The tool said how far it is."""
+
+    attempt: int
+    progress: Progress
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputRequested:
+    """The tool asked the client for something."""
+
+    attempt: int
+    requests: Mapping[str, InputRequest]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRecorded:
+    """A step of the tool is done; its value goes into the journal."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SleepStarted:
+    """The tool sleeps until a set time. The timer goes into the journal."""
+
+    attempt: int
+    until: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputAnswered:
+    """The client answered some of the open questions. The answers themselves go into the journal."""
+
+    keys: Set[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunCompleted:
+    """The tool returned a result, `isError` ones included."""
+
+    attempt: int
+    result: JsonObject
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFailed:
+    """The request ended in a JSON-RPC error: raised by the tool, or the run was stopped or interrupted."""
+
+    attempt: int
+    error: JsonObject
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskCancelled:
+    """Somebody who may do so cancelled the task."""
+
+    reason: str
+
+
+Event: TypeAlias = (
+    RunStarted
+    | RunReleased
+    | ProgressReported
+    | InputRequested
+    | StepRecorded
+    | SleepStarted
+    | InputAnswered
+    | RunCompleted
+    | RunFailed
+    | TaskCancelled
+)

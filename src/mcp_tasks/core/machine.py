@@ -1,0 +1,197 @@
+"""What may happen to a task, as one table.
+
+Rules of this file:
+
+1. Everything that decides a transition lives here. Stores compare and swap; they decide nothing.
+2. Each pair of status and event either has a rule, or the task is final and the event comes too late, or the
+   event is refused. There is no fourth case, and a test walks all pairs.
+3. `apply` never changes a record. It returns the next one, one version up; the same object if the event was
+   late or made no difference; or it raises `TransitionRefused`.
+4. `now` is an argument. A clock that jumps back never takes `updated_at` back with it: SEP-2663 clients
+   refuse a `lastUpdatedAt` before `createdAt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, TypeAlias
+
+from mcp_tasks.core.events import (
+    Event,
+    InputAnswered,
+    InputRequested,
+    ProgressReported,
+    RunCompleted,
+    RunFailed,
+    RunReleased,
+    RunStarted,
+    SleepStarted,
+    StepRecorded,
+    TaskCancelled,
+)
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.status import FINAL_STATUSES, TaskStatus
+from mcp_tasks.errors import StaleRun, TransitionRefused
+
+WORKING, INPUT_REQUIRED = TaskStatus.WORKING, TaskStatus.INPUT_REQUIRED
+COMPLETED, FAILED, CANCELLED = TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED
+
+Change: TypeAlias = Callable[[TaskRecord, Any, datetime], TaskRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One cell of the table: how the record changes, and the statuses it may then have.
+
+    `visible` says whether a client can see the difference; only then does `updated_at` move.
+    """
+
+    change: Change
+    to: tuple[TaskStatus, ...]
+    visible: bool = True
+
+
+def _start(record: TaskRecord, event: RunStarted, now: datetime) -> TaskRecord:
+    if record.holder is not None:
+        raise _refused(record, event, f"{record.holder} has it")
+    if not record.is_queued(now):
+        raise _refused(record, event, "it waits for an answer or a timer")
+    return replace(record, holder=event.holder, attempt=record.attempt + 1, started_at=now, wake_at=None)
+
+
+def _release(record: TaskRecord, event: RunReleased, now: datetime) -> TaskRecord:
+    return replace(record, holder=None)
+
+
+def _report(record: TaskRecord, event: ProgressReported, now: datetime) -> TaskRecord:
+    return replace(record, progress=event.progress)
+
+
+def _sleep(record: TaskRecord, event: SleepStarted, now: datetime) -> TaskRecord:
+    return replace(record, wake_at=event.until)
+
+
+def _journalled(record: TaskRecord, event: StepRecorded, now: datetime) -> TaskRecord:
+    # Nothing of the record changes but its version, and that is the point: the entry is written only by the
+    # run that still has the task.
+    return replace(record)
+
+
+def _ask(record: TaskRecord, event: InputRequested, now: datetime) -> TaskRecord:
+    try:
+        inputs = record.inputs.ask(event.requests)
+    except ValueError as exc:
+        raise _refused(record, event, str(exc)) from exc
+    return replace(record, status=INPUT_REQUIRED, inputs=inputs)
+
+
+def _answer(record: TaskRecord, event: InputAnswered, now: datetime) -> TaskRecord:
+    # SEP-2663: answers to keys that are not open SHOULD be ignored; a partial set leaves the rest open.
+    if not record.inputs.answerable(event.keys):
+        return record
+    inputs = record.inputs.answer(event.keys)
+    if inputs.outstanding:
+        return replace(record, inputs=inputs)
+    # The last answer also ends a sleep: the tool may have waited for whichever came first.
+    return replace(record, status=WORKING, inputs=inputs, wake_at=None)
+
+
+def _complete(record: TaskRecord, event: RunCompleted, now: datetime) -> TaskRecord:
+    return _end(record, now, status=COMPLETED, result=event.result, status_message=None)
+
+
+def _fail(record: TaskRecord, event: RunFailed, now: datetime) -> TaskRecord:
+    # SEP-2663, "Task Execution Errors": a failed task SHOULD say in statusMessage what went wrong.
+    message = event.error.get("message")
+    said = message if isinstance(message, str) else None
+    return _end(record, now, status=FAILED, error=event.error, status_message=said)
+
+
+def _cancel(record: TaskRecord, event: TaskCancelled, now: datetime) -> TaskRecord:
+    return _end(record, now, status=CANCELLED, status_message=event.reason)
+
+
+def _end(record: TaskRecord, now: datetime, **outcome: Any) -> TaskRecord:
+    # The end keeps the last progress (a person may like to see how far it came) and closes open questions.
+    return replace(
+        record,
+        holder=None,
+        wake_at=None,
+        finished_at=max(now, record.created_at),
+        inputs=record.inputs.withdraw(),
+        **outcome,
+    )
+
+
+_ENDINGS: Mapping[type[Event], Rule] = {
+    RunCompleted: Rule(_complete, (COMPLETED,)),
+    RunFailed: Rule(_fail, (FAILED,)),
+    TaskCancelled: Rule(_cancel, (CANCELLED,)),
+}
+
+TABLE: Mapping[TaskStatus, Mapping[type[Event], Rule]] = {
+    WORKING: {
+        RunStarted: Rule(_start, (WORKING,), visible=False),
+        RunReleased: Rule(_release, (WORKING,), visible=False),
+        ProgressReported: Rule(_report, (WORKING,)),
+        StepRecorded: Rule(_journalled, (WORKING,), visible=False),
+        SleepStarted: Rule(_sleep, (WORKING,), visible=False),
+        InputRequested: Rule(_ask, (INPUT_REQUIRED,)),
+        # Nothing is outstanding while working: the answer is late, and late answers are ignored.
+        InputAnswered: Rule(_answer, (WORKING,)),
+        **_ENDINGS,
+    },
+    INPUT_REQUIRED: {
+        # An answer makes a parked task `working` before it is started; a timer starts it as it is.
+        RunStarted: Rule(_start, (INPUT_REQUIRED,), visible=False),
+        RunReleased: Rule(_release, (INPUT_REQUIRED,), visible=False),
+        ProgressReported: Rule(_report, (INPUT_REQUIRED,)),
+        StepRecorded: Rule(_journalled, (INPUT_REQUIRED,), visible=False),
+        SleepStarted: Rule(_sleep, (INPUT_REQUIRED,), visible=False),
+        InputRequested: Rule(_ask, (INPUT_REQUIRED,)),
+        InputAnswered: Rule(_answer, (INPUT_REQUIRED, WORKING)),
+        **_ENDINGS,
+    },
+    # Final statuses absorb: whatever arrives now is late, and nothing comes of it.
+    COMPLETED: {},
+    FAILED: {},
+    CANCELLED: {},
+}
+
+
+def apply(record: TaskRecord, event: Event, now: datetime) -> TaskRecord:
+    """The record after `event`; the same object if the event was late or made no difference.
+
+    Raises:
+        StaleRun: The event comes from a run that is not the current one.
+        TransitionRefused: The event does not fit the task's state.
+    """
+    if record.status in FINAL_STATUSES:
+        return record
+    rule = TABLE[record.status].get(type(event))
+    if rule is None:
+        raise _refused(record, event, "that cannot happen in this status")
+    _check_attempt(record, event)
+    changed = rule.change(record, event, now)
+    if changed is record:
+        return record
+    return replace(
+        changed,
+        version=record.version + 1,
+        updated_at=max(now, record.updated_at) if rule.visible else record.updated_at,
+    )
+
+
+def _check_attempt(record: TaskRecord, event: Event) -> None:
+    # Two orders are possible when a holder is slow: it writes before its task is given to another, which is
+    # fine, or after, and then the number it carries is old. Either way exactly one run writes the outcome.
+    attempt: int | None = getattr(event, "attempt", None)
+    if attempt is not None and (record.holder is None or attempt != record.attempt):
+        why = f"run {attempt} is not the current run ({record.attempt}, held by {record.holder})"
+        raise StaleRun(record.id, record.status, type(event).__name__, why)
+
+
+def _refused(record: TaskRecord, event: Event, why: str) -> TransitionRefused:
+    return TransitionRefused(record.id, record.status, type(event).__name__, why)

@@ -1,0 +1,105 @@
+"""`TaskRecord`: everything known of one task at one moment.
+
+A record is a value. Nothing changes one; `mcp_tasks.core.machine.apply` makes the next one, one `version` up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+
+from mcp_tasks.core.inputs import InputBook
+from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.status import TaskStatus
+
+_ALWAYS = datetime.min.replace(tzinfo=UTC)
+_NOTHING: Mapping[str, object] = MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskRequest:
+    """What was asked for: all that a run needs, so that any process can start one, at any time.
+
+    The HTTP request and its tokens are not here on purpose: they do not outlive the call, and a run that
+    depended on them could not be repeated. Answers that the client gave on the original call, before there was a
+    task, are: the tool needs them to go on.
+    """
+
+    name: str
+    arguments: JsonObject
+    method: str = "tools/call"
+    meta: JsonObject = field(default_factory=lambda: _NOTHING)
+    protocol_version: str = ""
+    client_info: JsonObject | None = None
+    client_capabilities: JsonObject = field(default_factory=lambda: _NOTHING)
+    input_responses: JsonObject | None = None
+    request_state: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """What the tool last said of its progress."""
+
+    progress: float
+    total: float | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskRecord:
+    """One task, as of `version`.
+
+    Attributes:
+        owner: The principal that created the task; None on transports without authentication.
+        result: The result of the request, once `completed` (an `isError` result counts as one).
+        error: The JSON-RPC error of the request, once `failed`.
+        updated_at: When something that a client can see last changed.
+        ttl: How long the task is kept *after it ended*; None for as long as the store lives.
+        poll_interval: A fixed interval to suggest to clients; None lets it adapt to the task's age.
+        attempt: How many runs were started. 0 means the tool never saw this task.
+        holder: The process that has the current run, None while nobody has it.
+        started_at: When the current (or last) run began.
+        wake_at: When a sleeping task may run again; None for one that is not asleep.
+    """
+
+    id: str
+    owner: str | None
+    request: TaskRequest
+    created_at: datetime
+    updated_at: datetime
+    status: TaskStatus = TaskStatus.WORKING
+    status_message: str | None = None
+    progress: Progress | None = None
+    inputs: InputBook = field(default_factory=InputBook)
+    result: JsonObject | None = None
+    error: JsonObject | None = None
+    finished_at: datetime | None = None
+    ttl: timedelta | None = None
+    poll_interval: timedelta | None = None
+    attempt: int = 0
+    holder: str | None = None
+    started_at: datetime | None = None
+    wake_at: datetime | None = None
+    version: int = 1
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the task has ended, one way or another."""
+        return self.status.is_final
+
+    def is_queued(self, now: datetime) -> bool:
+        """Whether the task could run at `now` and nobody has it."""
+        ready_at = self.ready_at
+        return ready_at is not None and ready_at <= now
+
+    @property
+    def ready_at(self) -> datetime | None:
+        """From when on the task can be started; None if it is held, has ended, or waits for an answer."""
+        if self.holder is not None or self.is_final:
+            return None
+        if self.wake_at is not None:
+            return self.wake_at
+        # Not `created_at`: a replica whose clock is behind must not wait for its clock to come up to ours.
+        return _ALWAYS if self.status is TaskStatus.WORKING else None

@@ -1,0 +1,132 @@
+"""Every exception this package raises.
+
+    TasksError
+    ├── UsageError                  the author's code asks for something that cannot work
+    │   ├── WiringError             the server is not completely wired for tasks
+    │   ├── ReplayMismatch          a tool that was started again did not ask what it asked before
+    │   └── MissingExtra            an optional dependency is not installed
+    ├── UnknownTask                 the caller named a task that is not there for this caller
+    ├── RunStopped                  the work was stopped before it had an outcome
+    │   ├── Interrupted             its process went away, and the tool may not be run again
+    │   └── RanTooLong              it ran longer than its `max_runtime`
+    ├── TransitionRefused           what happened does not fit the task's state
+    │   └── StaleRun                a run that lost its lease tried to write
+    └── StoreError                  the place where tasks are kept did not do its part
+        ├── StoreUnavailable        it cannot take the request now (full, locked, unreachable)
+        ├── StoreCorrupt            what is there cannot be read as ours
+        ├── TaskExists              an id was created twice
+        └── VersionConflict         somebody else saved this task first
+
+Branches say whose fault it is. Only the server layer knows the JSON-RPC codes that these become.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+
+class TasksError(Exception):
+    """Root of everything this package raises."""
+
+
+class UsageError(TasksError):
+    """The author's code asks for something that cannot work; the message says what to change."""
+
+
+class WiringError(UsageError):
+    """A server was built with only a part of what tasks need."""
+
+
+class ReplayMismatch(UsageError):
+    """A tool that was started again did something else than the first time, where it must do the same."""
+
+
+class MissingExtra(UsageError):
+    """A backend needs a package that is not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        self.what = what
+        self.extra = extra
+        super().__init__(f"{what} needs an optional dependency: pip install 'mcp-tasks[{extra}]'")
+
+
+class UnknownTask(TasksError):
+    """No such task for this caller: never created, expired, or somebody else's. All three look alike."""
+
+    def __init__(self, task_id: str) -> None:
+        self.task_id = task_id
+        super().__init__("Task not found: it does not exist, has expired, or is not yours")
+
+
+class RunStopped(TasksError):
+    """The work was stopped before it had an outcome; the task is `failed` and says so."""
+
+    reason: str
+    """One word for programs, carried in the error's data."""
+
+
+class Interrupted(RunStopped):
+    """The process that ran the tool stopped or died, and the tool is not marked as safe to run again."""
+
+    reason = "interrupted"
+
+    def __init__(self, tool: str) -> None:
+        self.tool = tool
+        super().__init__(
+            f"The work was interrupted: the server stopped while {tool!r} was running. It may have been done in "
+            "part, and it was not started again because the tool is not marked as safe to run twice."
+        )
+
+
+class RanTooLong(RunStopped):
+    """The tool ran longer than its `max_runtime`."""
+
+    reason = "max_runtime"
+
+    def __init__(self, tool: str, limit: timedelta) -> None:
+        self.tool = tool
+        self.limit = limit
+        super().__init__(f"The work was stopped: {tool!r} ran longer than its limit of {limit.total_seconds():g} s.")
+
+
+class TransitionRefused(TasksError):
+    """An event does not fit the state a task is in."""
+
+    def __init__(self, task_id: str, status: str, event: str, why: str) -> None:
+        self.task_id = task_id
+        self.status = status
+        self.event = event
+        super().__init__(f"task {task_id} is {status} and refuses {event}: {why}")
+
+
+class StaleRun(TransitionRefused):
+    """A run tried to write after its lease went to another run (or was given up)."""
+
+
+class StoreError(TasksError):
+    """The store did not do its part."""
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot take the request now; nothing was written. Trying again later may work."""
+
+
+class StoreCorrupt(StoreError):
+    """What the store holds is not ours, is damaged, or was written by a newer release."""
+
+
+class TaskExists(StoreError):
+    """A task with this id is already there."""
+
+    def __init__(self, task_id: str) -> None:
+        self.task_id = task_id
+        super().__init__(f"task {task_id} already exists")
+
+
+class VersionConflict(StoreError):
+    """A save named a version that is no longer the stored one (or the task is gone)."""
+
+    def __init__(self, task_id: str, expected: int) -> None:
+        self.task_id = task_id
+        self.expected = expected
+        super().__init__(f"task {task_id} is no longer at version {expected}")
