@@ -1,0 +1,164 @@
+"""The seams behind which tasks are kept: `Store`, and beside it `Notifier`.
+
+Above: the runtime, the only caller. Below: one folder or file per backend. A store keeps records and decides
+no transition: it compares versions and swaps. `mcp_tasks.testing.store_suite` is this contract as tests; a
+store that passes it may be handed to `Tasks(store=...)`.
+
+The contract, once for all verbs:
+
+- *Durable on return.* When `create`, `save` or `delete` returns, a `get` from any process that shares the
+  store sees it, and it survives whatever the backend promises to survive (a backend says so at the top of its
+  file). When one raises, nothing of that call was written.
+- *Errors.* A driver's exception never escapes: it becomes `StoreUnavailable` (try again later) or
+  `StoreCorrupt` (do not), with the cause kept.
+- *Order.* `save` succeeds for exactly one of those who name the same expected version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+from mcp_tasks.core.journal import JournalEntry
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.status import TaskStatus
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Page:
+    """Some records of a listing, and where the next ones start (None when there are no more)."""
+
+    records: Sequence[TaskRecord]
+    cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Word that a task changed, and to which version. The store is the truth; a hint may be lost or late."""
+
+    task_id: str
+    version: int
+
+
+class Store(Protocol):
+    """Keeps task records, their journals, and who is alive to run them."""
+
+    async def open(self) -> None:
+        """Make the store ready for use. Opening an open store does nothing.
+
+        Raises:
+            StoreUnavailable: It cannot be reached or locked now.
+            StoreCorrupt: What is there is not a store of ours.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Finish what was asked for and let go of all resources. Safe twice, and before `open`."""
+        ...
+
+    async def create(self, record: TaskRecord) -> None:
+        """Keep a new task.
+
+        Raises:
+            TaskExists: The id is taken.
+        """
+        ...
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        """The record as of now, or None. The one read on the path of every poll: it must be cheap."""
+        ...
+
+    async def save(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry] = ()) -> None:
+        """Replace the record if it is still at version `expected`, and append `entries` to its journal.
+
+        Both happen or neither does, so an answer and the status it changes are never apart.
+
+        Raises:
+            VersionConflict: Somebody saved first, or the task is gone.
+        """
+        ...
+
+    async def delete(self, task_id: str, *, expected: int) -> None:
+        """Forget the task and its journal if it is still at version `expected`.
+
+        Raises:
+            VersionConflict: Somebody saved first, or the task is gone.
+        """
+        ...
+
+    async def journal(self, task_id: str) -> Sequence[JournalEntry]:
+        """The task's journal in the order of writing; empty for an unknown task."""
+        ...
+
+    async def list(
+        self,
+        *,
+        owner: str | None = None,
+        status: TaskStatus | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page:
+        """Tasks in the order of creation (then id), of one owner or all, in one status or any.
+
+        The cursor is opaque. Tasks that exist from the first page to the last are listed exactly once.
+
+        Raises:
+            ValueError: The cursor is not one of ours.
+        """
+        ...
+
+    async def queued(self, now: datetime, *, limit: int) -> Sequence[TaskRecord]:
+        """Tasks that could run at `now` and nobody has (see `TaskRecord.is_queued`), oldest first."""
+        ...
+
+    async def held(self, holder: str, *, limit: int) -> Sequence[TaskRecord]:
+        """Tasks that `holder` has, oldest first."""
+        ...
+
+    async def expired(self, now: datetime, *, limit: int) -> Sequence[TaskRecord]:
+        """Tasks whose time after the end is over at `now`, longest overdue first."""
+        ...
+
+    async def beat(self, holder: str, *, until: datetime) -> None:
+        """Note that `holder` is alive, and is to be believed so until `until`.
+
+        One row per process instead of one per task: a lease costs the same with one running task or 10,000.
+        """
+        ...
+
+    async def holders(self) -> dict[str, datetime]:
+        """Every holder that ever beat or still has a task, and until when it is believed alive.
+
+        A holder that has a task but never beat is listed with the earliest possible time.
+        """
+        ...
+
+    async def retire(self, holder: str) -> None:
+        """Forget that `holder` was alive. Retiring an unknown one does nothing."""
+        ...
+
+    def notifier(self) -> Notifier:
+        """What carries hints between the processes that share this store."""
+        ...
+
+
+class Notifier(Protocol):
+    """Carries hints. Lose every one of them and polling the store still ends right."""
+
+    async def publish(self, hint: Hint) -> None:
+        """Tell the others. Never raises: a hint is worth less than the work that caused it."""
+        ...
+
+    def listen(self) -> AbstractAsyncContextManager[AsyncIterator[Hint]]:
+        """Hints from now on, this process's own included (a reader compares versions).
+
+        A slow reader loses the older of two hints for one task, never the newest.
+        """
+        ...
+
+
+NEVER_SEEN = datetime.min.replace(tzinfo=UTC)
+"""Until when a holder is believed alive of which only a task is known: no longer."""

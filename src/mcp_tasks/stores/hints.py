@@ -1,0 +1,90 @@
+"""Hints inside one process: what every notifier hands to its listeners.
+
+A listener holds at most one hint per task, the newest. A slow reader therefore costs as much memory as it
+has tasks to look at, and never more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from contextlib import asynccontextmanager, contextmanager
+
+import anyio
+
+from mcp_tasks.stores.base import Hint
+
+
+class HintFan:
+    """Gives each hint to everyone who listens in this process."""
+
+    def __init__(self) -> None:
+        self._inboxes: set[Inbox] = set()
+
+    @property
+    def has_listeners(self) -> bool:
+        """Whether anybody would hear a hint."""
+        return bool(self._inboxes)
+
+    def put(self, hint: Hint) -> None:
+        """Hand on one hint. Call from the event loop's thread."""
+        for inbox in self._inboxes:
+            inbox.put(hint)
+
+    @contextmanager
+    def listen(self) -> Generator[Inbox]:
+        """Hints from now on."""
+        inbox = Inbox()
+        self._inboxes.add(inbox)
+        try:
+            yield inbox
+        finally:
+            self._inboxes.discard(inbox)
+
+
+class LocalNotifier:
+    """A notifier for a store that only one process can have."""
+
+    def __init__(self) -> None:
+        self._fan = HintFan()
+
+    async def publish(self, hint: Hint) -> None:
+        """Tell the listeners of this process."""
+        self._fan.put(hint)
+
+    @asynccontextmanager
+    async def listen(self) -> AsyncGenerator[AsyncIterator[Hint]]:
+        """Hints from now on."""
+        with self._fan.listen() as hints:
+            yield hints
+
+
+class Inbox:
+    """The newest unread hint of each task, in the order they first came."""
+
+    def __init__(self) -> None:
+        self._unread: dict[str, Hint] = {}
+        self._arrived = anyio.Event()
+
+    def put(self, hint: Hint) -> None:
+        """Add a hint, unless a newer one of the same task waits."""
+        known = self._unread.get(hint.task_id)
+        if known is None or known.version < hint.version:
+            self._unread[hint.task_id] = hint
+        self._arrived.set()
+
+    def pop(self) -> Hint | None:
+        """The next hint, or None if none waits."""
+        return self._unread.pop(next(iter(self._unread))) if self._unread else None
+
+    async def wait(self) -> None:
+        """Return when a hint is there."""
+        while not self._unread:
+            self._arrived = anyio.Event()
+            await self._arrived.wait()
+
+    def __aiter__(self) -> AsyncIterator[Hint]:
+        return self
+
+    async def __anext__(self) -> Hint:
+        await self.wait()
+        return self._unread.pop(next(iter(self._unread)))
