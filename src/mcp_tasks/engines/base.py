@@ -1,0 +1,51 @@
+"""The seam behind which work is carried to where it runs.
+
+An engine is handed ids and starts `execute` for each, in this process or another. It may do so twice: a run
+begins by taking the task with a compare-and-swap, and the second one finds it taken. It knows nothing of
+records, statuses or tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Protocol, TypeAlias
+
+
+class Slot(Protocol):
+    """The right to use the worker. A run that only waits gives it back meanwhile."""
+
+    def release(self) -> None:
+        """Let another run have it. Releasing twice does nothing."""
+        ...
+
+    async def acquire(self) -> None:
+        """Have it back; waits for its turn, before runs that have not begun."""
+        ...
+
+
+Execute: TypeAlias = Callable[[str, Slot], Awaitable[None]]
+"""Runs one task by its id. It never raises: what goes wrong in a run is that task's outcome."""
+
+
+class Engine(Protocol):
+    """Carries task ids to a worker."""
+
+    async def start(self, execute: Execute) -> None:
+        """Begin to hand submitted ids to `execute`."""
+        ...
+
+    async def submit(self, task_id: str) -> None:
+        """Have the task run, once there is room. Submitting one that is queued or running does nothing."""
+        ...
+
+    async def drain(self, timeout: timedelta) -> None:
+        """Start nothing more, and give what runs up to `timeout` to end. What is left then keeps running."""
+        ...
+
+    async def stop(self, timeout: timedelta) -> None:
+        """Wait up to `timeout` for what was told to stop, and let go of everything. Safe twice, and before `start`.
+
+        A thread that does not look whether it should stop cannot be made to; it is left behind.
+        """
+        ...

@@ -1,0 +1,66 @@
+"""Who this process is, and whether another one that wrote its name into the store is still there.
+
+A name says where to look: machine boot, process id space, process id and start time. On the same boot and in
+the same id space a dead process is known to be dead at once, which is what makes a restart after a crash
+quick. Anywhere else the answer is "cannot tell", and the lease decides.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+
+def new_holder() -> str:
+    """A name for this process, unique to this call."""
+    return "/".join((_place(), str(os.getpid()), _start_time(os.getpid()) or "?", secrets.token_hex(4)))
+
+
+def is_gone(holder: str) -> bool:
+    """Whether the process of that name is known to have ended. False when that cannot be told."""
+    place, _, rest = holder.partition("/")
+    pid, _, rest = rest.partition("/")
+    started, _, _ = rest.partition("/")
+    if place != _place() or not pid.isdecimal():
+        return False
+    if int(pid) == os.getpid():
+        # A name of our own process that is not ours: an earlier runtime in this process, still running or
+        # stopped in order. Only a start time that differs says that the id was used again.
+        return started not in ("?", _start_time(os.getpid()))
+    return not _is_running(int(pid), started)
+
+
+def _is_running(pid: int, started: str) -> bool:
+    if os.name == "nt":
+        # There `os.kill` with 0 is not a question but an interrupt.
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError, OSError):
+        return True
+    now = _start_time(pid)
+    return started == "?" or now is None or now == started
+
+
+def _place() -> str:
+    """What makes a process id meaningful: this boot of this machine, and this container's id space."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}:{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        # No /proc: a machine name is the best there is, and ids are taken at their word.
+        return os.uname().nodename.replace("/", "-") if hasattr(os, "uname") else "this-machine"
+
+
+def _start_time(pid: int) -> str | None:
+    """When the process started, in the kernel's ticks; "dead" for one that only waits to be reaped."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # The name in parentheses may hold anything, so count from the last one.
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return "dead" if fields[0] in (b"Z", b"X") else fields[19].decode()

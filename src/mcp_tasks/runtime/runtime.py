@@ -1,0 +1,288 @@
+"""`TaskRuntime`: machine, store and engine put together.
+
+Every change of a task goes through `change`: read, decide with the machine, save if nobody was first, and
+otherwise again. What is decided is in `core`; what is kept, in the store; who runs it, in the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+import anyio
+
+from mcp_tasks.core.events import Event, InputAnswered, RunStarted, TaskCancelled
+from mcp_tasks.core.journal import JournalEntry
+from mcp_tasks.core.json import JsonObject, JsonValue
+from mcp_tasks.core.machine import apply
+from mcp_tasks.core.pacing import is_expired
+from mcp_tasks.core.record import TaskRecord, TaskRequest
+from mcp_tasks.engines.base import Engine, Slot
+from mcp_tasks.errors import StoreError, TransitionRefused, UnknownTask, VersionConflict
+from mcp_tasks.runtime.holder import new_holder
+from mcp_tasks.runtime.janitor import Janitor
+from mcp_tasks.runtime.policy import Settings, ToolPolicy
+from mcp_tasks.runtime.replay import Replay
+from mcp_tasks.runtime.run import Body, Run
+from mcp_tasks.stores.base import Hint, Store
+from mcp_tasks.stores.hints import HintFan
+
+logger = logging.getLogger(__name__)
+
+MAX_ID_LENGTH = 256
+"""Longer than any id of ours; a longer one names no task, and need not be looked up to know that."""
+
+
+def new_task_id() -> str:
+    """An id nobody can guess: 160 bits, where SEP-2663 asks for enough that ids cannot be enumerated."""
+    return f"task_{secrets.token_urlsafe(20)}"
+
+
+class TaskRuntime:
+    """Creates, runs, shows and ends tasks.
+
+    Args:
+        body: Runs the tool of a record.
+        policy: How runs of a tool are treated, by the tool's name.
+        describe: An exception as the JSON-RPC error a client sees.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        engine: Engine,
+        body: Body,
+        policy: Callable[[str], Awaitable[ToolPolicy]],
+        describe: Callable[[Exception], JsonObject],
+        clock: Callable[[], datetime],
+        settings: Settings | None = None,
+        new_id: Callable[[], str] = new_task_id,
+    ) -> None:
+        self.store = store
+        self.engine = engine
+        self.settings = settings or Settings()
+        self.policy = policy
+        self.holder = new_holder()
+        self.janitor = Janitor(self)
+        self.describe = describe
+        self.now = clock
+        self._body = body
+        self._new_id = new_id
+        self._runs: dict[str, Run] = {}
+        self._changes = HintFan()
+        self._services: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Open the store, begin to run tools, and pick up what an earlier process left.
+
+        Raises:
+            StoreError: The store cannot be used; the message says why.
+        """
+        await self.store.open()
+        try:
+            await self.janitor.beat()
+            await self.engine.start(self.execute)
+            await self.janitor.sweep()
+        except BaseException:
+            await self.stop()
+            raise
+        self._services = [
+            asyncio.create_task(service(), name=f"mcp-tasks-{name}")
+            for name, service in (
+                ("janitor", self.janitor.keep_sweeping),
+                ("heartbeat", self.janitor.keep_beating),
+                ("hints", self._follow_hints),
+            )
+        ]
+
+    async def stop(self) -> None:
+        """Start nothing more, give running tools their time, hand over the rest, and close. Safe twice."""
+        try:
+            await self.engine.drain(self.settings.drain)
+        finally:
+            # Reached by the time limit as well as by whoever loses patience and cancels the shutdown.
+            with anyio.CancelScope(shield=True):
+                await self._hand_over()
+
+    async def create(
+        self,
+        request: TaskRequest,
+        *,
+        owner: str | None,
+        ttl: timedelta | None,
+        poll_interval: timedelta | None = None,
+    ) -> TaskRecord:
+        """A new task, durable on return. Call `submit` to have it run."""
+        now = self.now()
+        record = TaskRecord(
+            id=self._new_id(),
+            owner=owner,
+            request=request,
+            created_at=now,
+            updated_at=now,
+            ttl=ttl,
+            poll_interval=poll_interval,
+        )
+        await self.store.create(record)
+        return record
+
+    async def submit(self, task_id: str) -> None:
+        """Have the task run, here or elsewhere, when there is room."""
+        await self.engine.submit(task_id)
+
+    async def get(self, task_id: str, *, owner: str | None) -> TaskRecord:
+        """The task as it is now, for its owner.
+
+        Raises:
+            UnknownTask: There is no such task for this owner.
+        """
+        record = await self.store.get(task_id) if len(task_id) <= MAX_ID_LENGTH else None
+        if record is None or record.owner != owner or is_expired(record, self.now()):
+            raise UnknownTask(task_id)
+        return record
+
+    async def answer(self, record: TaskRecord, responses: Mapping[str, JsonValue]) -> TaskRecord:
+        """Write down the answers to open questions; other keys are ignored. Wakes the run that asked."""
+        event = InputAnswered(keys=frozenset(responses))
+        while True:
+            entries = [
+                JournalEntry(kind="answer", key=key, value=responses[key])
+                for key in sorted(record.inputs.answerable(event.keys))
+            ]
+            try:
+                changed = await self._swap(record, (event,), entries)
+            except VersionConflict:
+                record = await self._reload(record.id)
+                continue
+            if changed.is_queued(self.now()):
+                await self.submit(changed.id)
+            return changed
+
+    async def cancel(self, record: TaskRecord, reason: str) -> TaskRecord:
+        """End the task as cancelled, and stop its run. A finished task stays as it is."""
+        return await self.change(record, TaskCancelled(reason=reason))
+
+    async def discard(self, record: TaskRecord) -> None:
+        """Forget a finished task that nobody was told of."""
+        try:
+            await self.store.delete(record.id, expected=record.version)
+        except StoreError as exc:
+            # It will expire like any other.
+            logger.debug("task %s is not removed yet: %s", record.id, exc)
+
+    async def wait_until_final(self, task_id: str, timeout: timedelta) -> TaskRecord | None:
+        """The task once it has ended, or None if it has not within `timeout`."""
+        with self._changes.listen() as hints, anyio.move_on_after(timeout.total_seconds()):
+            record = await self.store.get(task_id)
+            while record is not None and not record.is_final:
+                async for hint in hints:
+                    if hint.task_id == task_id:
+                        break
+                record = await self.store.get(task_id)
+            return record
+        return None
+
+    async def change(self, record: TaskRecord, *events: Event, entries: Sequence[JournalEntry] = ()) -> TaskRecord:
+        """Apply events to the task, starting from `record` and trying again when somebody else was first.
+
+        Raises:
+            TransitionRefused: The events do not fit the task as it is by now.
+            UnknownTask: The task is gone.
+        """
+        while True:
+            try:
+                return await self._swap(record, events, entries)
+            except VersionConflict:
+                record = await self._reload(record.id)
+
+    async def journal(self, task_id: str) -> Sequence[JournalEntry]:
+        """The task's journal."""
+        return await self.store.journal(task_id)
+
+    async def execute(self, task_id: str, slot: Slot) -> None:
+        """Run the task if it is there to be run. What an engine calls; it raises nothing."""
+        try:
+            run = await self._take(task_id, slot)
+            if run is None:
+                return
+            self._runs[task_id] = run
+            try:
+                await run.execute(self._body)
+            finally:
+                del self._runs[task_id]
+        except Exception:
+            # The record is as it was, or says who has it; the janitor will come by.
+            logger.exception("task %s could not be run now", task_id)
+
+    async def _take(self, task_id: str, slot: Slot) -> Run | None:
+        """Take the task by compare-and-swap. Whoever comes second finds it taken, and that is all."""
+        record = await self.store.get(task_id)
+        if record is None or not record.is_queued(self.now()):
+            return None
+        try:
+            taken = await self._swap(record, (RunStarted(holder=self.holder),), ())
+        except (VersionConflict, TransitionRefused):
+            return None
+        replay = Replay(await self.store.journal(task_id) if taken.attempt > 1 else ())
+        policy = await self.policy(taken.request.name)
+        return Run(taken, host=self, slot=slot, policy=policy, replay=replay)
+
+    async def _swap(self, record: TaskRecord, events: Sequence[Event], entries: Sequence[JournalEntry]) -> TaskRecord:
+        now = self.now()
+        changed = record
+        for event in events:
+            changed = apply(changed, event, now)
+        if changed is not record:
+            await self.store.save(changed, expected=record.version, entries=entries)
+            await self._announce(changed)
+        return changed
+
+    async def _reload(self, task_id: str) -> TaskRecord:
+        record = await self.store.get(task_id)
+        if record is None:
+            raise UnknownTask(task_id)
+        return record
+
+    async def _announce(self, record: TaskRecord) -> None:
+        run = self._runs.get(record.id)
+        if run is not None:
+            run.reconcile(record)
+        hint = Hint(record.id, record.version)
+        self._changes.put(hint)
+        await self.store.notifier().publish(hint)
+
+    async def _follow_hints(self) -> None:
+        """Tell the runs of this process what others wrote about their tasks."""
+        async with self.store.notifier().listen() as hints:
+            async for hint in hints:
+                run = self._runs.get(hint.task_id)
+                if run is None or hint.version <= run.record.version:
+                    continue
+                try:
+                    run.reconcile(await self._reload(hint.task_id))
+                except UnknownTask:
+                    run.stop()
+                except StoreError as exc:
+                    logger.warning("could not look at task %s: %s", hint.task_id, exc)
+
+    async def _hand_over(self) -> None:
+        for service in self._services:
+            service.cancel()
+        self._services = []
+        for run in list(self._runs.values()):
+            try:
+                await run.interrupt()
+            except StoreError as exc:
+                # Its lease runs out, and the next process finds it.
+                logger.warning("task %s could not be handed over: %s", run.record.id, exc)
+        try:
+            await self.engine.stop(self.settings.stop)
+            await self.store.retire(self.holder)
+        except StoreError as exc:
+            logger.warning("could not sign off from the store: %s", exc)
+        finally:
+            await self.store.close()

@@ -1,0 +1,21 @@
+"""SEP-2663 shapes: the only place with milliseconds, ISO text and camelCase. It decides nothing."""
+
+from mcp_tasks.wire.models import (
+    EXTENSION_ID,
+    PROGRESS_META_KEY,
+    CancelTaskParams,
+    GetTaskParams,
+    UpdateTaskParams,
+)
+from mcp_tasks.wire.render import ACK, render_created, render_task
+
+__all__ = [
+    "ACK",
+    "EXTENSION_ID",
+    "PROGRESS_META_KEY",
+    "CancelTaskParams",
+    "GetTaskParams",
+    "UpdateTaskParams",
+    "render_created",
+    "render_task",
+]

@@ -1,0 +1,45 @@
+"""Params of the tasks methods, and the names this extension reserves.
+
+Results are rendered as plain dicts (see `render`): the SDK drops nulls from models, and a null `ttlMs` must
+reach the wire.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from mcp_types import RequestParams
+from pydantic import ConfigDict, Field
+
+EXTENSION_ID: Final = "io.modelcontextprotocol/tasks"
+"""SEP-2663, "Extension Identifier"."""
+
+PROGRESS_META_KEY: Final = "mcp-tasks/progress"
+"""Where the numbers behind a progress message are, in `_meta` of a task. Ours, not the extension's."""
+
+
+class TaskParams(RequestParams):
+    """What every tasks method takes: which task."""
+
+    # Lax mode would take 7 for "7"; the schema says string.
+    model_config = ConfigDict(strict=True)
+
+    task_id: str = Field(alias="taskId")
+
+
+class GetTaskParams(TaskParams):
+    """Params of `tasks/get`."""
+
+
+class CancelTaskParams(TaskParams):
+    """Params of `tasks/cancel`."""
+
+
+class UpdateTaskParams(TaskParams):
+    """Params of `tasks/update`.
+
+    The answers are not typed further here: SEP-2663 has us ignore keys that are not outstanding, whatever
+    their values look like, so only the question can say what its answer must be.
+    """
+
+    input_responses: dict[str, Any] = Field(alias="inputResponses")

@@ -1,0 +1,90 @@
+"""Record to wire, for the 2026-07-28 dialect.
+
+What real clients refuse, and so what holds for everything rendered here: `ttlMs` is always there, null
+included; milliseconds are integers; instants carry `Z`; whatever is unset is left out, never null.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import Any, Final
+
+from mcp_tasks.core.pacing import lifetime, poll_interval
+from mcp_tasks.core.record import Progress, TaskRecord
+from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.wire.models import PROGRESS_META_KEY
+
+ACK: Final = MappingProxyType({"resultType": "complete"})
+"""The acknowledgement of `tasks/update` and `tasks/cancel`: exactly this, with no task fields."""
+
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+def render_created(record: TaskRecord, now: datetime) -> dict[str, Any]:
+    """`CreateTaskResult`: the seed state of the task, flat, with nothing of its outcome."""
+    return {"resultType": "task", **_task(record, now)}
+
+
+def render_task(record: TaskRecord, now: datetime) -> dict[str, Any]:
+    """`GetTaskResult`: the task with what its status inlines."""
+    return {"resultType": "complete", **render_detailed(record, now)}
+
+
+def render_detailed(record: TaskRecord, now: datetime) -> dict[str, Any]:
+    """`DetailedTask`, as it stands in a result and in a notification."""
+    task = _task(record, now)
+    if record.progress is not None:
+        task["_meta"] = {PROGRESS_META_KEY: _progress(record.progress)}
+    if record.status is TaskStatus.INPUT_REQUIRED:
+        # MUST contain all outstanding requests.
+        task["inputRequests"] = {
+            key: {"method": ask.method, "params": dict(ask.params)} for key, ask in record.inputs.outstanding.items()
+        }
+    elif record.status is TaskStatus.COMPLETED:
+        task["result"] = record.result
+    elif record.status is TaskStatus.FAILED:
+        task["error"] = record.error
+    return task
+
+
+def timestamp(instant: datetime) -> str:
+    """ISO 8601 in UTC with milliseconds, the precision of the other times on the wire."""
+    return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def milliseconds(duration: timedelta) -> int:
+    """Whole milliseconds, rounded up: a promise of time is not shortened, and a wait is never zero."""
+    return -(-duration // _MILLISECOND)
+
+
+def _task(record: TaskRecord, now: datetime) -> dict[str, Any]:
+    kept = lifetime(record, now)
+    task: dict[str, Any] = {
+        "taskId": record.id,
+        "status": record.status.value,
+        "createdAt": timestamp(record.created_at),
+        "lastUpdatedAt": timestamp(record.updated_at),
+        "ttlMs": None if kept is None else milliseconds(kept),
+        "pollIntervalMs": milliseconds(poll_interval(record, now)),
+    }
+    message = _status_message(record)
+    if message is not None:
+        task["statusMessage"] = message
+    return task
+
+
+def _status_message(record: TaskRecord) -> str | None:
+    if record.status_message is not None or record.progress is None or record.is_final:
+        return record.status_message
+    progress = record.progress
+    if progress.message is not None:
+        return progress.message
+    return f"{progress.progress:g}" if progress.total is None else f"{progress.progress:g} of {progress.total:g}"
+
+
+def _progress(progress: Progress) -> dict[str, float]:
+    numbers = {"progress": progress.progress}
+    if progress.total is not None:
+        numbers["total"] = progress.total
+    return numbers
