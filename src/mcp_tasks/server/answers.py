@@ -1,0 +1,55 @@
+"""Whether an answer fits its question, checked before it is written down for good.
+
+Only answers to open questions are looked at: SEP-2663 has the others ignored, whatever they look like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+from mcp.shared.exceptions import MCPError
+from mcp_types import INVALID_PARAMS
+from mcp_types import methods as mcp_methods
+from pydantic import ValidationError
+
+from mcp_tasks.core import InputRequest, TaskRecord
+
+
+def check_answers(record: TaskRecord, responses: Mapping[str, Any]) -> None:
+    """Refuse an update in which an answer does not fit its question; the question then stays open.
+
+    Raises:
+        MCPError: -32602, naming the key and what is wrong with its answer.
+    """
+    for key in sorted(record.inputs.answerable(responses)):
+        problem = _problem(record.inputs.outstanding[key], responses[key], record.request.protocol_version)
+        if problem is not None:
+            raise MCPError(code=INVALID_PARAMS, message=f"The answer to {key!r} does not fit: {problem}")
+
+
+def _problem(request: InputRequest, answer: Any, version: str) -> str | None:
+    try:
+        mcp_methods.validate_client_result(request.method, version, answer)
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
+    except KeyError:
+        pass
+    if request.method == "elicitation/create" and answer.get("action") == "accept":
+        return _form_problem(request.params, answer.get("content"))
+    return None
+
+
+def _form_problem(params: Mapping[str, Any], content: Any) -> str | None:
+    schema = params.get("requestedSchema")
+    if schema is None:
+        return None
+    try:
+        error = next(Draft202012Validator(schema).iter_errors(content if content is not None else {}), None)
+    except SchemaError:
+        # The tool's own mistake; the client cannot answer it any better.
+        return None
+    return None if error is None else f"{error.json_path}: {error.message}"

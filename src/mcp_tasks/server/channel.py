@@ -1,0 +1,104 @@
+"""The client as a tool in a task sees it: the shape of `mcp.shared.dispatcher.DispatchContext`.
+
+A tool talks to its client through the SDK's session, and the session through a channel. In a task the client
+is not there; what the tool sends becomes part of the task: progress its progress, a request a question.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+from mcp.shared.dispatcher import CallOptions
+from mcp.shared.exceptions import MCPError, NoBackChannelError
+from mcp.shared.message import MessageMetadata
+from mcp.shared.transport_context import TransportContext
+from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY, RequestId
+
+from mcp_tasks.core import InputRequest, JsonObject, Progress
+from mcp_tasks.runtime import Run
+
+logger = logging.getLogger(__name__)
+
+_NEEDED = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}
+"""The requests a task may make of its client, and the capability that says the client takes them."""
+
+
+class TaskChannel:
+    """What a tool sends to its client, taken into its task."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._transport = TransportContext(kind="task", can_send_request=True)
+
+    @property
+    def transport(self) -> TransportContext:
+        """There is no transport: the request has been answered long ago."""
+        return self._transport
+
+    @property
+    def can_send_request(self) -> bool:
+        """Requests become questions, so they can always be sent."""
+        return True
+
+    @property
+    def request_id(self) -> RequestId | None:
+        """The task stands in for the request."""
+        return self._run.record.id
+
+    @property
+    def message_metadata(self) -> MessageMetadata:
+        """Nothing of the original message is kept."""
+        return None
+
+    @property
+    def cancel_requested(self) -> anyio.Event:
+        """Cancellation reaches the body itself; nobody waits for this."""
+        return anyio.Event()
+
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> dict[str, Any]:
+        """Put a question to the client and wait for its answer."""
+        if method not in _NEEDED:
+            raise NoBackChannelError(method)
+        require_capability(method, params or {}, self._run.record.request.client_capabilities)
+        return dict(await self._run.ask(InputRequest(method=method, params=dict(params or {}))))
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
+        """Drop it: SEP-2663 has no log or progress notifications for tasks."""
+        logger.debug("dropped %s: not sent for a task", method)
+
+    async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        """Make it the task's progress. Numbers that JSON cannot hold say nothing about progress either."""
+        if not math.isfinite(progress):
+            return
+        known_total = total if total is not None and math.isfinite(total) else None
+        await self._run.report(Progress(progress=progress, total=known_total, message=message))
+
+
+def require_capability(method: str, params: Mapping[str, Any], declared: JsonObject) -> None:
+    """Refuse a question of a kind that the client did not declare on its request.
+
+    Raises:
+        MCPError: -32021, with the capability that was missing.
+    """
+    name = _NEEDED[method]
+    capability = declared.get(name)
+    required: dict[str, Any] = {name: {}}
+    if name == "elicitation" and isinstance(capability, Mapping):
+        mode = params.get("mode", "form")
+        required = {name: {mode: {}}}
+        # An empty object stands for form mode, which came first.
+        if mode in capability or (mode == "form" and "url" not in capability):
+            return
+    elif capability is not None:
+        return
+    raise MCPError(
+        code=MISSING_REQUIRED_CLIENT_CAPABILITY,
+        message=f"The client did not declare the {name} capability that {method} needs",
+        data={"requiredCapabilities": required},
+    )

@@ -1,0 +1,65 @@
+"""What an author says of one tool: `@tasks.task(...)`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, Literal, TypeAlias
+
+from mcp_types import ToolAnnotations
+
+from mcp_tasks.runtime import ToolPolicy
+
+TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
+"""Whether calls of a tool become tasks: never; for clients that declare the extension; always, or not at all."""
+
+Recover: TypeAlias = Literal["rerun", "fail"]
+"""What happens to a task whose process died: the tool is started again, or the task ends as interrupted."""
+
+
+class Unset:
+    """The author said nothing; None means something else."""
+
+
+UNSET: Final = Unset()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskOptions:
+    """How calls of one tool become tasks.
+
+    Attributes:
+        recover: What the author said; None leaves it to the tool's `readOnlyHint` and `idempotentHint`.
+    """
+
+    mode: TaskMode = "optional"
+    ttl: timedelta | Unset | None = UNSET
+    recover: Recover | None = None
+    max_runtime: timedelta | None = None
+    poll_interval: timedelta | None = None
+    grace: timedelta | None = None
+    hold: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("forbidden", "optional", "required"):
+            raise ValueError(f"mode must be 'forbidden', 'optional' or 'required', got {self.mode!r}")
+        if self.recover not in (None, "rerun", "fail"):
+            raise ValueError(f"recover must be 'rerun' or 'fail', got {self.recover!r}")
+        for name in ("ttl", "max_runtime", "poll_interval"):
+            _check_positive(name, getattr(self, name))
+
+    def policy(self, annotations: ToolAnnotations | None) -> ToolPolicy:
+        """How runs of the tool are treated, given what it says of itself."""
+        rerun = self.recover == "rerun" or (self.recover is None and _is_repeatable(annotations))
+        if self.hold is None:
+            return ToolPolicy(rerun=rerun, max_runtime=self.max_runtime)
+        return ToolPolicy(rerun=rerun, max_runtime=self.max_runtime, hold=self.hold)
+
+
+def _is_repeatable(annotations: ToolAnnotations | None) -> bool:
+    return annotations is not None and bool(annotations.read_only_hint or annotations.idempotent_hint)
+
+
+def _check_positive(name: str, value: object) -> None:
+    if isinstance(value, timedelta) and value <= timedelta(0):
+        raise ValueError(f"{name} must be a positive duration, got {value}")

@@ -1,0 +1,49 @@
+"""Our exceptions as JSON-RPC errors: the only place that knows their codes.
+
+What is no exception of ours is a defect here or in a tool; its text may hold anything and stays on the server.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, ErrorData
+
+from mcp_tasks.core.json import JsonObject
+from mcp_tasks.errors import ReplayMismatch, RunStopped, StoreError, StoreUnavailable, TasksError, UnknownTask
+
+_STORE_UNAVAILABLE = "The task store cannot take the request now; try again later"
+
+
+def to_error_data(exc: Exception) -> ErrorData:
+    """The JSON-RPC error that a client sees for `exc`."""
+    match exc:
+        case MCPError():
+            return exc.error
+        case UnknownTask():
+            # SEP-2663: -32602 for an invalid or nonexistent id. Unknown, expired and another's are one case.
+            return ErrorData(code=INVALID_PARAMS, message=str(exc))
+        case RunStopped():
+            return ErrorData(code=INTERNAL_ERROR, message=str(exc), data={"reason": exc.reason})
+        case ReplayMismatch():
+            return ErrorData(code=INTERNAL_ERROR, message=str(exc), data={"reason": "replay"})
+        case StoreUnavailable():
+            return ErrorData(code=INTERNAL_ERROR, message=_STORE_UNAVAILABLE)
+        case StoreError():
+            return ErrorData(code=INTERNAL_ERROR, message="The task store failed")
+        case TasksError():
+            return ErrorData(code=INTERNAL_ERROR, message=str(exc))
+        case _:
+            return ErrorData(code=INTERNAL_ERROR, message="Internal server error")
+
+
+def to_mcp_error(exc: Exception) -> MCPError:
+    """The exception that the SDK turns into that error."""
+    return exc if isinstance(exc, MCPError) else MCPError.from_error_data(to_error_data(exc))
+
+
+def describe(exc: Exception) -> JsonObject:
+    """The error as a plain object, for a failed task."""
+    error: dict[str, Any] = to_error_data(exc).model_dump(by_alias=True, mode="json", exclude_none=True)
+    return error

@@ -1,0 +1,185 @@
+"""The life of tasks in a server: started with it, stopped with it.
+
+The SDK enters a server's lifespan once per HTTP app, once per stdio run, and once per in-memory client. So starts
+are counted: the first one starts the runtime, the last one stops it, and those between share it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import datetime
+from typing import Any, TypeVar
+
+from mcp.server import MCPServer, Server
+from mcp_types import ToolAnnotations
+
+from mcp_tasks.engines import Engine, LocalEngine
+from mcp_tasks.engines.local import DEFAULT_CONCURRENCY
+from mcp_tasks.errors import UsageError, WiringError
+from mcp_tasks.runtime import Settings, TaskRuntime, ToolPolicy
+from mcp_tasks.server.body import MCPServerHost, ToolBody, ToolHost
+from mcp_tasks.server.options import TaskOptions
+from mcp_tasks.server.rpc_errors import describe
+from mcp_tasks.stores import Store
+from mcp_tasks.stores.url import default_store, store_from_url
+
+logger = logging.getLogger(__name__)
+
+StateT = TypeVar("StateT")
+
+_STORE_VERBS = ("create", "get", "save", "delete", "journal", "list", "queued", "held", "expired", "notifier")
+
+
+class TaskService:
+    """One server's runtime, and who uses it now."""
+
+    def __init__(
+        self,
+        *,
+        store: Store | str | None,
+        engine: Engine | None,
+        concurrency: int | None,
+        clock: Callable[[], datetime],
+        settings: Settings | None,
+        options: Mapping[str, TaskOptions],
+    ) -> None:
+        if engine is not None and concurrency is not None:
+            raise UsageError("concurrency is for the local engine; give it to the engine you pass instead")
+        self.extension_given = False
+        self._store = _as_store(store)
+        self._engine = engine or LocalEngine(concurrency or DEFAULT_CONCURRENCY)
+        self._clock = clock
+        self._settings = settings
+        self._options = options
+        self._runtime: TaskRuntime | None = None
+        self._host: ToolHost | None = None
+        self._server_name = ""
+        self._annotations: dict[str, ToolAnnotations | None] = {}
+        self._states: list[Any] = []
+        self._turn: asyncio.Lock | None = None
+
+    def runtime(self) -> TaskRuntime:
+        """The running runtime.
+
+        Raises:
+            WiringError: The server answers requests, but its lifespan was never entered.
+        """
+        if self._runtime is None:
+            raise WiringError("tasks are not running: the server was not started with lifespan=tasks.lifespan")
+        return self._runtime
+
+    @asynccontextmanager
+    async def lifespan(self, server: MCPServer[Any]) -> AsyncGenerator[dict[str, Any]]:
+        """Run tasks for a server that has no lifespan of its own."""
+        async with self._running(server.name, MCPServerHost(server), {}):
+            yield {}
+
+    def around(
+        self, lifespan: Callable[[MCPServer[StateT]], AbstractAsyncContextManager[StateT]]
+    ) -> Callable[[MCPServer[StateT]], AbstractAsyncContextManager[StateT]]:
+        """Run tasks inside a lifespan: its state is there before the first tool runs and until the last one ended."""
+
+        @asynccontextmanager
+        async def wrapped(server: MCPServer[StateT]) -> AsyncGenerator[StateT]:
+            async with lifespan(server) as state, self._running(server.name, MCPServerHost(server), state):
+                yield state
+
+        return wrapped
+
+    def around_lowlevel(
+        self, lifespan: Callable[[Server[Any]], AbstractAsyncContextManager[Any]], host: ToolHost
+    ) -> Callable[[Server[Any]], AbstractAsyncContextManager[Any]]:
+        """The same for a low-level server."""
+
+        @asynccontextmanager
+        async def wrapped(server: Server[Any]) -> AsyncGenerator[Any]:
+            async with lifespan(server) as state, self._running(server.name, host, state):
+                yield state
+
+        return wrapped
+
+    @asynccontextmanager
+    async def _running(self, server_name: str, host: ToolHost, state: Any) -> AsyncGenerator[None]:
+        await self._enter(server_name, host, state)
+        try:
+            yield
+        finally:
+            await self._leave(state)
+
+    async def _enter(self, server_name: str, host: ToolHost, state: Any) -> None:
+        if not self.extension_given:
+            raise WiringError(
+                "tasks are wired with two arguments and one is missing: "
+                "MCPServer(..., extensions=[tasks], lifespan=tasks.lifespan)"
+            )
+        if self._turn is None:
+            self._turn = asyncio.Lock()
+        async with self._turn:
+            if self._states and self._server_name != server_name:
+                raise WiringError(f"this Tasks object already serves {self._server_name!r}; make one for each server")
+            self._states.append(state)
+            if self._runtime is None:
+                try:
+                    await self._start(server_name, host)
+                except BaseException:
+                    self._states.remove(state)
+                    raise
+
+    async def _start(self, server_name: str, host: ToolHost) -> None:
+        self._host = host
+        self._server_name = server_name
+        self._annotations = await host.annotations()
+        self._check_marked(host)
+        runtime = TaskRuntime(
+            store=self._store or default_store(server_name),
+            engine=self._engine,
+            body=ToolBody(host, lambda: self._states[-1]),
+            policy=self._policy,
+            describe=describe,
+            clock=self._clock,
+            settings=self._settings,
+        )
+        await runtime.start()
+        self._store = runtime.store
+        self._runtime = runtime
+        logger.info("tasks of %r are kept in %s", server_name, self._store)
+
+    async def _leave(self, state: Any) -> None:
+        # By identity: two clients of a server may have equal states, and each must take its own away.
+        place = next(index for index, known in enumerate(self._states) if known is state)
+        if len(self._states) == 1 and self._runtime is not None:
+            # The state goes last: tools that are still running have it until they have ended.
+            runtime, self._runtime, self._turn = self._runtime, None, None
+            try:
+                await runtime.stop()
+            finally:
+                self._states.pop(place)
+        else:
+            self._states.pop(place)
+
+    def _check_marked(self, host: ToolHost) -> None:
+        if not isinstance(host, MCPServerHost):
+            return
+        if missing := sorted(self._options.keys() - self._annotations.keys()):
+            raise WiringError(
+                f"@tasks.task() marks {', '.join(map(repr, missing))}, but the server has no tool of that name. "
+                "Put @server.tool() above @tasks.task(); if the tool is registered under another name, say "
+                "@tasks.task(name=...)."
+            )
+
+    async def _policy(self, tool: str) -> ToolPolicy:
+        if tool not in self._annotations and self._host is not None:
+            # Added while the server runs.
+            self._annotations = await self._host.annotations()
+        return self._options.get(tool, TaskOptions()).policy(self._annotations.get(tool))
+
+
+def _as_store(store: Store | str | None) -> Store | None:
+    if store is None or not isinstance(store, str):
+        if missing := [verb for verb in _STORE_VERBS if store is not None and not hasattr(store, verb)]:
+            raise UsageError(f"{store!r} is no task store: it lacks {', '.join(missing)} (see mcp_tasks.stores.Store)")
+        return store
+    return store_from_url(store)
