@@ -1,0 +1,115 @@
+"""A server that offers all that the official server suite asks for, with tasks or without.
+
+    python -m tests.conformance.everything_server --port 3000 [--tasks --db FILE]
+
+The two variants are the same server, which is the point: what the suite finds in the plain one must not get
+worse when `Tasks` is wired in. With `--tasks` every tool is marked as one that may run as a task, so a client
+that never heard of the extension, in either era, meets nothing but marked tools and must not notice.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from mcp.server import MCPServer
+from mcp.server.context import ServerRequestContext
+from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
+from mcp_types import (
+    EmptyResult,
+    JSONRPCMessage,
+    SetLevelRequestParams,
+    SubscribeRequestParams,
+    UnsubscribeRequestParams,
+)
+
+from . import everything_input, everything_tools
+from .everything_prompts import add_prompts, add_resources
+
+Mark = Callable[[Callable[..., Any]], Callable[..., Any]]
+NAME = "everything"
+
+
+class MemoryEvents(EventStore):
+    """Remembers what went out on each stream, so that a dropped stream can be resumed."""
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+        self._events: list[tuple[int, str, JSONRPCMessage | None]] = []
+
+    async def store_event(self, stream_id: str, message: JSONRPCMessage | None) -> str:
+        number = next(self._numbers)
+        self._events.append((number, stream_id, message))
+        return str(number)
+
+    async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
+        last = int(last_event_id)
+        stream = next((stream for number, stream, _ in self._events if number == last), None)
+        for number, of, message in self._events:
+            if of == stream and number > last and message is not None:
+                await send_callback(EventMessage(message, str(number)))
+        return stream
+
+
+async def _accept(ctx: ServerRequestContext[Any, Any], params: object) -> EmptyResult:
+    return EmptyResult()
+
+
+def _add_legacy_methods(server: MCPServer[Any]) -> None:
+    """Serve the methods that 2026-07-28 removed and the suite still tries in the older era.
+
+    `MCPServer` has no public way to bind them, hence the private attribute.
+    """
+    lowlevel = server._lowlevel_server  # pyright: ignore[reportPrivateUsage]
+    lowlevel.add_request_handler("logging/setLevel", SetLevelRequestParams, _accept)
+    lowlevel.add_request_handler("resources/subscribe", SubscribeRequestParams, _accept)
+    lowlevel.add_request_handler("resources/unsubscribe", UnsubscribeRequestParams, _accept)
+
+
+def _unmarked(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return fn
+
+
+def _furnish(server: MCPServer[Any], mark: Mark) -> MCPServer[Any]:
+    for fn in (*everything_tools.TOOLS, *everything_input.TOOLS):
+        server.add_tool(mark(fn))
+    add_prompts(server)
+    add_resources(server)
+    _add_legacy_methods(server)
+    return server
+
+
+def plain_server() -> MCPServer[Any]:
+    """The server as the SDK alone serves it."""
+    tool = everything_tools.schema_tool(everything_tools.json_schema_2020_12_tool)
+    return _furnish(MCPServer(NAME, version="1", tools=[tool], log_level="WARNING"), _unmarked)
+
+
+def tasks_server(db: str) -> MCPServer[Any]:
+    """The same server with every tool marked as a task, stored in the SQLite file `db`."""
+    # Imported here: the plain variant is the measure, and must not depend on what it measures.
+    from mcp_tasks import Tasks
+
+    tasks = Tasks(f"sqlite:///{db}")
+    mark: Mark = tasks.task()
+    tool = everything_tools.schema_tool(mark(everything_tools.json_schema_2020_12_tool))
+    server = MCPServer(
+        NAME, version="1", tools=[tool], log_level="WARNING", extensions=[tasks], lifespan=tasks.lifespan
+    )
+    return _furnish(server, mark)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The conformance suite's everything server")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--tasks", action="store_true", help="wire Tasks in and mark every tool")
+    parser.add_argument("--db", default="everything.db", help="SQLite file of the tasks")
+    options = parser.parse_args()
+    server = tasks_server(options.db) if options.tasks else plain_server()
+    server.run("streamable-http", port=options.port, event_store=MemoryEvents(), retry_interval=100)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Runs the official conformance suite against our servers and says whether the result is good.
+
+    python -m tests.conformance.harness            # both parts
+    python -m tests.conformance.harness tasks      # the ten tasks-* scenarios against the fixture server
+    python -m tests.conformance.harness tasks --server "python my_server.py --port {port}"
+    python -m tests.conformance.harness tasks --scenario tasks-lifecycle
+    python -m tests.conformance.harness baseline   # the rest of the suite: with tasks nothing gets worse
+
+Exit code 0 means: no failure outside `expected_failures.json`, no entry in it that does not fail any more,
+and nothing that passes on the plain SDK server fails on the same server with tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from .serving import serving
+from .suite import CHECKOUT, HERE, Check, install, run_scenario, run_suite
+from .verdict import load_expected, problems, regressions, table
+
+EXPECTED_FAILURES = HERE / "expected_failures.json"
+REVISION = "2026-07-28"
+TASK_SCENARIOS = (
+    "tasks-lifecycle",
+    "tasks-capability-negotiation",
+    "tasks-wire-fields",
+    "tasks-request-state-removal",
+    "tasks-mrtr-input",
+    "tasks-request-headers",
+    "tasks-dispatch-and-envelope",
+    "tasks-status-notifications",
+    "tasks-required-task-error",
+    "tasks-mrtr-composition",
+)
+PYTHON = (sys.executable, "-m")
+FIXTURE_SERVER = (*PYTHON, "mcp_tasks.testing.fixture_server", "--port", "{port}", "--db", "{db}")
+PLAIN_SERVER = (*PYTHON, "tests.conformance.everything_server", "--port", "{port}")
+TASKS_SERVER = (*PLAIN_SERVER, "--tasks", "--db", "{db}")
+# Scenarios mostly sleep and poll, so more than there are cores; their limits leave room for the crowding.
+AT_ONCE = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a part of the harness found: a report to read, and one line per reason why it is not good."""
+
+    report: str
+    problems: list[str]
+
+
+def check_tasks(
+    server: Sequence[str] = FIXTURE_SERVER,
+    scenarios: Sequence[str] = TASK_SCENARIOS,
+    expected_failures: Path = EXPECTED_FAILURES,
+) -> Outcome:
+    """Run the tasks scenarios against `server` and judge them by the expected failures."""
+    expected = load_expected(expected_failures)
+    install()
+    with serving(server, cwd=CHECKOUT) as url, ThreadPoolExecutor(AT_ONCE) as pool:
+        runs = list(pool.map(partial(run_scenario, url), scenarios))
+    checks = [check for run in runs for check in run]
+    return Outcome(report=table(checks, expected), problems=problems(checks, expected))
+
+
+def _with_era(era: str, checks: Sequence[Check]) -> list[Check]:
+    # The same scenario runs in both eras and checks different things; the prefix keeps the two apart.
+    return [replace(check, scenario=f"{era} {check.scenario}") for check in checks]
+
+
+def _run_everything(server: Sequence[str]) -> list[Check]:
+    """All of the server suite that is not about tasks, in both eras."""
+    with serving(server, cwd=CHECKOUT) as url:
+        modern = run_suite(url, "--requirements", REVISION)
+        older = run_suite(url, "--suite", "active")
+        # Resuming a dropped stream is in neither list, and a task must not disturb it.
+        older += run_scenario(url, "server-sse-polling")
+    # This server lacks the tools of the tasks scenarios, which have a fixture of their own.
+    others = [check for check in modern if check.scenario not in TASK_SCENARIOS]
+    return _with_era("2025-11-25", older) + _with_era(REVISION, others)
+
+
+def check_baseline() -> Outcome:
+    """Run the rest of the suite against one server, plain and with tasks; nothing may get worse."""
+    install()
+    plain, tasks = _run_everything(PLAIN_SERVER), _run_everything(TASKS_SERVER)
+    report = f"plain SDK server\n{table(plain)}\n\nthe same server with tasks\n{table(tasks)}"
+    # The plain server passes all of it. Were that to change unseen, there would be less to compare with.
+    weak = [f"plain server {problem}" for problem in problems(plain, [])]
+    return Outcome(report=report, problems=weak + regressions(plain, tasks))
+
+
+def _show(title: str, outcome: Outcome) -> bool:
+    print(f"== {title} ==\n{outcome.report}\n")
+    for problem in outcome.problems:
+        print(problem)
+    print("good\n" if not outcome.problems else f"{len(outcome.problems)} problem(s)\n")
+    return not outcome.problems
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance.harness")
+    parser.add_argument("part", nargs="?", choices=("all", "tasks", "baseline"), default="all")
+    parser.add_argument(
+        "--server", default=shlex.join(FIXTURE_SERVER), help="the server's command for `tasks`"
+    )
+    parser.add_argument("--scenario", action="append", choices=TASK_SCENARIOS, help="only this; may repeat")
+    options = parser.parse_args()
+    good = True
+    if options.part != "baseline":
+        found = check_tasks(shlex.split(options.server), options.scenario or TASK_SCENARIOS)
+        good = _show("tasks scenarios", found)
+    if options.part != "tasks":
+        good = _show("everything else, without and with tasks", check_baseline()) and good
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
