@@ -2,7 +2,7 @@
 
 from mcp_tasks.runtime.context import TaskContext, current_task
 from mcp_tasks.runtime.policy import Settings, ToolPolicy
-from mcp_tasks.runtime.run import Body, Failure, Outcome, Run, Success
+from mcp_tasks.runtime.run import Body, Failure, Outcome, Run, Success, Withdrawn
 from mcp_tasks.runtime.runtime import TaskRuntime
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "TaskContext",
     "TaskRuntime",
     "ToolPolicy",
+    "Withdrawn",
     "current_task",
 ]

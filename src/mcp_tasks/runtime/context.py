@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import inspect
 import json
+import subprocess
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeVar, overload
 
 import anyio
 import anyio.to_thread
 
 from mcp_tasks.errors import UsageError
+from mcp_tasks.runtime.process import run_process
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.run import Run
@@ -92,6 +95,35 @@ class TaskContext:
             await anyio.sleep(duration.total_seconds())
         else:
             await self._run.sleep(duration)
+
+    async def run_process(
+        self,
+        command: Sequence[str],
+        *,
+        input: bytes | None = None,  # noqa: A002 - as in `subprocess.run`
+        stdout: int | IO[Any] | None = subprocess.PIPE,
+        stderr: int | IO[Any] | None = subprocess.PIPE,
+        cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+        check: bool = False,
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run a command as a child process that ends with the task, and its own children with it.
+
+        Takes and returns what `subprocess.run` does. A sync tool calls it with `anyio.from_thread.run`.
+
+        Raises:
+            subprocess.CalledProcessError: With `check`, if the command fails or was ended.
+        """
+        return await run_process(
+            command,
+            stopped=None if self._run is None else self._run.stopped,
+            input=input,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=cwd,
+            env=env,
+            check=check,
+        )
 
 
 async def _call(name: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -25,6 +25,7 @@ from mcp_tasks.core.events import (
     RunReleased,
     SleepStarted,
     StepRecorded,
+    TaskCancelled,
 )
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.journal import JournalEntry
@@ -56,7 +57,12 @@ class Failure:
     error: JsonObject
 
 
-Outcome: TypeAlias = Success | Failure
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """The request was answered in another way, and there is no task to speak of."""
+
+
+Outcome: TypeAlias = Success | Failure | Withdrawn
 Body: TypeAlias = Callable[["Run"], Awaitable[Outcome]]
 """Runs the tool of a record. Raises nothing but cancellation: a tool's exception is an outcome."""
 
@@ -95,6 +101,7 @@ class Run:
         self._questions = Questions(self, replay)
         self._scope = anyio.CancelScope()
         self._cancelled = threading.Event()
+        self.stopped = asyncio.Event()
         self._writing = asyncio.Lock()
         self._progress: Progress | None = None
         self._helpers: set[asyncio.Task[None]] = set()
@@ -183,6 +190,7 @@ class Run:
         """Stop the body; nothing it still says counts. An async one is cancelled, a thread is told."""
         self._stopped = True
         self._cancelled.set()
+        self.stopped.set()
         self._scope.cancel()
 
     async def interrupt(self) -> None:
@@ -291,6 +299,8 @@ class Run:
                 events.append(RunCompleted(attempt=self.attempt, result=result))
             case Failure(error):
                 events.append(RunFailed(attempt=self.attempt, error=error))
+            case Withdrawn():
+                events.append(TaskCancelled(reason="Answered on the original call"))
         return events
 
     async def _flush_progress(self) -> None:

@@ -174,11 +174,13 @@ class TaskRuntime:
             # It will expire like any other.
             logger.debug("task %s is not removed yet: %s", record.id, exc)
 
-    async def wait_until_final(self, task_id: str, timeout: timedelta) -> TaskRecord | None:
-        """The task once it has ended, or None if it has not within `timeout`."""
+    async def wait_until(
+        self, task_id: str, condition: Callable[[TaskRecord], bool], timeout: timedelta
+    ) -> TaskRecord | None:
+        """The task once `condition` holds for it, or None if it does not within `timeout` (or the task is gone)."""
         with self._changes.listen() as hints, anyio.move_on_after(timeout.total_seconds()):
             record = await self.store.get(task_id)
-            while record is not None and not record.is_final:
+            while record is not None and not condition(record):
                 async for hint in hints:
                     if hint.task_id == task_id:
                         break

@@ -30,8 +30,10 @@ from mcp_types.version import LATEST_MODERN_VERSION
 from pydantic import BaseModel, ValidationError
 
 from mcp_tasks.core import InputRequest, JsonObject, TaskRequest
-from mcp_tasks.runtime import Failure, Outcome, Run, Success
+from mcp_tasks.runtime import Failure, Outcome, Run, Success, Withdrawn
+from mcp_tasks.server.bus import ServerBus
 from mcp_tasks.server.channel import TaskChannel, require_capability
+from mcp_tasks.server.guard import Guards
 from mcp_tasks.server.rpc_errors import describe
 
 logger = logging.getLogger(__name__)
@@ -41,6 +43,10 @@ RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 
 class ToolHost(Protocol):
     """A server as the source of tools, whichever of the SDK's two kinds it is."""
+
+    async def prepare(self) -> None:
+        """Get ready, before the server serves anybody."""
+        ...
 
     async def call(self, ctx: RequestContext, params: CallToolRequestParams) -> Any:
         """Call the tool as the server would for a request."""
@@ -56,10 +62,13 @@ class MCPServerHost:
 
     def __init__(self, server: MCPServer[Any]) -> None:
         self._server = server
+        self._bus: ServerBus | None = None
 
     async def call(self, ctx: RequestContext, params: CallToolRequestParams) -> Any:
         """Call the tool; what it raises becomes an `isError` result, as in a plain call."""
-        context = Context[Any, Any](request_context=ctx, mcp_server=self._server, input_params=params)
+        context = Context[Any, Any](
+            request_context=ctx, mcp_server=self._server, input_params=params, subscriptions=self._bus
+        )
         try:
             return await self._server.call_tool(params.name, params.arguments or {}, context)
         except MCPError:
@@ -70,6 +79,10 @@ class MCPServerHost:
             else:
                 logger.info("Tool %r failed: %r", params.name, str(exc))
             return CallToolResult(content=[TextContent(type="text", text=str(exc))], is_error=True)
+
+    async def prepare(self) -> None:
+        """Find the server's bus, while nobody is served who could see how."""
+        self._bus = await ServerBus.of(self._server)
 
     async def annotations(self) -> dict[str, ToolAnnotations | None]:
         """What each tool says of itself, by name."""
@@ -82,6 +95,9 @@ class LowLevelHost:
     def __init__(self, server: Server[Any], call_tool: Callable[[RequestContext, Any], Any]) -> None:
         self._server = server
         self._call_tool = call_tool
+
+    async def prepare(self) -> None:
+        """Nothing to do."""
 
     async def call(self, ctx: RequestContext, params: CallToolRequestParams) -> Any:
         """Call the server's own `tools/call` handler."""
@@ -104,8 +120,9 @@ class LowLevelHost:
 class ToolBody:
     """The body of every run: calls the tool that the record names."""
 
-    def __init__(self, host: ToolHost, lifespan_state: Callable[[], Any]) -> None:
+    def __init__(self, host: ToolHost, lifespan_state: Callable[[], Any], guards: Guards) -> None:
         self._host = host
+        self._guards = guards
         self._lifespan_state = lifespan_state
 
     async def __call__(self, run: Run) -> Outcome:
@@ -118,6 +135,8 @@ class ToolBody:
                 result = await self._host.call(context, params)
                 if not isinstance(result, InputRequiredResult):
                     return _success(request, result)
+                if self._guards.offer(run.record.id, result):
+                    return Withdrawn()
                 responses = await _fulfil(run, result)
                 params = _params(request, responses, result.request_state)
         except Exception as exc:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 from mcp.server import MCPServer, Server, ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
@@ -29,8 +29,17 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from mcp_tasks.core import TaskRecord, TaskStatus
 from mcp_tasks.engines import Engine
 from mcp_tasks.errors import TasksError, UsageError, WiringError
-from mcp_tasks.runtime import Settings
+from mcp_tasks.runtime import Settings, TaskRuntime
 from mcp_tasks.server.body import LowLevelHost
+from mcp_tasks.server.guard import (
+    ANNOUNCE_AFTER,
+    STARTED_VERSION,
+    BodyReached,
+    asks_by_returning,
+    only_parameters,
+    resolves_parameters,
+    stop_at_body,
+)
 from mcp_tasks.server.handlers import TaskHandlers
 from mcp_tasks.server.options import UNSET, Recover, TaskMode, TaskOptions, Unset
 from mcp_tasks.server.request import task_request
@@ -127,8 +136,9 @@ class Tasks(Extension):
         poll_interval: timedelta | None = None,
         grace: timedelta | None = None,
         hold: timedelta | None = None,
+        asks_first: bool | None = None,
     ) -> Callable[[FunctionT], FunctionT]:
-        """Mark a tool: its calls may become tasks. Goes under `@server.tool()`; the function stays as it is.
+        """Mark a tool: its calls may become tasks. Goes under `@server.tool()`; the tool stays as it is.
 
         Args:
             name: The name the tool is registered under, if it is not the function's.
@@ -141,20 +151,24 @@ class Tasks(Extension):
             poll_interval: A fixed interval to suggest to clients, instead of one that grows with the task's age.
             grace: How long a call waits for this tool before it answers with a task.
             hold: How long a run that can be started again stays in memory while it waits for an answer.
+            asks_first: The tool may begin by returning an `InputRequiredResult`, to be answered on the call itself,
+                before there is a task. Without it, a tool whose return annotation says so.
         """
-        options = TaskOptions(
-            mode=mode,
-            ttl=ttl,
-            recover=recover,
-            max_runtime=max_runtime,
-            poll_interval=poll_interval,
-            grace=grace,
-            hold=hold,
-        )
 
         def mark(function: FunctionT) -> FunctionT:
-            self._options[name or function.__name__] = options
-            return function
+            resolves = resolves_parameters(function)
+            self._options[name or function.__name__] = TaskOptions(
+                mode=mode,
+                ttl=ttl,
+                recover=recover,
+                max_runtime=max_runtime,
+                poll_interval=poll_interval,
+                grace=grace,
+                hold=hold,
+                asks_first=asks_by_returning(function) if asks_first is None else asks_first,
+                resolves=resolves,
+            )
+            return cast(FunctionT, stop_at_body(function)) if resolves else function
 
         return mark
 
@@ -224,6 +238,13 @@ class Tasks(Extension):
                 raise _tasks_required(ctx, params.name)
             return await call_next(ctx)
         try:
+            if options.resolves:
+                async with only_parameters():
+                    try:
+                        # A question, or a call that fails before its body: answered here and now.
+                        return await call_next(ctx)
+                    except BodyReached:
+                        pass
             return await self._answer_with_task(params, ctx, options)
         except TasksError as exc:
             raise to_mcp_error(exc) from exc
@@ -248,14 +269,34 @@ class Tasks(Extension):
             ttl=self._default_ttl if isinstance(options.ttl, Unset) else options.ttl,
             poll_interval=options.poll_interval,
         )
-        await runtime.submit(record.id)
+        if options.asks_first:
+            asked = await self._ask_on_call(runtime, record)
+            if asked is not None:
+                return asked
+        else:
+            await runtime.submit(record.id)
         grace = options.grace or self._grace
         if grace is not None:
-            finished = await runtime.wait_until_final(record.id, grace)
+            finished = await runtime.wait_until(record.id, lambda task: task.is_final, grace)
             if finished is not None and finished.status is not TaskStatus.CANCELLED:
                 await runtime.discard(finished)
                 return _inline(finished)
         return render_created(record, runtime.now())
+
+    async def _ask_on_call(self, runtime: TaskRuntime, record: TaskRecord) -> HandlerResult:
+        """Start the task, and answer the call with what its tool asks by returning before it works, if it does."""
+        guards = self._service.guards
+        guards.open(record.id)
+        try:
+            await runtime.submit(record.id)
+            await runtime.wait_until(record.id, lambda task: task.version > STARTED_VERSION, ANNOUNCE_AFTER)
+        finally:
+            asked = guards.close(record.id)
+        if asked is not None:
+            withdrawn = await runtime.wait_until(record.id, lambda task: task.is_final, ANNOUNCE_AFTER)
+            if withdrawn is not None:
+                await runtime.discard(withdrawn)
+        return asked
 
 
 def _inline(record: TaskRecord) -> HandlerResult:

@@ -30,6 +30,8 @@ class TaskOptions:
 
     Attributes:
         recover: What the author said; None leaves it to the tool's `readOnlyHint` and `idempotentHint`.
+        asks_first: Whether the tool may begin by returning an `InputRequiredResult`.
+        resolves: Whether the SDK asks for parameters of the tool before it enters the body.
     """
 
     mode: TaskMode = "optional"
@@ -39,6 +41,8 @@ class TaskOptions:
     poll_interval: timedelta | None = None
     grace: timedelta | None = None
     hold: timedelta | None = None
+    asks_first: bool = False
+    resolves: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in ("forbidden", "optional", "required"):

@@ -21,6 +21,7 @@ from mcp_tasks.engines.local import DEFAULT_CONCURRENCY
 from mcp_tasks.errors import UsageError, WiringError
 from mcp_tasks.runtime import Settings, TaskRuntime, ToolPolicy
 from mcp_tasks.server.body import MCPServerHost, ToolBody, ToolHost
+from mcp_tasks.server.guard import Guards
 from mcp_tasks.server.options import TaskOptions
 from mcp_tasks.server.rpc_errors import describe
 from mcp_tasks.stores import Store
@@ -49,6 +50,7 @@ class TaskService:
         if engine is not None and concurrency is not None:
             raise UsageError("concurrency is for the local engine; give it to the engine you pass instead")
         self.extension_given = False
+        self.guards = Guards()
         self._store = _as_store(store)
         self._engine = engine or LocalEngine(concurrency or DEFAULT_CONCURRENCY)
         self._clock = clock
@@ -131,12 +133,13 @@ class TaskService:
     async def _start(self, server_name: str, host: ToolHost) -> None:
         self._host = host
         self._server_name = server_name
+        await host.prepare()
         self._annotations = await host.annotations()
         self._check_marked(host)
         runtime = TaskRuntime(
             store=self._store or default_store(server_name),
             engine=self._engine,
-            body=ToolBody(host, lambda: self._states[-1]),
+            body=ToolBody(host, lambda: self._states[-1], self.guards),
             policy=self._policy,
             describe=describe,
             clock=self._clock,
