@@ -6,6 +6,9 @@
     │   ├── ReplayMismatch          a tool that was started again did not ask what it asked before
     │   └── MissingExtra            an optional dependency is not installed
     ├── UnknownTask                 the caller named a task that is not there for this caller
+    ├── TaskWasCancelled            what a caller waited for was cancelled
+    ├── WaitTimedOut                a caller waited as long as it wanted to
+    ├── InvalidResponse             the other side did not keep to the protocol
     ├── RunStopped                  the work was stopped before it had an outcome
     │   ├── Interrupted             its process went away, and the tool may not be run again
     │   └── RanTooLong              it ran longer than its `max_runtime`
@@ -56,6 +59,27 @@ class UnknownTask(TasksError):
     def __init__(self, task_id: str) -> None:
         self.task_id = task_id
         super().__init__("Task not found: it does not exist, has expired, or is not yours")
+
+
+class TaskWasCancelled(TasksError):
+    """The task that a caller waited for was cancelled, here or by somebody else."""
+
+    def __init__(self, task_id: str, message: str | None = None) -> None:
+        self.task_id = task_id
+        super().__init__(f"task {task_id} was cancelled" + (f": {message}" if message else ""))
+
+
+class WaitTimedOut(TasksError, TimeoutError):
+    """The task did not end in the time that the caller gave it. It may still be running."""
+
+    def __init__(self, task_id: str, seconds: float) -> None:
+        self.task_id = task_id
+        self.seconds = seconds
+        super().__init__(f"task {task_id} did not end within {seconds:g} s")
+
+
+class InvalidResponse(TasksError):
+    """The other side sent something that the protocol does not allow."""
 
 
 class RunStopped(TasksError):

@@ -7,7 +7,7 @@ from mcp_tasks.wire.models import (
     GetTaskParams,
     UpdateTaskParams,
 )
-from mcp_tasks.wire.render import ACK, render_created, render_task
+from mcp_tasks.wire.render import ACK, render_created, render_detailed, render_task
 
 __all__ = [
     "ACK",
@@ -17,5 +17,6 @@ __all__ = [
     "GetTaskParams",
     "UpdateTaskParams",
     "render_created",
+    "render_detailed",
     "render_task",
 ]

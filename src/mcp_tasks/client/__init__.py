@@ -1,0 +1,19 @@
+"""The client side of the extension: calls that wait for tasks by themselves, and handles for those who want them."""
+
+from mcp_tasks.client.calls import call_tool, pending_tasks, resume_task, start_task
+from mcp_tasks.client.extension import TasksClient
+from mcp_tasks.client.handle import TaskHandle
+from mcp_tasks.client.ledger import Ledger, LedgerEntry
+from mcp_tasks.wire.parse import TaskSnapshot
+
+__all__ = [
+    "Ledger",
+    "LedgerEntry",
+    "TaskHandle",
+    "TaskSnapshot",
+    "TasksClient",
+    "call_tool",
+    "pending_tasks",
+    "resume_task",
+    "start_task",
+]

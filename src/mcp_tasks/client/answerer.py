@@ -1,0 +1,115 @@
+"""Answers what a task asks, through the client's own elicitation, sampling and roots callbacks, once each.
+
+A question comes with every look at the task until it is answered; here it is put to its callback the first time
+only. With a ledger that holds over restarts: a recorded answer is sent again instead of being asked for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mcp.client.session import ClientRequestContext, ClientSession
+from mcp.shared.exceptions import MCPError
+from mcp_types import ErrorData, InputRequest
+from pydantic import TypeAdapter, ValidationError
+
+from mcp_tasks.client.ledger import Ledger
+from mcp_tasks.client.requests import update_task
+from mcp_tasks.core.json import JsonObject
+from mcp_tasks.errors import InvalidResponse, UnknownTask
+from mcp_tasks.wire.parse import TaskSnapshot
+
+logger = logging.getLogger(__name__)
+
+_requests: TypeAdapter[InputRequest] = TypeAdapter(InputRequest)
+
+
+class Answerer:
+    """Answers the questions of one task.
+
+    Args:
+        busy_changed: Called with True when a callback begins to work on an answer and none did before, with False
+            when the last one is done: between the two the wait is somebody else's.
+        answered: Called when the server has an answer, and with what went wrong if it could not be given.
+    """
+
+    def __init__(
+        self,
+        session: ClientSession,
+        task_id: str,
+        *,
+        server: str,
+        ledger: Ledger | None,
+        busy_changed: Callable[[bool], None],
+        answered: Callable[[Exception | None], None],
+    ) -> None:
+        self._session = session
+        self._task_id = task_id
+        self._server = server
+        self._ledger = ledger
+        self._busy_changed = busy_changed
+        self._answered = answered
+        self._seen: set[str] = set()
+        self._working: set[asyncio.Task[None]] = set()
+
+    def look(self, snapshot: TaskSnapshot) -> None:
+        """Begin to answer what is asked for the first time."""
+        for key, request in snapshot.input_requests.items():
+            if key in self._seen:
+                continue
+            self._seen.add(key)
+            if not self._working:
+                self._busy_changed(True)
+            work = asyncio.create_task(self._answer(key, request))
+            self._working.add(work)
+            work.add_done_callback(self._done)
+
+    def close(self) -> None:
+        """Stop asking: the task has ended, or nobody waits for it any more."""
+        for work in self._working:
+            work.cancel()
+
+    def _done(self, work: asyncio.Task[None]) -> None:
+        self._working.discard(work)
+        if not self._working:
+            self._busy_changed(False)
+        if not work.cancelled():
+            exc = work.exception()
+            self._answered(exc if isinstance(exc, Exception) else None)
+
+    async def _answer(self, key: str, request: JsonObject) -> None:
+        answer = self._recorded(key)
+        if answer is None:
+            answer = await self._ask(key, request)
+            if self._ledger is not None:
+                self._ledger.record_answer(self._server, self._task_id, key, answer)
+        try:
+            await update_task(self._session, self._task_id, {key: answer})
+        except UnknownTask as exc:
+            # -32602 also says that the answer does not fit its question; the next look tells the two apart.
+            logger.warning("the answer to %r was not taken: %s", key, exc.__cause__)
+            return
+        if self._ledger is not None:
+            self._ledger.answer_sent(self._server, self._task_id, key)
+
+    def _recorded(self, key: str) -> Mapping[str, Any] | None:
+        if self._ledger is None:
+            return None
+        answers = self._ledger.answers(self._server, self._task_id)
+        return answers[key][0] if key in answers else None
+
+    async def _ask(self, key: str, request: JsonObject) -> dict[str, Any]:
+        try:
+            typed = _requests.validate_python(request, by_name=False)
+        except ValidationError as exc:
+            raise InvalidResponse(f"the task asks something that cannot be understood, under {key!r}") from exc
+        context = ClientRequestContext(
+            session=self._session, request_id=key, meta=typed.params.meta if typed.params else None
+        )
+        response = await self._session.dispatch_input_request(context, typed)
+        if isinstance(response, ErrorData):
+            raise MCPError.from_error_data(response)
+        return response.model_dump(by_alias=True, mode="json", exclude_none=True)

@@ -1,0 +1,66 @@
+"""Calls with more to say than `client.call_tool` has room for."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from mcp import Client
+from mcp_types import CallToolResult
+
+from mcp_tasks.client.extension import CallOptions, HandleWanted, TasksClient, call_options
+from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle
+from mcp_tasks.errors import UsageError
+
+
+async def call_tool(
+    client: Client,
+    name: str,
+    arguments: dict[str, Any] | None = None,
+    *,
+    timeout: timedelta | float | None = None,
+    on_progress: OnProgress | None = None,
+    on_abandon: OnAbandon = "cancel",
+) -> CallToolResult:
+    """`client.call_tool`, with a time limit, progress, and a say in what becomes of the task when it is given up."""
+    options = CallOptions(timeout=timeout, on_progress=on_progress, on_abandon=on_abandon)
+    token = call_options.set(options)
+    try:
+        tasks_of(client)
+        return await client.call_tool(name, arguments)
+    finally:
+        call_options.reset(token)
+
+
+async def start_task(client: Client, name: str, arguments: dict[str, Any] | None = None) -> TaskHandle | CallToolResult:
+    """Call a tool and come back at once: with a handle, or with the result if the server answered inline."""
+    token = call_options.set(CallOptions(want_handle=True))
+    try:
+        tasks_of(client)
+        return await client.call_tool(name, arguments)
+    except HandleWanted as signal:
+        return signal.handle
+    finally:
+        call_options.reset(token)
+
+
+def resume_task(client: Client, task_id: str) -> TaskHandle:
+    """A handle of a task by its id: from another process, or another day."""
+    return tasks_of(client).handle(client.session, task_id)
+
+
+def pending_tasks(client: Client) -> list[TaskHandle]:
+    """Handles of the tasks that were started with this server and not seen to end, from the ledger."""
+    return tasks_of(client).pending(client.session)
+
+
+def tasks_of(client: Client) -> TasksClient:
+    """The client's own `TasksClient`.
+
+    Raises:
+        UsageError: It has none.
+    """
+    for extension in client.extensions or ():
+        if isinstance(extension, TasksClient):
+            return extension
+    raise UsageError("this client does not do tasks: Client(..., extensions=[TasksClient()])")

@@ -1,0 +1,269 @@
+"""`TaskHandle`: one task of a server, from the moment it was made or from its id on another day."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, nullcontext
+from datetime import timedelta
+from typing import Any, Literal, TypeAlias
+
+import anyio
+from mcp.client.session import ClientSession
+from mcp.shared.exceptions import MCPError
+from mcp_types import CallToolResult
+
+from mcp_tasks.client.answerer import Answerer
+from mcp_tasks.client.ledger import Ledger
+from mcp_tasks.client.poller import Patience, Poller
+from mcp_tasks.client.push import Mailbox, PushHub
+from mcp_tasks.client.requests import cancel_task, get_task, is_transient, update_task
+from mcp_tasks.core.record import Progress
+from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.errors import TasksError, TaskWasCancelled, UnknownTask, WaitTimedOut
+from mcp_tasks.wire.parse import TaskSnapshot
+
+logger = logging.getLogger(__name__)
+
+OnAbandon: TypeAlias = Literal["cancel", "leave"]
+"""What becomes of a task when its caller stops waiting: it is cancelled, or it goes on."""
+
+OnProgress: TypeAlias = Callable[[Progress], Awaitable[None]]
+
+CANCEL_PATIENCE = 5.0
+"""Seconds to tell the server that a task is not wanted any more, while the caller is already leaving."""
+
+
+class TaskHandle:
+    """One task of a server. Made by `start_task` and `resume_task`."""
+
+    def __init__(
+        self,
+        session: ClientSession,
+        task_id: str,
+        *,
+        server: str = "",
+        tool: str = "",
+        hub: PushHub | None = None,
+        ledger: Ledger | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        self.id = task_id
+        self.tool = tool
+        self._session = session
+        self._server = server
+        self._hub = hub
+        self._ledger = ledger
+        self._patience = patience
+
+    def __repr__(self) -> str:
+        return f"<TaskHandle {self.id}{f' of {self.tool!r}' if self.tool else ''}>"
+
+    async def status(self) -> TaskSnapshot:
+        """The task as it is now.
+
+        Raises:
+            UnknownTask: The server knows no such task (any more).
+        """
+        return self._saw(await self._get())
+
+    async def watch(self) -> AsyncGenerator[TaskSnapshot]:
+        """The states of the task as they come, the present one first and the final one last.
+
+        Pushed where the server does that, polled at the server's pace otherwise. Questions are shown, not answered.
+        """
+        async with aclosing(self._follow(Poller(self._patience), _Wake())) as states:
+            async for snapshot in states:
+                yield snapshot
+
+    async def result(
+        self,
+        timeout: timedelta | float | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+        on_abandon: OnAbandon = "leave",
+    ) -> CallToolResult:
+        """Wait for the task to end, answering its questions through the client's callbacks.
+
+        Args:
+            timeout: How long to wait. Time in which a person (or a model) works on an answer does not count.
+            on_progress: Called with progress as it changes.
+            on_abandon: What becomes of the task if this wait is cancelled or times out.
+
+        Raises:
+            MCPError: The task failed, with the JSON-RPC error it carries.
+            TaskWasCancelled: The task was cancelled.
+            WaitTimedOut: It did not end in time.
+            UnknownTask: The server knows no such task (any more).
+        """
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        try:
+            with anyio.CancelScope() as scope:
+                final = await self._wait(_Budget(scope, seconds), on_progress)
+                return self._outcome(final)
+            raise WaitTimedOut(self.id, seconds or 0.0)
+        except (asyncio.CancelledError, WaitTimedOut):
+            if on_abandon == "cancel":
+                await self._abandon()
+            raise
+
+    async def answer(self, responses: Mapping[str, Any]) -> None:
+        """Answer open questions by their keys, with results as the callbacks would give them."""
+        for key, response in responses.items():
+            if self._ledger is not None:
+                self._ledger.record_answer(self._server, self.id, key, response)
+        await update_task(self._session, self.id, responses)
+        for key in responses:
+            if self._ledger is not None:
+                self._ledger.answer_sent(self._server, self.id, key)
+
+    async def cancel(self) -> None:
+        """Ask for the task to be cancelled. It may still end in another way, if it was about to."""
+        await cancel_task(self._session, self.id)
+
+    async def _get(self) -> TaskSnapshot:
+        try:
+            return await get_task(self._session, self.id)
+        except UnknownTask:
+            if self._ledger is not None:
+                # There is nothing left to come back for.
+                self._ledger.forget(self.id, server=self._server)
+            raise
+
+    def _saw(self, snapshot: TaskSnapshot) -> TaskSnapshot:
+        if self._ledger is not None:
+            self._ledger.saw(self._server, snapshot)
+        return snapshot
+
+    async def _wait(self, budget: _Budget, on_progress: OnProgress | None) -> TaskSnapshot:
+        wake = _Wake()
+        answerer = Answerer(
+            self._session,
+            self.id,
+            server=self._server,
+            ledger=self._ledger,
+            busy_changed=budget.hold,
+            answered=wake.answered,
+        )
+        reported: Progress | None = None
+        try:
+            async with aclosing(self._follow(Poller(self._patience), wake)) as states:
+                async for snapshot in states:
+                    answerer.look(snapshot)
+                    if snapshot.is_final:
+                        return snapshot
+                    if on_progress is not None and snapshot.progress not in (None, reported):
+                        reported = snapshot.progress
+                        await on_progress(snapshot.progress)
+        finally:
+            answerer.close()
+        raise AssertionError("unreachable: a task is followed to its end")
+
+    async def _follow(self, poller: Poller, wake: _Wake) -> AsyncGenerator[TaskSnapshot]:
+        """Every state that differs from the one before, until the final one."""
+        joined = nullcontext(Mailbox()) if self._hub is None else self._hub.join(self.id)
+        with joined as box:
+            shown: TaskSnapshot | None = None
+            while shown is None or not shown.is_final:
+                snapshot = await self._next(poller, box, wake)
+                if snapshot is not None and snapshot != shown:
+                    shown = self._saw(snapshot)
+                    yield snapshot
+
+    async def _next(self, poller: Poller, box: Mailbox, wake: _Wake) -> TaskSnapshot | None:
+        """Wait for whichever comes first: a pushed state, the time to look, or an answer that was given."""
+        loop = asyncio.get_running_loop()
+        if loop.time() < poller.next_look:
+            await _first_of(box.changed, wake.event, until=poller.next_look)
+        if wake.take():
+            poller.answered(loop.time())
+        if box.changed.is_set():
+            box.changed.clear()
+            if not box.live:
+                poller.lost_push(loop.time())
+            if box.snapshot is not None:
+                poller.saw(box.snapshot, loop.time(), pushed=box.live)
+                return box.snapshot
+        if loop.time() < poller.next_look:
+            return None
+        return await self._look(poller, box)
+
+    async def _look(self, poller: Poller, box: Mailbox) -> TaskSnapshot | None:
+        loop = asyncio.get_running_loop()
+        try:
+            snapshot = await self._get()
+        except (TasksError, MCPError, OSError) as exc:
+            if not is_transient(exc) or not poller.failed(loop.time()):
+                raise
+            logger.info("task %s could not be looked at, trying again: %s", self.id, exc)
+            return None
+        poller.saw(snapshot, loop.time(), pushed=box.live)
+        return snapshot
+
+    def _outcome(self, final: TaskSnapshot) -> CallToolResult:
+        if final.status is TaskStatus.CANCELLED:
+            raise TaskWasCancelled(self.id, final.message)
+        if final.error is not None:
+            error = final.error
+            raise MCPError(
+                code=error.get("code", 0), message=str(error.get("message", final.message)), data=error.get("data")
+            )
+        return CallToolResult.model_validate(final.result, by_name=False)
+
+    async def _abandon(self) -> None:
+        with anyio.move_on_after(CANCEL_PATIENCE, shield=True):
+            try:
+                await self.cancel()
+            except (TasksError, MCPError, OSError) as exc:
+                logger.warning("task %s could not be cancelled: %s", self.id, exc)
+
+
+class _Wake:
+    """Something of our own happened to the task: an answer was given, or could not be."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+        self._failure: Exception | None = None
+
+    def answered(self, failure: Exception | None) -> None:
+        self._failure = self._failure or failure
+        self.event.set()
+
+    def take(self) -> bool:
+        """Whether something happened since the last time. Raises what went wrong."""
+        if self._failure is not None:
+            raise self._failure
+        happened = self.event.is_set()
+        self.event.clear()
+        return happened
+
+
+class _Budget:
+    """A time limit that stands still while somebody works on an answer."""
+
+    def __init__(self, scope: anyio.CancelScope, seconds: float | None) -> None:
+        self._scope = scope
+        self._left = seconds
+        if seconds is not None:
+            scope.deadline = anyio.current_time() + seconds
+
+    def hold(self, busy: bool) -> None:
+        """Stop the time, or let it run again."""
+        if self._left is None:
+            return
+        if busy:
+            self._left = self._scope.deadline - anyio.current_time()
+            self._scope.deadline = float("inf")
+        else:
+            self._scope.deadline = anyio.current_time() + self._left
+
+
+async def _first_of(*events: asyncio.Event, until: float) -> None:
+    loop = asyncio.get_running_loop()
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=max(until - loop.time(), 0), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

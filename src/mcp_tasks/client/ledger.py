@@ -1,0 +1,148 @@
+"""A file in which a client remembers the tasks it started: SEP-2663 asks clients to persist task ids.
+
+It holds every task that is not finished with, the answers given to its questions, and results if asked for. An
+answer is written down before it is sent, so that a person is never asked twice: after a crash it is sent again.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mcp_tasks.core.status import FINAL_STATUSES
+from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
+from mcp_tasks.wire.parse import TaskSnapshot
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS tasks (
+    task_id TEXT NOT NULL, server TEXT NOT NULL, tool TEXT NOT NULL, started TEXT NOT NULL,
+    status TEXT NOT NULL, message TEXT, result TEXT, finished TEXT,
+    PRIMARY KEY (server, task_id)
+);
+CREATE TABLE IF NOT EXISTS answers (
+    server TEXT NOT NULL, task_id TEXT NOT NULL, key TEXT NOT NULL, answer TEXT NOT NULL,
+    sent INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (server, task_id, key)
+);
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerEntry:
+    """One task that this client started."""
+
+    task_id: str
+    server: str
+    tool: str
+    started: datetime
+    status: str
+    message: str | None
+    result: dict[str, Any] | None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the task was seen to have ended."""
+        return self.status in FINAL_STATUSES
+
+
+class Ledger:
+    """Tasks that this client started, in a SQLite file.
+
+    Args:
+        path: The file; it is made if it is not there.
+        keep_results: Keep results of finished tasks, and the tasks themselves, until `forget`. Otherwise a task is
+            forgotten when its end was seen.
+    """
+
+    def __init__(self, path: str | Path, *, keep_results: bool = False) -> None:
+        self.path = Path(path)
+        self.keep_results = keep_results
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(self.path, isolation_level=None, timeout=5, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.DatabaseError as exc:
+            kind = StoreUnavailable if isinstance(exc, sqlite3.OperationalError) else StoreCorrupt
+            raise kind(f"the ledger {self.path} cannot be used: {exc}") from exc
+        except OSError as exc:
+            raise StoreUnavailable(f"the ledger {self.path} cannot be used: {exc}") from exc
+
+    def close(self) -> None:
+        """Let go of the file. Safe twice."""
+        self._db.close()
+
+    def add(self, task_id: str, *, server: str, tool: str) -> None:
+        """Remember a task, from the moment its id is known."""
+        self._db.execute(
+            "INSERT OR IGNORE INTO tasks (task_id, server, tool, started, status) VALUES (?, ?, ?, ?, 'working')",
+            (task_id, server, tool, datetime.now(UTC).isoformat()),
+        )
+
+    def saw(self, server: str, snapshot: TaskSnapshot) -> None:
+        """Take note of a state. A task that ended is finished with, unless results are kept."""
+        if snapshot.is_final and not self.keep_results:
+            self.forget(snapshot.id, server=server)
+            return
+        result = None if snapshot.result is None else json.dumps(dict(snapshot.result))
+        finished = datetime.now(UTC).isoformat() if snapshot.is_final else None
+        self._db.execute(
+            "UPDATE tasks SET status = ?, message = ?, result = ?, finished = ? WHERE server = ? AND task_id = ?",
+            (snapshot.status.value, snapshot.message, result, finished, server, snapshot.id),
+        )
+
+    def pending(self, *, server: str | None = None) -> list[LedgerEntry]:
+        """Tasks that were started and not seen to end, oldest first."""
+        return [entry for entry in self.entries(server=server) if not entry.is_final]
+
+    def entries(self, *, server: str | None = None) -> list[LedgerEntry]:
+        """All tasks that are remembered, oldest first."""
+        where, params = ("", ()) if server is None else ("WHERE server = ?", (server,))
+        columns = "task_id, server, tool, started, status, message, result"
+        with closing(self._db.execute(f"SELECT {columns} FROM tasks {where} ORDER BY started", params)) as rows:  # noqa: S608
+            return [_entry(row) for row in rows]
+
+    def forget(self, task_id: str, *, server: str | None = None) -> None:
+        """Remember the task no longer."""
+        where, params = ("task_id = ?", [task_id])
+        if server is not None:
+            where, params = (f"{where} AND server = ?", [task_id, server])
+        self._db.execute(f"DELETE FROM tasks WHERE {where}", params)  # noqa: S608
+        self._db.execute(f"DELETE FROM answers WHERE {where}", params)  # noqa: S608
+
+    def record_answer(self, server: str, task_id: str, key: str, answer: Mapping[str, Any]) -> None:
+        """Keep an answer before it is sent."""
+        self._db.execute(
+            "INSERT OR IGNORE INTO answers (server, task_id, key, answer) VALUES (?, ?, ?, ?)",
+            (server, task_id, key, json.dumps(dict(answer))),
+        )
+
+    def answer_sent(self, server: str, task_id: str, key: str) -> None:
+        """The server has acknowledged the answer."""
+        self._db.execute(
+            "UPDATE answers SET sent = 1 WHERE server = ? AND task_id = ? AND key = ?", (server, task_id, key)
+        )
+
+    def answers(self, server: str, task_id: str) -> dict[str, tuple[dict[str, Any], bool]]:
+        """Answers given to a task, by key, and whether the server has acknowledged them."""
+        query = "SELECT key, answer, sent FROM answers WHERE server = ? AND task_id = ?"
+        with closing(self._db.execute(query, (server, task_id))) as rows:
+            return {key: (json.loads(answer), bool(sent)) for key, answer, sent in rows}
+
+
+def _entry(row: tuple[Any, ...]) -> LedgerEntry:
+    task_id, server, tool, started, status, message, result = row
+    return LedgerEntry(
+        task_id=task_id,
+        server=server,
+        tool=tool,
+        started=datetime.fromisoformat(started),
+        status=status,
+        message=message,
+        result=None if result is None else json.loads(result),
+    )

@@ -1,0 +1,85 @@
+"""When to look at a task again: decisions without I/O and without a clock.
+
+Times are seconds on any clock that only goes forward; the caller says what time it is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from mcp_tasks.core.pacing import backoff
+from mcp_tasks.wire.parse import TaskSnapshot
+
+DEFAULT_INTERVAL = 1.0
+"""For a server that suggests none."""
+
+SHORTEST_INTERVAL = 0.05
+"""What a server that suggests less is given: a poll is a request, not a loop."""
+
+LONGEST_INTERVAL = 60.0
+"""A suggestion beyond this would let a finished task go unseen for longer than anybody meant."""
+
+BACKSTOP = 30.0
+"""With push, a look this often: for a notification that was lost, and a stream that is dead and does not say so."""
+
+SOON = 0.2
+"""After an answer was given, the task goes on; no need to wait out an interval that was for idling."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patience:
+    """How long a server may be out of reach before a wait ends.
+
+    Attributes:
+        lasting: From the first failure in a row.
+        base: The first pause; it doubles, with jitter.
+        limit: The longest pause.
+    """
+
+    lasting: timedelta = timedelta(minutes=5)
+    base: timedelta = timedelta(milliseconds=250)
+    limit: timedelta = timedelta(seconds=10)
+
+
+class Poller:
+    """Decides for one task when to look at it next."""
+
+    def __init__(self, patience: Patience | None = None, *, jitter: Callable[[], float] = random.random) -> None:
+        self._patience = patience or Patience()
+        self._jitter = jitter
+        self._interval = DEFAULT_INTERVAL
+        self._pushed = False
+        self._failures = 0
+        self._failing_since = 0.0
+        self.next_look = 0.0
+
+    def saw(self, snapshot: TaskSnapshot, now: float, *, pushed: bool) -> None:
+        """A state arrived, by a look or pushed. `pushed` says whether notifications are known to come."""
+        self._failures = 0
+        self._pushed = pushed
+        suggested = DEFAULT_INTERVAL if snapshot.poll_interval is None else snapshot.poll_interval.total_seconds()
+        self._interval = min(max(suggested, SHORTEST_INTERVAL), LONGEST_INTERVAL)
+        self.next_look = now + (max(self._interval, BACKSTOP) if pushed else self._interval)
+
+    def answered(self, now: float) -> None:
+        """An answer was given; something is about to happen."""
+        self.next_look = min(self.next_look, now + SOON)
+
+    def lost_push(self, now: float) -> None:
+        """Notifications do not come any more; look at the pace of a poll again."""
+        if self._pushed:
+            self._pushed = False
+            self.next_look = min(self.next_look, now + self._interval)
+
+    def failed(self, now: float) -> bool:
+        """A look failed for now. Whether to try again; if so, `next_look` says when."""
+        if not self._failures:
+            self._failing_since = now
+        pause = backoff(self._failures, base=self._patience.base, limit=self._patience.limit).total_seconds()
+        self._failures += 1
+        # Half of the pause is certain, half is chance: clients of a server that comes back do not come all at once.
+        self.next_look = now + pause * (0.5 + self._jitter() / 2)
+        return self.next_look - self._failing_since <= self._patience.lasting.total_seconds()

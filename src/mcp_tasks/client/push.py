@@ -1,0 +1,145 @@
+"""Notifications instead of polls, where a server sends them.
+
+Whoever waits for a task joins the hub of its session and gets a mailbox. The hub opens streams: tasks that are
+joined at the same moment share one. A stream proves itself by its first notification (servers of ours send the
+state right after the acknowledgement, which the SDK does not show us); until then, and when it ends, the wait
+polls as if there were none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import anyio
+from mcp.client.session import ClientSession
+from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from mcp_tasks.client.requests import TRANSIENT_CODES, listen_to_tasks
+from mcp_tasks.core.pacing import backoff
+from mcp_tasks.errors import InvalidResponse
+from mcp_tasks.wire.parse import TaskSnapshot, parse_task
+
+logger = logging.getLogger(__name__)
+
+GATHER = 0.02
+"""Seconds a stream waits for more tasks to share it; far below any poll interval."""
+
+MAX_IDS_PER_STREAM = 500
+
+
+class Mailbox:
+    """The newest state that was pushed for one task."""
+
+    def __init__(self) -> None:
+        self.snapshot: TaskSnapshot | None = None
+        self.live = False
+        self.changed = asyncio.Event()
+
+    def put(self, snapshot: TaskSnapshot) -> None:
+        """Keep a state that is not older than the one we have; notifications may overtake each other."""
+        self.live = True
+        known = self.snapshot
+        if known is None or (not known.is_final and known.updated_at <= snapshot.updated_at):
+            self.snapshot = snapshot
+        self.changed.set()
+
+    def end(self) -> None:
+        """The stream ended."""
+        self.live = False
+        self.changed.set()
+
+
+class PushHub:
+    """The listen streams of one session."""
+
+    def __init__(self, session: ClientSession) -> None:
+        self._session = session
+        self._boxes: dict[str, set[Mailbox]] = {}
+        self._unheard: set[str] = set()
+        self._streams: dict[asyncio.Task[None], list[str]] = {}
+        self._opener: asyncio.Task[None] | None = None
+        self._offered = session.protocol_version in MODERN_PROTOCOL_VERSIONS
+
+    @contextmanager
+    def join(self, task_id: str) -> Generator[Mailbox]:
+        """A mailbox for the states of a task, for as long as this is entered."""
+        box = Mailbox()
+        self._boxes.setdefault(task_id, set()).add(box)
+        if self._offered and len(self._boxes[task_id]) == 1:
+            self._listen_to(task_id)
+        try:
+            yield box
+        finally:
+            self._boxes[task_id].discard(box)
+            if not self._boxes[task_id]:
+                del self._boxes[task_id]
+                self._unheard.discard(task_id)
+                self._close_idle_streams()
+
+    def deliver(self, params: Mapping[str, Any]) -> None:
+        """Hand a notification to whoever waits for its task."""
+        boxes = self._boxes.get(str(params.get("taskId")))
+        if not boxes:
+            return
+        try:
+            snapshot = parse_task(params)
+        except InvalidResponse as exc:
+            logger.warning("ignored a notification: %s", exc)
+            return
+        for box in boxes:
+            box.put(snapshot)
+
+    def _listen_to(self, task_id: str) -> None:
+        self._unheard.add(task_id)
+        if self._opener is None or self._opener.done():
+            self._opener = asyncio.create_task(self._open_streams())
+
+    async def _open_streams(self) -> None:
+        while self._unheard and self._offered:
+            await anyio.sleep(GATHER)
+            ids = sorted(self._unheard)[:MAX_IDS_PER_STREAM]
+            if ids:
+                self._unheard.difference_update(ids)
+                stream = asyncio.create_task(self._keep_stream(ids))
+                self._streams[stream] = ids
+                stream.add_done_callback(self._streams.pop)
+
+    async def _keep_stream(self, ids: list[str]) -> None:
+        failures = 0
+        while wanted := [task_id for task_id in ids if task_id in self._boxes]:
+            lasted = await self._stream_once(wanted)
+            if not self._offered:
+                return
+            failures = 0 if lasted else failures + 1
+            pause = backoff(failures, base=timedelta(milliseconds=500), limit=timedelta(seconds=30))
+            await anyio.sleep(pause.total_seconds())
+
+    async def _stream_once(self, ids: list[str]) -> bool:
+        """One stream from its beginning to its end; whether anything came on it."""
+        try:
+            await listen_to_tasks(self._session, ids)
+        except MCPError as exc:
+            if exc.code not in TRANSIENT_CODES:
+                # Not served, or not to us: this session polls.
+                logger.debug("the server does not push: %s", exc)
+                self._offered = False
+        except Exception as exc:
+            logger.debug("a listen stream ended: %s", exc)
+        boxes = [box for task_id in ids for box in self._boxes.get(task_id, ())]
+        lasted = any(box.live for box in boxes)
+        for box in boxes:
+            box.end()
+        return lasted
+
+    def _close_idle_streams(self) -> None:
+        for stream, ids in list(self._streams.items()):
+            if not any(task_id in self._boxes for task_id in ids):
+                stream.cancel()
+        if not self._boxes and self._opener is not None:
+            self._opener.cancel()

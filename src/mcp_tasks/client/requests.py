@@ -1,0 +1,113 @@
+"""The tasks methods as the SDK's session sends them, and what their errors mean to a wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import httpx2
+from mcp.client.session import ClientSession
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    REQUEST_TIMEOUT,
+    Request,
+    Result,
+    SubscriptionFilter,
+    SubscriptionsListenRequest,
+    SubscriptionsListenRequestParams,
+)
+from pydantic import ConfigDict, Field
+
+from mcp_tasks.errors import UnknownTask
+from mcp_tasks.wire.models import CancelTaskParams, GetTaskParams, UpdateTaskParams
+from mcp_tasks.wire.parse import TaskSnapshot, parse_task
+
+TRANSIENT_CODES = frozenset({CONNECTION_CLOSED, REQUEST_TIMEOUT, INTERNAL_ERROR})
+"""Errors after which the same request may well succeed: the server restarts, is slow, or its store is busy."""
+
+
+class AnyResult(Result):
+    """A result as it came; what is in it is looked at here."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class CreateTaskResult(Result):
+    """A task in place of a tool's result."""
+
+    model_config = ConfigDict(extra="allow")
+
+    result_type: Literal["task"] = "task"
+    task_id: str = Field(alias="taskId")
+    status: str
+
+
+class _TaskRequest(Request[Any, str]):
+    # SEP-2663, "Routing Headers": the client MUST set Mcp-Name to the task's id.
+    name_param: ClassVar[str | None] = "taskId"
+
+
+class _GetTask(_TaskRequest):
+    method: str = "tasks/get"
+    params: GetTaskParams
+
+
+class _UpdateTask(_TaskRequest):
+    method: str = "tasks/update"
+    params: UpdateTaskParams
+
+
+class _CancelTask(_TaskRequest):
+    method: str = "tasks/cancel"
+    params: CancelTaskParams
+
+
+async def get_task(session: ClientSession, task_id: str) -> TaskSnapshot:
+    """Look at a task.
+
+    Raises:
+        UnknownTask: The server knows no such task (any more).
+        InvalidResponse: The server answered with something that is no task.
+        MCPError: Anything else the server, or the way to it, objects to.
+    """
+    result = await _send(session, task_id, _GetTask(params=GetTaskParams(taskId=task_id)))
+    return parse_task(result)
+
+
+async def update_task(session: ClientSession, task_id: str, responses: Mapping[str, Any]) -> None:
+    """Answer questions of a task."""
+    params = UpdateTaskParams(taskId=task_id, inputResponses=dict(responses))
+    await _send(session, task_id, _UpdateTask(params=params))
+
+
+async def cancel_task(session: ClientSession, task_id: str) -> None:
+    """Ask for a task to be cancelled."""
+    await _send(session, task_id, _CancelTask(params=CancelTaskParams(taskId=task_id)))
+
+
+async def listen_to_tasks(session: ClientSession, task_ids: Sequence[str]) -> None:
+    """Keep a stream open on which the server tells of these tasks. Returns when the server ends it."""
+    wanted = SubscriptionFilter.model_validate({"taskIds": list(task_ids)}, by_name=False)
+    request = SubscriptionsListenRequest(params=SubscriptionsListenRequestParams(notifications=wanted))
+    # The answer comes when the stream ends, which may be never.
+    await session.send_request(request, AnyResult, request_read_timeout_seconds=float("inf"))
+
+
+def is_transient(exc: Exception) -> bool:
+    """Whether the same request may succeed later, with nobody doing anything about it."""
+    if isinstance(exc, MCPError):
+        return exc.code in TRANSIENT_CODES
+    return isinstance(exc, httpx2.TransportError | OSError)
+
+
+async def _send(session: ClientSession, task_id: str, request: _TaskRequest) -> dict[str, Any]:
+    try:
+        result = await session.send_request(request, AnyResult)
+    except MCPError as exc:
+        if exc.code == INVALID_PARAMS:
+            raise UnknownTask(task_id) from exc
+        raise
+    return result.model_dump(by_alias=True, mode="json")
