@@ -241,6 +241,11 @@ class Run:
             await self._slot.acquire()
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether some part of the tool waits for an answer or a timer."""
+        return self._waits > 0
+
+    @property
     def may_unwind(self) -> bool:
         """Whether the run can leave memory while it waits."""
         return self._policy.rerun

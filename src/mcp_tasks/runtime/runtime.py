@@ -73,7 +73,7 @@ class TaskRuntime:
         self._body = body
         self._new_id = new_id
         self._runs: dict[str, Run] = {}
-        self._changes = HintFan()
+        self.changes = HintFan()
         self._services: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -102,6 +102,7 @@ class TaskRuntime:
     async def stop(self) -> None:
         """Start nothing more, give running tools their time, hand over the rest, and close. Safe twice."""
         try:
+            await self._hand_over_waiting()
             await self.engine.drain(self.settings.drain)
         finally:
             # Reached by the time limit as well as by whoever loses patience and cancels the shutdown.
@@ -178,12 +179,10 @@ class TaskRuntime:
         self, task_id: str, condition: Callable[[TaskRecord], bool], timeout: timedelta
     ) -> TaskRecord | None:
         """The task once `condition` holds for it, or None if it does not within `timeout` (or the task is gone)."""
-        with self._changes.listen() as hints, anyio.move_on_after(timeout.total_seconds()):
+        with self.changes.listen([task_id]) as hints, anyio.move_on_after(timeout.total_seconds()):
             record = await self.store.get(task_id)
             while record is not None and not condition(record):
-                async for hint in hints:
-                    if hint.task_id == task_id:
-                        break
+                await anext(hints)
                 record = await self.store.get(task_id)
             return record
         return None
@@ -254,13 +253,14 @@ class TaskRuntime:
         if run is not None:
             run.reconcile(record)
         hint = Hint(record.id, record.version)
-        self._changes.put(hint)
+        self.changes.put(hint)
         await self.store.notifier().publish(hint)
 
     async def _follow_hints(self) -> None:
-        """Tell the runs of this process what others wrote about their tasks."""
+        """Tell the runs and the listeners of this process what others wrote."""
         async with self.store.notifier().listen() as hints:
             async for hint in hints:
+                self.changes.put(hint)
                 run = self._runs.get(hint.task_id)
                 if run is None or hint.version <= run.record.version:
                     continue
@@ -276,11 +276,7 @@ class TaskRuntime:
             service.cancel()
         self._services = []
         for run in list(self._runs.values()):
-            try:
-                await run.interrupt()
-            except StoreError as exc:
-                # Its lease runs out, and the next process finds it.
-                logger.warning("task %s could not be handed over: %s", run.record.id, exc)
+            await self._interrupt(run)
         try:
             await self.engine.stop(self.settings.stop)
             await self.store.retire(self.holder)
@@ -288,3 +284,16 @@ class TaskRuntime:
             logger.warning("could not sign off from the store: %s", exc)
         finally:
             await self.store.close()
+
+    async def _hand_over_waiting(self) -> None:
+        """A run that only waits will not end in the time it is given; what it waits for may take days."""
+        for run in list(self._runs.values()):
+            if run.is_waiting:
+                await self._interrupt(run)
+
+    async def _interrupt(self, run: Run) -> None:
+        try:
+            await run.interrupt()
+        except StoreError as exc:
+            # Its lease runs out, and the next process finds it.
+            logger.warning("task %s could not be handed over: %s", run.record.id, exc)

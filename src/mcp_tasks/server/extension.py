@@ -117,6 +117,7 @@ class Tasks(Extension):
             clock=clock,
             settings=settings,
             options=self._options,
+            principal=principal,
         )
         self._handlers = TaskHandlers(
             self._service.runtime, principal=principal, require_name_header=require_name_header

@@ -23,6 +23,7 @@ from mcp_tasks.runtime import Settings, TaskRuntime, ToolPolicy
 from mcp_tasks.server.body import MCPServerHost, ToolBody, ToolHost
 from mcp_tasks.server.guard import Guards
 from mcp_tasks.server.options import TaskOptions
+from mcp_tasks.server.push import TaskPush
 from mcp_tasks.server.rpc_errors import describe
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.url import default_store, store_from_url
@@ -46,11 +47,13 @@ class TaskService:
         clock: Callable[[], datetime],
         settings: Settings | None,
         options: Mapping[str, TaskOptions],
+        principal: Callable[[Any], str | None],
     ) -> None:
         if engine is not None and concurrency is not None:
             raise UsageError("concurrency is for the local engine; give it to the engine you pass instead")
         self.extension_given = False
         self.guards = Guards()
+        self.push = TaskPush(self.runtime, principal)
         self._store = _as_store(store)
         self._engine = engine or LocalEngine(concurrency or DEFAULT_CONCURRENCY)
         self._clock = clock
@@ -76,7 +79,7 @@ class TaskService:
     @asynccontextmanager
     async def lifespan(self, server: MCPServer[Any]) -> AsyncGenerator[dict[str, Any]]:
         """Run tasks for a server that has no lifespan of its own."""
-        async with self._running(server.name, MCPServerHost(server), {}):
+        async with self._running(server, MCPServerHost(server), {}):
             yield {}
 
     def around(
@@ -86,7 +89,7 @@ class TaskService:
 
         @asynccontextmanager
         async def wrapped(server: MCPServer[StateT]) -> AsyncGenerator[StateT]:
-            async with lifespan(server) as state, self._running(server.name, MCPServerHost(server), state):
+            async with lifespan(server) as state, self._running(server, MCPServerHost(server), state):
                 yield state
 
         return wrapped
@@ -98,14 +101,16 @@ class TaskService:
 
         @asynccontextmanager
         async def wrapped(server: Server[Any]) -> AsyncGenerator[Any]:
-            async with lifespan(server) as state, self._running(server.name, host, state):
+            async with lifespan(server) as state, self._running(server, host, state):
                 yield state
 
         return wrapped
 
     @asynccontextmanager
-    async def _running(self, server_name: str, host: ToolHost, state: Any) -> AsyncGenerator[None]:
-        await self._enter(server_name, host, state)
+    async def _running(self, server: MCPServer[Any] | Server[Any], host: ToolHost, state: Any) -> AsyncGenerator[None]:
+        if self.push not in server.middleware:
+            server.middleware.append(self.push)
+        await self._enter(server.name, host, state)
         try:
             yield
         finally:

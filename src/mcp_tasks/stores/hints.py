@@ -6,7 +6,7 @@ has tasks to look at, and never more.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Generator
 from contextlib import asynccontextmanager, contextmanager
 
 import anyio
@@ -18,27 +18,38 @@ class HintFan:
     """Gives each hint to everyone who listens in this process."""
 
     def __init__(self) -> None:
-        self._inboxes: set[Inbox] = set()
-
-    @property
-    def has_listeners(self) -> bool:
-        """Whether anybody would hear a hint."""
-        return bool(self._inboxes)
+        self._of_all: set[Inbox] = set()
+        # By task, so that a change costs as much as it has listeners, not as much as there are listeners.
+        self._of_task: dict[str, set[Inbox]] = {}
 
     def put(self, hint: Hint) -> None:
         """Hand on one hint. Call from the event loop's thread."""
-        for inbox in self._inboxes:
+        for inbox in self._of_all:
+            inbox.put(hint)
+        for inbox in self._of_task.get(hint.task_id, ()):
             inbox.put(hint)
 
     @contextmanager
-    def listen(self) -> Generator[Inbox]:
-        """Hints from now on."""
+    def listen(self, task_ids: Collection[str] | None = None) -> Generator[Inbox]:
+        """Hints from now on, of all tasks or of these."""
         inbox = Inbox()
-        self._inboxes.add(inbox)
+        if task_ids is None:
+            self._of_all.add(inbox)
+        else:
+            for task_id in task_ids:
+                self._of_task.setdefault(task_id, set()).add(inbox)
         try:
             yield inbox
         finally:
-            self._inboxes.discard(inbox)
+            self._of_all.discard(inbox)
+            for task_id in task_ids or ():
+                self._forget(task_id, inbox)
+
+    def _forget(self, task_id: str, inbox: Inbox) -> None:
+        listeners = self._of_task.get(task_id, set())
+        listeners.discard(inbox)
+        if not listeners:
+            self._of_task.pop(task_id, None)
 
 
 class LocalNotifier:
