@@ -97,8 +97,8 @@ class Interrupted(RunStopped):
     def __init__(self, tool: str) -> None:
         self.tool = tool
         super().__init__(
-            f"The work was interrupted: the server stopped while {tool!r} was running. It may have been done in "
-            "part, and it was not started again because the tool is not marked as safe to run twice."
+            f"Interrupted: the server stopped while {tool!r} was running, and the tool is not marked as safe to run "
+            "again. The work may be done in part."
         )
 
 

@@ -3,6 +3,7 @@
 from mcp_tasks.client.calls import call_tool, pending_tasks, resume_task, start_task
 from mcp_tasks.client.extension import TasksClient
 from mcp_tasks.client.handle import TaskHandle
+from mcp_tasks.client.http import reconnecting_http
 from mcp_tasks.client.ledger import Ledger, LedgerEntry
 from mcp_tasks.wire.parse import TaskSnapshot
 
@@ -14,6 +15,7 @@ __all__ = [
     "TasksClient",
     "call_tool",
     "pending_tasks",
+    "reconnecting_http",
     "resume_task",
     "start_task",
 ]

@@ -12,6 +12,7 @@ from mcp_types import (
     CONNECTION_CLOSED,
     INTERNAL_ERROR,
     INVALID_PARAMS,
+    PARSE_ERROR,
     REQUEST_TIMEOUT,
     Request,
     Result,
@@ -25,8 +26,9 @@ from mcp_tasks.errors import UnknownTask
 from mcp_tasks.wire.models import CancelTaskParams, GetTaskParams, UpdateTaskParams
 from mcp_tasks.wire.parse import TaskSnapshot, parse_task
 
-TRANSIENT_CODES = frozenset({CONNECTION_CLOSED, REQUEST_TIMEOUT, INTERNAL_ERROR})
-"""Errors after which the same request may well succeed: the server restarts, is slow, or its store is busy."""
+TRANSIENT_CODES = frozenset({CONNECTION_CLOSED, REQUEST_TIMEOUT, INTERNAL_ERROR, PARSE_ERROR})
+"""Errors after which the same request may well succeed: the server restarts, is slow, or its store is busy; the SDK
+reports an answer that was cut off as one that cannot be parsed."""
 
 
 class AnyResult(Result):

@@ -1,0 +1,79 @@
+"""A way to a server over HTTP that outlives the server's restarts.
+
+The SDK's own transport takes the whole client down when one request cannot be delivered. For a wait of hours that
+is the wrong size of failure: here such a request fails alone, with a JSON-RPC error, and the next one tries again.
+
+    async with Client(reconnecting_http(url), extensions=[TasksClient()]) as client: ...
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import CONNECTION_CLOSED
+
+
+@asynccontextmanager
+async def reconnecting_http(
+    url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    auth: httpx2.Auth | None = None,
+    timeout: httpx2.Timeout | None = None,
+) -> AsyncGenerator[Any]:
+    """A transport for the SDK's `Client`; `headers` and `auth` go with every request."""
+    client = httpx2.AsyncClient(
+        headers=dict(headers or {}),
+        auth=auth,
+        timeout=timeout or httpx2.Timeout(30.0, read=300.0),
+        transport=_FailsAlone(httpx2.AsyncHTTPTransport(retries=0)),
+    )
+    async with client, streamable_http_client(url, http_client=client) as streams:
+        yield streams
+
+
+class _FailsAlone(httpx2.AsyncBaseTransport):
+    """Answers for a server that cannot be reached."""
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
+        self._inner = inner
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        try:
+            response = await self._inner.handle_async_request(request)
+        except httpx2.TransportError as exc:
+            return _unreachable(request, exc)
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        response.stream = _EndsQuietly(response.stream)
+        return response
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _EndsQuietly(httpx2.AsyncByteStream):
+    """A body that is cut off raises what the SDK takes for a bad body, not what it takes for its own end."""
+
+    def __init__(self, inner: httpx2.AsyncByteStream) -> None:
+        self._inner = inner
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in self._inner:
+                yield chunk
+        except httpx2.TransportError as exc:
+            raise httpx2.StreamError(f"the server went away: {exc}") from exc
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def _unreachable(request: httpx2.Request, exc: httpx2.TransportError) -> httpx2.Response:
+    error = {"code": CONNECTION_CLOSED, "message": f"{request.url.copy_with(query=None)} cannot be reached: {exc}"}
+    body = json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode()
+    return httpx2.Response(503, headers={"content-type": "application/json"}, content=body, request=request)
