@@ -7,6 +7,7 @@ with SIGKILL, starts it again, and ends by itself: with exit code 0 only if ever
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -15,10 +16,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from mcp import Client, MCPError
 from mcp.client.session import ClientRequestContext
@@ -29,6 +28,8 @@ from mcp_tasks.client import TaskHandle, TasksClient, TaskSnapshot, reconnecting
 FRAMES = 20
 KILL_AT_FRAME = 7
 BAR = 24
+
+Outcomes: TypeAlias = dict[str, CallToolResult | MCPError]
 
 
 class Screen:
@@ -101,7 +102,7 @@ class Server:
         """Start it and wait until it accepts connections."""
         script = Path(__file__).with_name("demo_server.py")
         arguments = ["--port", str(self._port), "--db", self._folder / "tasks.db", "--log", self._folder / "work.log"]
-        self._process = subprocess.Popen([sys.executable, script, *arguments], stderr=subprocess.DEVNULL)
+        self._process = _spawn(script, *arguments)
         for _ in range(200):
             if self._process.poll() is not None:
                 raise SystemExit("the demo's server did not start")
@@ -130,6 +131,10 @@ class Server:
                 self.kill()
 
 
+def _spawn(script: Path, *arguments: str | Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, script, *arguments], stderr=subprocess.DEVNULL)
+
+
 class Person:
     """Whoever is asked for approval. Takes some time to notice, then says yes."""
 
@@ -145,12 +150,6 @@ class Person:
         return ElicitResult(action="accept", content={"publish": True})
 
 
-@asynccontextmanager
-async def _connected(server: Server, person: Person) -> AsyncIterator[Client]:
-    async with Client(reconnecting_http(server.url), extensions=[TasksClient()], elicitation_callback=person) as client:
-        yield client
-
-
 async def main() -> int:
     """The demo from beginning to end; the exit code."""
     screen = Screen()
@@ -158,15 +157,17 @@ async def main() -> int:
         server = Server(Path(folder))
         await server.start()
         try:
-            return await _play(screen, server, Path(folder) / "work.log")
+            outcomes, person = await _play(screen, server)
+            return _verdict(screen, outcomes, person, _work_done(Path(folder) / "work.log"))
         finally:
             server.stop()
 
 
-async def _play(screen: Screen, server: Server, log: Path) -> int:
+async def _play(screen: Screen, server: Server) -> tuple[Outcomes, Person]:
     person = Person(screen)
     screen.say(f"An MCP server (pid {server.pid}) keeps its tasks in a SQLite file. Three tools are called:\n")
-    async with _connected(server, person) as client:
+    transport = reconnecting_http(server.url)
+    async with Client(transport, extensions=[TasksClient()], elicitation_callback=person) as client:
         handles = {
             "render": await _start(screen, client, "render", {"frames": FRAMES}),
             "release": await _start(screen, client, "release", {"version": "2.0"}),
@@ -186,7 +187,12 @@ async def _play(screen: Screen, server: Server, log: Path) -> int:
         person.ready.set()
         outcomes = dict(zip(waits, await asyncio.wait_for(asyncio.gather(*waits.values()), 60), strict=True))
         await asyncio.gather(*watches)
-    return _verdict(screen, outcomes, person, Counter(line.split()[0] for line in log.read_text().splitlines()))
+    return outcomes, person
+
+
+def _work_done(log: Path) -> Counter[str]:
+    """How often each piece of work was really done."""
+    return Counter(line.split()[0] for line in log.read_text().splitlines())
 
 
 async def _start(screen: Screen, client: Client, tool: str, arguments: dict[str, Any]) -> TaskHandle:
@@ -211,7 +217,7 @@ async def _outcome(handle: TaskHandle) -> CallToolResult | MCPError:
         return exc
 
 
-def _verdict(screen: Screen, outcomes: dict[str, CallToolResult | MCPError], person: Person, done: Counter[str]) -> int:
+def _verdict(screen: Screen, outcomes: Outcomes, person: Person, done: Counter[str]) -> int:
     screen.say("\nWhat came of them:\n")
     for name, outcome in outcomes.items():
         screen.say(f"  {name:<12} {_text(outcome)}")
@@ -239,7 +245,5 @@ def _text(outcome: CallToolResult | MCPError) -> str:
 
 if __name__ == "__main__":
     # The SDK logs a broken stream as an error; here that is the point of the exercise.
-    import logging
-
     logging.disable(logging.CRITICAL)
     sys.exit(asyncio.run(main()))
