@@ -21,7 +21,7 @@ from mcp_tasks.core.machine import apply
 from mcp_tasks.core.pacing import is_expired
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.engines.base import Engine, Slot
-from mcp_tasks.errors import StoreError, TransitionRefused, UnknownTask, VersionConflict
+from mcp_tasks.errors import StoreError, StoreUnavailable, TransitionRefused, UnknownTask, VersionConflict
 from mcp_tasks.runtime.holder import new_holder
 from mcp_tasks.runtime.janitor import Janitor
 from mcp_tasks.runtime.policy import Settings, ToolPolicy
@@ -75,6 +75,7 @@ class TaskRuntime:
         self._runs: dict[str, Run] = {}
         self.changes = HintFan()
         self._services: list[asyncio.Task[None]] = []
+        self._abandoned = False
 
     async def start(self) -> None:
         """Open the store, begin to run tools, and pick up what an earlier process left.
@@ -108,6 +109,18 @@ class TaskRuntime:
             # Reached by the time limit as well as by whoever loses patience and cancels the shutdown.
             with anyio.CancelScope(shield=True):
                 await self._hand_over()
+
+    async def abandon(self) -> None:
+        """Stop like a process that dies: nothing is handed over, nothing more is written. For tests of recovery."""
+        self._abandoned = True
+        for service in self._services:
+            service.cancel()
+        self._services = []
+        for run in list(self._runs.values()):
+            run.stop()
+        await self.engine.stop(self.settings.stop)
+        # What a real death leaves to the lease: here the process goes on, and would seem alive.
+        await self.store.retire(self.holder)
 
     async def create(
         self,
@@ -233,6 +246,8 @@ class TaskRuntime:
         return Run(taken, host=self, slot=slot, policy=policy, replay=replay)
 
     async def _swap(self, record: TaskRecord, events: Sequence[Event], entries: Sequence[JournalEntry]) -> TaskRecord:
+        if self._abandoned:
+            raise StoreUnavailable("this runtime was abandoned")
         now = self.now()
         changed = record
         for event in events:

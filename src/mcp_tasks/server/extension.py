@@ -30,7 +30,7 @@ from mcp_tasks.core import TaskRecord, TaskStatus
 from mcp_tasks.engines import Engine
 from mcp_tasks.errors import TasksError, UsageError, WiringError
 from mcp_tasks.runtime import Settings, TaskRuntime
-from mcp_tasks.server.body import LowLevelHost
+from mcp_tasks.server.body import LowLevelHost, MCPServerHost
 from mcp_tasks.server.guard import (
     ANNOUNCE_AFTER,
     STARTED_VERSION,
@@ -187,6 +187,17 @@ class Tasks(Extension):
         """The same around a lifespan of your own; tools see what yours yields."""
         self._lifespan_given = True
         return self._service.around(lifespan)
+
+    async def runtime_for(
+        self, server: MCPServer[Any], *, store: Store, engine: Engine, clock: Callable[[], datetime], state: Any = None
+    ) -> TaskRuntime:
+        """A runtime for the server's tools on another store, engine and clock, not started. For tests of tools.
+
+        Raises:
+            WiringError: A marked tool is not there.
+        """
+        host = MCPServerHost(server)
+        return await self._service.new_runtime(host, lambda: state, store=store, engine=engine, clock=clock)
 
     def attach(self, server: Server[Any]) -> None:
         """Add tasks to a low-level `Server`, in place of `extensions=` and `lifespan=`. Call it once, before it runs.

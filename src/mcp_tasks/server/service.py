@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from mcp.server import MCPServer, Server
 from mcp_types import ToolAnnotations
@@ -64,7 +65,7 @@ class TaskService:
         self._server_name = ""
         self._annotations: dict[str, ToolAnnotations | None] = {}
         self._states: list[Any] = []
-        self._turn: asyncio.Lock | None = None
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
     def runtime(self) -> TaskRuntime:
         """The running runtime.
@@ -122,51 +123,71 @@ class TaskService:
                 "tasks are wired with two arguments and one is missing: "
                 "MCPServer(..., extensions=[tasks], lifespan=tasks.lifespan)"
             )
-        if self._turn is None:
-            self._turn = asyncio.Lock()
-        async with self._turn:
+        async with self._turn():
             if self._states and self._server_name != server_name:
                 raise WiringError(f"this Tasks object already serves {self._server_name!r}; make one for each server")
             self._states.append(state)
             if self._runtime is None:
                 try:
-                    await self._start(server_name, host)
+                    self._runtime = await self._start(server_name, host)
                 except BaseException:
                     self._states.remove(state)
                     raise
 
-    async def _start(self, server_name: str, host: ToolHost) -> None:
-        self._host = host
+    async def _start(self, server_name: str, host: ToolHost) -> TaskRuntime:
         self._server_name = server_name
+        if self._store is None:
+            self._store = default_store(server_name)
+        runtime = await self.new_runtime(
+            host, lambda: self._states[-1], store=self._store, engine=self._engine, clock=self._clock
+        )
+        await runtime.start()
+        logger.info("tasks of %r are kept in %s", server_name, self._store)
+        return runtime
+
+    async def new_runtime(
+        self,
+        host: ToolHost,
+        lifespan_state: Callable[[], Any],
+        *,
+        store: Store,
+        engine: Engine,
+        clock: Callable[[], datetime],
+    ) -> TaskRuntime:
+        """A runtime for the tools of `host`, not started.
+
+        Raises:
+            WiringError: A marked tool is not there.
+        """
+        self._host = host
         await host.prepare()
         self._annotations = await host.annotations()
         self._check_marked(host)
-        runtime = TaskRuntime(
-            store=self._store or default_store(server_name),
-            engine=self._engine,
-            body=ToolBody(host, lambda: self._states[-1], self.guards),
+        return TaskRuntime(
+            store=store,
+            engine=engine,
+            body=ToolBody(host, lifespan_state, self.guards),
             policy=self._policy,
             describe=describe,
-            clock=self._clock,
+            clock=clock,
             settings=self._settings,
         )
-        await runtime.start()
-        self._store = runtime.store
-        self._runtime = runtime
-        logger.info("tasks of %r are kept in %s", server_name, self._store)
 
     async def _leave(self, state: Any) -> None:
         # By identity: two clients of a server may have equal states, and each must take its own away.
-        place = next(index for index, known in enumerate(self._states) if known is state)
-        if len(self._states) == 1 and self._runtime is not None:
-            # The state goes last: tools that are still running have it until they have ended.
-            runtime, self._runtime, self._turn = self._runtime, None, None
+        async with self._turn():
+            place = next(index for index, known in enumerate(self._states) if known is state)
             try:
-                await runtime.stop()
+                if len(self._states) == 1 and self._runtime is not None:
+                    runtime, self._runtime = self._runtime, None
+                    await runtime.stop()
             finally:
+                # The state goes last: tools that are still running have it until they have ended.
                 self._states.pop(place)
-        else:
-            self._states.pop(place)
+
+    def _turn(self) -> asyncio.Lock:
+        """Starting and stopping wait for each other. A lock belongs to one event loop, a `Tasks` object may not."""
+        return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
     def _check_marked(self, host: ToolHost) -> None:
         if not isinstance(host, MCPServerHost):

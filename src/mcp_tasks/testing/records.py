@@ -1,0 +1,25 @@
+"""Task records for tests, made in one line."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+from mcp_tasks.core.record import TaskRecord, TaskRequest
+from mcp_tasks.testing.clock import NOON
+
+_numbers = count(1)
+
+
+def make_record(**overrides: Any) -> TaskRecord:
+    """A new, queued task with an id of its own; `overrides` are fields of `TaskRecord`."""
+    number = next(_numbers)
+    fields: dict[str, Any] = {
+        "id": f"task-{number}",
+        "owner": "alice",
+        "request": TaskRequest(name="render", arguments={"scene": f"scene {number}"}),
+        "created_at": NOON,
+        "ttl": timedelta(hours=1),
+    } | overrides
+    return TaskRecord(**{"updated_at": fields["created_at"], **fields})

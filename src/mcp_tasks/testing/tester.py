@@ -1,0 +1,170 @@
+"""Tests of tools as tasks, in memory and without waiting: answer what a tool asks, crash it, let time pass.
+
+async with TaskTester(server, tasks) as tester:
+    task = await tester.call("release", {"version": "2.0"})
+    await tester.until_asked(task)
+    await tester.crash()
+    await tester.answer(task, {"publish": True})
+    assert (await tester.result(task)).structured_content == {"result": "2.0 published"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self
+
+from mcp.server import MCPServer
+from mcp.shared.exceptions import MCPError
+from mcp_types import CallToolResult
+from mcp_types.version import LATEST_MODERN_VERSION
+
+from mcp_tasks.core import InputRequest, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.engines import LocalEngine
+from mcp_tasks.errors import TaskWasCancelled, UnknownTask
+from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.server import Tasks
+from mcp_tasks.stores import MemoryStore
+from mcp_tasks.testing.clock import FakeClock
+
+ALL_CAPABILITIES: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {"tools": {}}, "roots": {}}
+"""A client that can be asked anything."""
+
+LIMIT = timedelta(seconds=10)
+"""How long, in real time, a test waits for its tool before it fails."""
+
+
+class TaskTester:
+    """Runs the tools of a server as tasks, in memory, on a clock that the test moves.
+
+    Args:
+        server: The server under test.
+        tasks: Its `Tasks` object. Its own store and engine are not touched.
+        state: What the tools find as their lifespan context.
+        concurrency: How many tools run at a time.
+    """
+
+    def __init__(self, server: MCPServer[Any], tasks: Tasks, *, state: Any = None, concurrency: int = 100) -> None:
+        self.clock = FakeClock()
+        self.store = MemoryStore()
+        self._server = server
+        self._tasks = tasks
+        self._state = state
+        self._concurrency = concurrency
+        self._runtime: TaskRuntime | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._start()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.runtime.abandon()
+
+    @property
+    def runtime(self) -> TaskRuntime:
+        """The runtime that has the tasks now; a crash makes a new one."""
+        if self._runtime is None:
+            raise RuntimeError("use `async with TaskTester(...)`")
+        return self._runtime
+
+    async def call(
+        self,
+        tool: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        capabilities: Mapping[str, Any] = ALL_CAPABILITIES,
+        owner: str | None = None,
+    ) -> str:
+        """Call a tool as a task, for a client with these capabilities; the task's id."""
+        request = TaskRequest(
+            name=tool,
+            arguments=dict(arguments or {}),
+            protocol_version=LATEST_MODERN_VERSION,
+            client_capabilities=capabilities,
+        )
+        record = await self.runtime.create(request, owner=owner, ttl=None)
+        await self.runtime.submit(record.id)
+        return record.id
+
+    async def record(self, task_id: str) -> TaskRecord:
+        """The task as it is now."""
+        record = await self.store.get(task_id)
+        if record is None:
+            raise UnknownTask(task_id)
+        return record
+
+    async def until_asked(self, task_id: str, count: int = 1) -> Mapping[str, InputRequest]:
+        """Wait until the tool has at least `count` open questions; all of them, by key."""
+        record = await self._until(task_id, lambda task: len(task.inputs.outstanding) >= count, f"ask {count} thing(s)")
+        return record.inputs.outstanding
+
+    async def answer(
+        self,
+        task_id: str,
+        content: Mapping[str, Any] | None = None,
+        *,
+        action: str = "accept",
+        key: str | None = None,
+        response: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Answer an open question: the one under `key`, or the only one.
+
+        `content` is what a person enters into a form; `response` is a whole answer, for sampling and roots.
+        """
+        questions = await self.until_asked(task_id)
+        if key is None:
+            if len(questions) != 1:
+                raise ValueError(f"several questions are open, say which: {', '.join(sorted(questions))}")
+            key = next(iter(questions))
+        if response is None:
+            response = {"action": action} if content is None else {"action": action, "content": dict(content)}
+        await self.runtime.answer(await self.record(task_id), {key: response})
+
+    async def advance(self, by: timedelta) -> None:
+        """Let time pass, and let what is due happen."""
+        self.clock.advance(by)
+        await self.runtime.janitor.sweep()
+
+    async def crash(self) -> None:
+        """End the process that runs the tools, without any of it being told, and start another.
+
+        A tool in an `await` is torn out of it there, as if the process had died; what it writes after that is lost.
+        """
+        await self.runtime.abandon()
+        await self._start()
+
+    async def finish(self, task_id: str) -> TaskRecord:
+        """Wait until the task has ended."""
+        return await self._until(task_id, lambda task: task.is_final, "end")
+
+    async def result(self, task_id: str) -> CallToolResult:
+        """Wait until the task has ended; what the call would have returned, or raised.
+
+        Raises:
+            MCPError: The task failed.
+            TaskWasCancelled: It was cancelled.
+        """
+        record = await self.finish(task_id)
+        if record.error is not None:
+            error = record.error
+            raise MCPError(code=error["code"], message=error["message"], data=error.get("data"))
+        if record.status is TaskStatus.CANCELLED:
+            raise TaskWasCancelled(task_id, record.status_message)
+        return CallToolResult.model_validate(record.result, by_name=False)
+
+    async def _until(self, task_id: str, condition: Callable[[TaskRecord], bool], what: str) -> TaskRecord:
+        record = await self.runtime.wait_until(task_id, lambda task: task.is_final or condition(task), LIMIT)
+        if record is None or not condition(record):
+            now = await self.record(task_id)
+            raise AssertionError(f"the tool did not {what}; the task is {now.status.value}: {now.status_message or ''}")
+        return record
+
+    async def _start(self) -> None:
+        engine = LocalEngine(self._concurrency)
+        self._runtime = await self._tasks.runtime_for(
+            self._server, store=self.store, engine=engine, clock=self.clock, state=self._state
+        )
+        await self._runtime.start()
