@@ -44,6 +44,11 @@ class LocalEngine:
         # original number for everyone else, so a hundred blocking tasks never delay a plain call.
         anyio.to_thread.current_default_thread_limiter().total_tokens += self.concurrency
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued, and whatever runs only waits."""
+        return self._free == self.concurrency and not self._queue and not self._returning
+
     async def submit(self, task_id: str) -> None:
         """Have the task run, once there is room."""
         if task_id not in self._running:

@@ -1,0 +1,56 @@
+"""Writes the parts of the docs that come from code: `python -m docs.generate`, and a test that they are current."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mcp_tasks.core.machine import TABLE
+from mcp_tasks.core.status import TaskStatus
+
+LIFECYCLE = Path(__file__).with_name("lifecycle.md")
+
+
+def state_diagram() -> str:
+    """The machine's table as a Mermaid state diagram."""
+    lines = ["stateDiagram-v2", f"    [*] --> {TaskStatus.WORKING}: created"]
+    for status, rules in TABLE.items():
+        arrows: dict[TaskStatus, list[str]] = {}
+        for event, rule in rules.items():
+            for target in rule.to:
+                arrows.setdefault(target, []).append(event.__name__)
+        lines += [f"    {status} --> {target}: {', '.join(events)}" for target, events in arrows.items()]
+        if not rules:
+            lines.append(f"    {status} --> [*]")
+    return "\n".join(lines)
+
+
+def event_table() -> str:
+    """What each event does in each status, as a Markdown table."""
+    statuses = list(TABLE)
+    events = sorted({event for rules in TABLE.values() for event in rules}, key=lambda event: event.__name__)
+    lines = ["| event | " + " | ".join(statuses) + " |", "|---" * (len(statuses) + 1) + "|"]
+    for event in events:
+        cells = [_cell(status, event) for status in statuses]
+        lines.append(f"| `{event.__name__}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(status: TaskStatus, event: type) -> str:
+    rule = TABLE[status].get(event)
+    if rule is None:
+        return "late: ignored" if status.is_final else "refused"
+    return " or ".join(f"→ {target}" if target is not status else "stays" for target in rule.to)
+
+
+def filled(page: str) -> str:
+    """The page with its generated parts as they should be."""
+    parts = {"diagram": f"```mermaid\n{state_diagram()}\n```", "events": event_table()}
+    for name, text in parts.items():
+        pattern = rf"(<!-- generated: {name} -->\n).*?(\n<!-- end -->)"
+        page = re.sub(pattern, lambda match, text=text: f"{match[1]}{text}{match[2]}", page, flags=re.DOTALL)
+    return page
+
+
+if __name__ == "__main__":
+    LIFECYCLE.write_text(filled(LIFECYCLE.read_text()))

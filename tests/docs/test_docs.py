@@ -1,0 +1,49 @@
+"""The docs are kept true: their code runs, their generated parts are current, their links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docs.generate import LIFECYCLE, filled
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+
+
+def _python_of(page: Path) -> str:
+    return "\n\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if _python_of(page)], ids=lambda page: page.name)
+def test_the_code_of_a_page_runs_from_top_to_bottom(page: Path) -> None:
+    names: dict[str, Any] = {"__name__": f"docs.{page.stem}"}
+    exec(compile(_python_of(page), page, "exec"), names)
+    assert len(names) > 2
+
+
+@pytest.mark.anyio
+async def test_the_test_on_the_testing_page_passes() -> None:
+    names: dict[str, Any] = {"__name__": "docs.testing"}
+    exec(compile(_python_of(ROOT / "docs" / "testing.md"), "testing.md", "exec"), names)
+    await names["test_an_order_survives_anything"]()
+
+
+def test_generated_parts_are_current() -> None:
+    page = LIFECYCLE.read_text()
+    assert filled(page) == page, "run `make docs`"
+    assert "working --> completed: RunCompleted" in page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_readme_shows_the_two_commands() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert "make demo" in readme
+    assert "make test" in readme
