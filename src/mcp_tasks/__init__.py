@@ -1,7 +1,34 @@
-"""Durable long-running tasks for MCP servers built on the official Python SDK."""
+"""Durable long-running tasks for MCP servers built on the official Python SDK.
 
-from mcp_tasks.errors import TasksError
-from mcp_tasks.runtime import Settings, TaskContext, current_task
-from mcp_tasks.server import TaskMode, Tasks
+The names of the first hour are here, and are imported when they are asked for: whoever needs only a store or only the
+client does not load the rest.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mcp_tasks.errors import TasksError
+    from mcp_tasks.runtime import Settings, TaskContext, current_task
+    from mcp_tasks.server import TaskMode, Tasks
 
 __all__ = ["Settings", "TaskContext", "TaskMode", "Tasks", "TasksError", "current_task"]
+
+_HOMES = {
+    "Settings": "mcp_tasks.runtime",
+    "TaskContext": "mcp_tasks.runtime",
+    "TaskMode": "mcp_tasks.server",
+    "Tasks": "mcp_tasks.server",
+    "TasksError": "mcp_tasks.errors",
+    "current_task": "mcp_tasks.runtime",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -7,22 +7,21 @@ only. With a ledger that holds over restarts: a recorded answer is sent again in
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import anyio
 from mcp.client.session import ClientRequestContext, ClientSession
 from mcp.shared.exceptions import MCPError
 from mcp_types import ErrorData, InputRequest
 from pydantic import TypeAdapter, ValidationError
 
 from mcp_tasks.client.ledger import Ledger
-from mcp_tasks.client.requests import update_task
+from mcp_tasks.client.poller import Patience, Poller
+from mcp_tasks.client.requests import is_transient, update_task
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.errors import InvalidResponse, UnknownTask
 from mcp_tasks.wire.parse import TaskSnapshot
-
-logger = logging.getLogger(__name__)
 
 _requests: TypeAdapter[InputRequest] = TypeAdapter(InputRequest)
 
@@ -43,6 +42,7 @@ class Answerer:
         *,
         server: str,
         ledger: Ledger | None,
+        patience: Patience | None = None,
         busy_changed: Callable[[bool], None],
         answered: Callable[[Exception | None], None],
     ) -> None:
@@ -50,6 +50,7 @@ class Answerer:
         self._task_id = task_id
         self._server = server
         self._ledger = ledger
+        self._patience = patience
         self._busy_changed = busy_changed
         self._answered = answered
         self._seen: set[str] = set()
@@ -86,14 +87,26 @@ class Answerer:
             answer = await self._ask(key, request)
             if self._ledger is not None:
                 self._ledger.record_answer(self._server, self._task_id, key, answer)
-        try:
-            await update_task(self._session, self._task_id, {key: answer})
-        except UnknownTask as exc:
-            # -32602 also says that the answer does not fit its question; the next look tells the two apart.
-            logger.warning("the answer to %r was not taken: %s", key, exc.__cause__)
-            return
+        await self._deliver(key, answer)
         if self._ledger is not None:
             self._ledger.answer_sent(self._server, self._task_id, key)
+
+    async def _deliver(self, key: str, answer: Mapping[str, Any]) -> None:
+        retries = Poller(self._patience)
+        while True:
+            try:
+                await update_task(self._session, self._task_id, {key: answer})
+                return
+            except UnknownTask:
+                # The wait's own look says so, to whoever waits.
+                return
+            except (MCPError, OSError) as exc:
+                now = anyio.current_time()
+                if not is_transient(exc) or not retries.failed(now):
+                    if self._ledger is not None:
+                        self._ledger.answer_refused(self._server, self._task_id, key)
+                    raise
+                await anyio.sleep(retries.next_look - now)
 
     def _recorded(self, key: str) -> Mapping[str, Any] | None:
         if self._ledger is None:

@@ -20,13 +20,20 @@ async def call_tool(
     *,
     timeout: timedelta | float | None = None,
     on_progress: OnProgress | None = None,
-    on_abandon: OnAbandon = "cancel",
+    on_abandon: OnAbandon | None = None,
 ) -> CallToolResult:
-    """`client.call_tool`, with a time limit, progress, and a say in what becomes of the task when it is given up."""
-    options = CallOptions(timeout=timeout, on_progress=on_progress, on_abandon=on_abandon)
+    """`client.call_tool`, with a time limit, progress, and a say in what becomes of the task when it is given up.
+
+    What is not said is as the `TasksClient` was made.
+    """
+    defaults = tasks_of(client).defaults
+    options = CallOptions(
+        timeout=timeout,
+        on_progress=on_progress or defaults.on_progress,
+        on_abandon=on_abandon or defaults.on_abandon,
+    )
     token = call_options.set(options)
     try:
-        tasks_of(client)
         return await client.call_tool(name, arguments)
     finally:
         call_options.reset(token)
@@ -34,9 +41,9 @@ async def call_tool(
 
 async def start_task(client: Client, name: str, arguments: dict[str, Any] | None = None) -> TaskHandle | CallToolResult:
     """Call a tool and come back at once: with a handle, or with the result if the server answered inline."""
+    tasks_of(client)
     token = call_options.set(CallOptions(want_handle=True))
     try:
-        tasks_of(client)
         return await client.call_tool(name, arguments)
     except HandleWanted as signal:
         return signal.handle

@@ -75,7 +75,7 @@ class TasksClient(ClientExtension):
         self.ledger = Ledger(ledger) if isinstance(ledger, str | Path) else ledger
         self._server = server
         self._push = push
-        self._defaults = CallOptions(on_abandon=on_abandon, on_progress=on_progress)
+        self.defaults = CallOptions(on_abandon=on_abandon, on_progress=on_progress)
         self._patience = patience
         self._hubs: WeakKeyDictionary[ClientSession, PushHub] = WeakKeyDictionary()
 
@@ -115,7 +115,7 @@ class TasksClient(ClientExtension):
 
     def options(self) -> CallOptions:
         """How the call under way treats its task."""
-        return call_options.get() or self._defaults
+        return call_options.get() or self.defaults
 
     def _hub(self, session: ClientSession) -> PushHub | None:
         if not self._push:

@@ -143,6 +143,7 @@ class TaskHandle:
             self.id,
             server=self._server,
             ledger=self._ledger,
+            patience=self._patience,
             busy_changed=budget.hold,
             answered=wake.answered,
         )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,21 +57,20 @@ class Ledger:
         path: The file; it is made if it is not there.
         keep_results: Keep results of finished tasks, and the tasks themselves, until `forget`. Otherwise a task is
             forgotten when its end was seen.
+
+    Raises:
+        StoreUnavailable: The file cannot be used now. Any method may raise this.
+        StoreCorrupt: It is no ledger, or is damaged. Any method may raise this.
     """
 
     def __init__(self, path: str | Path, *, keep_results: bool = False) -> None:
         self.path = Path(path)
         self.keep_results = keep_results
-        try:
+        with self._translated():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(self.path, isolation_level=None, timeout=5, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.executescript(_SCHEMA)
-        except sqlite3.DatabaseError as exc:
-            kind = StoreUnavailable if isinstance(exc, sqlite3.OperationalError) else StoreCorrupt
-            raise kind(f"the ledger {self.path} cannot be used: {exc}") from exc
-        except OSError as exc:
-            raise StoreUnavailable(f"the ledger {self.path} cannot be used: {exc}") from exc
 
     def close(self) -> None:
         """Let go of the file. Safe twice."""
@@ -79,7 +78,7 @@ class Ledger:
 
     def add(self, task_id: str, *, server: str, tool: str) -> None:
         """Remember a task, from the moment its id is known."""
-        self._db.execute(
+        self._run(
             "INSERT OR IGNORE INTO tasks (task_id, server, tool, started, status) VALUES (?, ?, ?, ?, 'working')",
             (task_id, server, tool, datetime.now(UTC).isoformat()),
         )
@@ -91,7 +90,7 @@ class Ledger:
             return
         result = None if snapshot.result is None else json.dumps(dict(snapshot.result))
         finished = datetime.now(UTC).isoformat() if snapshot.is_final else None
-        self._db.execute(
+        self._run(
             "UPDATE tasks SET status = ?, message = ?, result = ?, finished = ? WHERE server = ? AND task_id = ?",
             (snapshot.status.value, snapshot.message, result, finished, server, snapshot.id),
         )
@@ -102,37 +101,52 @@ class Ledger:
 
     def entries(self, *, server: str | None = None) -> list[LedgerEntry]:
         """All tasks that are remembered, oldest first."""
-        where, params = ("", ()) if server is None else ("WHERE server = ?", (server,))
-        columns = "task_id, server, tool, started, status, message, result"
-        with closing(self._db.execute(f"SELECT {columns} FROM tasks {where} ORDER BY started", params)) as rows:  # noqa: S608
+        rows = self._run(
+            "SELECT task_id, server, tool, started, status, message, result FROM tasks"
+            " WHERE ?1 IS NULL OR server = ?1 ORDER BY started",
+            (server,),
+        )
+        with self._translated():
             return [_entry(row) for row in rows]
 
-    def forget(self, task_id: str, *, server: str | None = None) -> None:
+    def forget(self, task_id: str, *, server: str) -> None:
         """Remember the task no longer."""
-        where, params = ("task_id = ?", [task_id])
-        if server is not None:
-            where, params = (f"{where} AND server = ?", [task_id, server])
-        self._db.execute(f"DELETE FROM tasks WHERE {where}", params)  # noqa: S608
-        self._db.execute(f"DELETE FROM answers WHERE {where}", params)  # noqa: S608
+        self._run("DELETE FROM tasks WHERE server = ? AND task_id = ?", (server, task_id))
+        self._run("DELETE FROM answers WHERE server = ? AND task_id = ?", (server, task_id))
 
     def record_answer(self, server: str, task_id: str, key: str, answer: Mapping[str, Any]) -> None:
-        """Keep an answer before it is sent."""
-        self._db.execute(
-            "INSERT OR IGNORE INTO answers (server, task_id, key, answer) VALUES (?, ?, ?, ?)",
+        """Keep an answer before it is sent, in place of one that was kept before."""
+        self._run(
+            "INSERT OR REPLACE INTO answers (server, task_id, key, answer) VALUES (?, ?, ?, ?)",
             (server, task_id, key, json.dumps(dict(answer))),
         )
 
     def answer_sent(self, server: str, task_id: str, key: str) -> None:
         """The server has acknowledged the answer."""
-        self._db.execute(
-            "UPDATE answers SET sent = 1 WHERE server = ? AND task_id = ? AND key = ?", (server, task_id, key)
-        )
+        self._run("UPDATE answers SET sent = 1 WHERE server = ? AND task_id = ? AND key = ?", (server, task_id, key))
+
+    def answer_refused(self, server: str, task_id: str, key: str) -> None:
+        """The server did not take the answer: it is none to come back to."""
+        self._run("DELETE FROM answers WHERE server = ? AND task_id = ? AND key = ?", (server, task_id, key))
 
     def answers(self, server: str, task_id: str) -> dict[str, tuple[dict[str, Any], bool]]:
         """Answers given to a task, by key, and whether the server has acknowledged them."""
-        query = "SELECT key, answer, sent FROM answers WHERE server = ? AND task_id = ?"
-        with closing(self._db.execute(query, (server, task_id))) as rows:
+        rows = self._run("SELECT key, answer, sent FROM answers WHERE server = ? AND task_id = ?", (server, task_id))
+        with self._translated():
             return {key: (json.loads(answer), bool(sent)) for key, answer, sent in rows}
+
+    def _run(self, statement: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
+        with self._translated():
+            return self._db.execute(statement, params).fetchall()
+
+    @contextmanager
+    def _translated(self) -> Generator[None]:
+        try:
+            yield
+        except (sqlite3.OperationalError, OSError) as exc:
+            raise StoreUnavailable(f"the ledger {self.path} cannot be used now: {exc}") from exc
+        except (sqlite3.DatabaseError, ValueError, TypeError) as exc:
+            raise StoreCorrupt(f"the ledger {self.path} is damaged, or is none: {exc}") from exc
 
 
 def _entry(row: tuple[Any, ...]) -> LedgerEntry:

@@ -80,9 +80,20 @@ async def get_task(session: ClientSession, task_id: str) -> TaskSnapshot:
 
 
 async def update_task(session: ClientSession, task_id: str, responses: Mapping[str, Any]) -> None:
-    """Answer questions of a task."""
+    """Answer questions of a task.
+
+    Raises:
+        UnknownTask: The server knows no such task (any more).
+        MCPError: The server objects to an answer.
+    """
     params = UpdateTaskParams(taskId=task_id, inputResponses=dict(responses))
-    await _send(session, task_id, _UpdateTask(params=params))
+    try:
+        await session.send_request(_UpdateTask(params=params), AnyResult)
+    except MCPError as exc:
+        if exc.code == INVALID_PARAMS:
+            # The same code for a task that is not there and an answer that does not fit: a look tells them apart.
+            await get_task(session, task_id)
+        raise
 
 
 async def cancel_task(session: ClientSession, task_id: str) -> None:

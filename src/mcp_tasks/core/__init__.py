@@ -20,7 +20,6 @@ from mcp_tasks.core.events import (
     RunFailed,
     RunReleased,
     RunStarted,
-    SleepStarted,
     StepRecorded,
     TaskCancelled,
 )
@@ -47,7 +46,6 @@ __all__ = [
     "RunFailed",
     "RunReleased",
     "RunStarted",
-    "SleepStarted",
     "StepRecorded",
     "TaskCancelled",
     "TaskRecord",

@@ -25,9 +25,13 @@ class RunStarted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunReleased:
-    """The run ended without an outcome and may be started again: drained, or its holder died."""
+    """The run ended without an outcome and may be started again: drained, unwound, or its holder died.
+
+    `wake_at` is for a run that slept: from then on it may be started, and not before.
+    """
 
     attempt: int
+    wake_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,17 +52,9 @@ class InputRequested:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecorded:
-    """A step of the tool is done; its value goes into the journal."""
+    """A step of the tool is done, or a timer is set; which, says the journal."""
 
     attempt: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SleepStarted:
-    """The tool sleeps until a set time. The timer goes into the journal."""
-
-    attempt: int
-    until: datetime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +93,6 @@ Event: TypeAlias = (
     | ProgressReported
     | InputRequested
     | StepRecorded
-    | SleepStarted
     | InputAnswered
     | RunCompleted
     | RunFailed

@@ -27,7 +27,6 @@ from mcp_tasks.core.events import (
     RunFailed,
     RunReleased,
     RunStarted,
-    SleepStarted,
     StepRecorded,
     TaskCancelled,
 )
@@ -62,15 +61,11 @@ def _start(record: TaskRecord, event: RunStarted, now: datetime) -> TaskRecord:
 
 
 def _release(record: TaskRecord, event: RunReleased, now: datetime) -> TaskRecord:
-    return replace(record, holder=None)
+    return replace(record, holder=None, wake_at=event.wake_at)
 
 
 def _report(record: TaskRecord, event: ProgressReported, now: datetime) -> TaskRecord:
     return replace(record, progress=event.progress)
-
-
-def _sleep(record: TaskRecord, event: SleepStarted, now: datetime) -> TaskRecord:
-    return replace(record, wake_at=event.until)
 
 
 def _journalled(record: TaskRecord, event: StepRecorded, now: datetime) -> TaskRecord:
@@ -137,7 +132,6 @@ TABLE: Mapping[TaskStatus, Mapping[type[Event], Rule]] = {
         RunReleased: Rule(_release, (WORKING,), visible=False),
         ProgressReported: Rule(_report, (WORKING,)),
         StepRecorded: Rule(_journalled, (WORKING,), visible=False),
-        SleepStarted: Rule(_sleep, (WORKING,), visible=False),
         InputRequested: Rule(_ask, (INPUT_REQUIRED,)),
         # Nothing is outstanding while working: the answer is late, and late answers are ignored.
         InputAnswered: Rule(_answer, (WORKING,)),
@@ -149,7 +143,6 @@ TABLE: Mapping[TaskStatus, Mapping[type[Event], Rule]] = {
         RunReleased: Rule(_release, (INPUT_REQUIRED,), visible=False),
         ProgressReported: Rule(_report, (INPUT_REQUIRED,)),
         StepRecorded: Rule(_journalled, (INPUT_REQUIRED,), visible=False),
-        SleepStarted: Rule(_sleep, (INPUT_REQUIRED,), visible=False),
         InputRequested: Rule(_ask, (INPUT_REQUIRED,)),
         InputAnswered: Rule(_answer, (INPUT_REQUIRED, WORKING)),
         **_ENDINGS,

@@ -19,6 +19,9 @@ MAX_POLL_INTERVAL = timedelta(seconds=10)
 POLL_SHARE_OF_AGE = 10
 """A task of age t is to be polled every t/10: its end is noticed a tenth of the run time late at most."""
 
+FOR_GOOD = timedelta(days=365_000)
+"""A `ttl` beyond this is none: there is no date so far ahead, and no number of milliseconds that a client could use."""
+
 
 def poll_interval(record: TaskRecord, now: datetime) -> timedelta:
     """How long a client should wait before it asks again."""
@@ -30,7 +33,7 @@ def poll_interval(record: TaskRecord, now: datetime) -> timedelta:
 
 def expires_at(record: TaskRecord) -> datetime | None:
     """When the task may be forgotten; None while it runs, and for a task that is kept for good."""
-    if record.finished_at is None or record.ttl is None:
+    if record.finished_at is None or record.ttl is None or record.ttl > FOR_GOOD:
         return None
     return record.finished_at + record.ttl
 
@@ -48,7 +51,7 @@ def lifetime(record: TaskRecord, now: datetime) -> timedelta | None:
     and yet stays the same over most polls. At the end it becomes the run time plus `ttl`, which is at least
     what was said before: a promise is never taken back.
     """
-    if record.ttl is None:
+    if record.ttl is None or record.ttl > FOR_GOOD:
         return None
     if record.finished_at is not None:
         return record.finished_at - record.created_at + record.ttl

@@ -31,12 +31,20 @@ Execute: TypeAlias = Callable[[str, Slot], Awaitable[None]]
 class Engine(Protocol):
     """Carries task ids to a worker."""
 
+    @property
+    def backlog(self) -> int:
+        """How many ids wait here for room; those that wait elsewhere do not count."""
+        ...
+
     async def start(self, execute: Execute) -> None:
         """Begin to hand submitted ids to `execute`."""
         ...
 
     async def submit(self, task_id: str) -> None:
-        """Have the task run, once there is room. Submitting one that is queued or running does nothing."""
+        """Have the task run, once there is room, and not before an earlier run of it here has ended.
+
+        Submitting one that is queued does nothing.
+        """
         ...
 
     async def drain(self, timeout: timedelta) -> None:

@@ -26,6 +26,11 @@ class InlineEngine:
         # As in `LocalEngine`: a run must not see the request that submitted it.
         self._context = contextvars.copy_context()
 
+    @property
+    def backlog(self) -> int:
+        """Nothing ever waits."""
+        return 0
+
     async def submit(self, task_id: str) -> None:
         """Run the task now. Returns when it ends, or when it waits for something other than itself."""
         if self._execute is None or task_id in self._running:

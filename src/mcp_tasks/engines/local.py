@@ -26,17 +26,29 @@ class LocalEngine:
         if concurrency < 1:
             raise ValueError(f"concurrency must be at least 1, got {concurrency}")
         self.concurrency = concurrency
-        self._free = concurrency
         self._context = contextvars.copy_context()
         self._execute: Execute | None = None
+        self._places = _Places(concurrency)
         self._queue: dict[str, None] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._returning: deque[asyncio.Future[None]] = deque()
+        self._again: set[str] = set()
+
+    @property
+    def backlog(self) -> int:
+        """How many ids wait for room."""
+        return len(self._queue)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued, and whatever runs only waits."""
+        return self._places.all_free and not self._queue
 
     async def start(self, execute: Execute) -> None:
         """Begin to hand submitted ids to `execute`."""
         self._execute = execute
-        self._free = self.concurrency
+        # New places: a run that an earlier life left behind gives its own back to that life.
+        self._places = _Places(self.concurrency)
+        self._running = {}
         # Runs start in the context of the server's start, not of the request that happened to submit them: what
         # only a live request has (its token, its trace) must not be there by luck the first time.
         self._context = contextvars.copy_context()
@@ -44,16 +56,15 @@ class LocalEngine:
         # original number for everyone else, so a hundred blocking tasks never delay a plain call.
         anyio.to_thread.current_default_thread_limiter().total_tokens += self.concurrency
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is queued, and whatever runs only waits."""
-        return self._free == self.concurrency and not self._queue and not self._returning
-
     async def submit(self, task_id: str) -> None:
-        """Have the task run, once there is room."""
-        if task_id not in self._running:
+        """Have the task run, once there is room; once it has ended, if it is still running."""
+        if task_id in self._running:
+            # It is on its way out (unwound, say) and wanted back already. If it is not, nothing is there to be
+            # taken when its turn comes, and that is all.
+            self._again.add(task_id)
+        else:
             self._queue[task_id] = None
-            self._fill()
+            self.fill()
 
     async def drain(self, timeout: timedelta) -> None:
         """Start nothing more, and give what runs up to `timeout` to end."""
@@ -61,6 +72,7 @@ class LocalEngine:
             self._execute = None
             anyio.to_thread.current_default_thread_limiter().total_tokens -= self.concurrency
         self._queue.clear()
+        self._again.clear()
         if self._running:
             await asyncio.wait(self._running.values(), timeout=timeout.total_seconds())
 
@@ -68,56 +80,79 @@ class LocalEngine:
         """Wait up to `timeout` for what was told to stop."""
         await self.drain(timeout)
 
-    def _fill(self) -> None:
-        # Runs that come back from a wait go first: their tasks are older than anything that has not begun.
-        while self._free and self._returning:
-            turn = self._returning.popleft()
-            if not turn.done():
-                self._free -= 1
-                turn.set_result(None)
-        while self._free and self._queue and self._execute is not None:
+    def fill(self) -> None:
+        """Start what is queued, as far as there is room."""
+        while self._queue and self._execute is not None and self._places.take_now():
             task_id = next(iter(self._queue))
             del self._queue[task_id]
-            self._free -= 1
             self._running[task_id] = asyncio.create_task(
                 self._run(task_id, self._execute), name=f"mcp-task-{task_id}", context=self._context.copy()
             )
 
     async def _run(self, task_id: str, execute: Execute) -> None:
-        slot = _LocalSlot(self)
+        running, slot = self._running, _LocalSlot(self, self._places)
         try:
             await execute(task_id, slot)
         finally:
-            del self._running[task_id]
+            del running[task_id]
+            if running is self._running and task_id in self._again:
+                self._again.discard(task_id)
+                self._queue[task_id] = None
             slot.release()
+            self.fill()
 
-    def give_back(self) -> None:
-        """One more run may start or go on."""
-        self._free += 1
-        self._fill()
+
+class _Places:
+    """Room for so many runs at a time. Runs that come back from a wait have it before those that have not begun."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._free = count
+        self._returning: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def all_free(self) -> bool:
+        """Whether nothing is at work, or about to be."""
+        return self._free == self._count and not self._returning
+
+    def take_now(self) -> bool:
+        """Take a place if one is free."""
+        if not self._free:
+            return False
+        self._free -= 1
+        return True
 
     async def take(self) -> None:
-        """Wait for room and use it."""
-        if self._free:
-            self._free -= 1
+        """Wait for a place and take it."""
+        if self.take_now():
             return
         turn = asyncio.get_running_loop().create_future()
         self._returning.append(turn)
         try:
             await turn
         except asyncio.CancelledError:
-            # Both orders: cancelled before its turn, the future is cancelled and `_fill` skips it; cancelled
-            # after its turn was given but before it woke, the room it was given must not be lost.
+            # Both orders: cancelled before its turn, the future is cancelled and is skipped when its turn comes;
+            # cancelled after its turn was given but before it woke, the place it was given must not be lost.
             if turn.done() and not turn.cancelled():
                 self.give_back()
             raise
 
+    def give_back(self) -> None:
+        """Give a place to whoever has waited longest, or leave it free."""
+        while self._returning:
+            turn = self._returning.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
 
 class _LocalSlot:
-    """One run's share of a `LocalEngine`."""
+    """One run's place in a `LocalEngine`."""
 
-    def __init__(self, engine: LocalEngine) -> None:
+    def __init__(self, engine: LocalEngine, places: _Places) -> None:
         self._engine = engine
+        self._places = places
         self._held = True
         self._taking = asyncio.Lock()
 
@@ -125,12 +160,13 @@ class _LocalSlot:
         """Let another run have it."""
         if self._held:
             self._held = False
-            self._engine.give_back()
+            self._places.give_back()
+            self._engine.fill()
 
     async def acquire(self) -> None:
         """Have it back."""
-        # Two branches of a tool may come back from their waits at once; they share one slot.
+        # Two branches of a tool may come back from their waits at once; they share one place.
         async with self._taking:
             if not self._held:
-                await self._engine.take()
+                await self._places.take()
                 self._held = True

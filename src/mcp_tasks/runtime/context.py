@@ -74,10 +74,10 @@ class TaskContext:
         return self._cancelled is not None and self._cancelled.is_set()
 
     @overload
-    async def step(self, name: str, fn: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T: ...
+    async def step(self, name: str, fn: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any) -> T: ...
     @overload
-    async def step(self, name: str, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T: ...
-    async def step(self, name: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    async def step(self, name: str, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T: ...
+    async def step(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `fn` once in the life of the task, and return what it gave, now and in every later run.
 
         The value is kept as JSON and comes back as JSON makes it, the first time too (a tuple is a list). A sync
@@ -126,7 +126,7 @@ class TaskContext:
         )
 
 
-async def _call(name: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+async def _call(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     if inspect.iscoroutinefunction(fn):
         value = await fn(*args, **kwargs)
     else:

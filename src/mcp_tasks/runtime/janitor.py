@@ -6,13 +6,16 @@ nothing. A sweep that fails is logged and comes again.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import anyio
 
 from mcp_tasks.core.events import Event, RunFailed, RunReleased
 from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import Interrupted, StoreError, TransitionRefused, UnknownTask, VersionConflict
 from mcp_tasks.runtime.holder import is_gone
 
@@ -24,12 +27,16 @@ logger = logging.getLogger(__name__)
 BATCH = 500
 """Records per look: enough to catch up quickly, few enough not to hold the event loop for long."""
 
+CATCHING_UP = 0.05
+"""Seconds between two looks while there is a backlog in the store."""
+
 
 class Janitor:
     """Keeps house for one runtime."""
 
     def __init__(self, runtime: TaskRuntime) -> None:
         self._runtime = runtime
+        self._more_queued = False
 
     async def beat(self) -> None:
         """Say that this process is alive."""
@@ -56,7 +63,8 @@ class Janitor:
     async def keep_sweeping(self) -> None:
         """Sweep for as long as this process serves."""
         while True:
-            await anyio.sleep(self._runtime.settings.sweep.total_seconds())
+            # With more queued than was taken, do not let the engine run dry in between.
+            await anyio.sleep(CATCHING_UP if self._more_queued else self._runtime.settings.sweep.total_seconds())
             try:
                 await self.sweep()
             except StoreError as exc:
@@ -72,26 +80,33 @@ class Janitor:
             if holder == runtime.holder or (until > now and not is_gone(holder)):
                 continue
             while lost := await runtime.store.held(holder, limit=BATCH):
-                for record in lost:
-                    await self._recover(record)
+                # Together, so that a store which groups its commits can.
+                await asyncio.gather(*(self._recover(record) for record in lost))
             await runtime.store.retire(holder)
 
     async def start_queued(self) -> None:
         """Submit tasks that could run and that nobody has: new to this process, forgotten, or awake again."""
         runtime = self._runtime
-        for record in await runtime.store.queued(runtime.now(), limit=BATCH):
+        if runtime.engine.backlog >= BATCH:
+            self._more_queued = True
+            return
+        # At most half of these are known to the engine already, so there is something new among them.
+        queued = await runtime.store.queued(runtime.now(), limit=2 * BATCH)
+        self._more_queued = len(queued) == 2 * BATCH
+        for record in queued:
             await runtime.submit(record.id)
 
     async def remove_expired(self) -> None:
         """Forget tasks whose time after the end is over."""
         runtime = self._runtime
         while expired := await runtime.store.expired(runtime.now(), limit=BATCH):
-            for record in expired:
-                try:
-                    await runtime.store.delete(record.id, expected=record.version)
-                except VersionConflict:
-                    # Another process removed it.
-                    continue
+            await asyncio.gather(*(self._remove(record) for record in expired))
+
+    async def _remove(self, record: TaskRecord) -> None:
+        try:
+            await self._runtime.store.delete(record.id, expected=record.version)
+        except VersionConflict:
+            logger.debug("task %s was removed by another process", record.id)
 
     async def _recover(self, record: TaskRecord) -> None:
         try:
@@ -104,6 +119,13 @@ class Janitor:
         tool = record.request.name
         if (await self._runtime.policy(tool)).rerun:
             logger.info("task %s (%s) was interrupted and will run again", record.id, tool)
-            return RunReleased(attempt=record.attempt)
+            return RunReleased(attempt=record.attempt, wake_at=await self._wake_at(record))
         logger.warning("task %s (%s) was interrupted and may not run again", record.id, tool)
         return RunFailed(attempt=record.attempt, error=self._runtime.describe(Interrupted(tool)))
+
+    async def _wake_at(self, record: TaskRecord) -> datetime | None:
+        """When a task that asks must be started even without an answer: it may sleep as well, so now, to find out."""
+        if record.status is not TaskStatus.INPUT_REQUIRED:
+            return None
+        entries = await self._runtime.store.journal(record.id)
+        return self._runtime.now() if any(entry.kind == "timer" for entry in entries) else None

@@ -79,9 +79,10 @@ class Questions:
         if not self._run.may_unwind:
             await answered
             return
-        done, _ = await asyncio.wait({answered}, timeout=self._run.hold.total_seconds())
-        if not done:
-            await self._run.unwind()
+        while not answered.done():
+            await asyncio.wait({answered}, timeout=self._run.hold.total_seconds())
+            if not answered.done():
+                await self._run.unwind()
 
     async def _fetch(self, key: str) -> None:
         if key not in self._replay.answers:

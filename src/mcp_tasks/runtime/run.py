@@ -12,7 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol, TypeAlias
+from typing import NoReturn, Protocol, TypeAlias
 
 import anyio
 import anyio.lowlevel
@@ -23,7 +23,6 @@ from mcp_tasks.core.events import (
     RunCompleted,
     RunFailed,
     RunReleased,
-    SleepStarted,
     StepRecorded,
     TaskCancelled,
 )
@@ -106,6 +105,7 @@ class Run:
         self._progress: Progress | None = None
         self._helpers: set[asyncio.Task[None]] = set()
         self._flushing = False
+        self._alarms: list[datetime] = []
         self._waits = 0
         self._waited_since = 0.0
         self._limit_moved = 0.0
@@ -157,8 +157,14 @@ class Run:
     async def sleep(self, duration: timedelta) -> None:
         """Wait for a time that is set once in the life of the task."""
         until = await self._alarm(duration)
-        left = until - self._host.now()
-        if self._policy.rerun and left > self._policy.hold:
+        self._alarms.append(until)
+        try:
+            await self._sleep_until(until)
+        finally:
+            self._alarms.remove(until)
+
+    async def _sleep_until(self, until: datetime) -> None:
+        if self._policy.rerun and until - self._host.now() > self._policy.hold:
             await self.unwind()
         async with self.waiting():
             # Looked at again once a second: an injected clock need not run like the event loop's.
@@ -171,7 +177,7 @@ class Run:
             return from_micros(recorded)
         until = self._host.now() + duration
         entry = JournalEntry(kind="timer", key=self._replay.timer_key, value=to_micros(until))
-        await self.change(SleepStarted(attempt=self.attempt, until=until), entries=[entry])
+        await self.change(StepRecorded(attempt=self.attempt), entries=[entry])
         return until
 
     # What happens to it
@@ -195,31 +201,50 @@ class Run:
 
     async def interrupt(self) -> None:
         """Give the run up because its process stops: another may take over, or the task ends as interrupted."""
-        if self._policy.rerun:
-            await self._give_up(RunReleased(attempt=self.attempt))
-        else:
+        event: Event = RunReleased(attempt=self.attempt, wake_at=min(self._alarms, default=None))
+        if not self._policy.rerun:
             error = self._host.describe(Interrupted(self.record.request.name))
-            await self._give_up(RunFailed(attempt=self.attempt, error=error))
+            event = RunFailed(attempt=self.attempt, error=error)
+        try:
+            await self._write(event)
+        finally:
+            self.stop()
 
     async def unwind(self) -> None:
         """Leave memory while there is only waiting to do; what was journalled brings the run back."""
-        await self._give_up(RunReleased(attempt=self.attempt))
+        try:
+            await self._write(RunReleased(attempt=self.attempt, wake_at=min(self._alarms, default=None)))
+        except StoreUnavailable as exc:
+            logger.info("task %s waits on in memory: %s", self.record.id, exc)
+            return
+        self.stop()
         if self.record.is_queued(self._host.now()):
             # What it waited for came while it was being released.
             await self._host.submit(self.record.id)
-        await anyio.lowlevel.checkpoint()
+        await self.go_no_further()
 
     async def change(self, *events: Event, entries: Sequence[JournalEntry] = ()) -> None:
-        """Write what this run says happened. Stops the run if it may not say so any more."""
+        """Write what the tool says happened. If it may not say so any more, the tool goes no further."""
+        if not await self._write(*events, entries=entries):
+            await self.go_no_further()
+
+    async def go_no_further(self) -> NoReturn:
+        """End the branch of the tool that calls this, as its run has ended."""
+        await anyio.lowlevel.checkpoint()
+        # Reached in a branch that the tool started outside of its own scope: there the cancellation does not come.
+        raise asyncio.CancelledError
+
+    async def _write(self, *events: Event, entries: Sequence[JournalEntry] = ()) -> bool:
+        """Write what happened to this run. False, and the run is stopped, if its task is not its own any more."""
         async with self._writing:
             try:
                 self.record = await self._host.change(self.record, *events, entries=entries)
             except (StaleRun, UnknownTask):
                 self.stop()
-                await anyio.lowlevel.checkpoint()
-                return
+                return False
         if self.record.is_final:
             self._stopped = True
+        return True
 
     def waiting(self) -> Waiting:
         """While this is entered the run uses no slot and its time limit stands still."""
@@ -234,11 +259,14 @@ class Run:
 
     async def end_wait(self) -> None:
         """Have the slot again before going on."""
-        self._waits -= 1
-        if not self._waits:
-            self._limit_moved += asyncio.get_running_loop().time() - self._waited_since
-        if not self._stopped:
-            await self._slot.acquire()
+        try:
+            if not self._stopped:
+                # The time in line for a slot is no running time either.
+                await self._slot.acquire()
+        finally:
+            self._waits -= 1
+            if not self._waits:
+                self._limit_moved += asyncio.get_running_loop().time() - self._waited_since
 
     @property
     def is_waiting(self) -> bool:
@@ -276,9 +304,12 @@ class Run:
                 raise
             # The body raised it by itself, for instance by awaiting something that was cancelled elsewhere.
             return Failure(self._host.describe(RuntimeError("the tool cancelled itself")))
-        except (Exception, SystemExit) as exc:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as exc:
+            # Whatever a tool raises is its outcome, `SystemExit` included: the task must end, and the server go on.
             logger.exception("the run of task %s ended with an unexpected exception", self.record.id)
-            return Failure(self._host.describe(exc if isinstance(exc, Exception) else RuntimeError("exited")))
+            return Failure(self._host.describe(exc if isinstance(exc, Exception) else RuntimeError(repr(exc))))
         return None
 
     async def _finish(self, outcome: Outcome) -> None:
@@ -286,7 +317,7 @@ class Run:
         failures = 0
         while not self._stopped:
             try:
-                await self.change(*self._last_words(outcome))
+                await self._write(*self._last_words(outcome))
                 return
             except StoreUnavailable as exc:
                 pause = backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=5))
@@ -313,7 +344,7 @@ class Run:
             while (progress := self._progress) is not None:
                 self._progress = None
                 try:
-                    await self.change(ProgressReported(attempt=self.attempt, progress=progress))
+                    await self._write(ProgressReported(attempt=self.attempt, progress=progress))
                 except StoreUnavailable as exc:
                     logger.warning("progress of task %s is not stored: %s", self.record.id, exc)
                 await anyio.sleep(self._host.settings.progress.total_seconds())
@@ -331,13 +362,9 @@ class Run:
                 break
             await anyio.sleep(left)
         error = self._host.describe(RanTooLong(self.record.request.name, limit))
-        await self._give_up(RunFailed(attempt=self.attempt, error=error))
-
-    async def _give_up(self, event: Event) -> None:
-        try:
-            await self.change(event)
-        finally:
-            self.stop()
+        self._cancelled.set()
+        await self._finish(Failure(error))
+        self.stop()
 
 
 class Waiting:

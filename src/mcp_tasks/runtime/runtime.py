@@ -76,6 +76,7 @@ class TaskRuntime:
         self.changes = HintFan()
         self._services: list[asyncio.Task[None]] = []
         self._abandoned = False
+        self._open = False
 
     async def start(self) -> None:
         """Open the store, begin to run tools, and pick up what an earlier process left.
@@ -84,6 +85,7 @@ class TaskRuntime:
             StoreError: The store cannot be used; the message says why.
         """
         await self.store.open()
+        self._open = True
         try:
             await self.janitor.beat()
             await self.engine.start(self.execute)
@@ -101,7 +103,11 @@ class TaskRuntime:
         ]
 
     async def stop(self) -> None:
-        """Start nothing more, give running tools their time, hand over the rest, and close. Safe twice."""
+        """Start nothing more, give running tools their time, hand over the rest, and close. Safe twice, and before
+        `start`."""
+        if not self._open:
+            return
+        self._open = False
         try:
             await self._hand_over_waiting()
             await self.engine.drain(self.settings.drain)
@@ -237,12 +243,14 @@ class TaskRuntime:
         record = await self.store.get(task_id)
         if record is None or not record.is_queued(self.now()):
             return None
+        # Read before it is taken: were the store to fail afterwards, we would have a task that we do not run. Nothing
+        # is added to the journal of a queued task but with a new version, and then the swap does not succeed.
+        replay = Replay(await self.store.journal(task_id) if record.attempt else ())
+        policy = await self.policy(record.request.name)
         try:
             taken = await self._swap(record, (RunStarted(holder=self.holder),), ())
         except (VersionConflict, TransitionRefused):
             return None
-        replay = Replay(await self.store.journal(task_id) if taken.attempt > 1 else ())
-        policy = await self.policy(taken.request.name)
         return Run(taken, host=self, slot=slot, policy=policy, replay=replay)
 
     async def _swap(self, record: TaskRecord, events: Sequence[Event], entries: Sequence[JournalEntry]) -> TaskRecord:

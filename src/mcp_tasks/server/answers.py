@@ -11,11 +11,22 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 from mcp.shared.exceptions import MCPError
-from mcp_types import INVALID_PARAMS
-from mcp_types import methods as mcp_methods
-from pydantic import ValidationError
+from mcp_types import (
+    INVALID_PARAMS,
+    CreateMessageResult,
+    CreateMessageResultWithTools,
+    ElicitResult,
+    ListRootsResult,
+)
+from pydantic import TypeAdapter, ValidationError
 
 from mcp_tasks.core import InputRequest, TaskRecord
+
+_SHAPES: Mapping[str, TypeAdapter[Any]] = {
+    "elicitation/create": TypeAdapter(ElicitResult),
+    "sampling/createMessage": TypeAdapter(CreateMessageResult | CreateMessageResultWithTools),
+    "roots/list": TypeAdapter(ListRootsResult),
+}
 
 
 def check_answers(record: TaskRecord, responses: Mapping[str, Any]) -> None:
@@ -25,20 +36,18 @@ def check_answers(record: TaskRecord, responses: Mapping[str, Any]) -> None:
         MCPError: -32602, naming the key and what is wrong with its answer.
     """
     for key in sorted(record.inputs.answerable(responses)):
-        problem = _problem(record.inputs.outstanding[key], responses[key], record.request.protocol_version)
+        problem = _problem(record.inputs.outstanding[key], responses[key])
         if problem is not None:
             raise MCPError(code=INVALID_PARAMS, message=f"The answer to {key!r} does not fit: {problem}")
 
 
-def _problem(request: InputRequest, answer: Any, version: str) -> str | None:
+def _problem(request: InputRequest, answer: Any) -> str | None:
     try:
-        mcp_methods.validate_client_result(request.method, version, answer)
+        _SHAPES[request.method].validate_python(answer, by_name=False)
     except ValidationError as exc:
         first = exc.errors()[0]
         return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
-    except KeyError:
-        pass
-    if request.method == "elicitation/create" and answer.get("action") == "accept":
+    if request.method == "elicitation/create" and answer["action"] == "accept":
         return _form_problem(request.params, answer.get("content"))
     return None
 

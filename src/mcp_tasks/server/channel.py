@@ -19,7 +19,9 @@ from mcp.shared.transport_context import TransportContext
 from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY, RequestId
 
 from mcp_tasks.core import InputRequest, JsonObject, Progress
+from mcp_tasks.errors import TasksError
 from mcp_tasks.runtime import Run
+from mcp_tasks.server.rpc_errors import to_mcp_error
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +68,11 @@ class TaskChannel:
         if method not in _NEEDED:
             raise NoBackChannelError(method)
         require_capability(method, params or {}, self._run.record.request.client_capabilities)
-        return dict(await self._run.ask(InputRequest(method=method, params=dict(params or {}))))
+        try:
+            return dict(await self._run.ask(InputRequest(method=method, params=dict(params or {}))))
+        except TasksError as exc:
+            # As an `MCPError`, because any other exception of a tool is a crash to the SDK, and its text is withheld.
+            raise to_mcp_error(exc) from exc
 
     async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
         """Drop it: SEP-2663 has no log or progress notifications for tasks."""

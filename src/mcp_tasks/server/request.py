@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from mcp.server import ServerRequestContext
+from mcp.server.context import CallNext, HandlerResult
 from mcp_types import CallToolRequestParams
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from mcp_tasks.core import TaskRequest
 
@@ -36,6 +39,17 @@ def task_request(params: CallToolRequestParams, ctx: ServerRequestContext[Any, A
         input_responses=answers.get("inputResponses"),
         request_state=answers.get("requestState"),
     )
+
+
+async def ignore_task_param(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+    """Middleware that drops the legacy `params.task` from `tools/call`.
+
+    SEP-2663: servers MUST treat the field as unknown. The SDK still knows it, and would refuse a malformed one.
+    """
+    if ctx.method == "tools/call" and ctx.protocol_version in MODERN_PROTOCOL_VERSIONS and "task" in (ctx.params or {}):
+        params = {name: value for name, value in (ctx.params or {}).items() if name != "task"}
+        return await call_next(replace(ctx, params=params))
+    return await call_next(ctx)
 
 
 def _own_meta(ctx: ServerRequestContext[Any, Any]) -> dict[str, Any]:

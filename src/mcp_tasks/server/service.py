@@ -25,6 +25,7 @@ from mcp_tasks.server.body import MCPServerHost, ToolBody, ToolHost
 from mcp_tasks.server.guard import Guards
 from mcp_tasks.server.options import TaskOptions
 from mcp_tasks.server.push import TaskPush
+from mcp_tasks.server.request import ignore_task_param
 from mcp_tasks.server.rpc_errors import describe
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.url import default_store, store_from_url
@@ -56,13 +57,13 @@ class TaskService:
         self.guards = Guards()
         self.push = TaskPush(self.runtime, principal)
         self._store = _as_store(store)
-        self._engine = engine or LocalEngine(concurrency or DEFAULT_CONCURRENCY)
+        self._engine = engine or LocalEngine(DEFAULT_CONCURRENCY if concurrency is None else concurrency)
         self._clock = clock
         self._settings = settings
         self._options = options
         self._runtime: TaskRuntime | None = None
         self._host: ToolHost | None = None
-        self._server_name = ""
+        self._server: MCPServer[Any] | Server[Any] | None = None
         self._annotations: dict[str, ToolAnnotations | None] = {}
         self._states: list[Any] = []
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
@@ -109,33 +110,35 @@ class TaskService:
 
     @asynccontextmanager
     async def _running(self, server: MCPServer[Any] | Server[Any], host: ToolHost, state: Any) -> AsyncGenerator[None]:
-        if self.push not in server.middleware:
-            server.middleware.append(self.push)
-        await self._enter(server.name, host, state)
+        for middleware in (ignore_task_param, self.push):
+            if middleware not in server.middleware:
+                server.middleware.append(middleware)
+        await self._enter(server, host, state)
         try:
             yield
         finally:
             await self._leave(state)
 
-    async def _enter(self, server_name: str, host: ToolHost, state: Any) -> None:
+    async def _enter(self, server: MCPServer[Any] | Server[Any], host: ToolHost, state: Any) -> None:
         if not self.extension_given:
             raise WiringError(
                 "tasks are wired with two arguments and one is missing: "
                 "MCPServer(..., extensions=[tasks], lifespan=tasks.lifespan)"
             )
         async with self._turn():
-            if self._states and self._server_name != server_name:
-                raise WiringError(f"this Tasks object already serves {self._server_name!r}; make one for each server")
+            if self._states and self._server is not server:
+                name = None if self._server is None else self._server.name
+                raise WiringError(f"this Tasks object already serves {name!r}; make one for each server")
+            self._server = server
             self._states.append(state)
             if self._runtime is None:
                 try:
-                    self._runtime = await self._start(server_name, host)
+                    self._runtime = await self._start(server.name, host)
                 except BaseException:
-                    self._states.remove(state)
+                    self._states.pop()
                     raise
 
     async def _start(self, server_name: str, host: ToolHost) -> TaskRuntime:
-        self._server_name = server_name
         if self._store is None:
             self._store = default_store(server_name)
         runtime = await self.new_runtime(
