@@ -116,8 +116,9 @@ class Answerer:
 
     async def _ask(self, key: str, request: JsonObject) -> dict[str, Any]:
         try:
-            typed = _requests.validate_python(request, by_name=False)
-        except ValidationError as exc:
+            # The SDK's models have their methods as defaults; a question without one says nothing about what it is.
+            typed = _requests.validate_python({"method": None, **request}, by_name=False)
+        except (ValidationError, TypeError) as exc:
             raise InvalidResponse(f"the task asks something that cannot be understood, under {key!r}") from exc
         context = ClientRequestContext(
             session=self._session, request_id=key, meta=typed.params.meta if typed.params else None

@@ -12,7 +12,8 @@ from typing import Any, Literal, TypeAlias
 import anyio
 from mcp.client.session import ClientSession
 from mcp.shared.exceptions import MCPError
-from mcp_types import CallToolResult
+from mcp_types import CallToolResult, ErrorData
+from pydantic import ValidationError
 
 from mcp_tasks.client.answerer import Answerer
 from mcp_tasks.client.ledger import Ledger
@@ -21,7 +22,7 @@ from mcp_tasks.client.push import Mailbox, PushHub
 from mcp_tasks.client.requests import cancel_task, get_task, is_transient, update_task
 from mcp_tasks.core.record import Progress
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import TasksError, TaskWasCancelled, UnknownTask, WaitTimedOut
+from mcp_tasks.errors import InvalidResponse, TasksError, TaskWasCancelled, UnknownTask, WaitTimedOut
 from mcp_tasks.wire.parse import TaskSnapshot
 
 logger = logging.getLogger(__name__)
@@ -168,7 +169,10 @@ class TaskHandle:
             shown: TaskSnapshot | None = None
             while shown is None or not shown.is_final:
                 snapshot = await self._next(poller, box, wake)
-                if snapshot is not None and snapshot != shown:
+                if snapshot is None or snapshot == shown:
+                    continue
+                # A look and a notification may cross; what is older than what was shown is not news.
+                if shown is None or shown.updated_at <= snapshot.updated_at:
                     shown = self._saw(snapshot)
                     yield snapshot
 
@@ -180,12 +184,12 @@ class TaskHandle:
         if wake.take():
             poller.answered(loop.time())
         if box.changed.is_set():
-            box.changed.clear()
+            pushed = box.take()
             if not box.live:
                 poller.lost_push(loop.time())
-            if box.snapshot is not None:
-                poller.saw(box.snapshot, loop.time(), pushed=box.live)
-                return box.snapshot
+            if pushed is not None:
+                poller.saw(pushed, loop.time(), pushed=box.live)
+                return pushed
         if loop.time() < poller.next_look:
             return None
         return await self._look(poller, box)
@@ -205,12 +209,12 @@ class TaskHandle:
     def _outcome(self, final: TaskSnapshot) -> CallToolResult:
         if final.status is TaskStatus.CANCELLED:
             raise TaskWasCancelled(self.id, final.message)
-        if final.error is not None:
-            error = final.error
-            raise MCPError(
-                code=error.get("code", 0), message=str(error.get("message", final.message)), data=error.get("data")
-            )
-        return CallToolResult.model_validate(final.result, by_name=False)
+        try:
+            if final.error is not None:
+                raise MCPError.from_error_data(ErrorData.model_validate(final.error, by_name=False))
+            return CallToolResult.model_validate(final.result, by_name=False)
+        except ValidationError as exc:
+            raise InvalidResponse(f"the outcome of task {self.id} is none of a tool: {exc}") from exc
 
     async def _abandon(self) -> None:
         with anyio.move_on_after(CANCEL_PATIENCE, shield=True):

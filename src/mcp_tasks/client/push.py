@@ -1,19 +1,22 @@
 """Notifications instead of polls, where a server sends them.
 
-Whoever waits for a task joins the hub of its session and gets a mailbox. The hub opens streams: tasks that are
-joined at the same moment share one. A stream proves itself by its first notification (servers of ours send the
-state right after the acknowledgement, which the SDK does not show us); until then, and when it ends, the wait
-polls as if there were none.
+Whoever waits for a task joins the hub of its session and gets a mailbox. The hub keeps streams: tasks that are joined
+at the same moment share one, and a new stream takes over the tasks of those that are no bigger than itself. So there
+are few of them however many tasks there are, and a task is moved only a few times.
+
+A stream proves itself by its first notification (servers of ours send the state right after the acknowledgement, which
+the SDK does not show us); until then, and when it ends, the wait polls as if there were none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from weakref import ref
 
 import anyio
 from mcp.client.session import ClientSession
@@ -37,17 +40,23 @@ class Mailbox:
     """The newest state that was pushed for one task."""
 
     def __init__(self) -> None:
-        self.snapshot: TaskSnapshot | None = None
         self.live = False
         self.changed = asyncio.Event()
+        self._snapshot: TaskSnapshot | None = None
 
     def put(self, snapshot: TaskSnapshot) -> None:
         """Keep a state that is not older than the one we have; notifications may overtake each other."""
         self.live = True
-        known = self.snapshot
+        known = self._snapshot
         if known is None or (not known.is_final and known.updated_at <= snapshot.updated_at):
-            self.snapshot = snapshot
+            self._snapshot = snapshot
         self.changed.set()
+
+    def take(self) -> TaskSnapshot | None:
+        """What arrived since the last time."""
+        self.changed.clear()
+        snapshot, self._snapshot = self._snapshot, None
+        return snapshot
 
     def end(self) -> None:
         """The stream ended."""
@@ -59,25 +68,29 @@ class PushHub:
     """The listen streams of one session."""
 
     def __init__(self, session: ClientSession) -> None:
-        self._session = session
+        # Weakly: whoever keeps hubs by their sessions must not keep the sessions alive by that.
+        self._session = ref(session)
+        self._offered = session.protocol_version in MODERN_PROTOCOL_VERSIONS
         self._boxes: dict[str, set[Mailbox]] = {}
         self._unheard: set[str] = set()
-        self._streams: dict[asyncio.Task[None], list[str]] = {}
+        self._streams: dict[asyncio.Task[None], frozenset[str]] = {}
         self._opener: asyncio.Task[None] | None = None
-        self._offered = session.protocol_version in MODERN_PROTOCOL_VERSIONS
 
     @contextmanager
     def join(self, task_id: str) -> Generator[Mailbox]:
         """A mailbox for the states of a task, for as long as this is entered."""
         box = Mailbox()
-        self._boxes.setdefault(task_id, set()).add(box)
-        if self._offered and len(self._boxes[task_id]) == 1:
-            self._listen_to(task_id)
+        boxes = self._boxes.setdefault(task_id, set())
+        boxes.add(box)
+        if self._offered and len(boxes) == 1:
+            self._unheard.add(task_id)
+            if self._opener is None or self._opener.done():
+                self._opener = asyncio.create_task(self._open_streams())
         try:
             yield box
         finally:
-            self._boxes[task_id].discard(box)
-            if not self._boxes[task_id]:
+            boxes.discard(box)
+            if not boxes:
                 del self._boxes[task_id]
                 self._unheard.discard(task_id)
                 self._close_idle_streams()
@@ -95,35 +108,44 @@ class PushHub:
         for box in boxes:
             box.put(snapshot)
 
-    def _listen_to(self, task_id: str) -> None:
-        self._unheard.add(task_id)
-        if self._opener is None or self._opener.done():
-            self._opener = asyncio.create_task(self._open_streams())
-
     async def _open_streams(self) -> None:
         while self._unheard and self._offered:
             await anyio.sleep(GATHER)
-            ids = sorted(self._unheard)[:MAX_IDS_PER_STREAM]
-            if ids:
-                self._unheard.difference_update(ids)
-                stream = asyncio.create_task(self._keep_stream(ids))
-                self._streams[stream] = ids
-                stream.add_done_callback(self._streams.pop)
+            new = sorted(self._unheard)[:MAX_IDS_PER_STREAM]
+            if new:
+                self._unheard.difference_update(new)
+                self._open(self._with_smaller_streams(set(new)))
 
-    async def _keep_stream(self, ids: list[str]) -> None:
+    def _with_smaller_streams(self, ids: set[str]) -> frozenset[str]:
+        """These tasks, and those of streams that the new one takes over."""
+        for stream, of_stream in sorted(self._streams.items(), key=lambda item: len(item[1])):
+            wanted = {task_id for task_id in of_stream if task_id in self._boxes}
+            if len(wanted) <= len(ids) and len(wanted) + len(ids) <= MAX_IDS_PER_STREAM:
+                ids |= wanted
+                stream.cancel()
+        return frozenset(ids)
+
+    def _open(self, ids: frozenset[str]) -> None:
+        session = self._session()
+        if session is not None:
+            stream = asyncio.create_task(self._keep_stream(session, ids))
+            self._streams[stream] = ids
+            stream.add_done_callback(self._streams.pop)
+
+    async def _keep_stream(self, session: ClientSession, ids: Iterable[str]) -> None:
         failures = 0
         while wanted := [task_id for task_id in ids if task_id in self._boxes]:
-            lasted = await self._stream_once(wanted)
+            lasted = await self._stream_once(session, wanted)
             if not self._offered:
                 return
             failures = 0 if lasted else failures + 1
             pause = backoff(failures, base=timedelta(milliseconds=500), limit=timedelta(seconds=30))
             await anyio.sleep(pause.total_seconds())
 
-    async def _stream_once(self, ids: list[str]) -> bool:
+    async def _stream_once(self, session: ClientSession, ids: list[str]) -> bool:
         """One stream from its beginning to its end; whether anything came on it."""
         try:
-            await listen_to_tasks(self._session, ids)
+            await listen_to_tasks(session, ids)
         except MCPError as exc:
             if exc.code not in TRANSIENT_CODES:
                 # Not served, or not to us: this session polls.
@@ -138,8 +160,6 @@ class PushHub:
         return lasted
 
     def _close_idle_streams(self) -> None:
-        for stream, ids in list(self._streams.items()):
+        for stream, ids in self._streams.items():
             if not any(task_id in self._boxes for task_id in ids):
                 stream.cancel()
-        if not self._boxes and self._opener is not None:
-            self._opener.cancel()

@@ -20,9 +20,9 @@ from mcp_types import (
     SubscriptionsListenRequest,
     SubscriptionsListenRequestParams,
 )
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, ValidationError
 
-from mcp_tasks.errors import UnknownTask
+from mcp_tasks.errors import InvalidResponse, UnknownTask
 from mcp_tasks.wire.models import CancelTaskParams, GetTaskParams, UpdateTaskParams
 from mcp_tasks.wire.parse import TaskSnapshot, parse_task
 
@@ -76,7 +76,10 @@ async def get_task(session: ClientSession, task_id: str) -> TaskSnapshot:
         MCPError: Anything else the server, or the way to it, objects to.
     """
     result = await _send(session, task_id, _GetTask(params=GetTaskParams(taskId=task_id)))
-    return parse_task(result)
+    snapshot = parse_task(result)
+    if snapshot.id != task_id:
+        raise InvalidResponse(f"asked for task {task_id}, the server answered with {snapshot.id}")
+    return snapshot
 
 
 async def update_task(session: ClientSession, task_id: str, responses: Mapping[str, Any]) -> None:
@@ -123,4 +126,6 @@ async def _send(session: ClientSession, task_id: str, request: _TaskRequest) -> 
         if exc.code == INVALID_PARAMS:
             raise UnknownTask(task_id) from exc
         raise
+    except ValidationError as exc:
+        raise InvalidResponse(f"the server answered {request.method} with something that is no result") from exc
     return result.model_dump(by_alias=True, mode="json")
