@@ -8,10 +8,12 @@ The contract, once for all verbs:
 
 - *Durable on return.* When `create`, `save` or `delete` returns, a `get` from any process that shares the
   store sees it, and it survives whatever the backend promises to survive (a backend says so at the top of its
-  file). When one raises, nothing of that call was written.
+  file). When one raises, nothing of that call was written. When its caller is cancelled, it may or may not
+  have been written, but never in part.
 - *Errors.* A driver's exception never escapes: it becomes `StoreUnavailable` (try again later) or
   `StoreCorrupt` (do not), with the cause kept.
 - *Order.* `save` succeeds for exactly one of those who name the same expected version.
+- *Strings.* Any string may be asked for, also one that the backend cannot keep: that one is simply not there.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ class Store(Protocol):
     async def save(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry] = ()) -> None:
         """Replace the record if it is still at version `expected`, and append `entries` to its journal.
 
-        Both happen or neither does, so an answer and the status it changes are never apart.
+        Both happen or neither does, so an answer and the status it changes are never apart. Owner, request and
+        creation of a task never change, so a store need not write them again.
 
         Raises:
             VersionConflict: Somebody saved first, or the task is gone.

@@ -1,0 +1,122 @@
+"""Opening one SQLite connection, binding any string, and the driver's exceptions in our words."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from mcp_tasks.errors import StoreCorrupt, StoreError, StoreUnavailable
+
+T = TypeVar("T")
+
+JOURNAL_SIZE_LIMIT = 16 * 1024 * 1024
+"""To what the WAL file is cut after a burst: four times what it needs between two checkpoints."""
+
+
+def create_file(path: Path) -> None:
+    """Make an empty file that only its owner can read, with its parent directories, unless it is there.
+
+    Arguments and results of tasks may be private. The -wal and -shm files take over the mode of this one.
+
+    Raises:
+        StoreUnavailable: It cannot be made here.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except (OSError, ValueError) as exc:  # ValueError: a NUL character in the path
+        raise StoreUnavailable(f"{path} cannot be created: {exc}. Choose a path that can be written.") from exc
+    if path.is_dir():
+        raise StoreUnavailable(f"{path} is a directory. Give the path of a file in it, such as {path / 'tasks.db'}.")
+
+
+def connect(path: Path, *, timeout: float) -> sqlite3.Connection:
+    """A connection in autocommit mode that any thread may use, one at a time."""
+    connection = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
+    try:
+        # FULL: in WAL mode, NORMAL would sync only at checkpoints and forget the last commits at a power cut.
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA journal_size_limit = {JOURNAL_SIZE_LIMIT}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def retry_while_busy(action: Callable[[], T], *, patience: float) -> T:
+    """The result of `action`, tried again while another process has the lock, for `patience` seconds.
+
+    SQLite's own busy handler backs off to 100 ms, and some locks (the switch to WAL) bypass it. A process
+    that writes without a pause leaves the lock free for about a tenth of a millisecond at a time, so short
+    random waits are what finds a gap.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return action()
+        except sqlite3.OperationalError as exc:
+            if not _errorname(exc).startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) or time.monotonic() >= deadline:
+                raise
+        time.sleep(random.uniform(0.0005, 0.004))  # noqa: S311 - jitter needs no secret
+
+
+def translate(exc: Exception, path: Path) -> StoreError:
+    """What a driver's exception means for the caller. Raise it `from exc`."""
+    name = _errorname(exc)
+    for prefix, (kind, meaning) in _MEANINGS.items():
+        if name.startswith(prefix):
+            return kind(f"{path} {meaning} ({exc})")
+    return StoreUnavailable(f"{path} cannot be used: {exc}")
+
+
+_MEANINGS: dict[str, tuple[type[StoreError], str]] = {
+    "SQLITE_BUSY": (
+        StoreUnavailable,
+        "is locked by another process. Try again, or end the process that holds it.",
+    ),
+    "SQLITE_LOCKED": (StoreUnavailable, "is locked. Try again."),
+    "SQLITE_FULL": (StoreUnavailable, "cannot grow: the disk or its quota is full. Make room and try again."),
+    "SQLITE_READONLY": (
+        StoreUnavailable,
+        "is read-only for this process. Let it write the file and its directory, or choose another path.",
+    ),
+    "SQLITE_CANTOPEN": (
+        StoreUnavailable,
+        "cannot be opened. Let this process write the file and its directory, or choose another path.",
+    ),
+    "SQLITE_IOERR": (StoreUnavailable, "could not be read or written: look at the disk."),
+    "SQLITE_NOTADB": (StoreCorrupt, "is not a SQLite database. Choose another path."),
+    "SQLITE_CORRUPT": (StoreCorrupt, "is damaged. Restore a backup, or try `sqlite3 FILE .recover`."),
+}
+
+
+def _errorname(exc: Exception) -> str:
+    # Absent from errors that the Python module found by itself.
+    return getattr(exc, "sqlite_errorname", "")
+
+
+def to_text(text: str) -> str | bytes:
+    """A string as SQLite can keep it.
+
+    A lone surrogate has no UTF-8 form, and ids come from the wire as anybody wrote them. Such a string is
+    kept as a blob, which equals no text; all others are text, for people who look into the file.
+    """
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
+    return text
+
+
+def from_text(value: str | bytes) -> str:
+    """The string that `to_text` was given."""
+    return value if isinstance(value, str) else value.decode("utf-8", "surrogatepass")

@@ -1,0 +1,116 @@
+"""The writes of the store as operations for the `Writer`.
+
+Each function encodes in its caller, so that the transaction is short and a value that is no JSON fails where
+it came from, and returns what the writer's thread is to do. Conflicts show in the row count: an exception
+or a savepoint for each would cost more than the write.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from datetime import datetime
+
+from mcp_tasks.core.journal import JournalEntry
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.errors import StoreError, TaskExists, VersionConflict
+from mcp_tasks.stores.codec import encode_json, encode_request, encode_state, expiry, ready, sort_key, to_micros
+from mcp_tasks.stores.sqlite.connection import to_text
+from mcp_tasks.stores.sqlite.writer import Operation
+
+_INSERT_TASK = """
+INSERT INTO tasks (id, version, owner, status, holder, created, ready, expires, state, seq)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING
+"""
+_INSERT_REQUEST = "INSERT INTO requests (task, request) VALUES (?, ?)"
+# Owner and creation never change, and are left out so that their indexes are not touched.
+_UPDATE_TASK = """
+UPDATE tasks SET version = ?, status = ?, holder = ?, ready = ?, expires = ?, state = ?, seq = ?
+WHERE id = ? AND version = ?
+"""
+_INSERT_ENTRY = "INSERT INTO journal (task, kind, key, value) SELECT key, ?, ?, ? FROM tasks WHERE id = ?"
+_DELETE_TASK = "DELETE FROM tasks WHERE id = ? AND version = ?"
+_UPSERT_HOLDER = """
+INSERT INTO holders (holder, until) VALUES (?, ?) ON CONFLICT (holder) DO UPDATE SET until = excluded.until
+"""
+_DELETE_HOLDER = "DELETE FROM holders WHERE holder = ?"
+
+
+def create(record: TaskRecord) -> Operation:
+    """Insert a task and its request."""
+    request = encode_request(record.request)
+    row = (
+        to_text(record.id),
+        record.version,
+        _optional_text(record.owner),
+        record.status.value,
+        _optional_text(record.holder),
+        sort_key(record),
+        ready(record),
+        expiry(record),
+        encode_state(record),
+    )
+
+    def run(cursor: sqlite3.Cursor, seq: int) -> StoreError | None:
+        if cursor.execute(_INSERT_TASK, (*row, seq)).rowcount == 0:
+            return TaskExists(record.id)
+        cursor.execute(_INSERT_REQUEST, (cursor.lastrowid, request))
+        return None
+
+    return run
+
+
+def save(record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry]) -> Operation:
+    """Update a task and append to its journal."""
+    task_id = to_text(record.id)
+    row = (
+        record.version,
+        record.status.value,
+        _optional_text(record.holder),
+        ready(record),
+        expiry(record),
+        encode_state(record),
+    )
+    lines = [(entry.kind, to_text(entry.key), encode_json(entry.value), task_id) for entry in entries]
+
+    def run(cursor: sqlite3.Cursor, seq: int) -> StoreError | None:
+        if cursor.execute(_UPDATE_TASK, (*row, seq, task_id, expected)).rowcount == 0:
+            return VersionConflict(record.id, expected)
+        for line in lines:
+            cursor.execute(_INSERT_ENTRY, line)
+        return None
+
+    return run
+
+
+def delete(task_id: str, *, expected: int) -> Operation:
+    """Remove a task; a trigger removes its request and journal."""
+
+    def run(cursor: sqlite3.Cursor, seq: int) -> StoreError | None:
+        removed = cursor.execute(_DELETE_TASK, (to_text(task_id), expected)).rowcount
+        return None if removed else VersionConflict(task_id, expected)
+
+    return run
+
+
+def beat(holder: str, *, until: datetime) -> Operation:
+    """Note until when a holder is believed alive."""
+    row = (to_text(holder), to_micros(until))
+
+    def run(cursor: sqlite3.Cursor, seq: int) -> None:
+        cursor.execute(_UPSERT_HOLDER, row)
+
+    return run
+
+
+def retire(holder: str) -> Operation:
+    """Forget a holder."""
+
+    def run(cursor: sqlite3.Cursor, seq: int) -> None:
+        cursor.execute(_DELETE_HOLDER, (to_text(holder),))
+
+    return run
+
+
+def _optional_text(text: str | None) -> str | bytes | None:
+    return None if text is None else to_text(text)

@@ -1,0 +1,125 @@
+"""Whose file it is, and bringing it to the schema of this release.
+
+A fresh file is marked with `application_id`, so that no other program's database is ever written into, and
+`user_version` counts the migrations in `migrations/`. Both are part of the transaction that applies them:
+processes that start together on one new file queue for its lock, and all but the first find the work done.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+
+from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
+from mcp_tasks.stores.sqlite.connection import connect, create_file, retry_while_busy
+
+APPLICATION_ID = int.from_bytes(b"MCPT", "big")
+
+
+def prepare(path: Path, *, patience: float) -> None:
+    """Make the file at `path` a task store of this release.
+
+    Raises:
+        StoreUnavailable: It cannot be made or written.
+        StoreCorrupt: It is something else, or of a newer release.
+        sqlite3.Error: SQLite refused; the caller translates.
+    """
+    create_file(path)
+    # All of it again when another process has the lock: each step finds what is done, and so does the retry.
+    retry_while_busy(lambda: _prepare(path), patience=patience)
+
+
+def _prepare(path: Path) -> None:
+    with closing(connect(path, timeout=0)) as connection:
+        schema = _schema_of(connection, path)
+        _use_wal(connection, path)
+        if schema < len(migrations()):
+            connection.execute("BEGIN IMMEDIATE")
+            _migrate(connection, path)
+
+
+@cache
+def migrations() -> tuple[str, ...]:
+    """The SQL scripts in their order; script number n takes a file from schema n - 1 to n."""
+    folder = files("mcp_tasks.stores.sqlite") / "migrations"
+    scripts = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".sql")), key=lambda e: e.name)
+    return tuple(script.read_text(encoding="utf-8") for script in scripts)
+
+
+def _schema_of(connection: sqlite3.Connection, path: Path) -> int:
+    """The schema number of the file, 0 for an empty one; raises if it is not ours to use."""
+    application, schema, tables = _identity(connection)
+    if application != APPLICATION_ID:
+        if application or schema or tables:
+            raise StoreCorrupt(f"{path} is a SQLite database of another application. Choose another path.")
+        return 0
+    if schema > len(migrations()):
+        raise StoreCorrupt(
+            f"{path} has schema {schema}, and this release knows up to {len(migrations())}. "
+            f"Use {_release_of(connection)} or a newer one."
+        )
+    return schema
+
+
+def _identity(connection: sqlite3.Connection) -> tuple[int, int, int]:
+    # One statement, hence one snapshot: between two, another process might finish what makes the file ours.
+    return connection.execute(
+        "SELECT (SELECT application_id FROM pragma_application_id),"
+        " (SELECT user_version FROM pragma_user_version), (SELECT count(*) FROM sqlite_master)"
+    ).fetchall()[0]
+
+
+def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
+    # INCREMENTAL must be chosen while the file is empty; on any other file the pragma does nothing. Without
+    # it a file never gets smaller again, and tasks come and go. See `Writer` for when pages are given back.
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    mode = connection.execute("PRAGMA journal_mode = WAL").fetchall()
+    if mode != [("wal",)]:
+        raise StoreUnavailable(f"{path} is where SQLite's WAL mode does not work. Choose a path on a local disk.")
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Apply what is missing, in the transaction that the caller began."""
+    try:
+        # Asked again under the lock: another process may have been first.
+        for script in migrations()[_schema_of(connection, path) :]:
+            for statement in _statements(script):
+                connection.execute(statement)
+        connection.execute("UPDATE meta SET release = ?", (_this_release(),))
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {len(migrations())}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _statements(script: str) -> Iterator[str]:
+    # `executescript` would commit the transaction it finds open.
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def _release_of(connection: sqlite3.Connection) -> str:
+    try:
+        ((release,),) = connection.execute("SELECT release FROM meta").fetchall()
+        return f"mcp-tasks {release}"
+    except (sqlite3.Error, ValueError):
+        return "the release of mcp-tasks that wrote it"
+
+
+def _this_release() -> str:
+    try:
+        return version("mcp-tasks")
+    except PackageNotFoundError:  # run from a source tree
+        return "(unknown)"

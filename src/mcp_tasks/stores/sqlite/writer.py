@@ -1,0 +1,166 @@
+"""One thread that does all writing, and commits for many callers at once.
+
+A durable commit waits for the disk, and the disk takes the same time for one row as for a thousand. So
+callers put operations into a queue; the thread takes everything that waits, runs it in one transaction,
+commits once, and wakes each event loop once. Under load the batches grow by themselves: no timer, no delay
+for a caller who is alone.
+
+Rules of this file:
+
+1. An operation reports its own outcome (a conflict, an id that is taken) as a value; the others in its batch
+   do not notice.
+2. When a statement or the commit fails, the batch is rolled back, each of its callers gets
+   `StoreUnavailable`, and the thread goes on with the next batch.
+3. A caller that was cancelled while it waited is skipped; its operation may still have been written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import TypeAlias
+
+from anyio import to_thread
+
+from mcp_tasks.errors import StoreError
+from mcp_tasks.stores.sqlite.connection import retry_while_busy, translate
+
+Operation: TypeAlias = Callable[[sqlite3.Cursor, int], StoreError | None]
+"""Writes with the cursor, marks changed tasks with the number, and returns what to raise in its caller."""
+
+_Waiting: TypeAlias = tuple[Operation, "asyncio.Future[None]"]
+_Outcome: TypeAlias = StoreError | None
+
+MAX_BATCH = 1_000
+"""Throughput is flat from about here on (a commit is a few percent of the batch), while the wait grows."""
+
+TIDY_EVERY = 100
+"""Batches between two looks at the free pages; one look costs a few microseconds."""
+
+SPARE_PAGES = 2_000
+"""Free pages worth keeping (8 MB): new tasks fill them without the file having to grow."""
+
+TIDY_PAGES = 500
+"""Pages given back at a time: a few milliseconds in which writers wait."""
+
+
+class Writer:
+    """Runs operations on a connection that it owns from now on."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, *, patience: float) -> None:
+        self._connection = connection
+        self._cursor = connection.cursor()
+        self._path = path
+        self._patience = patience
+        self._queue: SimpleQueue[_Waiting | None] = SimpleQueue()
+        self._batches = 0
+        # A daemon: a program that forgets `close` must still end. What was acknowledged is on disk.
+        self._thread = Thread(target=self._serve, name="mcp-tasks-sqlite-writer", daemon=True)
+        self._thread.start()
+
+    async def run(self, operation: Operation) -> None:
+        """Have it written; returns when it is on disk.
+
+        Raises:
+            StoreError: What the operation reported, or why its batch could not be written.
+        """
+        written = asyncio.get_running_loop().create_future()
+        self._queue.put((operation, written))
+        await written
+
+    async def close(self) -> None:
+        """Write what waits, then end the thread and the connection."""
+        self._queue.put(None)
+        await to_thread.run_sync(self._thread.join)
+
+    def _serve(self) -> None:
+        while batch := self._take():
+            self._settle(batch, self._write(batch))
+            self._batches += 1
+            if self._batches % TIDY_EVERY == 0:
+                self._tidy()
+        self._tidy()
+        with suppress(sqlite3.Error):  # only to leave one file behind; the WAL is as durable
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self._connection.close()
+
+    def _take(self) -> list[_Waiting]:
+        """All that waits, up to a limit; empty when there will be no more."""
+        batch: list[_Waiting] = []
+        waiting = self._queue.get()
+        with suppress(Empty):
+            while waiting is not None:
+                batch.append(waiting)
+                if len(batch) == MAX_BATCH:
+                    return batch
+                waiting = self._queue.get_nowait()
+            # The end came together with work: do the work, and find the end again next time.
+            if batch:
+                self._queue.put(None)
+        return batch
+
+    def _write(self, batch: Sequence[_Waiting]) -> Sequence[_Outcome]:
+        """What came of each operation. Never raises: a dead thread would leave every caller waiting."""
+        try:
+            return self._transact(batch)
+        except Exception as exc:
+            self._roll_back()
+            if len(batch) > 1 and not isinstance(exc, sqlite3.OperationalError):
+                # Not the disk, not a lock: a value that cannot be bound. Who brought it fails alone.
+                return [outcome for waiting in batch for outcome in self._write([waiting])]
+            return [_failure(exc, self._path) for _ in batch]
+
+    def _transact(self, batch: Sequence[_Waiting]) -> Sequence[_Outcome]:
+        cursor = self._cursor
+        retry_while_busy(lambda: cursor.execute("BEGIN IMMEDIATE"), patience=self._patience)
+        # The number is taken under the write lock, so numbers become visible in their order.
+        cursor.execute("UPDATE meta SET seq = seq + 1")
+        seq: int = cursor.execute("SELECT seq FROM meta").fetchall()[0][0]
+        outcomes = [operation(cursor, seq) for operation, _ in batch]
+        cursor.execute("COMMIT")
+        return outcomes
+
+    def _roll_back(self) -> None:
+        # After some failures (a full disk) SQLite has rolled back by itself.
+        with suppress(sqlite3.Error):
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+
+    def _settle(self, batch: Sequence[_Waiting], outcomes: Sequence[_Outcome]) -> None:
+        """Wake each event loop once, whatever the size of the batch: a wake-up costs as much as ten rows."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[None], _Outcome]]] = {}
+        for (_, written), outcome in zip(batch, outcomes, strict=True):
+            by_loop.setdefault(written.get_loop(), []).append((written, outcome))
+        for loop, settled in by_loop.items():
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits there any more
+                loop.call_soon_threadsafe(_resolve, settled)
+
+    def _tidy(self) -> None:
+        """Give free pages back to the file system when there are many."""
+        with suppress(sqlite3.Error):
+            free: int = self._connection.execute("PRAGMA freelist_count").fetchall()[0][0]
+            if free > SPARE_PAGES:
+                # One step frees one page, and `execute` takes only one step of a statement without columns.
+                self._connection.executescript(f"PRAGMA incremental_vacuum({TIDY_PAGES})")
+
+
+def _resolve(settled: Sequence[tuple[asyncio.Future[None], _Outcome]]) -> None:
+    for written, outcome in settled:
+        if written.done():
+            continue
+        if outcome is None:
+            written.set_result(None)
+        else:
+            written.set_exception(outcome)
+
+
+def _failure(exc: Exception, path: Path) -> StoreError:
+    # One exception for each caller: a shared one would collect all their tracebacks.
+    error = translate(exc, path)
+    error.__cause__ = exc
+    return error

@@ -1,0 +1,56 @@
+"""What the parts of the store suite have in common: the hook, and stores as fixtures."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import ClassVar
+
+import pytest
+
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.stores.base import Store
+
+WAIT = 5
+"""Seconds after which what must happen is taken not to happen."""
+
+
+@pytest.mark.anyio
+class StoreTests:
+    """A test class with a store of its own for each test."""
+
+    shared: ClassVar[bool] = True
+
+    def open_store(self) -> AbstractAsyncContextManager[Store]:
+        """An open store on this test's own place, closed at the end."""
+        raise NotImplementedError("a store suite needs `open_store`")
+
+    @pytest.fixture
+    def anyio_backend(self) -> str:
+        """Stores are built for asyncio."""
+        return "asyncio"
+
+    @pytest.fixture
+    async def store(self) -> AsyncIterator[Store]:
+        """An empty store."""
+        async with self.open_store() as store:
+            yield store
+
+    @pytest.fixture
+    async def peer(self, store: Store) -> AsyncIterator[Store]:
+        """A second store on the same place, as another process would have it."""
+        if not self.shared:
+            pytest.skip("only one process can have this store")
+        async with self.open_store() as peer:
+            yield peer
+
+
+async def create_all(store: Store, *records: TaskRecord) -> None:
+    """Create the records in this order."""
+    for record in records:
+        await store.create(record)
+
+
+def ids(records: Sequence[TaskRecord]) -> list[str]:
+    """The ids, in order."""
+    return [record.id for record in records]

@@ -1,0 +1,252 @@
+"""Any store against the reference store, under random sequences and random interleavings.
+
+Each step issues some operations at the same time, on one or several stores that share a place. Nobody can say
+in which order they take effect, so the check is that *some* order explains all of it: for each task there
+must be an order in which the reference store gives every operation the outcome that it had, and ends where
+the store ended. Of several saves of one version exactly one can win in any order, so exactly one may. After
+each step all readings of all stores must equal those of the reference.
+
+    TestMyStore = store_machine(fresh_stores).TestCase
+
+where `fresh_stores()` is a context manager that gives stores, not yet open, on one empty place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from mcp_tasks.core import JournalEntry, TaskRecord, TaskRequest, TaskStatus, apply
+from mcp_tasks.errors import TransitionRefused
+from mcp_tasks.stores.base import Store
+from mcp_tasks.stores.memory import MemoryStore
+from mcp_tasks.testing.clock import FakeClock
+from mcp_tasks.testing.records import make_record
+from mcp_tasks.testing.store_operations import (
+    Beat,
+    Create,
+    Delete,
+    Get,
+    Issue,
+    Operation,
+    Retire,
+    Save,
+    follow,
+    perform_at_once,
+)
+from mcp_tasks.testing.strategies import HOLDERS, Chance, chances, requests
+
+Factory: TypeAlias = Callable[[], AbstractContextManager[Sequence[Store]]]
+"""Gives one or more stores, not yet open, that share one empty place."""
+
+Plan: TypeAlias = "Callable[[StoreMachine], Operation]"
+"""An operation that is drawn before the state it will meet is known (see `Chance`)."""
+
+MANY = 1_000
+"""Versions of one life of a task. Each creation starts its own thousand, so that a save of an earlier life of
+the same id cannot hit a version of a later one: in the package ids are never used again."""
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """The rules. Use `store_machine`, which says where the stores come from."""
+
+    def new_place(self) -> AbstractContextManager[Sequence[Store]]:
+        """Stores, not yet open, on one empty place."""
+        raise NotImplementedError("use `store_machine(factory)`")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = FakeClock()
+        self.oracle = MemoryStore()
+        self.lives = 0
+        self.known: list[str] = []
+        self.runner = asyncio.Runner()
+        self.place = self.new_place()
+        self.stores = self.place.__enter__()
+        self.in_all("open")
+
+    def teardown(self) -> None:
+        """Close everything, whatever happened."""
+        self.in_all("close")
+        self.runner.close()
+        self.place.__exit__(None, None, None)
+
+    def in_all(self, verb: str) -> None:
+        """Call a verb without arguments on each store."""
+        for store in self.stores:
+            self.runner.run(getattr(store, verb)())
+
+    @rule(plans=st.deferred(lambda: st.lists(_issues(), min_size=1, max_size=6)))
+    def operations_at_the_same_time(self, plans: Sequence[tuple[Plan, int, int]]) -> None:
+        """Issue operations that all know the same state, and find an order that explains the outcomes."""
+        issues = [
+            Issue(operation=plan(self), store=self.stores[place % len(self.stores)], delay=delay)
+            for plan, place, delay in plans
+        ]
+        done = self.runner.run(perform_at_once(issues))
+        self.runner.run(follow(self.oracle, done, self.stores))
+
+    @rule(seconds=st.integers(1, 90))
+    def time_passes(self, seconds: int) -> None:
+        """Let timers run out and finished tasks expire."""
+        self.clock.advance(timedelta(seconds=seconds))
+
+    @rule()
+    def all_is_closed_and_opened_again(self) -> None:
+        """Start again in another event loop; nothing may be lost."""
+        self.in_all("close")
+        self.runner.close()
+        self.runner = asyncio.Runner()
+        self.in_all("open")
+
+    @invariant()
+    def all_stores_read_like_the_reference(self) -> None:
+        """Compare everything that can be read."""
+        expected = self.runner.run(self._readings(self.oracle))
+        for store in self.stores:
+            assert self.runner.run(self._readings(store)) == expected
+
+    def new_id(self, number: int) -> str:
+        """A fresh id, or now and then one that was used before, its task still there or not."""
+        task_id = self.known[number] if number < len(self.known) else f"task-{len(self.known)}"
+        if task_id not in self.known:
+            self.known.append(task_id)
+        return task_id
+
+    def record(self, number: int) -> TaskRecord:
+        """A task as it is now; for one that is gone, a record that no store can have."""
+        task_id = self.known[number % len(self.known)] if self.known else "none yet"
+        return self.runner.run(self.oracle.get(task_id)) or make_record(id=task_id, version=MANY - 1)
+
+    async def _readings(self, store: Store) -> Mapping[str, Any]:
+        now = self.clock()
+        readings: dict[str, Any] = {"holders": await store.holders()}
+        for task_id in self.known:
+            readings[f"task {task_id}"] = await store.get(task_id), list(await store.journal(task_id))
+        for holder in HOLDERS:
+            readings[f"held by {holder}"] = list(await store.held(holder, limit=3))
+        for limit in (2, 100):
+            readings[f"queued {limit}"] = list(await store.queued(now, limit=limit))
+            readings[f"expired {limit}"] = list(await store.expired(now, limit=limit))
+        readings["all"] = await _list_all(store, limit=2)
+        for status in TaskStatus:
+            readings[status] = await _list_all(store, limit=3, status=status)
+        readings["alice's"] = await _list_all(store, limit=3, owner="alice")
+        readings["bob's"] = await _list_all(store, limit=3, owner="bob", status=TaskStatus.WORKING)
+        return readings
+
+
+def store_machine(factory: Factory) -> type[StoreMachine]:
+    """A state machine for the stores that `factory` gives; its `TestCase` runs under unittest and pytest."""
+
+    class Machine(StoreMachine):
+        def new_place(self) -> AbstractContextManager[Sequence[Store]]:
+            return factory()
+
+    return Machine
+
+
+async def _list_all(store: Store, *, limit: int, **filters: Any) -> list[TaskRecord]:
+    page = await store.list(limit=limit, **filters)
+    found = list(page.records)
+    while page.cursor is not None:
+        page = await store.list(limit=limit, cursor=page.cursor, **filters)
+        found += page.records
+    return found
+
+
+def _issues() -> st.SearchStrategy[tuple[Plan, int, int]]:
+    """A plan, the store it is for, and its delay."""
+    # What happens most is drawn most.
+    plans = st.one_of(
+        *[_events()] * 4, *[_creations()] * 2, _reads(), _stale_saves(), _deletions(), _beats(), _retirements()
+    )
+    return st.tuples(plans, st.integers(0, 3), st.integers(0, 3))
+
+
+_numbers = st.integers(0, 9)
+
+
+def _creations() -> st.SearchStrategy[Plan]:
+    def make(number: int, owner: str | None, request: TaskRequest, age: int, ttl: int | None) -> Plan:
+        def plan(machine: StoreMachine) -> Operation:
+            machine.lives += 1
+            return Create(
+                make_record(
+                    id=machine.new_id(number),
+                    owner=owner,
+                    request=request,
+                    created_at=machine.clock() - timedelta(seconds=age),
+                    ttl=None if ttl is None else timedelta(seconds=ttl),
+                    version=machine.lives * MANY,
+                )
+            )
+
+        return plan
+
+    owners = st.sampled_from([None, "alice", "bob"])
+    return st.builds(make, _numbers, owners, requests(), st.integers(0, 2), st.sampled_from([None, 0, 60]))
+
+
+def _events() -> st.SearchStrategy[Plan]:
+    def make(number: int, chance: Chance) -> Plan:
+        def plan(machine: StoreMachine) -> Operation:
+            record, now = machine.record(number), machine.clock()
+            event, entries = chance.for_record(record, now)
+            try:
+                changed = apply(record, event, now)
+            except TransitionRefused:
+                changed = record
+            if changed is record:
+                return Get(record.id)
+            return Save(changed, record.version, tuple(entries))
+
+        return plan
+
+    return st.builds(make, _numbers, chances())
+
+
+def _stale_saves() -> st.SearchStrategy[Plan]:
+    def make(number: int, off_by: int) -> Plan:
+        entry = JournalEntry(kind="step", key="never", value=None)
+
+        def plan(machine: StoreMachine) -> Operation:
+            record = machine.record(number)
+            return Save(replace(record, version=record.version + 1), record.version + off_by, (entry,))
+
+        return plan
+
+    return st.builds(make, _numbers, st.sampled_from([-1, 2]))
+
+
+def _deletions() -> st.SearchStrategy[Plan]:
+    def make(number: int, off_by: int) -> Plan:
+        def plan(machine: StoreMachine) -> Operation:
+            record = machine.record(number)
+            return Delete(record.id, record.version + off_by)
+
+        return plan
+
+    return st.builds(make, _numbers, st.sampled_from([0, 0, 1]))
+
+
+def _reads() -> st.SearchStrategy[Plan]:
+    return _numbers.map(lambda number: lambda machine: Get(machine.record(number).id))
+
+
+def _beats() -> st.SearchStrategy[Plan]:
+    def make(holder: str, seconds: int) -> Plan:
+        return lambda machine: Beat(holder, machine.clock() + timedelta(seconds=seconds))
+
+    return st.builds(make, st.sampled_from(HOLDERS), st.integers(-10, 10))
+
+
+def _retirements() -> st.SearchStrategy[Plan]:
+    return st.sampled_from(HOLDERS).map(lambda holder: lambda machine: Retire(holder))

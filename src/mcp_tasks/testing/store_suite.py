@@ -1,0 +1,39 @@
+"""The contract of a store as tests. A store that passes them may be handed to `Tasks(store=...)`.
+
+    class TestMyStore(StoreSuite):
+        @asynccontextmanager
+        async def open_store(self):
+            store = MyStore(self.url)      # a place that is empty at the start of each test
+            await store.open()
+            try:
+                yield store
+            finally:
+                await store.close()
+
+The tests run with anyio's pytest plugin on asyncio; nothing else needs to be set up. They live in modules by
+subject: records, listings, and what processes share.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+# Before the imports that follow: an `assert` in a module that is not a test says nothing unless rewritten.
+_MODULES = ("_store_records", "_store_races", "_store_listings", "_store_hints")
+pytest.register_assert_rewrite(*(f"mcp_tasks.testing.{name}" for name in _MODULES))
+
+from mcp_tasks.testing._store_hints import HintTests  # noqa: E402
+from mcp_tasks.testing._store_listings import ListingTests  # noqa: E402
+from mcp_tasks.testing._store_races import RaceTests  # noqa: E402
+from mcp_tasks.testing._store_records import RecordTests  # noqa: E402
+
+__all__ = ["StoreSuite"]
+
+
+class StoreSuite(RecordTests, RaceTests, ListingTests, HintTests):
+    """Every test of the contract; give it `open_store`.
+
+    Attributes:
+        shared: Whether a second `open_store` in the same test opens the same tasks, as another process would.
+            Set it to False for a store that only one process can have.
+    """

@@ -1,0 +1,201 @@
+"""Hypothesis strategies: JSON, records, and what may happen to a record next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias
+
+from hypothesis import strategies as st
+
+from mcp_tasks.core import (
+    Event,
+    InputAnswered,
+    InputBook,
+    InputRequest,
+    InputRequested,
+    JournalEntry,
+    Progress,
+    ProgressReported,
+    RunCompleted,
+    RunFailed,
+    RunReleased,
+    RunStarted,
+    StepRecorded,
+    TaskCancelled,
+    TaskRecord,
+    TaskRequest,
+    TaskStatus,
+)
+
+HOLDERS = ("worker-1", "worker-2", "worker-☃")
+"""Few, so that tasks and beats meet."""
+
+Happening: TypeAlias = tuple[Event, Sequence[JournalEntry]]
+"""An event, and the entries that belong into the journal with it."""
+
+# Values may hold lone surrogates: JSON escapes let them in (and join the two halves of a pair, so that does
+# not come in). Names are what UTF-8 can hold.
+_any_text = st.text(st.characters(exclude_categories=()), max_size=20).map(
+    lambda text: str(json.loads(json.dumps(text)))
+)
+_names = st.text(max_size=12)
+_instants = st.datetimes(datetime(1950, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC))
+_durations = st.timedeltas(timedelta(0), timedelta(days=3650))
+_finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def json_values() -> st.SearchStrategy[Any]:
+    """JSON of some depth: large numbers, odd text, nulls in all places."""
+    leaves = st.none() | st.booleans() | st.integers() | _finite | _any_text
+    return st.recursive(
+        leaves,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_any_text, inner, max_size=3),
+        max_leaves=8,
+    )
+
+
+def json_objects() -> st.SearchStrategy[dict[str, Any]]:
+    """JSON objects, as arguments and results are."""
+    return st.dictionaries(_any_text, json_values(), max_size=3)
+
+
+def requests() -> st.SearchStrategy[TaskRequest]:
+    """What a client may have asked for."""
+    return st.builds(
+        TaskRequest,
+        name=_any_text,
+        arguments=json_objects(),
+        method=st.just("tools/call"),
+        meta=json_objects(),
+        protocol_version=st.sampled_from(["", "2025-11-25", "2026-07-28"]),
+        client_info=st.none() | json_objects(),
+        client_capabilities=json_objects(),
+        input_responses=st.none() | json_objects(),
+        request_state=st.none() | _any_text,
+    )
+
+
+def entries() -> st.SearchStrategy[JournalEntry]:
+    """One line of a journal."""
+    kinds = st.sampled_from(("ask", "answer", "step", "timer"))
+    return st.builds(JournalEntry, kind=kinds, key=_names, value=json_values())
+
+
+def records(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[TaskRecord]:
+    """Records of any shape, possible or not: a store keeps what it is given. `fields` replaces strategies."""
+    asks = st.builds(InputRequest, method=_any_text, params=json_objects())
+    inputs = st.dictionaries(_names, asks, max_size=2).flatmap(
+        lambda open_: st.frozensets(_names, max_size=2).map(
+            lambda closed: InputBook(outstanding=open_, used=closed | open_.keys())
+        )
+    )
+    progress = st.builds(Progress, progress=_finite, total=st.none() | _finite, message=st.none() | _any_text)
+    shapes: dict[str, st.SearchStrategy[Any]] = {
+        "id": st.text(min_size=1, max_size=40),
+        "owner": st.none() | _names,
+        "request": requests(),
+        "created_at": _instants,
+        "updated_at": _instants,
+        "status": st.sampled_from(TaskStatus),
+        "status_message": st.none() | _any_text,
+        "progress": st.none() | progress,
+        "inputs": inputs,
+        "result": st.none() | json_objects(),
+        "error": st.none() | json_objects(),
+        "finished_at": st.none() | _instants,
+        "ttl": st.none() | _durations,
+        "poll_interval": st.none() | _durations,
+        "attempt": st.integers(0, 2**31),
+        "holder": st.none() | st.sampled_from(HOLDERS),
+        "started_at": st.none() | _instants,
+        "wake_at": st.none() | _instants,
+        "version": st.integers(1, 2**53),
+    }
+    return st.builds(TaskRecord, **(shapes | fields))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chance:
+    """Something that happens next, before it is known to which task.
+
+    What a task can undergo depends on its state, and the state on who won a race. Drawn data must not: so
+    this is drawn first, and becomes an event when the record is known.
+    """
+
+    choice: int
+    value: dict[str, Any]
+    seconds: int
+    holder: str
+
+    def for_record(self, record: TaskRecord, now: datetime) -> Happening:
+        """An event that fits the state of `record`, with realistic journal entries."""
+        anytime = [_cancelled, _answered, _answered]
+        fitting = [*anytime, _started, _started, _started] if record.holder is None else [*anytime, *_OF_A_RUN]
+        return fitting[self.choice % len(fitting)](self, record, now)
+
+
+def chances() -> st.SearchStrategy[Chance]:
+    """What may happen to a task."""
+    return st.builds(
+        Chance,
+        choice=st.integers(0, 99),
+        value=json_objects(),
+        seconds=st.integers(0, 120),
+        holder=st.sampled_from(HOLDERS),
+    )
+
+
+def _cancelled(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
+    return TaskCancelled(reason=f"after {chance.seconds} s"), ()
+
+
+def _answered(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
+    # All open questions or the first of them, and one that was never asked.
+    keys = frozenset([*list(record.inputs.outstanding)[: chance.seconds % 3], "never asked"])
+    answers = sorted(record.inputs.answerable(keys))
+    return InputAnswered(keys=keys), [JournalEntry(kind="answer", key=key, value=chance.value) for key in answers]
+
+
+def _started(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
+    return RunStarted(holder=chance.holder), ()
+
+
+def _asked(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
+    key = f"q{len(record.inputs.used)}"
+    request = InputRequest(method="elicitation/create", params=chance.value)
+    event = InputRequested(attempt=record.attempt, requests={key: request})
+    return event, [JournalEntry(kind="ask", key=key, value=chance.value)]
+
+
+def _stepped(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
+    steps = [JournalEntry(kind="step", key=f"step {n}", value=chance.value) for n in range(chance.seconds % 3)]
+    return StepRecorded(attempt=record.attempt), steps
+
+
+def _slept(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
+    until = now + timedelta(seconds=chance.seconds)
+    timer = JournalEntry(kind="timer", key="nap", value=until.isoformat())
+    return RunReleased(attempt=record.attempt, wake_at=until), [timer]
+
+
+def _reported(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
+    progress = Progress(progress=chance.seconds / 7, total=120, message=f"{chance.seconds} s")
+    return ProgressReported(attempt=record.attempt, progress=progress), ()
+
+
+def _released(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
+    return RunReleased(attempt=record.attempt), ()
+
+
+def _completed(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
+    return RunCompleted(attempt=record.attempt, result=chance.value), ()
+
+
+def _failed(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
+    return RunFailed(attempt=record.attempt, error={"code": -32603, "data": chance.value}), ()
+
+
+_OF_A_RUN = (_asked, _asked, _stepped, _slept, _reported, _released, _completed, _failed)

@@ -1,0 +1,304 @@
+"""The SQLite store passes the suite, and does what only it promises."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+
+from mcp_tasks.core import JournalEntry, TaskRequest, TaskStatus
+from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.stores import Hint, Store
+from mcp_tasks.stores.sqlite import SqliteStore, queries
+from mcp_tasks.testing import make_record
+from mcp_tasks.testing.store_suite import StoreSuite
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+STRANGE = ["", "nul\0inside", "lone \ud800 surrogate", "\udfff", "𝄞", "x" * 1_000_000, "ü" * 500_000]
+
+
+class TestSqliteStore(StoreSuite):
+    @pytest.fixture(autouse=True)
+    def place(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "tasks.db"
+
+    @asynccontextmanager
+    async def open_store(self) -> AsyncGenerator[Store]:
+        store = SqliteStore(self.path)
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(tmp_path / "tasks.db")
+    await store.open()
+    yield store
+    await store.close()
+
+
+def query(store: SqliteStore, sql: str) -> list[tuple[object, ...]]:
+    """Rows as another process would read them."""
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as connection:
+        return connection.execute(sql).fetchall()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("text", STRANGE, ids=lambda text: ascii(text)[:20])
+async def test_any_string_can_be_an_id_an_owner_a_holder_and_a_key(store: SqliteStore, text: str) -> None:
+    request = TaskRequest(name=text, arguments={text: text})
+    record = make_record(id=text, owner=text, holder=text, status_message=text, request=request)
+    step = JournalEntry(kind="step", key=text, value={text: [text]})
+    await store.create(record)
+    await store.save(record, expected=1, entries=[step])
+    await store.beat(text, until=NOW)
+    assert await store.get(text) == record
+    assert list(await store.journal(text)) == [step]
+    assert list((await store.list(owner=text)).records) == [record]
+    assert list(await store.held(text, limit=1)) == [record]
+    assert await store.holders() == {text: NOW}
+    second = make_record(id=text + "2")
+    await store.create(second)
+    first = await store.list(limit=1)
+    assert list((await store.list(cursor=first.cursor)).records) == [second]
+    await store.retire(text)
+    await store.delete(text, expected=1)
+    assert await store.get(text) is None
+
+
+@pytest.mark.anyio
+async def test_writes_at_the_same_time_share_a_commit(store: SqliteStore) -> None:
+    async with anyio.create_task_group() as group:
+        for _ in range(500):
+            group.start_soon(store.create, make_record())
+    assert query(store, "SELECT count(*) FROM tasks") == [(500,)]
+    # The number of batches. Each batch syncs the disk once.
+    ((batches,),) = query(store, "SELECT seq FROM meta")
+    assert isinstance(batches, int)
+    assert batches <= 50
+
+
+@pytest.mark.anyio
+async def test_more_writes_than_a_batch_holds_are_all_written(store: SqliteStore) -> None:
+    async with anyio.create_task_group() as group:
+        for _ in range(2_500):
+            group.start_soon(store.create, make_record())
+    assert query(store, "SELECT count(*) FROM tasks") == [(2_500,)]
+
+
+@pytest.mark.anyio
+async def test_a_value_that_cannot_be_written_fails_alone(store: SqliteStore) -> None:
+    # No integer of SQLite holds this version.
+    impossible, good = make_record(version=2**70), [make_record() for _ in range(20)]
+    refused: list[StoreUnavailable] = []
+
+    async def create_impossible() -> None:
+        try:
+            await store.create(impossible)
+        except StoreUnavailable as exc:
+            refused.append(exc)
+
+    async with anyio.create_task_group() as group:
+        for record in good[:10]:
+            group.start_soon(store.create, record)
+        group.start_soon(create_impossible)
+        for record in good[10:]:
+            group.start_soon(store.create, record)
+    assert [type(exc.__cause__) for exc in refused] == [OverflowError]
+    assert [await store.get(record.id) for record in good] == good
+
+
+@pytest.mark.anyio
+async def test_a_value_that_is_no_json_fails_where_it_came_from(store: SqliteStore) -> None:
+    with pytest.raises(TypeError):
+        await store.create(make_record(result={"x": object()}))
+    record = make_record()
+    await store.create(record)
+    assert await store.get(record.id) == record
+
+
+@pytest.mark.anyio
+async def test_a_statement_that_fails_writes_nothing_of_its_batch(store: SqliteStore) -> None:
+    records = [make_record() for _ in range(10)]
+    query(store, "CREATE TRIGGER broken AFTER INSERT ON requests BEGIN SELECT RAISE(ROLLBACK, 'broken'); END")
+    for record in records:
+        with pytest.raises(StoreUnavailable, match="broken") as refused:
+            await store.create(record)
+        assert isinstance(refused.value.__cause__, sqlite3.Error)
+    query(store, "DROP TRIGGER broken")
+    assert query(store, "SELECT count(*) FROM tasks") == [(0,)]
+    await store.create(records[0])
+    assert await store.get(records[0].id) == records[0]
+
+
+@pytest.mark.anyio
+async def test_reading_leaves_no_transaction_open(store: SqliteStore) -> None:
+    for _ in range(3):
+        await store.create(make_record(holder="worker"))
+    page = await store.list(limit=1)
+    await store.get(page.records[0].id)
+    await store.held("worker", limit=1)
+    await store.queued(NOW, limit=1)
+    async with store.notifier().listen() as hints:
+        with anyio.move_on_after(0.1):
+            await anext(hints)
+    # An open read would keep the WAL from being folded into the file, and this would say busy (1).
+    assert query(store, "PRAGMA wal_checkpoint(TRUNCATE)") == [(0, 0, 0)]
+
+
+@pytest.mark.anyio
+async def test_a_large_request_is_written_once(store: SqliteStore) -> None:
+    request = TaskRequest(name="render", arguments={"image": "x" * 1_000_000})
+    record = make_record(request=request)
+    await store.create(record)
+    query(store, "PRAGMA wal_checkpoint(TRUNCATE)")
+    for version in range(2, 22):
+        await store.save(replace(record, version=version), expected=version - 1)
+    assert await store.get(record.id) == replace(record, version=21)
+    wal = store.path.with_name("tasks.db-wal")
+    assert wal.stat().st_size < 1_000_000
+
+
+@pytest.mark.anyio
+async def test_space_of_deleted_tasks_is_given_back(store: SqliteStore) -> None:
+    records = [make_record(status_message="x" * 4_000) for _ in range(4_000)]
+    async with anyio.create_task_group() as group:
+        for record in records:
+            group.start_soon(store.create, record)
+    async with anyio.create_task_group() as group:
+        for record in records:
+            group.start_soon(partial(store.delete, record.id, expected=1))
+    query(store, "PRAGMA wal_checkpoint(TRUNCATE)")
+    before = store.path.stat().st_size
+    await store.close()
+    assert store.path.stat().st_size < before - 1_000_000
+    assert query(store, "SELECT count(*) FROM requests") == [(0,)]
+    await store.open()
+
+
+@pytest.mark.anyio
+async def test_a_hint_of_this_process_comes_once(store: SqliteStore) -> None:
+    notifier, record = store.notifier(), make_record()
+    async with notifier.listen() as hints:
+        await store.create(record)
+        await notifier.publish(Hint(record.id, 1))
+        assert await anext(hints) == Hint(record.id, 1)
+        # The file shows the change as well, and that is not told again.
+        with anyio.move_on_after(0.3) as limit:
+            await anext(hints)
+        assert limit.cancelled_caught
+
+
+@pytest.mark.anyio
+async def test_many_changes_of_another_process_are_all_told(store: SqliteStore, tmp_path: Path) -> None:
+    peer = SqliteStore(tmp_path / "tasks.db")
+    await peer.open()
+    records = [make_record() for _ in range(6_000)]
+    async with store.notifier().listen() as hints:
+        async with anyio.create_task_group() as group:
+            for record in records:
+                group.start_soon(peer.create, record)
+        heard: set[str] = set()
+        with anyio.fail_after(30):
+            while len(heard) < len(records):
+                heard.add((await anext(hints)).task_id)
+    assert heard == {record.id for record in records}
+    await peer.close()
+
+
+@pytest.mark.anyio
+async def test_a_listener_outlives_the_store(store: SqliteStore) -> None:
+    async with store.notifier().listen() as hints:
+        await store.close()
+        with anyio.move_on_after(0.2) as limit:
+            await anext(hints)
+        assert limit.cancelled_caught
+        await store.notifier().publish(Hint("still heard", 1))
+        assert await anext(hints) == Hint("still heard", 1)
+
+
+QUERIES: dict[str, queries.Query] = {
+    "get": (queries.GET, ("x",)),
+    "journal": (queries.JOURNAL, ("x",)),
+    "held": (queries.HELD, ("x", 1)),
+    "expired": (queries.EXPIRED, (1, 1)),
+    "queued": queries.queued(NOW, limit=1),
+    "list of an owner": queries.listing(owner="x", status=None, cursor="1.x", limit=1),
+    "list in a status": queries.listing(owner=None, status=TaskStatus.FAILED, cursor="1.x", limit=1),
+    "list of both": queries.listing(owner="x", status=TaskStatus.FAILED, cursor="1.x", limit=1),
+    "next page": queries.listing(owner=None, status=None, cursor="1.x", limit=1),
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", QUERIES)
+async def test_no_query_looks_at_all_tasks(store: SqliteStore, name: str) -> None:
+    sql, values = QUERIES[name]
+    with closing(sqlite3.connect(store.path)) as connection:
+        plan = [str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
+    assert [step for step in plan if step.startswith(("SCAN t", "SCAN r", "SCAN j")) and step != "SCAN t"] == []
+
+
+@pytest.mark.anyio
+async def test_a_write_waits_no_longer_than_it_was_told(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "tasks.db", busy_timeout=timedelta(0))
+    await store.open()
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable, match="locked"):
+            await store.create(make_record())
+        other.execute("ROLLBACK")
+    await store.create(make_record())
+    await store.close()
+
+
+@pytest.mark.anyio
+async def test_closing_writes_all_that_waits(store: SqliteStore) -> None:
+    records = [make_record() for _ in range(20)]
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        async with anyio.create_task_group() as group:
+            for record in records:
+                group.start_soon(store.create, record)
+                # One at a time into the queue: the first batch is smaller than what waits behind it.
+                await anyio.lowlevel.checkpoint()
+            group.start_soon(store.close)
+            await anyio.lowlevel.checkpoint()
+            other.execute("ROLLBACK")
+    await store.open()
+    assert [await store.get(record.id) for record in records] == records
+
+
+def test_an_event_loop_that_is_gone_stops_nobody(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "tasks.db")
+    abandoned, after = make_record(), make_record()
+
+    async def leave_while_waiting() -> None:
+        await store.open()
+        other.execute("BEGIN IMMEDIATE")
+        waiting = asyncio.ensure_future(store.create(abandoned))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+
+    async def go_on() -> None:
+        await store.create(after)
+        assert await store.get(after.id) == after
+        assert await store.get(abandoned.id) in (None, abandoned)
+        await store.close()
+
+    store.path.touch()
+    with closing(sqlite3.connect(store.path, isolation_level=None, check_same_thread=False)) as other:
+        asyncio.run(leave_while_waiting())
+        other.execute("ROLLBACK")
+        asyncio.run(go_on())

@@ -1,0 +1,391 @@
+"""Laws of the machine: whatever happens to a task, in whatever order, by whatever clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mcp_tasks.core import (
+    FINAL_STATUSES,
+    Event,
+    InputAnswered,
+    InputRequest,
+    InputRequested,
+    Progress,
+    ProgressReported,
+    RunCompleted,
+    RunFailed,
+    RunReleased,
+    RunStarted,
+    StepRecorded,
+    TaskCancelled,
+    TaskRecord,
+    TaskRequest,
+    TaskStatus,
+    apply,
+)
+from mcp_tasks.core.machine import TABLE
+from mcp_tasks.core.pacing import expires_at, is_expired, lifetime
+from mcp_tasks.errors import StaleRun, TransitionRefused
+from mcp_tasks.stores.codec import decode_record, encode_request, encode_state
+from mcp_tasks.testing import make_record
+from mcp_tasks.testing.clock import NOON
+from mcp_tasks.testing.strategies import json_objects
+from mcp_tasks.wire import render_created, render_task
+
+LAW = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+FORWARD = st.timedeltas(timedelta(0), timedelta(hours=2))
+ANYWHERE = st.timedeltas(timedelta(hours=-30), timedelta(hours=30))
+
+# From 4 ms on: rounding to the wire's milliseconds takes away up to 2.
+LIFETIMES = st.none() | st.timedeltas(timedelta(milliseconds=4), timedelta(days=400))
+
+
+@dataclass(frozen=True)
+class Move:
+    """What somebody tries, before it is known how the task stands then."""
+
+    kind: type[Event]
+    # Which run says so: 0 for the current one, otherwise one that is not.
+    behind: int
+    keys: frozenset[str]
+    payload: Mapping[str, Any]
+    tick: timedelta
+    # Rather start a run than speak for one that is not there, and rather not end the story yet.
+    helpful: bool
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One event, and what became of the record."""
+
+    before: TaskRecord
+    event: Event
+    now: datetime
+    after: TaskRecord
+    refusal: TransitionRefused | None
+
+
+ODD_OBJECTS: Sequence[Mapping[str, Any]] = (
+    {},
+    {"message": "the tool failed", "code": -32603},
+    {"message": None, "": [None, {}, [], ""], "big": 2**70, "small": 5e-324, "minus": -0.0},
+    {"message": {"not": "text"}, "lone": "\ud800", "nul": "\x00", "snow": "☃", "deep": [[[[[{"a": [True]}]]]]]},
+)
+"""Payloads that have been trouble somewhere. Two of the laws below draw any JSON instead."""
+
+ODD_PAYLOADS = st.sampled_from(ODD_OBJECTS)
+ENDINGS = (RunCompleted, RunFailed, TaskCancelled)
+
+
+def _new_record(instant: datetime, arguments: Mapping[str, Any], **fields: Any) -> TaskRecord:
+    request = TaskRequest(name="render", arguments=arguments)
+    return TaskRecord(id="task", owner="alice", request=request, created_at=instant, updated_at=instant, **fields)
+
+
+_new_records = st.builds(
+    _new_record,
+    st.datetimes(datetime(2020, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)),
+    st.sampled_from(ODD_OBJECTS),
+    ttl=LIFETIMES,
+    poll_interval=st.none() | st.timedeltas(timedelta(milliseconds=1), timedelta(days=1)),
+)
+
+
+def stories(
+    ticks: st.SearchStrategy[timedelta] = ANYWHERE,
+    payloads: st.SearchStrategy[Mapping[str, Any]] = ODD_PAYLOADS,
+) -> st.SearchStrategy[Sequence[Moment]]:
+    """The life of one task, event by event, with a clock that goes on by `ticks`."""
+    moves = st.builds(
+        Move,
+        kind=st.sampled_from(get_args(Event)),
+        behind=st.sampled_from((0, 0, 0, 0, 0, 1, -1)),
+        keys=st.frozensets(st.sampled_from("abcdef"), max_size=3),
+        payload=payloads,
+        tick=ticks,
+        helpful=st.sampled_from((True, True, True, False)),
+    )
+    return st.builds(_live, _new_records, st.lists(moves, min_size=5, max_size=16))
+
+
+def _live(record: TaskRecord, moves: Sequence[Move]) -> Sequence[Moment]:
+    now = record.created_at
+    moments: list[Moment] = []
+    for number, move in enumerate(moves):
+        now += move.tick
+        kind = move.kind
+        if move.helpful and record.is_queued(now) and kind not in (InputAnswered, TaskCancelled):
+            kind = RunStarted
+        if move.helpful and kind in ENDINGS and number < len(moves) // 2:
+            kind = InputAnswered if record.inputs.outstanding else InputRequested
+        moments.append(_happen(record, _event(kind, move, record, now), now))
+        record = moments[-1].after
+    return moments
+
+
+def _event(kind: type[Event], move: Move, record: TaskRecord, now: datetime) -> Event:
+    attempt = record.attempt - move.behind
+    asks = {key: InputRequest(method="elicitation/create", params=move.payload) for key in sorted(move.keys)}
+    answered = move.keys | set(list(record.inputs.outstanding)[len(move.keys) // 2 :]) if move.helpful else move.keys
+    progress = Progress(progress=len(move.keys), total=None if move.helpful else 1e300, message=None)
+    making: dict[type[Event], Callable[[], Event]] = {
+        RunStarted: lambda: RunStarted(holder="worker-1"),
+        RunReleased: lambda: RunReleased(attempt=attempt, wake_at=None if move.helpful else now + abs(move.tick)),
+        ProgressReported: lambda: ProgressReported(attempt=attempt, progress=progress),
+        InputRequested: lambda: InputRequested(attempt=attempt, requests=asks),
+        StepRecorded: lambda: StepRecorded(attempt=attempt),
+        InputAnswered: lambda: InputAnswered(keys=answered),
+        RunCompleted: lambda: RunCompleted(attempt=attempt, result=move.payload),
+        RunFailed: lambda: RunFailed(attempt=attempt, error=move.payload),
+        TaskCancelled: lambda: TaskCancelled(reason="no more \ud800"),
+    }
+    return making[kind]()
+
+
+def _happen(record: TaskRecord, event: Event, now: datetime) -> Moment:
+    try:
+        return Moment(record, event, now, apply(record, event, now), None)
+    except TransitionRefused as refusal:
+        return Moment(record, event, now, record, refusal)
+
+
+def _visible(record: TaskRecord, now: datetime) -> dict[str, Any]:
+    return {name: value for name, value in render_task(record, now).items() if name != "lastUpdatedAt"}
+
+
+@LAW
+@given(stories())
+def test_a_final_status_absorbs_everything(story: Sequence[Moment]) -> None:
+    for moment in story:
+        if moment.before.is_final:
+            assert moment.after is moment.before
+            assert moment.refusal is None
+
+
+@LAW
+@given(stories())
+def test_versions_grow_by_one_with_every_change_and_only_then(story: Sequence[Moment]) -> None:
+    for moment in story:
+        if moment.after is moment.before:
+            continue
+        assert moment.after.version == moment.before.version + 1
+
+
+@LAW
+@given(stories())
+def test_an_input_key_is_used_once_in_the_life_of_a_task(story: Sequence[Moment]) -> None:
+    asked: list[str] = []
+    for moment in story:
+        if isinstance(moment.event, InputRequested) and moment.after is not moment.before:
+            asked += moment.event.requests
+        assert len(set(asked)) == len(asked)
+        assert moment.after.inputs.used == set(asked)
+        assert moment.after.inputs.outstanding.keys() <= moment.after.inputs.used
+
+
+@LAW
+@given(stories())
+def test_a_task_is_input_required_exactly_while_a_question_is_open(story: Sequence[Moment]) -> None:
+    for moment in story:
+        waits = moment.after.status is TaskStatus.INPUT_REQUIRED
+        assert waits == bool(moment.after.inputs.outstanding)
+
+
+@LAW
+@given(stories())
+def test_times_never_go_back_whatever_the_clock_does(story: Sequence[Moment]) -> None:
+    for moment in story:
+        assert moment.after.created_at == moment.before.created_at
+        assert moment.after.updated_at >= moment.before.updated_at >= moment.before.created_at
+        if moment.after.finished_at is not None:
+            assert moment.after.finished_at >= moment.after.created_at
+        shown = render_task(moment.after, moment.now)
+        assert datetime.fromisoformat(shown["lastUpdatedAt"]) >= datetime.fromisoformat(shown["createdAt"])
+
+
+@LAW
+@given(stories(FORWARD))
+def test_what_a_client_can_see_changes_only_together_with_the_time_of_the_last_change(story: Sequence[Moment]) -> None:
+    for moment in story:
+        if _visible(moment.before, moment.now) != _visible(moment.after, moment.now):
+            assert moment.after.updated_at == moment.now
+
+
+@LAW
+@given(stories(payloads=json_objects()), ANYWHERE)
+def test_every_record_can_be_shown(story: Sequence[Moment], later: timedelta) -> None:
+    for moment in story:
+        for now in (moment.now, moment.now + later):
+            for shown in (render_task(moment.after, now), render_created(moment.after, now)):
+                assert json.loads(json.dumps(shown, allow_nan=False)) == shown
+
+
+@LAW
+@given(stories(payloads=json_objects()))
+def test_every_record_comes_back_from_a_store_as_it_was(story: Sequence[Moment]) -> None:
+    for moment in story:
+        record = moment.after
+        assert decode_record(record.id, encode_request(record.request), encode_state(record)) == record
+
+
+@LAW
+@given(stories())
+def test_a_task_has_exactly_the_outcome_of_its_status(story: Sequence[Moment]) -> None:
+    for moment in story:
+        record = moment.after
+        assert (record.result is not None) == (record.status is TaskStatus.COMPLETED)
+        assert (record.error is not None) == (record.status is TaskStatus.FAILED)
+        assert (record.finished_at is not None) == record.is_final
+        assert not (record.is_final and record.holder is not None)
+
+
+@LAW
+@given(stories())
+def test_a_story_has_one_ending_at_most(story: Sequence[Moment]) -> None:
+    endings = [m for m in story if m.after.is_final and not m.before.is_final]
+    assert len(endings) <= 1
+
+
+@LAW
+@given(stories())
+def test_a_run_that_is_not_the_current_one_changes_nothing(story: Sequence[Moment]) -> None:
+    for moment in story:
+        attempt = getattr(moment.event, "attempt", None)
+        if attempt is None or moment.before.is_final:
+            continue
+        if moment.before.holder is None or attempt != moment.before.attempt:
+            assert moment.after is moment.before
+            assert isinstance(moment.refusal, StaleRun)
+
+
+@LAW
+@given(stories())
+def test_runs_are_numbered_and_one_at_a_time_has_the_task(story: Sequence[Moment]) -> None:
+    for moment in story:
+        started = isinstance(moment.event, RunStarted) and moment.after is not moment.before
+        assert moment.after.attempt == moment.before.attempt + started
+        if started:
+            assert moment.before.holder is None
+
+
+@LAW
+@given(stories(), ANYWHERE)
+def test_a_task_that_has_not_ended_never_expires(story: Sequence[Moment], later: timedelta) -> None:
+    for moment in story:
+        if not moment.after.is_final:
+            assert expires_at(moment.after) is None
+            assert not is_expired(moment.after, moment.now + later)
+
+
+@LAW
+@given(stories(FORWARD), st.lists(FORWARD, max_size=3))
+def test_the_promised_lifetime_never_shrinks(story: Sequence[Moment], later: list[timedelta]) -> None:
+    last = story[-1] if story else None
+    told = [lifetime(record, moment.now) for moment in story for record in (moment.before, moment.after)]
+    if last is not None:
+        told += [lifetime(last.after, last.now + wait) for wait in sorted(later)]
+    promises = [promise for promise in told if promise is not None]
+    assert promises == sorted(promises)
+    assert len(promises) in (0, len(told))
+
+
+@LAW
+@given(stories(FORWARD), FORWARD)
+def test_a_running_task_is_shown_to_live_into_the_future(story: Sequence[Moment], later: timedelta) -> None:
+    for moment in story:
+        now = moment.now + later
+        shown = render_task(moment.after, now)
+        if not moment.after.is_final and shown["ttlMs"] is not None:
+            assert datetime.fromisoformat(shown["createdAt"]) + timedelta(milliseconds=shown["ttlMs"]) > now
+
+
+@LAW
+@given(stories(FORWARD))
+def test_a_finished_task_is_kept_for_as_long_as_it_is_shown_to_live(story: Sequence[Moment]) -> None:
+    for moment in story:
+        gone = expires_at(moment.after)
+        promised = lifetime(moment.after, moment.now)
+        if gone is not None and promised is not None:
+            assert moment.after.created_at + promised <= gone
+
+
+@LAW
+@given(stories())
+def test_the_same_event_on_the_same_record_gives_the_same(story: Sequence[Moment]) -> None:
+    for moment in story:
+        again = _happen(moment.before, moment.event, moment.now)
+        assert again.after == moment.after
+        assert type(again.refusal) is type(moment.refusal)
+
+
+# All pairs, one by one
+
+QUESTION = {"open": InputRequest(method="roots/list", params={})}
+
+EVENTS: Sequence[Event] = (
+    RunStarted(holder="worker-2"),
+    RunReleased(attempt=1),
+    ProgressReported(attempt=1, progress=Progress(progress=1)),
+    InputRequested(attempt=1, requests={"another": InputRequest(method="roots/list", params={})}),
+    StepRecorded(attempt=1),
+    InputAnswered(keys=frozenset({"open"})),
+    RunCompleted(attempt=1, result={}),
+    RunFailed(attempt=1, error={}),
+    TaskCancelled(reason="no more"),
+)
+
+WAYS: Mapping[TaskStatus, Sequence[Event]] = {
+    TaskStatus.WORKING: (),
+    TaskStatus.INPUT_REQUIRED: (InputRequested(attempt=1, requests=QUESTION),),
+    TaskStatus.COMPLETED: (RunCompleted(attempt=1, result={}),),
+    TaskStatus.FAILED: (RunFailed(attempt=1, error={}),),
+    TaskStatus.CANCELLED: (TaskCancelled(reason="no more"),),
+}
+"""How a running task comes into each status."""
+
+
+def _in_status(status: TaskStatus, event: Event) -> TaskRecord:
+    """A task in that status which a run has; one that can be started if that is what happens next."""
+    ready = (RunReleased(attempt=1, wake_at=NOON),) if isinstance(event, RunStarted) else ()
+    record = make_record()
+    for past in (RunStarted(holder="worker-1"), *WAYS[status], *ready):
+        record = apply(record, past, NOON)
+    return record
+
+
+def test_the_walk_below_meets_every_status_and_every_event() -> None:
+    assert {type(event) for event in EVENTS} == set(get_args(Event))
+    assert TABLE.keys() == WAYS.keys() == set(TaskStatus)
+    assert {event for rules in TABLE.values() for event in rules} <= set(get_args(Event))
+
+
+@pytest.mark.parametrize("status", TaskStatus)
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_each_pair_of_status_and_event_has_a_rule_is_late_or_is_refused(status: TaskStatus, event: Event) -> None:
+    record = _in_status(status, event)
+    assert record.status is status
+    rule = TABLE[status].get(type(event))
+    if status in FINAL_STATUSES:
+        assert rule is None
+        assert apply(record, event, NOON) is record
+    elif rule is None:
+        with pytest.raises(TransitionRefused):
+            apply(record, event, NOON)
+    else:
+        assert apply(record, event, NOON).status in rule.to
+
+
+@pytest.mark.parametrize("status", sorted(set(TaskStatus) - FINAL_STATUSES))
+def test_every_status_a_rule_names_can_be_reached(status: TaskStatus) -> None:
+    for rule in TABLE[status].values():
+        assert rule.to
+        assert set(rule.to) <= set(TaskStatus)

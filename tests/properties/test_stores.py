@@ -1,0 +1,42 @@
+"""Each store against the reference store, under random sequences and interleavings."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from mcp_tasks.stores import MemoryStore, Store
+from mcp_tasks.stores.sqlite import SqliteStore
+from mcp_tasks.testing.store_machine import store_machine
+
+# Hypothesis may take five minutes to make a failure small, and says what failed only then.
+pytestmark = pytest.mark.timeout(400)
+
+# A step waits for the disk, so time says nothing about the health of the data.
+SETTINGS = settings(
+    max_examples=40, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+@contextmanager
+def memory_store() -> Generator[Sequence[Store]]:
+    yield [MemoryStore()]
+
+
+@contextmanager
+def two_sqlite_stores_on_one_file() -> Generator[Sequence[Store]]:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "tasks.db"
+        yield [SqliteStore(path), SqliteStore(path)]
+
+
+TestMemoryStore = store_machine(memory_store).TestCase
+TestMemoryStore.settings = SETTINGS
+
+TestSqliteStore = store_machine(two_sqlite_stores_on_one_file).TestCase
+TestSqliteStore.settings = SETTINGS
