@@ -1,0 +1,270 @@
+"""Real servers in processes of their own, spoken to in raw JSON-RPC, and killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+ROOT = Path(__file__).parents[2]
+VERSION = "2026-07-28"
+FIXTURE = "mcp_tasks.testing.fixture_server"
+GATED = "tests.chaos.gated_server"
+START_LIMIT = 45.0
+"""Seconds for a server to listen. One takes about two; several may start at once on a busy machine."""
+
+FINAL = frozenset({"completed", "failed", "cancelled"})
+GONE = (ConnectionError, HTTPException, TimeoutError, OSError)
+"""What a request ends with when the server dies under it."""
+
+T = TypeVar("T")
+Task = dict[str, Any]
+
+
+class RpcError(Exception):
+    """The server answered with an error."""
+
+    def __init__(self, error: Mapping[str, Any]) -> None:
+        self.code: int = error["code"]
+        super().__init__(f"{error['code']}: {error['message']}")
+
+
+class Client:
+    """Speaks to one port, over one connection that is made again when it was lost."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._connection: HTTPConnection | None = None
+        self._number = 0
+
+    def rpc(self, method: str, **params: Any) -> dict[str, Any]:
+        """The result of one request.
+
+        Raises:
+            RpcError: The server refused it.
+        """
+        self._number += 1
+        request: dict[str, Any] = {
+            "jsonrpc": "2.0",
+            "id": self._number,
+            "method": method,
+            "params": params | {"_meta": _META},
+        }
+        answer = self._send(request, _headers(method, params.get("name") or params.get("taskId")))
+        if "error" in answer:
+            raise RpcError(answer["error"])
+        return answer["result"]
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _send(self, request: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+        if self._connection is None:
+            self._connection = HTTPConnection("127.0.0.1", self._port, timeout=20)
+        try:
+            self._connection.request("POST", "/mcp", json.dumps(request), headers)
+            return json.loads(self._connection.getresponse().read())
+        except (*GONE, ValueError) as exc:
+            self.close()
+            raise ConnectionError("the server is gone") from exc
+
+
+_META: Mapping[str, Any] = {
+    "io.modelcontextprotocol/protocolVersion": VERSION,
+    "io.modelcontextprotocol/clientInfo": {"name": "chaos", "version": "1"},
+    "io.modelcontextprotocol/clientCapabilities": {
+        "elicitation": {"form": {}},
+        "extensions": {"io.modelcontextprotocol/tasks": {}},
+    },
+}
+
+
+def _headers(method: str, name: str | None) -> dict[str, str]:
+    headers = {
+        "Content-Type": "application/json",
+        "Accept": "application/json, text/event-stream",
+        "MCP-Protocol-Version": VERSION,
+        "Mcp-Method": method,
+    }
+    return headers if name is None else headers | {"Mcp-Name": name}
+
+
+class Server:
+    """A server process that can be killed and started again on the same port and file."""
+
+    def __init__(self, folder: Path, name: str, module: str, options: Iterable[str]) -> None:
+        self.port = _free_port()
+        self.client = Client(self.port)
+        self._output = folder / f"{name}.log"
+        self._command = [sys.executable, "-m", module, "--port", str(self.port), "--db", str(folder / "tasks.db")]
+        self._command += options
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the server was not started"
+        return self._process.pid
+
+    @property
+    def output(self) -> str:
+        """What the server printed, over all its lives."""
+        return self._output.read_text() if self._output.exists() else ""
+
+    def start(self) -> None:
+        """Return when it listens."""
+        self.client.close()
+        with self._output.open("ab") as sink:
+            self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=sink, stderr=sink)
+        until(self._listens, START_LIMIT, what="the server listens")
+
+    def kill(self) -> None:
+        """End it as a power cut would. Safe twice, and from another thread than the one that makes requests."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def terminate(self, limit: float) -> float:
+        """Ask it to end; how many seconds it took."""
+        assert self._process is not None, "the server was not started"
+        self.client.close()
+        asked = time.monotonic()
+        self._process.send_signal(signal.SIGTERM)
+        code = self._process.wait(limit)
+        # uvicorn ends in order and then lets the signal have its way.
+        assert code in (0, -signal.SIGTERM), f"exit code {code}:\n{self.output}"
+        return time.monotonic() - asked
+
+    def call(self, tool: str, **arguments: Any) -> str:
+        """The id of a new task."""
+        created = self.client.rpc("tools/call", name=tool, arguments=arguments)
+        assert created["resultType"] == "task", created
+        return created["taskId"]
+
+    def plain(self, tool: str, **arguments: Any) -> dict[str, Any]:
+        """The result of a tool that is no task."""
+        return self.client.rpc("tools/call", name=tool, arguments=arguments)
+
+    def get(self, task_id: str) -> Task:
+        return self.client.rpc("tasks/get", taskId=task_id)
+
+    def cancel(self, task_id: str) -> None:
+        self.client.rpc("tasks/cancel", taskId=task_id)
+
+    def answer(self, task_id: str, **answers: Mapping[str, Any]) -> None:
+        """Accept forms by the key of their question, with `_` for the dash that keyword arguments cannot have."""
+        responses = {
+            key.replace("_", "-"): {"action": "accept", "content": dict(content)} for key, content in answers.items()
+        }
+        self.client.rpc("tasks/update", taskId=task_id, inputResponses=responses)
+
+    def status(self, task_id: str) -> str:
+        return self.get(task_id)["status"]
+
+    def until_status(self, task_id: str, *wanted: str, limit: float = 15.0) -> Task:
+        """The task once it has one of these statuses."""
+
+        def look() -> Task | None:
+            task = self.get(task_id)
+            return task if task["status"] in wanted else None
+
+        return until(look, limit, what=f"task is {' or '.join(wanted)}")
+
+    def until_all_final(self, task_ids: Iterable[str], limit: float) -> dict[str, Task]:
+        """All the tasks, once each of them has ended."""
+        ended: dict[str, Task] = {}
+        waiting = list(task_ids)
+
+        def look() -> bool:
+            while waiting:
+                task = self.get(waiting[-1])
+                if task["status"] not in FINAL:
+                    return False
+                ended[waiting.pop()] = task
+            return True
+
+        until(look, limit, what="all tasks have ended")
+        return ended
+
+    def _listens(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, f"the server ended by itself:\n{self.output}"
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=5):
+            return True
+        return False
+
+
+class Site:
+    """A folder with one database, and the servers on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "jobs.log"
+        self._servers: list[Server] = []
+
+    @property
+    def db(self) -> Path:
+        return self.folder / "tasks.db"
+
+    def serve(self, *options: str, module: str = FIXTURE) -> Server:
+        """One more server on the database, started."""
+        server = Server(self.folder, f"server-{len(self._servers)}", module, ("--json", *options))
+        self._servers.append(server)
+        server.start()
+        return server
+
+    def job(self, server: Server, tool: str, number: int, seconds: float) -> str:
+        """A task that writes its start and its end down."""
+        return server.call(tool, n=number, seconds=seconds, log=str(self.log))
+
+    def logged(self, event: str) -> list[int]:
+        """The numbers of the jobs that started, or ended, in order; a number as often as it happened."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        return [int(line.split()[2]) for line in lines if line.split()[1] == event]
+
+    def pids(self, event: str, number: int) -> list[int]:
+        """The processes in which that happened to the job."""
+        lines = [line.split() for line in self.log.read_text().splitlines()]
+        return [int(pid) for _, what, n, pid in lines if what == event and int(n) == number]
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.kill()
+            server.client.close()
+
+
+@contextmanager
+def site() -> Generator[Site]:
+    """A place for servers; whatever runs there at the end is killed."""
+    with ExitStack() as stack:
+        place = Site(Path(stack.enter_context(TemporaryDirectory(prefix="mcp-tasks-chaos-"))))
+        stack.callback(place.close)
+        yield place
+
+
+def until(look: Callable[[], T | None], limit: float, *, what: str) -> T:
+    """What `look` finds, asked again until it finds something."""
+    deadline = time.monotonic() + limit
+    while True:
+        found = look()
+        if found is not None and found is not False:
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {limit:g} s: {what}")
+        time.sleep(0.02)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,122 @@
+"""The official JSON schemas, as a check on everything a server under test answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+_FOLDER = Path(__file__).parent.parent / "spec" / "schema"
+
+_RESULTS = {
+    "completion/complete": "CompleteResult",
+    "prompts/get": "GetPromptResult",
+    "prompts/list": "ListPromptsResult",
+    "resources/list": "ListResourcesResult",
+    "resources/read": "ReadResourceResult",
+    "resources/templates/list": "ListResourceTemplatesResult",
+    "server/discover": "DiscoverResult",
+    "tools/list": "ListToolsResult",
+}
+_TASK_RESULTS = {"tasks/get": "GetTaskResult", "tasks/update": "UpdateTaskResult", "tasks/cancel": "CancelTaskResult"}
+_TASKS_BY_STATUS = {
+    "working": "WorkingTask",
+    "input_required": "InputRequiredTask",
+    "completed": "CompletedTask",
+    "failed": "FailedTask",
+    "cancelled": "CancelledTask",
+}
+_ERRORS = {
+    -32700: "ParseError",
+    -32600: "InvalidRequestError",
+    -32601: "MethodNotFoundError",
+    -32602: "InvalidParamsError",
+    -32603: "InternalError",
+}
+_ERROR_MESSAGES = {-32020: "HeaderMismatchError", -32021: "MissingRequiredClientCapabilityError"}
+
+
+def check_message(method: str, message: Mapping[str, Any]) -> None:
+    """Check the answer to a request of the 2026-07-28 wire against the official schemas."""
+    if "error" in message:
+        _check_error(message)
+    else:
+        _check("mcp-2026-07-28", "JSONRPCResultResponse", message)
+        _check_result(method, message["result"])
+
+
+def check_notification(name: str, message: Mapping[str, Any]) -> None:
+    """Check a notification of the 2026-07-28 wire against its definition."""
+    _check("mcp-2026-07-28", name, message)
+
+
+def check_task_notification(message: Mapping[str, Any]) -> None:
+    """Check a `notifications/tasks` against the extension's definitions."""
+    _check("mcp-2026-07-28", "JSONRPCNotification", message)
+    _check("ext-tasks", "TaskStatusNotification", message)
+    _check_task(message["params"])
+
+
+def check_legacy_result(name: str, result: Mapping[str, Any]) -> None:
+    """Check a result of the 2025-11-25 wire against its definition."""
+    _check("mcp-2025-11-25", name, result)
+
+
+def _check_error(message: Mapping[str, Any]) -> None:
+    # An id that could not be read is null in JSON-RPC; the schema has it left out.
+    known = {key: value for key, value in message.items() if not (key == "id" and value is None)}
+    code = message["error"]["code"]
+    _check("mcp-2026-07-28", "JSONRPCErrorResponse", known)
+    if code in _ERRORS:
+        _check("mcp-2026-07-28", _ERRORS[code], message["error"])
+    if code in _ERROR_MESSAGES:
+        _check("mcp-2026-07-28", _ERROR_MESSAGES[code], known)
+
+
+def _check_result(method: str, result: Mapping[str, Any]) -> None:
+    if method == "tools/call":
+        _check_call_result(result)
+    elif method in _TASK_RESULTS:
+        _check("ext-tasks", _TASK_RESULTS[method], result)
+        if method == "tasks/get":
+            _check_task(result)
+    elif method in _RESULTS:
+        _check("mcp-2026-07-28", _RESULTS[method], result)
+
+
+def _check_call_result(result: Mapping[str, Any]) -> None:
+    match result["resultType"]:
+        case "task":
+            _check("ext-tasks", "CreateTaskResult", result)
+        case "input_required":
+            _check("mcp-2026-07-28", "InputRequiredResult", result)
+        case _:
+            _check("mcp-2026-07-28", "CallToolResult", result)
+
+
+def _check_task(task: Mapping[str, Any]) -> None:
+    _check("ext-tasks", _TASKS_BY_STATUS[task["status"]], task)
+    if task["status"] == "completed":
+        _check("mcp-2026-07-28", "CallToolResult", task["result"])
+
+
+def _check(schema: str, definition: str, value: Any) -> None:
+    problems = [f"{error.json_path}: {error.message}" for error in _validator(schema, definition).iter_errors(value)]
+    assert not problems, f"not a {definition} of {schema}: {problems}\n{json.dumps(value)[:2000]}"
+
+
+@cache
+def _validator(schema: str, definition: str) -> Draft202012Validator:
+    document = _document(schema)
+    assert definition in document["$defs"], f"{schema} defines no {definition}"
+    # A reference to a definition stays inside the document only if the definitions come along.
+    return Draft202012Validator({"$ref": f"#/$defs/{definition}", "$defs": document["$defs"]})
+
+
+@cache
+def _document(schema: str) -> dict[str, Any]:
+    return json.loads((_FOLDER / f"{schema}.json").read_text(encoding="utf-8"))

@@ -1,0 +1,43 @@
+"""A furnished server behind HTTP for every test here, and the mark that ties a test to the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import pytest
+from tests.helpers.http import HttpWire, serving
+from tests.helpers.rpc import EVERYTHING, Tasking
+from tests.helpers.server import QUICK, Desk, build
+
+from mcp_tasks import Tasks
+from mcp_tasks.stores.memory import MemoryStore
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the mark known."""
+    config.addinivalue_line("markers", "requirement(id, ...): the entries of the manifest that the test checks")
+
+
+@pytest.fixture
+def desk() -> Desk:
+    """Where tools wait for the test."""
+    return Desk()
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """Where the server keeps its tasks."""
+    return MemoryStore()
+
+
+@pytest.fixture
+async def wire(desk: Desk, store: MemoryStore) -> AsyncGenerator[HttpWire]:
+    """A way to the furnished server."""
+    async with serving(build(Tasks(store, settings=QUICK), desk)) as way:
+        yield way
+
+
+@pytest.fixture
+def client(wire: HttpWire) -> Tasking:
+    """A client of that server that declares the extension and answers every kind of question."""
+    return Tasking(wire, EVERYTHING)

@@ -1,0 +1,249 @@
+"""The dependency direction of the package, read from its imports.
+
+    errors · core → wire · stores · engines → runtime → server · client · metrics → legacy · cli · dashboard
+
+A part that is not in the table below has no place yet, and fails here until it gets one.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import mcp_tasks
+
+PACKAGE = "mcp_tasks"
+SOURCE = Path(mcp_tasks.__file__).parent
+
+_BELOW_RUNTIME = ("errors", "core", "stores", "engines")
+_BELOW_SERVER = (*_BELOW_RUNTIME, "wire", "runtime")
+_EVERYTHING_SHIPPED = (*_BELOW_SERVER, "server", "client", "metrics")
+
+PARTS: Mapping[str, Sequence[str]] = {
+    "errors": (),
+    "core": ("errors",),
+    "wire": ("errors", "core"),
+    "stores": ("errors", "core"),
+    "engines": ("errors", "core"),
+    # Not `wire`: the runtime knows no dialect.
+    "runtime": _BELOW_RUNTIME,
+    "server": _BELOW_SERVER,
+    # Needs no database driver, and never meets the server.
+    "client": ("errors", "core", "wire"),
+    "metrics": _BELOW_SERVER,
+    "legacy": _EVERYTHING_SHIPPED,
+    "cli": (*_EVERYTHING_SHIPPED, PACKAGE),
+    "dashboard": (*_EVERYTHING_SHIPPED, PACKAGE),
+    # Imported by nothing, so it may import what it likes; `legacy` stays deletable in one commit.
+    "testing": (*_EVERYTHING_SHIPPED, PACKAGE),
+    # The names of the first hour.
+    PACKAGE: _EVERYTHING_SHIPPED,
+}
+"""Each part of the package, and the other parts it may import."""
+
+STDLIB_ONLY = frozenset({"errors", "core"})
+IMPURE = frozenset({"asyncio", "logging", "os", "random", "secrets", "socket", "sqlite3", "threading", "time", "uuid"})
+"""What of the standard library `core` has no use for: no waiting, clock, chance, disk or log."""
+
+SDK = frozenset({"server", "client", "legacy", "cli", "dashboard", "testing"})
+WIRE_TYPES = SDK | {"wire"}
+LIMITED: Mapping[str, frozenset[str]] = {"mcp": SDK, "mcp_types": WIRE_TYPES, "pydantic": WIRE_TYPES}
+"""Packages that only some parts may import, and which."""
+
+BACKENDS = frozenset({"memory", "sqlite", "postgres", "redis"})
+"""Stores: none of them imports another."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One name that a module imports, with its full path."""
+
+    path: tuple[str, ...]
+    line: int
+
+    @property
+    def is_ours(self) -> bool:
+        return self.path[0] == PACKAGE
+
+    @property
+    def part(self) -> str:
+        """The part of our package that is imported; the package itself for one of its first-hour names."""
+        name = self.path[1] if len(self.path) > 1 else PACKAGE
+        return name if name in PARTS or _is_module(name) else PACKAGE
+
+
+def _is_module(name: str) -> bool:
+    return (SOURCE / name).is_dir() or (SOURCE / f"{name}.py").is_file()
+
+
+def imports_of(module: Sequence[str], source: str) -> Iterator[Import]:
+    """Every import of a module, also those inside functions and under `TYPE_CHECKING`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(tuple(alias.name.split(".")), node.lineno)
+        elif isinstance(node, ast.ImportFrom):
+            start = list(module[: len(module) - node.level]) if node.level else []
+            base = (*start, *(node.module.split(".") if node.module else ()))
+            for alias in node.names:
+                yield Import((*base, alias.name), node.lineno)
+
+
+def part_of(module: Sequence[str]) -> str:
+    """The part of the package that a module belongs to."""
+    return module[1] if len(module) > 1 and module[1] != "__init__" else PACKAGE
+
+
+def problems(module: Sequence[str], source: str) -> list[str]:
+    """What in a module's imports goes against the direction."""
+    part = part_of(module)
+    if part not in PARTS:
+        return [f"{'.'.join(module)}: {part!r} has no place in the table of parts"]
+    found = [(imported, _objection(part, module, imported)) for imported in imports_of(module, source)]
+    return [
+        f"{'.'.join(module)}:{imported.line}: {part} imports {'.'.join(imported.path)}, but {why}"
+        for imported, why in found
+        if why is not None
+    ]
+
+
+def _objection(part: str, module: Sequence[str], imported: Import) -> str | None:
+    if imported.is_ours:
+        if imported.part not in (part, *PARTS[part]):
+            return f"may only import {', '.join(PARTS[part]) or 'nothing of ours'}"
+        return _between_backends(module, imported)
+    root = imported.path[0]
+    if part in STDLIB_ONLY and root not in sys.stdlib_module_names:
+        return "has only the standard library"
+    if part == "core" and root in IMPURE:
+        return "is pure"
+    if part not in LIMITED.get(root, (part,)):
+        return f"{root} is for {', '.join(sorted(LIMITED[root]))}"
+    return None
+
+
+def _between_backends(module: Sequence[str], imported: Import) -> str | None:
+    if module[1:2] != ["stores"] or imported.part != "stores":
+        return None
+    own, other = {*module[2:3]} & BACKENDS, {*imported.path[2:3]} & BACKENDS
+    return "a store knows no other store" if own and other and own != other else None
+
+
+def modules() -> Iterator[tuple[list[str], str]]:
+    """Every module of the package: its dotted name in parts (`__init__` kept), and its source."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        yield [PACKAGE, *path.relative_to(SOURCE).with_suffix("").parts], path.read_text()
+
+
+def test_every_import_follows_the_direction() -> None:
+    assert [problem for module, source in modules() for problem in problems(module, source)] == []
+
+
+def test_the_modules_that_are_there_are_looked_at() -> None:
+    seen = {".".join(module) for module, _ in modules()}
+    assert {"mcp_tasks.core.machine", "mcp_tasks.stores.memory", "mcp_tasks.runtime.run"} <= seen
+    assert any(imported.part == "core" for module, source in modules() for imported in imports_of(module, source))
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("core.machine", "import anyio"),
+        ("core.machine", "import time"),
+        ("core.machine", "from mcp_tasks.stores.base import Store"),
+        ("core.machine", "from ..stores import base"),
+        ("core.machine", "def later():\n    import mcp_types"),
+        ("errors", "from mcp_tasks.core import TaskRecord"),
+        ("wire.render", "from mcp.shared.exceptions import MCPError"),
+        ("wire.render", "from mcp_tasks.runtime import Settings"),
+        ("stores.sqlite.store", "from mcp_tasks.wire import render_task"),
+        ("stores.sqlite.store", "from mcp_tasks.engines import LocalEngine"),
+        ("stores.sqlite.store", "from mcp_tasks.stores.memory import MemoryStore"),
+        ("stores.codec", "import pydantic"),
+        ("engines.local", "from mcp_tasks import stores"),
+        ("engines.local", "from mcp_tasks.runtime import TaskRuntime"),
+        ("runtime.run", "from mcp_tasks.wire import render_task"),
+        ("runtime.run", "import mcp.server"),
+        ("runtime.run", "from mcp_tasks.server import Tasks"),
+        ("runtime.run", "from mcp_tasks import Tasks"),
+        ("client.handle", "from mcp_tasks.stores import Store"),
+        ("client.handle", "from mcp_tasks.server import Tasks"),
+        ("server.handlers", "from mcp_tasks.client import TasksClient"),
+        ("server.handlers", "from mcp_tasks.testing import FakeClock"),
+        ("server.handlers", "from mcp_tasks.legacy import dialect"),
+        ("testing.clock", "from mcp_tasks.legacy import dialect"),
+        ("__init__", "from mcp_tasks.testing import FakeClock"),
+        ("newcomer", "import os"),
+    ],
+)
+def test_an_import_against_the_direction_is_found(module: str, line: str) -> None:
+    assert problems([PACKAGE, *module.split(".")], line)
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        (
+            "core.machine",
+            "from mcp_tasks.core.record import TaskRecord\nfrom mcp_tasks.errors import StaleRun\nimport re",
+        ),
+        ("wire.models", "import pydantic\nfrom mcp_types import RequestParams"),
+        ("stores.sqlite.store", "import anyio\nfrom mcp_tasks.stores.codec import encode_state"),
+        ("stores.url", "from mcp_tasks.stores.memory import MemoryStore"),
+        ("runtime.run", "from mcp_tasks.engines.base import Slot\nfrom mcp_tasks.stores.codec import to_micros"),
+        ("server.service", "from mcp.server import MCPServer\nfrom mcp_tasks.wire import ACK"),
+        ("testing.fixture_server", "from mcp_tasks import Tasks\nimport mcp"),
+    ],
+)
+def test_an_import_along_the_direction_is_not_reported(module: str, line: str) -> None:
+    assert problems([PACKAGE, *module.split(".")], line) == []
+
+
+def test_the_first_hour_names_are_sorted_and_there() -> None:
+    names = mcp_tasks.__all__
+    assert list(names) == sorted(names)
+    assert [name for name in names if not hasattr(mcp_tasks, name)] == []
+    assert set(names) <= set(dir(mcp_tasks))
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Task'"):
+        _ = mcp_tasks.Task  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("part", ["core", "stores", "engines", "runtime", "wire"])
+def test_the_names_of_each_part_are_there(part: str) -> None:
+    module = importlib.import_module(f"{PACKAGE}.{part}")
+    names: Sequence[str] = module.__all__
+    assert len(set(names)) == len(names)
+    assert [name for name in names if not hasattr(module, name)] == []
+
+
+_WITHOUT_SDK = """
+import importlib, importlib.abc, pathlib, sys
+
+class Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"mcp", "mcp_types", "pydantic"}:
+            raise ImportError(f"{name} is not installed")
+        return None
+
+sys.meta_path.insert(0, Blocker())
+for path in sorted(pathlib.Path(sys.argv[1]).rglob("*.py")):
+    parts = path.relative_to(sys.argv[1]).with_suffix("").parts
+    if parts[0] in {"errors", "core", "stores", "engines", "runtime"}:
+        importlib.import_module(".".join(("mcp_tasks", *parts)).removesuffix(".__init__"))
+"""
+
+
+def test_everything_up_to_the_runtime_is_imported_with_no_sdk_installed() -> None:
+    command = [sys.executable, "-c", _WITHOUT_SDK, str(SOURCE)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

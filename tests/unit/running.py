@@ -1,0 +1,212 @@
+"""A `TaskRuntime` over the memory store, with small bodies in place of tools, and the faults to try it with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+
+from mcp_tasks.core import InputRequest, JournalEntry, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.engines import Engine, LocalEngine
+from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.runtime import Body, Outcome, Run, Settings, Success, TaskRuntime, ToolPolicy
+from mcp_tasks.stores import MemoryStore, Store
+from mcp_tasks.stores.base import Hint
+from mcp_tasks.stores.hints import LocalNotifier
+
+LIMIT = 5.0
+"""Seconds after which a test that waits has failed."""
+
+ONCE = ToolPolicy(rerun=False)
+RERUN = ToolPolicy(rerun=True)
+
+# Nothing happens by itself: tests sweep when they want it. No test waits for a drain that it did not ask for.
+QUIET = Settings(
+    lease=timedelta(hours=1),
+    sweep=timedelta(hours=1),
+    drain=timedelta(0),
+    stop=timedelta(seconds=LIMIT),
+    progress=timedelta(milliseconds=50),
+)
+
+
+def real_clock() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A body and how its runs are treated."""
+
+    body: Body
+    policy: ToolPolicy = ONCE
+
+
+def ok(value: Any = "ok") -> Success:
+    """The outcome of a tool that returned `value`."""
+    return Success({"value": value})
+
+
+def question(message: str) -> InputRequest:
+    return InputRequest(method="elicitation/create", params={"message": message})
+
+
+def describe(exc: Exception) -> dict[str, Any]:
+    """An exception as an error, with its type for tests to look at."""
+    return {"code": -32603, "message": str(exc), "data": {"type": type(exc).__name__}}
+
+
+def make_runtime(
+    tools: Mapping[str, Tool] | Body,
+    *,
+    store: Store | None = None,
+    engine: Engine | None = None,
+    concurrency: int = 100,
+    clock: Callable[[], datetime] = real_clock,
+    policy: ToolPolicy = ONCE,
+    **settings: timedelta,
+) -> TaskRuntime:
+    """A runtime whose tools are these bodies; a single one is called `tool`."""
+    known = {"tool": Tool(tools, policy)} if callable(tools) else tools
+
+    async def body(run: Run) -> Outcome:
+        return await known[run.record.request.name].body(run)
+
+    async def policy_of(name: str) -> ToolPolicy:
+        return known[name].policy
+
+    return TaskRuntime(
+        store=store or MemoryStore(),
+        engine=engine or LocalEngine(concurrency),
+        body=body,
+        policy=policy_of,
+        describe=describe,
+        clock=clock,
+        settings=replace(QUIET, **settings),
+    )
+
+
+@asynccontextmanager
+async def running(tools: Mapping[str, Tool] | Body, **options: Any) -> AsyncGenerator[TaskRuntime]:
+    """The same, started, and stopped at the end."""
+    runtime = make_runtime(tools, **options)
+    await runtime.start()
+    try:
+        yield runtime
+    finally:
+        await runtime.stop()
+
+
+async def launch(
+    runtime: TaskRuntime, tool: str = "tool", *, ttl: timedelta | None = None, **arguments: Any
+) -> TaskRecord:
+    """A new task, handed to the engine."""
+    record = await runtime.create(TaskRequest(name=tool, arguments=arguments), owner=None, ttl=ttl)
+    await runtime.submit(record.id)
+    return record
+
+
+async def until(
+    runtime: TaskRuntime, task: TaskRecord, reached: Callable[[TaskRecord], bool], limit: float = LIMIT
+) -> TaskRecord:
+    """The task as soon as it is as wanted; looked at with every change."""
+    with anyio.fail_after(limit):
+        async with runtime.store.notifier().listen() as hints:
+            while True:
+                record = await runtime.store.get(task.id)
+                assert record is not None, "the task is gone"
+                if reached(record):
+                    return record
+                await anext(hints)
+    raise AssertionError("unreachable: the limit raises")
+
+
+async def until_final(runtime: TaskRuntime, task: TaskRecord, limit: float = LIMIT) -> TaskRecord:
+    return await until(runtime, task, lambda record: record.is_final, limit)
+
+
+async def until_asking(runtime: TaskRuntime, task: TaskRecord) -> TaskRecord:
+    return await until(runtime, task, lambda record: record.status is TaskStatus.INPUT_REQUIRED)
+
+
+async def answer(runtime: TaskRuntime, task: TaskRecord, **answers: Any) -> TaskRecord:
+    """Answer open questions by key, with `_` for the dash that keyword arguments cannot have."""
+    record = await runtime.get(task.id, owner=None)
+    return await runtime.answer(record, {key.replace("_", "-"): value for key, value in answers.items()})
+
+
+async def settle(rounds: int = 50) -> None:
+    """Let everything happen that can happen now without waiting for time."""
+    for _ in range(rounds):
+        await anyio.lowlevel.checkpoint()
+
+
+class PausingStore(MemoryStore):
+    """Pauses in every verb, as a store with a disk does, so that others come in between."""
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        await anyio.lowlevel.checkpoint()
+        return await super().get(task_id)
+
+    async def save(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry] = ()) -> None:
+        await anyio.lowlevel.checkpoint()
+        await super().save(record, expected=expected, entries=entries)
+        await anyio.lowlevel.checkpoint()
+
+
+class FailingStore(MemoryStore):
+    """Refuses what it is told to refuse, as often as it is told to, and then works again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saves = 0
+        self._refuse_save: Callable[[TaskRecord], bool] = lambda record: False
+        self._save_failures = 0.0
+        self._journal_failures = 0
+
+    def refuse_save(self, when: Callable[[TaskRecord], bool], times: float = math.inf) -> None:
+        self._refuse_save = when
+        self._save_failures = times
+
+    def refuse_journal(self, times: int = 1) -> None:
+        self._journal_failures = times
+
+    def recover(self) -> None:
+        self._save_failures = 0
+
+    async def save(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry] = ()) -> None:
+        if self._save_failures > 0 and self._refuse_save(record):
+            self._save_failures -= 1
+            raise StoreUnavailable("the disk is full")
+        self.saves += 1
+        await super().save(record, expected=expected, entries=entries)
+
+    async def journal(self, task_id: str) -> Sequence[JournalEntry]:
+        if self._journal_failures:
+            self._journal_failures -= 1
+            raise StoreUnavailable("the disk is full")
+        return await super().journal(task_id)
+
+
+class DeafNotifier(LocalNotifier):
+    """Loses every hint."""
+
+    async def publish(self, hint: Hint) -> None:
+        pass
+
+
+class DeafStore(MemoryStore):
+    """A store that tells nobody of a change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._deaf = DeafNotifier()
+
+    def notifier(self) -> LocalNotifier:
+        return self._deaf

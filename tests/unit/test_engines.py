@@ -1,0 +1,400 @@
+"""Engines: in which order, how many at a time, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
+from datetime import timedelta
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import pytest
+
+from mcp_tasks.engines import Engine, InlineEngine, LocalEngine, Slot
+
+pytestmark = pytest.mark.anyio
+
+LONG, SHORT, NONE = timedelta(seconds=10), timedelta(milliseconds=20), timedelta(0)
+caller: ContextVar[str] = ContextVar("caller", default="nobody")
+
+
+class Work:
+    """Runs that begin when the engine says so and end when the test says so."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.slots: dict[str, Slot] = {}
+        self.callers: dict[str, str] = {}
+        self._may_end: dict[str, anyio.Event] = {}
+        self._changed = anyio.Event()
+
+    async def execute(self, task_id: str, slot: Slot) -> None:
+        self.slots[task_id] = slot
+        self.callers[task_id] = caller.get()
+        self._note(f"start {task_id}")
+        try:
+            await self._gate(task_id).wait()
+        finally:
+            self._note(f"end {task_id}")
+
+    def end(self, *task_ids: str) -> None:
+        for task_id in task_ids:
+            self._gate(task_id).set()
+
+    async def until(self, *lines: str) -> None:
+        """Return when all of these have happened."""
+        with anyio.fail_after(5):
+            while not set(lines) <= set(self.log):
+                self._changed = anyio.Event()
+                await self._changed.wait()
+
+    @property
+    def running(self) -> set[str]:
+        started = [line.removeprefix("start ") for line in self.log if line.startswith("start ")]
+        return {task_id for task_id in started if f"end {task_id}" not in self.log}
+
+    def _gate(self, task_id: str) -> anyio.Event:
+        return self._may_end.setdefault(task_id, anyio.Event())
+
+    def _note(self, line: str) -> None:
+        self.log.append(line)
+        self._changed.set()
+
+
+@asynccontextmanager
+async def at_work(engine: Engine) -> AsyncGenerator[Work]:
+    work = Work()
+    await engine.start(work.execute)
+    try:
+        yield work
+    finally:
+        work.end(*work.running)
+        await engine.stop(LONG)
+
+
+async def settle() -> None:
+    """Let everything happen that can happen now."""
+    for _ in range(10):
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_tasks_are_run_in_the_order_they_came() -> None:
+    engine = LocalEngine(concurrency=1)
+    async with at_work(engine) as work:
+        work.end("a", "b", "c")
+        for task_id in "abc":
+            await engine.submit(task_id)
+        await work.until("end c")
+        assert work.log == ["start a", "end a", "start b", "end b", "start c", "end c"]
+
+
+async def test_no_more_than_the_limit_run_at_a_time() -> None:
+    engine = LocalEngine(concurrency=2)
+    async with at_work(engine) as work:
+        for task_id in "abcd":
+            await engine.submit(task_id)
+        await settle()
+        assert work.running == {"a", "b"}
+        work.end("b")
+        await work.until("start c")
+        await settle()
+        assert work.running == {"a", "c"}
+
+
+async def test_a_task_that_is_queued_twice_is_run_once() -> None:
+    engine = LocalEngine(concurrency=1)
+    async with at_work(engine) as work:
+        for task_id in "abbb":
+            await engine.submit(task_id)
+        work.end("a", "b")
+        await work.until("end b")
+        await settle()
+        assert work.log == ["start a", "end a", "start b", "end b"]
+
+
+async def test_a_task_that_is_submitted_while_it_runs_has_one_more_turn_when_it_has_ended() -> None:
+    engine = LocalEngine(concurrency=2)
+    async with at_work(engine) as work:
+        await engine.submit("a")
+        await work.until("start a")
+        await engine.submit("a")
+        await engine.submit("a")
+        await settle()
+        assert work.log == ["start a"]
+        work.end("a")
+        await settle()
+        assert work.log == ["start a", "end a"] * 2
+
+
+async def test_draining_forgets_who_wanted_one_more_turn() -> None:
+    engine = LocalEngine()
+    async with at_work(engine) as work:
+        await engine.submit("a")
+        await work.until("start a")
+        await engine.submit("a")
+        await engine.drain(NONE)
+        work.end("a")
+        await settle()
+        assert work.log == ["start a", "end a"]
+
+
+async def test_the_backlog_is_what_waits_for_room() -> None:
+    engine = LocalEngine(concurrency=1)
+    assert (engine.backlog, engine.is_idle) == (0, True)
+    async with at_work(engine) as work:
+        for task_id in "abc":
+            await engine.submit(task_id)
+        assert (engine.backlog, engine.is_idle) == (2, False)
+        await work.until("start a")
+        work.end("a", "b")
+        await work.until("start c")
+        assert (engine.backlog, engine.is_idle) == (0, False)
+        work.slots["c"].release()
+        assert engine.is_idle
+
+
+async def test_a_run_that_waits_lets_another_one_start() -> None:
+    engine = LocalEngine(concurrency=1)
+    async with at_work(engine) as work:
+        await engine.submit("a")
+        await engine.submit("b")
+        await work.until("start a")
+        work.slots["a"].release()
+        await work.until("start b")
+
+
+async def test_giving_a_slot_back_twice_frees_one_place() -> None:
+    engine = LocalEngine(concurrency=1)
+    async with at_work(engine) as work:
+        for task_id in "abc":
+            await engine.submit(task_id)
+        await work.until("start a")
+        work.slots["a"].release()
+        work.slots["a"].release()
+        await settle()
+        assert work.running == {"a", "b"}
+
+
+async def test_a_run_that_ends_while_it_waits_frees_no_second_place() -> None:
+    engine = LocalEngine(concurrency=1)
+    async with at_work(engine) as work:
+        for task_id in "abc":
+            await engine.submit(task_id)
+        await work.until("start a")
+        work.slots["a"].release()
+        await work.until("start b")
+        work.end("a")
+        await work.until("end a")
+        await settle()
+        assert work.running == {"b"}
+
+
+async def test_a_run_that_comes_back_goes_before_those_that_have_not_begun() -> None:
+    engine = LocalEngine(concurrency=1)
+    async with at_work(engine) as work, anyio.create_task_group() as group:
+        for task_id in "abc":
+            await engine.submit(task_id)
+        await work.until("start a")
+        work.slots["a"].release()
+        await work.until("start b")
+        back = anyio.Event()
+
+        async def come_back() -> None:
+            await work.slots["a"].acquire()
+            back.set()
+
+        group.start_soon(come_back)
+        await settle()
+        assert not back.is_set()
+        work.end("b")
+        with anyio.fail_after(5):
+            await back.wait()
+        await settle()
+        assert work.running == {"a"}
+        work.end("a")
+        await work.until("start c")
+
+
+async def test_two_branches_of_a_run_that_come_back_together_take_one_place() -> None:
+    engine = LocalEngine(concurrency=2)
+    async with at_work(engine) as work:
+        await engine.submit("a")
+        await work.until("start a")
+        slot = work.slots["a"]
+        slot.release()
+        await asyncio.gather(slot.acquire(), slot.acquire())
+        await engine.submit("b")
+        await engine.submit("c")
+        await settle()
+        assert work.running == {"a", "b"}
+
+
+@pytest.mark.parametrize("its_turn_has_come", [False, True])
+async def test_a_place_is_not_lost_when_a_run_is_cancelled_on_its_way_back(its_turn_has_come: bool) -> None:
+    engine = LocalEngine(concurrency=1)
+    async with at_work(engine) as work:
+        await engine.submit("a")
+        await work.until("start a")
+        work.slots["a"].release()
+        await engine.submit("b")
+        await work.until("start b")
+        back = asyncio.create_task(work.slots["a"].acquire())
+        await settle()
+        if its_turn_has_come:
+            work.slots["b"].release()
+            back.cancel()
+        else:
+            back.cancel()
+            await settle()
+            work.slots["b"].release()
+        with suppress(asyncio.CancelledError):
+            await back
+        await engine.submit("c")
+        await work.until("start c")
+
+
+async def test_a_run_sees_the_context_of_the_start_and_not_of_who_submitted_it() -> None:
+    engine = LocalEngine()
+    caller.set("server")
+    async with at_work(engine) as work:
+        caller.set("request")
+        await engine.submit("a")
+        await work.until("start a")
+        assert work.callers == {"a": "server"}
+
+
+async def test_draining_starts_nothing_more_and_waits_for_what_runs() -> None:
+    engine = LocalEngine(concurrency=1)
+    async with at_work(engine) as work, anyio.create_task_group() as group:
+        await engine.submit("a")
+        await engine.submit("b")
+        await work.until("start a")
+        group.start_soon(engine.drain, LONG)
+        await settle()
+        await engine.submit("c")
+        work.end("a", "b", "c")
+    assert work.log == ["start a", "end a"]
+
+
+async def test_draining_gives_up_after_its_time_and_what_runs_goes_on() -> None:
+    engine = LocalEngine()
+    async with at_work(engine) as work:
+        await engine.submit("a")
+        await work.until("start a")
+        with anyio.fail_after(5):
+            await engine.drain(SHORT)
+        assert work.running == {"a"}
+
+
+async def test_a_run_comes_back_from_its_wait_while_the_engine_drains() -> None:
+    engine = LocalEngine(concurrency=1)
+    async with at_work(engine) as work:
+        await engine.submit("a")
+        await work.until("start a")
+        work.slots["a"].release()
+        await engine.drain(SHORT)
+        with anyio.fail_after(5):
+            await work.slots["a"].acquire()
+
+
+@pytest.mark.parametrize("engine", [LocalEngine(), InlineEngine()], ids=["local", "inline"])
+async def test_stopping_is_safe_twice_and_before_the_start(engine: Engine) -> None:
+    threads = anyio.to_thread.current_default_thread_limiter().total_tokens
+    await engine.stop(NONE)
+    await engine.stop(NONE)
+    async with at_work(engine):
+        await engine.drain(NONE)
+        await engine.stop(NONE)
+    assert anyio.to_thread.current_default_thread_limiter().total_tokens == threads
+
+
+@pytest.mark.parametrize("engine", [LocalEngine(), InlineEngine()], ids=["local", "inline"])
+async def test_what_is_submitted_to_an_engine_that_stands_still_is_not_run(engine: Engine) -> None:
+    await engine.submit("early")
+    async with at_work(engine):
+        pass
+    await engine.submit("late")
+    await settle()
+
+
+async def test_there_are_threads_for_all_runs_beside_those_of_everybody_else() -> None:
+    limiter = anyio.to_thread.current_default_thread_limiter()
+    before = limiter.total_tokens
+    async with at_work(LocalEngine(concurrency=7)):
+        assert limiter.total_tokens == before + 7
+    assert limiter.total_tokens == before
+
+
+async def test_the_limit_still_holds_after_a_restart_that_left_a_run_behind() -> None:
+    engine = LocalEngine(concurrency=1)
+    work = Work()
+    await engine.start(work.execute)
+    await engine.submit("left behind")
+    await work.until("start left behind")
+    await engine.stop(NONE)
+    await engine.start(work.execute)
+    work.end("left behind")
+    await work.until("end left behind")
+    for task_id in "ab":
+        await engine.submit(task_id)
+    await settle()
+    running = work.running
+    work.end("a", "b")
+    await engine.stop(LONG)
+    assert len(running) == 1
+
+
+@pytest.mark.parametrize("concurrency", [0, -1])
+def test_an_engine_that_could_run_nothing_is_refused(concurrency: int) -> None:
+    with pytest.raises(ValueError, match="concurrency must be at least 1"):
+        LocalEngine(concurrency)
+
+
+async def test_the_inline_engine_returns_when_the_run_has_ended() -> None:
+    engine = InlineEngine()
+    async with at_work(engine) as work:
+        work.end("a")
+        await engine.submit("a")
+        assert work.log == ["start a", "end a"]
+
+
+async def test_the_inline_engine_returns_when_the_run_waits() -> None:
+    engine = InlineEngine()
+    async with at_work(engine) as work, anyio.create_task_group() as group:
+        group.start_soon(engine.submit, "a")
+        await work.until("start a")
+        work.slots["a"].release()
+    assert work.log == ["start a", "end a"]
+
+
+async def test_the_inline_engine_runs_a_task_once_at_a_time() -> None:
+    engine = InlineEngine()
+    async with at_work(engine) as work, anyio.create_task_group() as group:
+        group.start_soon(engine.submit, "a")
+        await work.until("start a")
+        await engine.submit("a")
+        assert work.log == ["start a"]
+        work.end("a")
+
+
+async def test_the_inline_engine_keeps_requests_and_runs_apart() -> None:
+    engine = InlineEngine()
+    caller.set("server")
+    async with at_work(engine) as work:
+        caller.set("request")
+        work.end("a")
+        await engine.submit("a")
+        assert work.callers == {"a": "server"}
+
+
+async def test_an_inline_run_goes_on_when_its_submitter_is_cancelled() -> None:
+    engine = InlineEngine()
+    async with at_work(engine) as work:
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.submit, "a")
+            await work.until("start a")
+            group.cancel_scope.cancel()
+        assert work.running == {"a"}

@@ -1,0 +1,189 @@
+"""The table by example: each thing that can happen to a task, once."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from mcp_tasks.core import (
+    Event,
+    InputAnswered,
+    InputRequest,
+    InputRequested,
+    Progress,
+    ProgressReported,
+    RunCompleted,
+    RunFailed,
+    RunReleased,
+    RunStarted,
+    StepRecorded,
+    TaskCancelled,
+    TaskRecord,
+    TaskStatus,
+    apply,
+)
+from mcp_tasks.errors import StaleRun, TransitionRefused
+from mcp_tasks.testing import make_record
+from mcp_tasks.testing.clock import NOON
+
+LATER = NOON + timedelta(minutes=5)
+QUESTION = InputRequest(method="elicitation/create", params={"message": "Sure?"})
+
+
+def after(*events: Event, record: TaskRecord | None = None) -> TaskRecord:
+    """A new task after these events."""
+    record = record or make_record()
+    for event in events:
+        record = apply(record, event, NOON)
+    return record
+
+
+def running(*events: Event) -> TaskRecord:
+    return after(RunStarted(holder="worker-1"), *events)
+
+
+def asking(*keys: str) -> TaskRecord:
+    return running(InputRequested(attempt=1, requests=dict.fromkeys(keys, QUESTION)))
+
+
+def test_a_new_task_is_taken_by_its_first_run() -> None:
+    record = apply(make_record(), RunStarted(holder="worker-1"), LATER)
+    assert (record.holder, record.attempt, record.started_at) == ("worker-1", 1, LATER)
+    assert record.status is TaskStatus.WORKING
+
+
+def test_a_task_that_a_run_has_is_not_taken_again() -> None:
+    with pytest.raises(TransitionRefused, match="worker-1 has it") as caught:
+        after(RunStarted(holder="worker-2"), record=running())
+    assert caught.value.event == "RunStarted"
+    assert caught.value.status == "working"
+
+
+def test_a_released_task_is_taken_again_as_the_next_attempt() -> None:
+    record = running(RunReleased(attempt=1), RunStarted(holder="worker-2"))
+    assert (record.holder, record.attempt) == ("worker-2", 2)
+
+
+def test_a_parked_task_is_not_taken_before_its_answer() -> None:
+    parked = after(RunReleased(attempt=1), record=asking("a"))
+    with pytest.raises(TransitionRefused, match="waits for an answer"):
+        apply(parked, RunStarted(holder="worker-1"), LATER)
+    assert apply(after(InputAnswered(keys={"a"}), record=parked), RunStarted(holder="worker-1"), LATER).attempt == 2
+
+
+def test_a_sleeping_task_is_taken_when_its_time_has_come_and_not_before() -> None:
+    asleep = running(RunReleased(attempt=1, wake_at=LATER))
+    with pytest.raises(TransitionRefused, match="a timer"):
+        apply(asleep, RunStarted(holder="worker-1"), LATER - timedelta(microseconds=1))
+    awake = apply(asleep, RunStarted(holder="worker-1"), LATER)
+    assert (awake.attempt, awake.wake_at) == (2, None)
+
+
+def test_a_timer_that_is_over_does_not_start_the_task_once_more() -> None:
+    awake = apply(running(RunReleased(attempt=1, wake_at=LATER)), RunStarted(holder="worker-1"), LATER)
+    parked = after(InputRequested(attempt=2, requests={"a": QUESTION}), RunReleased(attempt=2), record=awake)
+    assert not parked.is_queued(LATER)
+
+
+def test_a_timer_starts_a_task_that_also_waits_for_an_answer() -> None:
+    asleep = after(RunReleased(attempt=1, wake_at=LATER), record=asking("a"))
+    awake = apply(asleep, RunStarted(holder="worker-1"), LATER)
+    assert awake.status is TaskStatus.INPUT_REQUIRED
+
+
+def test_what_an_older_run_says_is_refused() -> None:
+    record = running(RunReleased(attempt=1), RunStarted(holder="worker-2"))
+    for event in (RunCompleted(attempt=1, result={}), RunReleased(attempt=1), StepRecorded(attempt=1)):
+        with pytest.raises(StaleRun):
+            apply(record, event, LATER)
+
+
+def test_what_a_run_says_after_it_gave_the_task_up_is_refused() -> None:
+    with pytest.raises(StaleRun, match="held by None"):
+        running(RunReleased(attempt=1), RunCompleted(attempt=1, result={}))
+
+
+def test_questions_make_a_task_input_required_until_the_last_answer() -> None:
+    record = asking("a", "b")
+    assert record.status is TaskStatus.INPUT_REQUIRED
+    record = after(InputAnswered(keys={"a"}), record=record)
+    assert record.status is TaskStatus.INPUT_REQUIRED
+    assert list(record.inputs.outstanding) == ["b"]
+    record = after(InputAnswered(keys={"b"}), record=record)
+    assert record.status is TaskStatus.WORKING
+    assert record.inputs.used == {"a", "b"}
+
+
+def test_a_key_that_was_answered_is_not_asked_again() -> None:
+    record = after(InputAnswered(keys={"a"}), record=asking("a"))
+    with pytest.raises(TransitionRefused, match="already used: a"):
+        after(InputRequested(attempt=1, requests={"a": QUESTION}), record=record)
+
+
+def test_asking_nothing_is_refused() -> None:
+    with pytest.raises(TransitionRefused, match="nothing to ask"):
+        running(InputRequested(attempt=1, requests={}))
+
+
+def test_answers_to_questions_that_are_not_open_make_no_difference() -> None:
+    record = after(InputAnswered(keys={"a"}), record=asking("a"))
+    assert apply(record, InputAnswered(keys={"a", "never asked"}), LATER) is record
+
+
+def test_the_last_answer_ends_a_sleep() -> None:
+    record = after(RunReleased(attempt=1, wake_at=LATER), record=asking("a", "b"))
+    assert after(InputAnswered(keys={"a"}), record=record).wake_at == LATER
+    assert after(InputAnswered(keys={"a", "b"}), record=record).wake_at is None
+
+
+def test_progress_is_seen_and_a_step_is_not() -> None:
+    record = running()
+    progress = Progress(progress=1, total=3, message="one of three")
+    reported = apply(record, ProgressReported(attempt=1, progress=progress), LATER)
+    assert (reported.progress, reported.updated_at) == (progress, LATER)
+    stepped = apply(record, StepRecorded(attempt=1), LATER)
+    assert (stepped.version, stepped.updated_at) == (record.version + 1, record.updated_at)
+
+
+def test_a_result_completes_a_task_and_closes_its_questions() -> None:
+    record = apply(asking("a"), RunCompleted(attempt=1, result={"isError": True}), LATER)
+    assert record.status is TaskStatus.COMPLETED
+    assert record.result == {"isError": True}
+    assert (record.finished_at, record.updated_at, record.holder) == (LATER, LATER, None)
+    assert not record.inputs.outstanding
+    assert record.inputs.used == {"a"}
+
+
+def test_an_error_fails_a_task_and_is_its_status_message() -> None:
+    record = running(RunFailed(attempt=1, error={"code": -32603, "message": "out of paper"}))
+    assert record.status is TaskStatus.FAILED
+    assert record.status_message == "out of paper"
+
+
+def test_an_error_without_a_message_in_words_leaves_the_status_message_empty() -> None:
+    assert running(RunFailed(attempt=1, error={"code": 1, "message": 7})).status_message is None
+
+
+@pytest.mark.parametrize("record", [make_record(), running(), asking("a")], ids=["queued", "running", "asking"])
+def test_a_task_is_cancelled_wherever_it_stands(record: TaskRecord) -> None:
+    cancelled = apply(record, TaskCancelled(reason="changed my mind"), LATER)
+    assert cancelled.status is TaskStatus.CANCELLED
+    assert (cancelled.status_message, cancelled.holder, cancelled.wake_at) == ("changed my mind", None, None)
+
+
+def test_a_result_after_the_cancellation_is_late_and_ignored() -> None:
+    record = running(TaskCancelled(reason="changed my mind"))
+    assert apply(record, RunCompleted(attempt=1, result={}), LATER) is record
+
+
+def test_a_clock_that_jumped_back_takes_no_time_back() -> None:
+    earlier = NOON - timedelta(days=1)
+    record = apply(running(), RunCompleted(attempt=1, result={}), earlier)
+    assert record.updated_at == record.finished_at == NOON
+
+
+def test_the_end_keeps_the_last_progress() -> None:
+    progress = Progress(progress=2)
+    record = running(ProgressReported(attempt=1, progress=progress), TaskCancelled(reason="enough"))
+    assert record.progress == progress

@@ -1,0 +1,64 @@
+"""What an author can say of a tool, and what it means for its runs."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from mcp_types import ToolAnnotations
+
+from mcp_tasks.runtime import ToolPolicy
+from mcp_tasks.server.options import TaskOptions, Unset
+
+REPEATABLE = ToolAnnotations(idempotent_hint=True)
+READ_ONLY = ToolAnnotations(read_only_hint=True)
+DESTRUCTIVE = ToolAnnotations(destructive_hint=True, idempotent_hint=False)
+
+
+def test_a_tool_is_optional_and_keeps_to_the_defaults_unless_said_otherwise() -> None:
+    options = TaskOptions()
+    assert options.mode == "optional"
+    assert isinstance(options.ttl, Unset)
+    assert options.policy(None) == ToolPolicy(rerun=False)
+
+
+@pytest.mark.parametrize("annotations", [REPEATABLE, READ_ONLY])
+def test_a_tool_that_says_it_can_be_repeated_may_run_again(annotations: ToolAnnotations) -> None:
+    assert TaskOptions().policy(annotations).rerun
+
+
+@pytest.mark.parametrize("annotations", [None, ToolAnnotations(), DESTRUCTIVE, ToolAnnotations(read_only_hint=False)])
+def test_a_tool_that_says_nothing_of_the_kind_may_not(annotations: ToolAnnotations | None) -> None:
+    assert not TaskOptions().policy(annotations).rerun
+
+
+def test_the_author_stands_above_the_annotations() -> None:
+    assert TaskOptions(recover="rerun").policy(DESTRUCTIVE).rerun
+    assert not TaskOptions(recover="fail").policy(REPEATABLE).rerun
+
+
+def test_limits_are_handed_to_the_runs() -> None:
+    options = TaskOptions(max_runtime=timedelta(seconds=5), hold=timedelta(0))
+    assert options.policy(None) == ToolPolicy(max_runtime=timedelta(seconds=5), hold=timedelta(0))
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        {"mode": "always"},
+        {"mode": None},
+        {"recover": "retry"},
+        {"ttl": timedelta(0)},
+        {"max_runtime": timedelta(seconds=-1)},
+        {"poll_interval": timedelta(0)},
+    ],
+    ids=str,
+)
+def test_a_mistake_is_named_where_it_is_made(mistake: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(mistake))):
+        TaskOptions(**mistake)
+
+
+def test_a_task_may_be_kept_for_good() -> None:
+    assert TaskOptions(ttl=None).ttl is None

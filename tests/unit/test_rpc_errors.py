@@ -1,0 +1,101 @@
+"""Our exceptions as JSON-RPC errors."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import pytest
+from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
+
+from mcp_tasks.errors import (
+    Interrupted,
+    RanTooLong,
+    ReplayMismatch,
+    RunStopped,
+    StoreCorrupt,
+    StoreError,
+    StoreUnavailable,
+    TaskExists,
+    TasksError,
+    UnknownTask,
+    UsageError,
+    VersionConflict,
+)
+from mcp_tasks.server.rpc_errors import describe, to_error_data, to_mcp_error
+
+
+def test_an_unknown_task_is_an_invalid_parameter_and_its_id_is_not_repeated() -> None:
+    error = to_error_data(UnknownTask("task_secret"))
+    assert error.code == INVALID_PARAMS
+    assert "task_secret" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("stopped", "reason"),
+    [(Interrupted("render"), "interrupted"), (RanTooLong("render", timedelta(seconds=90)), "max_runtime")],
+)
+def test_work_that_was_stopped_says_why_in_words_and_for_programs(stopped: RunStopped, reason: str) -> None:
+    error = to_error_data(stopped)
+    assert error.code == INTERNAL_ERROR
+    assert "'render'" in error.message
+    assert error.data == {"reason": reason}
+
+
+def test_a_limit_is_named_in_seconds() -> None:
+    assert "90 s" in to_error_data(RanTooLong("render", timedelta(seconds=90))).message
+
+
+def test_a_run_that_differed_from_the_earlier_one_says_how() -> None:
+    error = to_error_data(ReplayMismatch("question 2 differs"))
+    assert (error.message, error.data) == ("question 2 differs", {"reason": "replay"})
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        StoreUnavailable("/home/alice/tasks.db is full"),
+        StoreCorrupt("/home/alice/tasks.db is damaged"),
+        TaskExists("task_secret"),
+        VersionConflict("task_secret", 7),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)
+def test_where_and_how_tasks_are_kept_is_not_told_to_clients(failure: StoreError) -> None:
+    error = to_error_data(failure)
+    assert error.code == INTERNAL_ERROR
+    assert "alice" not in error.message
+    assert "secret" not in error.message
+
+
+def test_a_store_that_cannot_take_it_now_says_to_try_again() -> None:
+    assert "try again later" in to_error_data(StoreUnavailable("full")).message
+
+
+@pytest.mark.parametrize("exc", [UsageError("give every step its own name"), TasksError("something of ours")])
+def test_other_errors_of_ours_keep_their_words(exc: TasksError) -> None:
+    assert to_error_data(exc).message == str(exc)
+
+
+def test_what_is_not_ours_keeps_its_words_to_itself() -> None:
+    error = to_error_data(RuntimeError("password=hunter2"))
+    assert (error.code, error.message, error.data) == (INTERNAL_ERROR, "Internal server error", None)
+
+
+def test_an_error_of_the_sdk_is_handed_on_as_it_is() -> None:
+    exc = MCPError(code=-32042, message="log in first", data={"url": "https://example.com"})
+    assert to_mcp_error(exc) is exc
+    assert describe(exc) == {"code": -32042, "message": "log in first", "data": {"url": "https://example.com"}}
+
+
+def test_a_described_error_is_plain_json_with_nothing_unset() -> None:
+    described = describe(Interrupted("render"))
+    assert json.loads(json.dumps(described)) == described
+    assert "data" not in describe(UnknownTask("x"))
+
+
+def test_an_error_of_ours_becomes_one_that_the_sdk_sends() -> None:
+    sent = to_mcp_error(UnknownTask("x"))
+    assert isinstance(sent, MCPError)
+    assert sent.error == to_error_data(UnknownTask("x"))

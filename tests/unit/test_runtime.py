@@ -1,0 +1,575 @@
+"""`TaskRuntime`: whose a task is, who runs it, and how a process begins and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import pytest
+from tests.unit.running import (
+    ONCE,
+    RERUN,
+    DeafStore,
+    FailingStore,
+    PausingStore,
+    Tool,
+    launch,
+    make_runtime,
+    ok,
+    running,
+    settle,
+    until,
+    until_final,
+)
+
+from mcp_tasks.core import RunStarted, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.engines import InlineEngine
+from mcp_tasks.errors import StoreError, StoreUnavailable, UnknownTask
+from mcp_tasks.runtime import Outcome, Run, current_task
+from mcp_tasks.runtime.runtime import MAX_ID_LENGTH, new_task_id
+from mcp_tasks.stores import MemoryStore
+from mcp_tasks.stores.base import Hint
+from mcp_tasks.stores.sqlite import SqliteStore
+from mcp_tasks.testing import FakeClock
+
+pytestmark = pytest.mark.anyio
+
+HOUR = timedelta(hours=1)
+
+
+async def at_once(run: Run) -> Outcome:
+    return ok()
+
+
+async def never_ending(run: Run) -> Outcome:
+    await anyio.sleep_forever()
+    raise AssertionError("unreachable")
+
+
+# Creating and looking
+
+
+async def test_a_created_task_is_there_before_anybody_runs_it() -> None:
+    async with running(at_once) as runtime:
+        record = await runtime.create(TaskRequest(name="tool", arguments={}), owner="alice", ttl=HOUR)
+        assert await runtime.get(record.id, owner="alice") == record
+        assert (record.status, record.attempt) == (TaskStatus.WORKING, 0)
+
+
+async def test_a_task_runs_to_its_result() -> None:
+    async with running(at_once) as runtime:
+        record = await until_final(runtime, await launch(runtime))
+        assert (record.status, record.result, record.attempt) == (TaskStatus.COMPLETED, {"value": "ok"}, 1)
+
+
+@pytest.mark.parametrize("owner", [None, "bob", "", "Alice"])
+async def test_to_anybody_but_its_owner_a_task_does_not_exist(owner: str | None) -> None:
+    async with running(at_once) as runtime:
+        record = await runtime.create(TaskRequest(name="tool", arguments={}), owner="alice", ttl=None)
+        with pytest.raises(UnknownTask):
+            await runtime.get(record.id, owner=owner)
+
+
+async def test_a_task_without_an_owner_is_not_anybodys() -> None:
+    async with running(at_once) as runtime:
+        record = await launch(runtime)
+        with pytest.raises(UnknownTask):
+            await runtime.get(record.id, owner="alice")
+
+
+@pytest.mark.parametrize("task_id", ["", "task_unknown", "x" * (MAX_ID_LENGTH + 1), "\ud800", "\x00"])
+async def test_an_id_that_names_nothing_is_unknown(task_id: str) -> None:
+    async with running(at_once) as runtime:
+        with pytest.raises(UnknownTask):
+            await runtime.get(task_id, owner=None)
+
+
+def test_ids_are_not_to_be_guessed() -> None:
+    ids = {new_task_id() for _ in range(1000)}
+    assert len(ids) == 1000
+    assert all(len(task_id) == len("task_") + 27 and len(task_id) <= MAX_ID_LENGTH for task_id in ids)
+
+
+async def test_an_expired_task_is_unknown_before_anybody_removed_it() -> None:
+    clock = FakeClock()
+    async with running(at_once, clock=clock) as runtime:
+        task = await until_final(runtime, await launch(runtime, ttl=HOUR))
+        clock.advance(HOUR - timedelta(microseconds=1))
+        await runtime.get(task.id, owner=None)
+        clock.advance(timedelta(microseconds=1))
+        with pytest.raises(UnknownTask):
+            await runtime.get(task.id, owner=None)
+
+
+def is_final(record: TaskRecord) -> bool:
+    return record.is_final
+
+
+async def test_waiting_for_a_task_ends_with_its_condition_or_its_time() -> None:
+    async with running({"slow": Tool(never_ending), "quick": Tool(at_once)}) as runtime:
+        slow, quick = await launch(runtime, "slow"), await launch(runtime, "quick")
+        assert await runtime.wait_until(slow.id, is_final, timedelta(milliseconds=10)) is None
+        finished = await runtime.wait_until(quick.id, is_final, HOUR)
+        assert finished is not None
+        assert finished.is_final
+
+
+async def test_waiting_hears_of_what_another_process_wrote() -> None:
+    store = MemoryStore()
+    async with running(never_ending, store=store) as one, running(never_ending, store=store) as other:
+        task = await launch(one)
+        waiting = asyncio.create_task(one.wait_until(task.id, is_final, timedelta(seconds=5)))
+        await settle()
+        await other.cancel(task, "enough")
+        ended = await waiting
+        assert ended is not None
+        assert ended.status is TaskStatus.CANCELLED
+
+
+async def test_waiting_for_a_task_that_is_not_there_ends_at_once() -> None:
+    async with running(at_once) as runtime:
+        assert await runtime.wait_until("nobody", is_final, HOUR) is None
+
+
+async def test_a_discarded_task_is_gone_and_discarding_it_twice_is_no_error() -> None:
+    async with running(at_once) as runtime:
+        task = await until_final(runtime, await launch(runtime))
+        await runtime.discard(task)
+        await runtime.discard(task)
+        with pytest.raises(UnknownTask):
+            await runtime.get(task.id, owner=None)
+
+
+async def test_a_ttl_beyond_the_calendar_keeps_the_task(tmp_path: Path) -> None:
+    for store in (MemoryStore(), SqliteStore(tmp_path / "tasks.db")):
+        async with running(at_once, store=store) as runtime:
+            task = await until_final(runtime, await launch(runtime, ttl=timedelta.max))
+            assert await runtime.get(task.id, owner=None) == task
+
+
+# Taking
+
+
+@pytest.mark.parametrize("store", [MemoryStore(), PausingStore()], ids=["memory", "pausing"])
+async def test_of_two_runtimes_that_are_handed_a_task_exactly_one_runs_it(store: MemoryStore) -> None:
+    runs: Counter[str] = Counter()
+
+    async def counted(run: Run) -> Outcome:
+        runs[run.record.id] += 1
+        await anyio.lowlevel.checkpoint()
+        return ok()
+
+    async with running(counted, store=store) as one, running(counted, store=store) as other:
+        tasks = [await one.create(TaskRequest(name="tool", arguments={}), owner=None, ttl=None) for _ in range(50)]
+        async with anyio.create_task_group() as group:
+            for task in tasks:
+                group.start_soon(one.submit, task.id)
+                group.start_soon(other.submit, task.id)
+        for task in tasks:
+            record = await until_final(one, task)
+            assert (record.status, record.attempt) == (TaskStatus.COMPLETED, 1)
+    assert set(runs.values()) == {1}
+    assert len(runs) == 50
+
+
+async def test_a_task_that_was_cancelled_in_the_queue_is_never_run() -> None:
+    seen: list[str] = []
+
+    async def noted(run: Run) -> Outcome:
+        seen.append(run.record.id)
+        return ok()
+
+    async with running({"slow": Tool(never_ending), "noted": Tool(noted)}, concurrency=1) as runtime:
+        slow, queued = await launch(runtime, "slow"), await launch(runtime, "noted")
+        cancelled = await runtime.cancel(queued, "no need")
+        assert cancelled.status is TaskStatus.CANCELLED
+        await runtime.cancel(slow, "no need")
+        await settle()
+        assert seen == []
+
+
+async def test_a_store_that_fails_while_a_task_is_taken_leaves_it_to_the_next_sweep() -> None:
+    store = FailingStore()
+    async with running(at_once, store=store) as runtime:
+        store.refuse_save(lambda record: record.holder is not None, times=1)
+        task = await launch(runtime)
+        await settle()
+        assert (await runtime.get(task.id, owner=None)).attempt == 0
+        await runtime.janitor.sweep()
+        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+
+
+async def test_a_store_that_fails_right_after_a_task_was_taken_does_not_lose_it() -> None:
+    store = FailingStore()
+    store.refuse_journal()
+    async with running(at_once, store=store, policy=RERUN) as runtime:
+        task = await runtime.create(TaskRequest(name="tool", arguments={}), owner=None, ttl=None)
+        # An earlier process had it, so the journal is asked for.
+        await runtime.change(task, RunStarted(holder="earlier"))
+        await runtime.janitor.sweep()
+        await settle()
+        await runtime.janitor.sweep()
+        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+
+
+# Losing
+
+
+async def test_a_run_whose_lease_ran_out_is_stopped_and_the_task_runs_elsewhere() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    stopped = anyio.Event()
+
+    async def on_one(run: Run) -> Outcome:
+        try:
+            return await never_ending(run)
+        finally:
+            stopped.set()
+
+    async def on_other(run: Run) -> Outcome:
+        return ok(run.attempt)
+
+    async with running(on_one, store=store, clock=clock, policy=RERUN) as one:
+        task = await launch(one)
+        await until(one, task, lambda record: record.attempt == 1)
+        async with running(on_other, store=store, clock=clock, policy=RERUN) as other:
+            await other.janitor.sweep()
+            assert (await other.get(task.id, owner=None)).holder == one.holder
+            clock.advance(2 * HOUR)
+            await other.janitor.sweep()
+            record = await until_final(other, task)
+            assert (record.result, record.attempt) == ({"value": 2}, 2)
+        with anyio.fail_after(5):
+            await stopped.wait()
+
+
+async def test_a_task_that_may_not_run_again_ends_as_interrupted_when_its_lease_runs_out() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    async with running(never_ending, store=store, clock=clock) as one:
+        task = await launch(one)
+        await until(one, task, lambda record: record.attempt == 1)
+        clock.advance(2 * HOUR)
+        async with running(at_once, store=store, clock=clock) as other:
+            record = await other.get(task.id, owner=None)
+            assert (record.status, record.attempt) == (TaskStatus.FAILED, 1)
+            assert record.error is not None
+            assert record.error["data"] == {"type": "Interrupted"}
+
+
+async def test_nothing_that_a_stale_run_says_counts() -> None:
+    clock, store = FakeClock(), DeafStore()
+    go_on, done = anyio.Event(), anyio.Event()
+
+    async def slow(run: Run) -> Outcome:
+        # Nobody tells it anything, so it finds out by itself.
+        await go_on.wait()
+        try:
+            with anyio.CancelScope(shield=True):
+                await current_task().step("late", lambda: "late")
+        finally:
+            done.set()
+        return ok("late")
+
+    async def quick(run: Run) -> Outcome:
+        return ok("in time")
+
+    async with running(slow, store=store, clock=clock, policy=RERUN) as one:
+        task = await launch(one)
+        await settle()
+        clock.advance(2 * HOUR)
+        async with running(quick, store=store, clock=clock, policy=RERUN) as other:
+            assert await other.wait_until(task.id, is_final, timedelta(seconds=5)) is not None
+            ended = await store.get(task.id)
+            go_on.set()
+            with anyio.fail_after(5):
+                await done.wait()
+            await settle()
+            assert await store.get(task.id) == ended
+            assert await store.journal(task.id) == ()
+    assert ended is not None
+    assert (ended.result, ended.attempt) == ({"value": "in time"}, 2)
+
+
+async def test_a_stale_run_is_refused_while_the_next_one_is_still_at_work() -> None:
+    clock, store = FakeClock(), DeafStore()
+    late, finish = anyio.Event(), anyio.Event()
+    outlived: list[str] = []
+
+    async def slow(run: Run) -> Outcome:
+        await late.wait()
+        await current_task().step("late", lambda: "late")
+        await anyio.lowlevel.checkpoint()
+        outlived.append("it went on after its step was refused")
+        return ok("late")
+
+    async def careful(run: Run) -> Outcome:
+        await finish.wait()
+        return ok("in time")
+
+    async with running(slow, store=store, clock=clock, policy=RERUN) as one:
+        task = await launch(one)
+        await settle()
+        clock.advance(2 * HOUR)
+        async with running(careful, store=store, clock=clock, policy=RERUN) as other:
+            await settle()
+            late.set()
+            await settle()
+            # The step runs on a thread; give that its time too.
+            await anyio.to_thread.run_sync(lambda: None)
+            await settle()
+            finish.set()
+            ended = await other.wait_until(task.id, is_final, timedelta(seconds=5))
+    assert ended is not None
+    assert (ended.result, ended.attempt) == ({"value": "in time"}, 2)
+    assert outlived == []
+    assert await store.journal(task.id) == ()
+
+
+# Cancelling
+
+
+async def test_a_cancelled_task_is_cancelled_from_any_process() -> None:
+    store, stopped = MemoryStore(), anyio.Event()
+
+    async def body(run: Run) -> Outcome:
+        try:
+            return await never_ending(run)
+        finally:
+            stopped.set()
+
+    async with running(body, store=store) as one, running(body, store=store) as other:
+        task = await launch(one)
+        await until(one, task, lambda record: record.attempt == 1)
+        record = await other.cancel(await other.get(task.id, owner=None), "from elsewhere")
+        assert record.status is TaskStatus.CANCELLED
+        with anyio.fail_after(5):
+            await stopped.wait()
+
+
+async def test_cancelling_from_an_old_view_of_the_task_works_on_what_it_is_by_now() -> None:
+    async with running(at_once) as runtime:
+        old = await launch(runtime)
+        finished = await until_final(runtime, old)
+        assert await runtime.cancel(old, "too late") == finished
+
+
+# Beginning and ending
+
+
+async def test_a_quick_run_ends_by_itself_while_the_process_drains() -> None:
+    going, end = anyio.Event(), anyio.Event()
+
+    async def quick(run: Run) -> Outcome:
+        going.set()
+        await end.wait()
+        return ok()
+
+    runtime = make_runtime(quick, drain=HOUR)
+    await runtime.start()
+    task = await launch(runtime)
+    await going.wait()
+    async with anyio.create_task_group() as group:
+        group.start_soon(runtime.stop)
+        await settle()
+        end.set()
+    assert (await runtime.get(task.id, owner=None)).status is TaskStatus.COMPLETED
+
+
+async def test_what_does_not_end_in_time_is_released_or_ends_as_interrupted() -> None:
+    tools = {"again": Tool(never_ending, RERUN), "once": Tool(never_ending, ONCE)}
+    runtime = make_runtime(tools, concurrency=2)
+    await runtime.start()
+    again, once, queued = [await launch(runtime, tool) for tool in ("again", "once", "once")]
+    await until(runtime, again, lambda record: record.attempt == 1)
+    await until(runtime, once, lambda record: record.attempt == 1)
+    with anyio.fail_after(5):
+        await runtime.stop()
+    records = [await runtime.get(task.id, owner=None) for task in (again, once, queued)]
+    assert [record.status for record in records] == [TaskStatus.WORKING, TaskStatus.FAILED, TaskStatus.WORKING]
+    assert [record.holder for record in records] == [None, None, None]
+    assert [record.attempt for record in records] == [1, 1, 0]
+    assert records[1].error is not None
+    assert records[1].error["data"] == {"type": "Interrupted"}
+    assert await runtime.store.holders() == {}
+
+
+async def test_a_released_task_is_run_by_the_next_process() -> None:
+    store = MemoryStore()
+    async with running(never_ending, store=store, policy=RERUN) as one:
+        task = await launch(one)
+        await until(one, task, lambda record: record.attempt == 1)
+    async with running(at_once, store=store, policy=RERUN) as other:
+        assert (await until_final(other, task)).attempt == 2
+
+
+async def test_a_process_that_cannot_sign_off_stops_all_the_same() -> None:
+    store = FailingStore()
+    runtime = make_runtime(never_ending, store=store, policy=RERUN)
+    await runtime.start()
+    task = await launch(runtime)
+    await until(runtime, task, lambda record: record.attempt == 1)
+    store.refuse_save(lambda record: True)
+    with anyio.fail_after(5):
+        await runtime.stop()
+    store.recover()
+    record = await runtime.get(task.id, owner=None)
+    assert record.holder == runtime.holder, "its lease runs out, and the next process finds it"
+
+
+class StubbornStore(MemoryStore):
+    """Does not forget a process."""
+
+    async def retire(self, holder: str) -> None:
+        raise StoreUnavailable("the disk is full")
+
+
+async def test_a_process_that_the_store_does_not_forget_stops_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    async with running(at_once, store=StubbornStore()) as runtime:
+        await until_final(runtime, await launch(runtime))
+    assert "could not sign off" in caplog.text
+
+
+class ForgetfulStore(MemoryStore):
+    """Cannot be read for a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.away = False
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        if self.away:
+            raise StoreUnavailable("the disk is full")
+        return await super().get(task_id)
+
+
+async def test_a_hint_that_cannot_be_followed_now_hurts_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    store = ForgetfulStore()
+    async with running(never_ending, store=store) as runtime:
+        task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1)
+        store.away = True
+        await store.notifier().publish(Hint(task.id, task.version + 1))
+        await settle()
+        store.away = False
+        assert (await runtime.get(task.id, owner=None)).holder == runtime.holder
+        await runtime.cancel(task, "enough")
+    assert "could not look at task" in caplog.text
+
+
+async def test_a_thread_that_does_not_listen_is_left_behind() -> None:
+    release = threading.Event()
+
+    async def deaf(run: Run) -> Outcome:
+        await anyio.to_thread.run_sync(release.wait)
+        return ok()
+
+    runtime = make_runtime(deaf, stop=timedelta(milliseconds=20))
+    await runtime.start()
+    try:
+        task = await launch(runtime)
+        await until(runtime, task, lambda record: record.attempt == 1)
+        with anyio.fail_after(5):
+            await runtime.stop()
+        assert (await runtime.get(task.id, owner=None)).status is TaskStatus.FAILED
+    finally:
+        release.set()
+    await settle()
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_stopping_is_safe_twice(kind: str, tmp_path: Path) -> None:
+    store = MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "tasks.db")
+    runtime = make_runtime(at_once, store=store)
+    await runtime.start()
+    await runtime.stop()
+    await runtime.stop()
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_stopping_is_safe_before_the_start(kind: str, tmp_path: Path) -> None:
+    store = MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "tasks.db")
+    await make_runtime(at_once, store=store).stop()
+
+
+async def test_a_runtime_can_be_started_again() -> None:
+    runtime = make_runtime(at_once)
+    for _ in range(2):
+        await runtime.start()
+        assert (await until_final(runtime, await launch(runtime))).status is TaskStatus.COMPLETED
+        await runtime.stop()
+
+
+async def test_a_shutdown_that_is_cut_short_still_hands_everything_over() -> None:
+    runtime = make_runtime(never_ending, policy=RERUN, drain=HOUR)
+    await runtime.start()
+    task = await launch(runtime)
+    await until(runtime, task, lambda record: record.attempt == 1)
+    with anyio.move_on_after(0.02):
+        await runtime.stop()
+    assert (await runtime.get(task.id, owner=None)).holder is None
+
+
+class ClosedStore(MemoryStore):
+    """Counts who opened and closed it, and can refuse to note that a process is alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened = 0
+        self.refuse_beat = True
+
+    async def open(self) -> None:
+        self.opened += 1
+
+    async def close(self) -> None:
+        self.opened -= 1
+
+    async def beat(self, holder: str, *, until: datetime) -> None:
+        if self.refuse_beat:
+            raise StoreUnavailable("the disk is full")
+        await super().beat(holder, until=until)
+
+
+async def test_a_start_that_fails_leaves_nothing_behind() -> None:
+    store = ClosedStore()
+    runtime = make_runtime(at_once, store=store)
+    threads = anyio.to_thread.current_default_thread_limiter().total_tokens
+    with pytest.raises(StoreError, match="the disk is full"):
+        await runtime.start()
+    assert store.opened == 0
+    assert anyio.to_thread.current_default_thread_limiter().total_tokens == threads
+    store.refuse_beat = False
+    await runtime.start()
+    assert (await until_final(runtime, await launch(runtime))).is_final
+    await runtime.stop()
+    assert store.opened == 0
+
+
+async def test_a_start_that_fails_while_sweeping_runs_nothing_more() -> None:
+    store = FailingStore()
+    first = await make_runtime(at_once, store=store).create(
+        TaskRequest(name="tool", arguments={}), owner=None, ttl=None
+    )
+    runtime = make_runtime(at_once, store=store)
+
+    async def broken() -> None:
+        raise StoreUnavailable("the disk is full")
+
+    runtime.janitor.remove_expired = broken
+    with pytest.raises(StoreUnavailable):
+        await runtime.start()
+    with anyio.fail_after(5):
+        second = await runtime.create(TaskRequest(name="tool", arguments={}), owner=None, ttl=None)
+        await runtime.submit(second.id)
+        await settle()
+    assert (await runtime.get(second.id, owner=None)).attempt == 0
+    assert (await runtime.get(first.id, owner=None)).holder is None
+
+
+async def test_with_the_inline_engine_a_task_has_ended_when_it_was_submitted() -> None:
+    async with running(at_once, engine=InlineEngine()) as runtime:
+        task = await launch(runtime)
+        assert (await runtime.get(task.id, owner=None)).status is TaskStatus.COMPLETED

@@ -1,0 +1,235 @@
+"""Which calls become tasks: the author's choices, and what a caller sees of them."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.shared.exceptions import MCPError
+from mcp_types import CallToolRequestParams
+from tests.helpers.http import serving
+from tests.helpers.rpc import EVERYTHING, MISSING_CAPABILITY, NOTHING, PATIENCE, Tasking, accept, text_of
+from tests.helpers.server import CUSTOM_ERROR, QUICK, Desk, build
+
+from mcp_tasks import TaskMode, Tasks, current_task
+from mcp_tasks.stores.memory import MemoryStore
+
+pytestmark = pytest.mark.anyio
+
+LONG = timedelta(seconds=PATIENCE)
+
+
+def _server(tasks: Tasks, **marks: TaskMode | None) -> MCPServer[Any]:
+    """A server with a tool per mark; one without a mode is not marked."""
+    server = MCPServer("choices", extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
+    for name, mode in marks.items():
+
+        def tool() -> str:
+            return "in a task" if current_task().id else "in a call"
+
+        server.add_tool(tool, name=name)
+        if mode is not None:
+            tasks.mark(name, mode=mode)
+    return server
+
+
+async def _kind(client: Tasking, tool: str) -> str:
+    """How a tool answers: as a task, plainly, or with an error's code."""
+    reply = await client.ask("tools/call", {"name": tool, "arguments": {}})
+    return str(reply.code) if "error" in reply.message else reply.result["resultType"]
+
+
+@pytest.mark.parametrize(
+    ("augment", "expected"),
+    [
+        (None, {"unmarked": "complete", "optional": "task", "required": "task", "forbidden": "complete"}),
+        (True, {"unmarked": "task", "optional": "task", "required": "task", "forbidden": "complete"}),
+        (False, {"unmarked": "complete", "optional": "complete", "required": "task", "forbidden": "complete"}),
+    ],
+    ids=["no rule", "a rule that agrees", "a rule that declines"],
+)
+async def test_mode_and_rule_decide_together_and_only_for_clients_that_declare(
+    augment: bool | None, expected: dict[str, str]
+) -> None:
+    tasks = Tasks("memory://", augment=None if augment is None else lambda params: augment, settings=QUICK)
+    modes: dict[str, TaskMode | None] = {
+        "unmarked": None,
+        "optional": "optional",
+        "required": "required",
+        "forbidden": "forbidden",
+    }
+    async with serving(_server(tasks, **modes)) as wire:
+        client, plain = Tasking(wire), Tasking(wire, NOTHING)
+        assert {tool: await _kind(client, tool) for tool in expected} == expected
+        assert await _kind(plain, "required") == str(MISSING_CAPABILITY)
+        for tool in ("unmarked", "optional", "forbidden"):
+            assert text_of(await plain.call(tool)) == "in a call"
+
+
+async def test_a_rule_sees_the_params_of_the_call() -> None:
+    seen: list[CallToolRequestParams] = []
+
+    def augment(params: CallToolRequestParams) -> bool:
+        seen.append(params)
+        return (params.arguments or {}).get("value") == "big"
+
+    tasks = Tasks("memory://", augment=augment, settings=QUICK)
+    async with serving(build(tasks)) as wire:
+        client = Tasking(wire)
+        assert (await client.call("echo", value="small"))["resultType"] == "complete"
+        assert (await client.call("echo", value="big"))["resultType"] == "task"
+    assert [params.arguments for params in seen] == [{"value": "small"}, {"value": "big"}]
+
+
+async def test_a_tool_added_while_the_server_runs_can_be_a_task() -> None:
+    tasks = Tasks("memory://", settings=QUICK)
+    server = _server(tasks)
+    async with serving(server) as wire:
+
+        @server.tool()
+        @tasks.task()
+        def late() -> str:
+            return "better late"
+
+        assert text_of((await Tasking(wire).finish("late"))["result"]) == "better late"
+
+
+# Grace
+
+
+def _grace_server(tasks: Tasks, desk: Desk, **options: Any) -> MCPServer[Any]:
+    server = MCPServer("grace", extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
+
+    @server.tool()
+    @tasks.task(**options)
+    async def work(how: str, ctx: Context) -> str:
+        desk.started.set()
+        match how:
+            case "wait":
+                await desk.gate.wait()
+            case "fail":
+                raise ToolError("as tools fail")
+            case "break":
+                raise MCPError(code=CUSTOM_ERROR, message="as protocols fail", data={"why": "because"})
+            case "ask":
+                await ctx.session.elicit_form("Well?", {"type": "object", "properties": {}})
+            case _:
+                pass
+        return how
+
+    return server
+
+
+async def test_a_tool_that_is_quicker_than_the_grace_answers_inline_and_leaves_no_task() -> None:
+    store = MemoryStore()
+    async with serving(_grace_server(Tasks(store, grace=LONG, settings=QUICK), Desk())) as wire:
+        client = Tasking(wire)
+        result = await client.call("work", how="end")
+        assert result["resultType"] == "complete"
+        assert text_of(result) == "end"
+        failed = await client.call("work", how="fail")
+        assert failed["isError"] is True
+        broken = await client.ask("tools/call", {"name": "work", "arguments": {"how": "break"}})
+        assert broken.error == {"code": CUSTOM_ERROR, "message": "as protocols fail", "data": {"why": "because"}}
+        assert (await store.list()).records == []
+
+
+async def test_a_tool_that_is_slower_than_the_grace_becomes_a_task() -> None:
+    desk = Desk()
+    tasks = Tasks("memory://", grace=timedelta(milliseconds=20), settings=QUICK)
+    async with serving(_grace_server(tasks, desk)) as wire:
+        client = Tasking(wire)
+        task_id = await client.create("work", how="wait")
+        desk.gate.set()
+        assert text_of((await client.until(task_id, "completed"))["result"]) == "wait"
+
+
+async def test_a_tool_may_have_a_grace_of_its_own() -> None:
+    async with serving(_grace_server(Tasks("memory://", settings=QUICK), Desk(), grace=LONG)) as wire:
+        assert (await Tasking(wire).call("work", how="end"))["resultType"] == "complete"
+
+
+@pytest.mark.xfail(strict=True, reason="a grace of nothing is taken for none, and the server's counts")
+async def test_a_tool_may_have_no_grace_where_the_others_have_one() -> None:
+    tasks = Tasks("memory://", grace=timedelta(milliseconds=200), settings=QUICK)
+    async with serving(_grace_server(tasks, Desk(), grace=timedelta(0))) as wire:
+        assert (await Tasking(wire).call("work", how="end"))["resultType"] == "task"
+
+
+async def test_a_question_within_the_grace_is_asked_in_the_task() -> None:
+    tasks = Tasks("memory://", grace=timedelta(milliseconds=50), settings=QUICK)
+    async with serving(_grace_server(tasks, Desk())) as wire:
+        client = Tasking(wire, EVERYTHING)
+        task_id = await client.create("work", how="ask")
+        [key] = (await client.until(task_id, "input_required"))["inputRequests"]
+        await client.update(task_id, **{key: accept()})
+        assert text_of((await client.until(task_id, "completed"))["result"]) == "ask"
+
+
+async def test_a_task_cancelled_within_the_grace_is_announced_as_one() -> None:
+    desk, store = Desk(), MemoryStore()
+    async with serving(_grace_server(Tasks(store, grace=LONG, settings=QUICK), desk)) as wire:
+        client = Tasking(wire)
+        call = asyncio.create_task(client.call("work", how="wait"))
+        await desk.started.wait()
+        [record] = (await store.list()).records
+        await client.cancel(record.id)
+        created = await call
+        assert (created["resultType"], created["taskId"]) == ("task", record.id)
+        assert (await client.get(record.id))["status"] == "cancelled"
+
+
+# What a tool sees
+
+
+async def test_a_tool_in_a_task_sees_its_caller_and_nothing_of_the_request_that_is_over() -> None:
+    desk = Desk()
+    async with serving(build(Tasks("memory://", settings=QUICK), desk)) as wire:
+        client = Tasking(wire, EVERYTHING)
+        call: dict[str, Any] = {"name": "introspect", "arguments": {}}
+        created = (await client.ask("tools/call", call, meta={"example.com/trace": "abc", "progressToken": 7})).result
+        await client.until(created["taskId"], "completed")
+    [seen] = desk.seen
+    assert seen["task"] == created["taskId"]
+    assert seen["attempt"] == 1
+    assert seen["version"] == "2026-07-28"
+    assert seen["extensions"] == {"io.modelcontextprotocol/tasks": {}}
+    assert seen["meta"] == {"example.com/trace": "abc"}
+    assert (seen["owner"], seen["headers"]) == (None, None)
+
+
+async def test_a_tool_in_a_plain_call_has_no_task() -> None:
+    desk = Desk()
+    async with serving(build(Tasks("memory://", settings=QUICK), desk)) as wire:
+        await Tasking(wire, NOTHING).call("introspect")
+    [seen] = desk.seen
+    assert (seen["task"], seen["owner"], seen["attempt"]) == (None, None, 1)
+
+
+async def test_tools_that_only_wait_for_an_answer_leave_room_for_others() -> None:
+    async with serving(build(Tasks("memory://", concurrency=1, settings=QUICK))) as wire:
+        client = Tasking(wire, EVERYTHING)
+        asking = [await client.create("ask_name") for _ in range(3)]
+        for task_id in asking:
+            await client.until(task_id, "input_required")
+        assert text_of((await client.finish("echo", value="room"))["result"]) == "room"
+        for task_id in asking:
+            await client.update(task_id, **{"elicitation-1": accept(name="Ada")})
+            assert text_of((await client.until(task_id, "completed"))["result"]) == "Hello, Ada!"
+
+
+async def test_a_tool_that_runs_too_long_fails_and_says_so() -> None:
+    tasks, desk = Tasks("memory://", settings=QUICK), Desk()
+    server = build(tasks, desk)
+    tasks.mark("gated", max_runtime=timedelta(milliseconds=20))
+    async with serving(server) as wire:
+        client = Tasking(wire)
+        task = await client.until(await client.create("gated"), "failed")
+    assert task["error"]["data"] == {"reason": "max_runtime"}
+    assert "0.02 s" in task["statusMessage"]
+    assert desk.stopped.is_set()
