@@ -1,0 +1,38 @@
+"""A furnished server behind HTTP, and one that says what a test wants it to say."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from mcp_tasks import Tasks
+from tests.client.peer import Peer, serving_peer
+from tests.helpers.http import serving
+from tests.helpers.server import QUICK, Desk, build
+
+
+@pytest.fixture
+def desk() -> Desk:
+    """Where tools wait for the test."""
+    return Desk()
+
+
+@pytest.fixture
+async def url(desk: Desk) -> AsyncGenerator[str]:
+    """Where the furnished server is."""
+    async with serving(build(Tasks("memory://", settings=QUICK), desk)) as wire:
+        yield wire.url
+
+
+@pytest.fixture
+def peer() -> Peer:
+    """What the other server says."""
+    return Peer()
+
+
+@pytest.fixture
+async def peer_url(peer: Peer) -> AsyncGenerator[str]:
+    """Where the other server is."""
+    async with serving_peer(peer) as where:
+        yield where

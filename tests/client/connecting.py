@@ -1,0 +1,81 @@
+"""Clients for tests, the people behind them, and what they get."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import anyio
+from mcp import Client
+from mcp.client.session import ClientRequestContext
+from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, TextContent
+
+from mcp_tasks.client import TaskHandle, TasksClient, start_task
+from mcp_tasks.client.poller import Patience
+from tests.helpers.rpc import PATIENCE
+
+SHORT = Patience(
+    lasting=timedelta(seconds=0.5), base=timedelta(milliseconds=20), limit=timedelta(milliseconds=100)
+)
+"""For servers that do not come back."""
+
+
+class Person:
+    """Somebody who fills in the forms of a client: with a name and an age, when `ready`."""
+
+    def __init__(self, *, ready: asyncio.Event | None = None) -> None:
+        self.asked: list[str] = []
+        self.left_alone = 0
+        self._ready = ready
+        self._begun = asyncio.Event()
+
+    async def __call__(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+        """Answer what is asked."""
+        self.asked.append(params.message)
+        self._begun.set()
+        try:
+            if self._ready is not None:
+                await self._ready.wait()
+        except asyncio.CancelledError:
+            self.left_alone += 1
+            raise
+        return accepted()
+
+    async def until_asked(self) -> None:
+        """Return when the first question is there."""
+        with anyio.fail_after(PATIENCE):
+            await self._begun.wait()
+
+
+def accepted() -> ElicitResult:
+    """The answer that fits every form of the furnished server."""
+    return ElicitResult(action="accept", content={"name": "Ada", "age": 36})
+
+
+def connect(target: Any, *, person: Any = None, tasks: TasksClient | None = None, **options: Any) -> Client:
+    """The SDK's client with tasks; `options` are those of `TasksClient`."""
+    extension = tasks if tasks is not None else TasksClient(**options)
+    return Client(target, elicitation_callback=person, extensions=[extension])
+
+
+async def begin(client: Client, tool: str, **arguments: Any) -> TaskHandle:
+    """Start a tool as a task."""
+    handle = await start_task(client, tool, arguments)
+    assert isinstance(handle, TaskHandle), handle
+    return handle
+
+
+def text(result: CallToolResult) -> str:
+    """The text of a result that is one text."""
+    [block] = result.content
+    assert isinstance(block, TextContent)
+    return block.text
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Return when the condition holds; fails if it does not in good time."""
+    with anyio.fail_after(PATIENCE):
+        while not condition():
+            await anyio.sleep(0.005)

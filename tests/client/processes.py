@@ -1,0 +1,215 @@
+"""Servers and clients in processes of their own, to be killed.
+
+    python -m tests.client.processes URL LEDGER LOG start [--think MESSAGE] TOOL ARGUMENTS [TOOL ARGUMENTS ...]
+    python -m tests.client.processes URL LEDGER LOG resume
+    python -m tests.client.processes URL - LOG wait TASK_ID
+
+A client prints a line of JSON for each task that it starts and for each result that it has, and writes a line into
+LOG whenever its person is asked, and another when the person answers. With --think the person never answers
+questions with that message.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+from mcp import Client
+from mcp.client.session import ClientRequestContext
+from mcp_types import ElicitRequestParams, ElicitResult
+
+from mcp_tasks.client import TaskHandle, TasksClient, pending_tasks, reconnecting_http, resume_task, start_task
+from tests.client.connecting import text
+from tests.helpers.process import ENVIRONMENT, ROOT
+from tests.helpers.rpc import PATIENCE
+
+START_LIMIT = 30.0
+
+
+class ServerProcess:
+    """The fixture server on a port and a file that outlast it."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}/mcp"
+        self._command = ["mcp_tasks.testing.fixture_server", "--port", str(self.port), "--db", str(folder / "tasks.db")]
+        self._command += arguments
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> None:
+        """Start it and return when it listens."""
+        self._process = subprocess.Popen([sys.executable, "-m", *self._command], cwd=ROOT, env=ENVIRONMENT)
+        with anyio.fail_after(START_LIMIT):
+            while not await self._listens():
+                assert self._process.poll() is None, "the server did not start"
+                await anyio.sleep(0.02)
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def terminate(self) -> subprocess.Popen[bytes]:
+        """Ask it to end."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self._process
+
+    async def _listens(self) -> bool:
+        try:
+            stream = await anyio.connect_tcp("127.0.0.1", self.port)
+        except OSError:
+            return False
+        await stream.aclose()
+        return True
+
+
+@asynccontextmanager
+async def server_process(folder: Path, *arguments: str) -> AsyncGenerator[ServerProcess]:
+    """A fixture server that can be killed and started again while the block lasts."""
+    server = ServerProcess(folder, *arguments)
+    try:
+        await server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+class ClientProcess:
+    """A client that waits for tasks."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def line(self) -> dict[str, Any]:
+        """The next line it says."""
+        assert self._process.stdout is not None
+        with anyio.fail_after(START_LIMIT):
+            return json.loads(await self._process.stdout.readline())
+
+    async def results(self) -> dict[str, str]:
+        """The results it has by the time it ends, by tool."""
+        assert self._process.stdout is not None
+        with anyio.fail_after(START_LIMIT):
+            lines = [json.loads(line) for line in (await self._process.stdout.read()).splitlines()]
+            assert await self._process.wait() == 0
+        return {line["tool"]: line["result"] for line in lines if "result" in line}
+
+    async def kill(self) -> None:
+        """End it as a crash does."""
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+
+
+@asynccontextmanager
+async def client_process(url: str, ledger: Path | str, log: Path, *arguments: str) -> AsyncGenerator[ClientProcess]:
+    """A client process, ended at the end of the block if it has not ended by then."""
+    command = [sys.executable, "-m", "tests.client.processes", url, str(ledger), str(log), *arguments]
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=ROOT, env=ENVIRONMENT, stdout=asyncio.subprocess.PIPE, limit=2**24
+    )
+    client = ClientProcess(process)
+    try:
+        yield client
+    finally:
+        await client.kill()
+
+
+async def logged(log: Path, *wanted: str) -> None:
+    """Return when each of these lines is in the log."""
+    with anyio.fail_after(START_LIMIT):
+        while not set(wanted) <= set(lines_of(log)):
+            await anyio.sleep(0.01)
+
+
+def lines_of(log: Path) -> list[str]:
+    """What was written into the log so far."""
+    return log.read_text().splitlines() if log.exists() else []
+
+
+# The client process itself
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url")
+    parser.add_argument("ledger")
+    parser.add_argument("log", type=Path)
+    parser.add_argument("what", choices=("start", "resume", "wait"))
+    parser.add_argument("--think", default="")
+    parser.add_argument("rest", nargs="*")
+    options = parser.parse_intermixed_args(argv)
+    asyncio.run(_run(options))
+
+
+async def _run(options: argparse.Namespace) -> None:
+    person = _Person(options.log, options.think)
+    tasks = TasksClient(ledger=None if options.ledger == "-" else options.ledger)
+    async with Client(reconnecting_http(options.url), elicitation_callback=person, extensions=[tasks]) as client:
+        async with anyio.create_task_group() as group:
+            for handle in await _handles(client, options):
+                group.start_soon(_report, handle)
+    if tasks.ledger is not None:
+        tasks.ledger.close()
+
+
+async def _handles(client: Client, options: argparse.Namespace) -> list[TaskHandle]:
+    if options.what == "resume":
+        return pending_tasks(client)
+    if options.what == "wait":
+        return [resume_task(client, task_id) for task_id in options.rest]
+    handles: list[TaskHandle] = []
+    for tool, arguments in zip(options.rest[::2], options.rest[1::2], strict=True):
+        handle = await start_task(client, tool, json.loads(arguments))
+        assert isinstance(handle, TaskHandle)
+        _say({"tool": tool, "started": handle.id})
+        handles.append(handle)
+    return handles
+
+
+async def _report(handle: TaskHandle) -> None:
+    _say({"tool": handle.tool, "result": text(await handle.result(PATIENCE))})
+
+
+def _say(line: Mapping[str, Any]) -> None:
+    print(json.dumps(line), flush=True)
+
+
+class _Person:
+    def __init__(self, log: Path, think: str) -> None:
+        self._log = log
+        self._think = think
+
+    async def __call__(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+        self._write(f"asked: {params.message}")
+        if self._think and self._think == params.message:
+            await anyio.sleep_forever()
+        self._write(f"answered: {params.message}")
+        return ElicitResult(action="accept", content={"confirm": True, "name": "Ada"})
+
+    def _write(self, line: str) -> None:
+        with self._log.open("a") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Servers and clients that are killed in the middle of a wait: the other side gets what it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from mcp_tasks import Tasks
+from mcp_tasks.client import Ledger, TaskHandle, reconnecting_http
+from mcp_tasks.core import TaskStatus
+from mcp_tasks.testing import fixture_server
+from tests.client.connecting import Person, begin, connect, text, until
+from tests.client.peer import TASK_ID, Answer, Peer, asking, completed
+from tests.client.processes import ServerProcess, client_process, lines_of, logged, server_process
+from tests.helpers.http import serving
+from tests.helpers.rpc import PATIENCE
+from tests.helpers.server import QUICK
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def fixture_url() -> AsyncGenerator[str]:
+    """Where a fixture server is that stays."""
+    async with serving(fixture_server.build(Tasks("memory://", settings=QUICK))) as wire:
+        yield wire.url
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Where people write down what they were asked."""
+    return tmp_path / "people.log"
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    """Where clients write down what they started."""
+    return tmp_path / "ledger.db"
+
+
+def left_in(ledger: Path) -> list[str]:
+    """The tools of the tasks that the ledger still has."""
+    book = Ledger(ledger)
+    tools = [entry.tool for entry in book.entries()]
+    book.close()
+    return tools
+
+
+# The server dies
+
+
+@pytest.mark.parametrize("push", [True, False], ids=["push", "polls"])
+async def test_a_server_that_is_killed_and_started_again_on_its_port_does_not_end_a_wait(
+    tmp_path: Path, push: bool
+) -> None:
+    async with server_process(tmp_path) as server:
+        async with connect(reconnecting_http(server.url), push=push, person=Person(ready=asyncio.Event())) as client:
+            results: list[str] = []
+            parked = await begin(client, "park", seconds=0.5)
+            handle = await begin(client, "confirm_delete", filename="a.txt")
+
+            async def wait() -> None:
+                results.append(text(await parked.result()))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(wait)
+                await _until_asked(handle)
+                server.kill()
+                # The first look at a server that is not there comes before it is there again.
+                await anyio.sleep(0.3)
+                await server.start()
+            assert results == ["ok"]
+            # And what waited for an answer before waits for it now.
+            snapshot = await _until_asked(handle)
+            await handle.answer({key: _confirmed() for key in snapshot})
+            assert text(await handle.result(PATIENCE)) == "deleted a.txt"
+
+
+async def test_a_person_who_is_still_thinking_when_the_server_comes_back_is_not_asked_again(tmp_path: Path) -> None:
+    ready = asyncio.Event()
+    person = Person(ready=ready)
+    async with server_process(tmp_path) as server:
+        async with connect(reconnecting_http(server.url), person=_yes(person)) as client:
+            async with anyio.create_task_group() as group:
+                results: list[str] = []
+
+                async def call() -> None:
+                    results.append(text(await client.call_tool("confirm_delete", {"filename": "b.txt"})))
+
+                group.start_soon(call)
+                await person.until_asked()
+                await _restart(server)
+                ready.set()
+    assert results == ["deleted b.txt"]
+    assert len(person.asked) == 1
+
+
+async def _restart(server: ServerProcess) -> None:
+    server.kill()
+    await server.start()
+
+
+async def _until_asked(handle: TaskHandle) -> list[str]:
+    with anyio.fail_after(PATIENCE):
+        while not (keys := list((await handle.status()).input_requests)):
+            await anyio.sleep(0.01)
+    return keys
+
+
+def _confirmed() -> dict[str, Any]:
+    return {"action": "accept", "content": {"confirm": True}}
+
+
+def _yes(person: Person) -> Any:
+    async def ask(context: Any, params: Any) -> Any:
+        answer = await person(context, params)
+        return answer.model_copy(update={"content": {"confirm": True}})
+
+    return ask
+
+
+# The client dies
+
+
+async def test_a_client_that_is_killed_at_a_question_and_at_work_comes_back_for_both(
+    fixture_url: str, ledger: Path, log: Path, tmp_path: Path
+) -> None:
+    work = tmp_path / "work.log"
+    job = json.dumps({"n": 1, "seconds": 1.0, "log": str(work)})
+    question = "Delete a.txt?"
+    arguments = ("confirm_delete", json.dumps({"filename": "a.txt"}), "job", job)
+    async with client_process(fixture_url, ledger, log, "start", "--think", question, *arguments) as client:
+        started = [(await client.line())["tool"] for _ in range(2)]
+        await logged(log, f"asked: {question}")
+        await client.kill()
+    assert left_in(ledger) == started == ["confirm_delete", "job"]
+    async with client_process(fixture_url, ledger, log, "resume") as client:
+        assert await client.results() == {"confirm_delete": "deleted a.txt", "job": "job 1 done"}
+    # Nobody had answered: the question was put again, and answered once.
+    assert lines_of(log) == [f"asked: {question}"] * 2 + [f"answered: {question}"]
+    assert [line.split()[1] for line in lines_of(work)] == ["start", "end"]
+    assert left_in(ledger) == []
+
+
+async def test_a_client_that_is_killed_between_two_answers_is_asked_for_the_missing_one_only(
+    fixture_url: str, ledger: Path, log: Path
+) -> None:
+    name, sure = "What is your name?", "Are you sure?"
+    async with client_process(fixture_url, ledger, log, "start", "--think", sure, "multi_input", "{}") as client:
+        task_id = (await client.line())["started"]
+        await logged(log, f"asked: {sure}", f"answered: {name}")
+        book = Ledger(ledger)
+        # Acknowledged by the server, so that it is not asked any more.
+        await until(lambda: [sent for _, sent in book.answers("mcp-tasks-fixture", task_id).values()] == [True])
+        book.close()
+        await client.kill()
+    async with client_process(fixture_url, ledger, log, "resume") as client:
+        assert await client.results() == {"multi_input": "name: accept, confirmation: accept"}
+    asked = [line for line in lines_of(log) if line.startswith("asked")]
+    assert sorted(asked) == [f"asked: {sure}", f"asked: {sure}", f"asked: {name}"]
+    assert lines_of(log)[-1] == f"answered: {sure}"
+
+
+async def test_a_client_that_is_killed_before_its_answer_arrived_sends_it_again_and_asks_nobody(
+    peer: Peer, peer_url: str, ledger: Path, log: Path
+) -> None:
+    never = asyncio.Event()
+
+    async def hold(params: Mapping[str, Any]) -> Answer:
+        await never.wait()
+        return {}
+
+    async def accept(params: Mapping[str, Any]) -> Answer:
+        peer.on("tasks/get", completed("thanks"))
+        return {"resultType": "complete"}
+
+    peer.on("tasks/get", asking("q"))
+    peer.handlers["tasks/update"] = hold
+    async with client_process(peer_url, ledger, log, "start", "x", "{}") as client:
+        assert (await client.line())["started"] == TASK_ID
+        await until(lambda: peer.asked("tasks/update"))
+        await client.kill()
+    peer.handlers["tasks/update"] = accept
+    async with client_process(peer_url, ledger, log, "resume") as client:
+        assert await client.results() == {"x": "thanks"}
+    first, second = peer.asked("tasks/update")
+    assert first["inputResponses"] == second["inputResponses"]
+    assert lines_of(log) == ["asked: Name?", "answered: Name?"]
+    assert left_in(ledger) == []
+
+
+async def test_a_task_started_here_can_be_waited_for_in_another_process(fixture_url: str, log: Path) -> None:
+    async with connect(fixture_url, person=Person()) as client:
+        handle = await begin(client, "confirm_delete", filename="c.txt")
+        async with client_process(fixture_url, "-", log, "wait", handle.id) as other:
+            assert await other.results() == {"": "deleted c.txt"}
+        # Answered there, by the person there, and seen here.
+        snapshot = await handle.status()
+    assert snapshot.status is TaskStatus.COMPLETED
+    assert lines_of(log) == ["asked: Delete c.txt?", "answered: Delete c.txt?"]

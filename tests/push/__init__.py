@@ -1,0 +1,1 @@
+"""Tests of `subscriptions/listen` with task ids, frame by frame."""

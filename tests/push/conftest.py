@@ -1,0 +1,38 @@
+"""A furnished server behind HTTP, and a client that declares everything."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from mcp_tasks import Tasks
+from mcp_tasks.stores.memory import MemoryStore
+from tests.helpers.http import HttpWire, serving
+from tests.helpers.rpc import EVERYTHING, Tasking
+from tests.helpers.server import QUICK, Desk, build
+
+
+@pytest.fixture
+def desk() -> Desk:
+    """Where tools wait for the test."""
+    return Desk()
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """Where the server keeps its tasks."""
+    return MemoryStore()
+
+
+@pytest.fixture
+async def wire(desk: Desk, store: MemoryStore) -> AsyncGenerator[HttpWire]:
+    """A way to the server."""
+    async with serving(build(Tasks(store, settings=QUICK), desk)) as way:
+        yield way
+
+
+@pytest.fixture
+def client(wire: HttpWire) -> Tasking:
+    """A client of that server."""
+    return Tasking(wire, EVERYTHING)

@@ -1,0 +1,171 @@
+"""The same frames over stdio, in memory, and from a server that answers with JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import anyio
+import pytest
+from mcp import Client
+from mcp.client.extension import ClientExtension, NotificationBinding
+from mcp_types import (
+    Result,
+    SubscriptionFilter,
+    SubscriptionsAcknowledgedNotification,
+    SubscriptionsListenRequest,
+    SubscriptionsListenRequestParams,
+)
+from pydantic import BaseModel, ConfigDict
+
+from mcp_tasks import Tasks
+from tests.helpers.http import HttpWire, serving
+from tests.helpers.official import ClaimsTasks, ClientWire
+from tests.helpers.rpc import EVERYTHING, MODERN, PATIENCE, Tasking
+from tests.helpers.server import QUICK, Desk, build
+from tests.helpers.stdio import StdioWire, stdio_process
+from tests.push.listening import SUBSCRIPTION, Stream, as_pushed, check_task_notification, listen, listening, shown
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_server_that_answers_with_json_streams_all_the_same(desk: Desk) -> None:
+    async with serving(build(Tasks("memory://", settings=QUICK), desk), json_response=True) as wire:
+        client = Tasking(wire, EVERYTHING)
+        task_id = await client.create("gated")
+        async with listening(wire, [task_id]) as stream:
+            assert await stream.acknowledged() == {"taskIds": [task_id]}
+            await stream.task()
+            desk.gate.set()
+            *_, done = await stream.until("completed")
+        assert done == as_pushed(await client.get(task_id))
+
+
+async def test_a_server_without_sessions_streams_all_the_same(desk: Desk) -> None:
+    async with serving(build(Tasks("memory://", settings=QUICK), desk), stateless=True) as wire:
+        task_id = await Tasking(wire, EVERYTHING).create("gated")
+        async with listening(wire, [task_id]) as stream:
+            assert await stream.acknowledged() == {"taskIds": [task_id]}
+            desk.gate.set()
+            await stream.until("completed")
+
+
+# Over stdio every stream shares the one channel; its frames are told apart by their subscription id.
+
+
+async def _frames_of(wire: StdioWire, request_id: Any) -> AsyncGenerator[dict[str, Any]]:
+    position = 0
+    while True:
+        await wire.wait_for(lambda frame: wire.others.index(frame) >= position and _belongs(frame, request_id))
+        while position < len(wire.others):
+            frame = wire.others[position]
+            position += 1
+            if _belongs(frame, request_id):
+                yield frame
+
+
+def _belongs(frame: dict[str, Any], request_id: Any) -> bool:
+    return frame.get("params", {}).get("_meta", {}).get(SUBSCRIPTION) == request_id
+
+
+async def _open(wire: StdioWire, ids: Sequence[str]) -> Stream:
+    message = listen(list(ids))
+    await wire.write(json.dumps(message))
+    return Stream(message["id"], _frames_of(wire, message["id"]))
+
+
+async def test_over_stdio_streams_share_the_channel_and_end_one_by_one() -> None:
+    async with stdio_process() as wire:
+        client = Tasking(wire, EVERYTHING)
+        first, second = [await client.create("ask_name") for _ in range(2)]
+        one, both = await _open(wire, [first]), await _open(wire, [first, second])
+        assert await one.acknowledged() == {"taskIds": [first]}
+        assert await both.acknowledged() == {"taskIds": [first, second]}
+        await one.until("input_required")
+        # Ended by the client, in the way of this transport; the other stream goes on.
+        cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": one.id}}
+        await wire.write(json.dumps(cancelled))
+        # What the server reads later is answered later: once it answers, it has seen the cancellation.
+        await client.get(first)
+        before = [frame for frame in wire.others if _belongs(frame, one.id)]
+        await client.cancel(first)
+        states = [await both.task()]
+        while (states[-1]["taskId"], states[-1]["status"]) != (first, "cancelled"):
+            states.append(await both.task())
+        assert [frame for frame in wire.others if _belongs(frame, one.id)] == before
+        # The process must end although a stream is open.
+
+
+async def test_over_stdio_a_finished_task_is_told_at_once() -> None:
+    async with stdio_process() as wire:
+        client = Tasking(wire, EVERYTHING)
+        done = await client.finish("point", x=1)
+        stream = await _open(wire, [done["taskId"]])
+        await stream.acknowledged()
+        assert await stream.task() == as_pushed(done)
+
+
+# In memory there is no JSON; the SDK's client shows what it was handed.
+
+
+class _Params(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class _Hears(ClientExtension):
+    """Hears of tasks."""
+
+    identifier = "com.example/hears"
+
+    def __init__(self) -> None:
+        self.send, self.receive = anyio.create_memory_object_stream[dict[str, Any]](100)
+
+    def notifications(self) -> Sequence[NotificationBinding[Any]]:
+        return [NotificationBinding(method="notifications/tasks", params_type=_Params, handler=self._hear)]
+
+    async def _hear(self, params: _Params) -> None:
+        await self.send.send({"jsonrpc": "2.0", "method": "notifications/tasks", "params": params.model_dump()})
+
+    async def note(self, message: Any) -> None:
+        """Take note of an acknowledgement."""
+        if isinstance(message, SubscriptionsAcknowledgedNotification):
+            await self.send.send(message.model_dump(by_alias=True, mode="json", exclude_none=True))
+
+
+async def test_in_memory_the_frames_are_the_same(desk: Desk) -> None:
+    hears = _Hears()
+    server = build(Tasks("memory://", settings=QUICK), desk)
+    async with (
+        Client(server, mode=MODERN, extensions=[ClaimsTasks(), hears], message_handler=hears.note) as official,
+        hears.send,
+        hears.receive,
+        anyio.create_task_group() as group,
+    ):
+        client = Tasking(ClientWire(official), EVERYTHING)
+        task_id = await client.create("gated")
+        wanted = SubscriptionFilter.model_validate({"taskIds": [task_id, "task_unknown"]}, by_name=False)
+        asked = SubscriptionsListenRequest(params=SubscriptionsListenRequestParams(notifications=wanted))
+        group.start_soon(official.session.send_request, asked, Result, float("inf"))
+        with anyio.fail_after(PATIENCE):
+            acknowledged = await hears.receive.receive()
+            frames = [await hears.receive.receive()]
+            desk.gate.set()
+            while frames[-1]["params"]["status"] != "completed":
+                frames.append(await hears.receive.receive())
+        group.cancel_scope.cancel()
+    assert acknowledged["params"]["notifications"] == {"taskIds": [task_id]}
+    subscription = acknowledged["params"]["_meta"][SUBSCRIPTION]
+    for frame in frames:
+        check_task_notification(frame)
+        assert frame["params"]["_meta"][SUBSCRIPTION] == subscription
+    assert shown(frames[-1]["params"])["result"]["content"] == [{"type": "text", "text": "through"}]
+
+
+async def test_leaving_a_client_in_memory_ends_its_streams(wire: HttpWire, desk: Desk) -> None:
+    async with Client(build(Tasks("memory://", settings=QUICK), desk), mode=MODERN, extensions=[ClaimsTasks()]) as client:
+        wanted = SubscriptionFilter.model_validate({"taskIds": []}, by_name=False)
+        asked = SubscriptionsListenRequest(params=SubscriptionsListenRequestParams(notifications=wanted))
+        with anyio.move_on_after(0.1) as soon:
+            await client.session.send_request(asked, Result, float("inf"))
+    assert soon.cancelled_caught
