@@ -211,7 +211,8 @@ class TaskHandle:
             raise TaskWasCancelled(self.id, final.message)
         try:
             if final.error is not None:
-                raise MCPError.from_error_data(ErrorData.model_validate(final.error, by_name=False))
+                said = {"code": 0, "message": final.message or "the task failed", **final.error}
+                raise MCPError.from_error_data(ErrorData.model_validate(said, by_name=False))
             return CallToolResult.model_validate(final.result, by_name=False)
         except ValidationError as exc:
             raise InvalidResponse(f"the outcome of task {self.id} is none of a tool: {exc}") from exc

@@ -1,0 +1,117 @@
+"""One keep-alive connection, with as little between the socket and the clock as there can be.
+
+The server's CPU is what is counted, but latency is measured here: a real HTTP client would add more to it than some
+of the servers do.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from typing import Any
+
+from mcp_tasks.wire import EXTENSION_ID
+
+TIMEOUT = 20.0
+"""Seconds for one answer; only a server that hangs needs them."""
+
+_VERSION = "2026-07-28"
+_META: dict[str, Any] = {
+    "io.modelcontextprotocol/protocolVersion": _VERSION,
+    "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1"},
+    # Sent to the bare server too, so that all requests have the same envelope to parse.
+    "io.modelcontextprotocol/clientCapabilities": {"extensions": {EXTENSION_ID: {}}},
+}
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
+
+
+class BenchError(Exception):
+    """A server did not do what is being measured."""
+
+
+def tool_call(tool: str, **arguments: Any) -> bytes:
+    """A `tools/call`, ready to be sent."""
+    return _request("tools/call", tool, {"name": tool, "arguments": arguments})
+
+
+def task_get(task_id: str) -> bytes:
+    """A `tasks/get`, ready to be sent."""
+    return _request("tasks/get", task_id, {"taskId": task_id})
+
+
+def _request(method: str, name: str, params: dict[str, Any]) -> bytes:
+    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": _META}}
+    body = json.dumps(message, separators=(",", ":")).encode()
+    head = (
+        "POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:80\r\nContent-Type: application/json\r\n"
+        "Accept: application/json, text/event-stream\r\n"
+        f"MCP-Protocol-Version: {_VERSION}\r\nMcp-Method: {method}\r\nMcp-Name: {name}\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+class Connection:
+    """A blocking HTTP/1.1 connection that sends what is ready and reads one answer."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._socket = self._connect()
+
+    def renew(self) -> None:
+        """Hang up and call again: a server hangs up by itself on a connection that was not used for five seconds."""
+        self._socket.close()
+        self._socket = self._connect()
+
+    def exchange(self, request: bytes) -> bytes:
+        """Send a request and return the body of its answer.
+
+        Raises:
+            BenchError: The answer is not a 200 with a known length.
+        """
+        self._socket.sendall(request)
+        head, rest = self._read_head()
+        length = _LENGTH.search(head + b"\r\n")
+        if not head.startswith(b"HTTP/1.1 200") or length is None:
+            # A stream of events would have no length. The SDK answers what is ready at once without one, in both modes.
+            raise BenchError(f"unexpected answer: {(head + rest)[:500]!r}")
+        missing = int(length[1]) - len(rest)
+        while missing > 0:
+            part = self._receive()
+            rest += part
+            missing -= len(part)
+        return rest
+
+    def result(self, request: bytes) -> dict[str, Any]:
+        """Send a request and return the result of its answer.
+
+        Raises:
+            BenchError: It was answered with an error.
+        """
+        answer = json.loads(self.exchange(request))
+        if "result" not in answer or answer["result"].get("isError"):
+            raise BenchError(f"unexpected answer: {answer}")
+        return answer["result"]
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+    def _connect(self) -> socket.socket:
+        connected = socket.create_connection(("127.0.0.1", self._port), timeout=TIMEOUT)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connected
+
+    def _read_head(self) -> tuple[bytes, bytes]:
+        received = self._receive()
+        while b"\r\n\r\n" not in received:
+            received += self._receive()
+        head, _, rest = received.partition(b"\r\n\r\n")
+        return head, rest
+
+    def _receive(self) -> bytes:
+        part = self._socket.recv(65536)
+        if not part:
+            raise BenchError("the server hung up")
+        return part

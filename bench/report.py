@@ -1,0 +1,55 @@
+"""Rows as a table for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.memory import Growth
+from bench.rounds import Row
+from bench.servers import Mode
+
+_MODES: Mapping[Mode, str] = {"sse": "SSE responses (the SDK's default)", "json": "JSON responses"}
+_HEAD = f"  {'':30}{'CPU µs':>9}{'x bare':>8}{'quartiles':>14}{'p50 ms':>9}{'p99 ms':>9}   target"
+
+
+def print_facts(facts: Mapping[str, str]) -> None:
+    """The machine, one fact a line."""
+    for name, fact in facts.items():
+        print(f"{name + ':':9}{fact}")
+
+
+def print_rows(mode: Mode, rows: Sequence[Row]) -> None:
+    """One mode's table. CPU is the server's, for one operation; a wait is the client's, for one answer."""
+    print(f"\n{_MODES[mode]}, medians of {rows[-1].rounds} rounds\n{_HEAD}")
+    for row in rows:
+        quartiles = f"{row.ratio_low:.2f}..{row.ratio_high:.2f}"
+        line = (
+            f"  {row.title:30}{row.cpu:9.0f}{row.ratio:8.2f}{quartiles:>14}{row.p50:9.2f}{row.p99:9.2f}   {_note(row)}"
+        )
+        print(line.rstrip())
+
+
+def _note(row: Row) -> str:
+    if row.limit is not None:
+        return f"≤ {row.limit:g}  {row.verdict}"
+    return f"({row.polls:.1f} polls each)" if row.polls else ""
+
+
+def print_memory(growths: Sequence[Growth]) -> None:
+    """What a thousand tasks add to the server's resident memory."""
+    print("\nMemory of the server for 1,000 tasks more")
+    for growth in growths:
+        print(f"  {growth.title:30}{growth.bytes_per_task * 1000 / 2**20:9.2f} MiB")
+
+
+def write_json(path: Path, facts: Mapping[str, str], rows: Sequence[Row], growths: Sequence[Growth]) -> None:
+    """Everything that was measured. CPU in microseconds, waits in milliseconds, memory in bytes."""
+    document = {
+        "machine": facts,
+        "rows": [{**asdict(row), "verdict": row.verdict} for row in rows],
+        "memory": [asdict(growth) for growth in growths],
+    }
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,98 @@
+"""Starts the measured servers, each in a process of its own, reads their CPU and memory, and always ends them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from bench.client import BenchError, Connection
+
+Mode: TypeAlias = Literal["sse", "json"]
+"""How the SDK answers over HTTP: ready for an event stream, which is its default, or with plain JSON only."""
+
+START_LIMIT = 30.0
+
+_ROOT = Path(__file__).parent.parent
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server, with one open connection to it."""
+
+    pid: int
+    connection: Connection
+    db: Path
+
+    def cpu(self) -> int:
+        """Nanoseconds of CPU that the process has used, user and system, all its threads, ended ones included."""
+        # The kernel's clock of another process, as clock_getcpuclockid(3) makes it: /proc/PID/stat counts in ticks
+        # of 10 ms, and /proc/PID/schedstat only the first thread.
+        return time.clock_gettime_ns((~self.pid << 3) | 2)
+
+    def resident(self) -> int:
+        """Bytes of memory that the process has now."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * _PAGE
+
+
+@contextmanager
+def bare_server(mode: Mode) -> Generator[Server]:
+    """The bare SDK server, while the block lasts."""
+    with _serving(["bench.bare_server", *_json_flag(mode)], db=Path(os.devnull)) as server:
+        yield server
+
+
+@contextmanager
+def task_server(mode: Mode, folder: Path, *, concurrency: int | None = None) -> Generator[Server]:
+    """The fixture server with a new SQLite file in `folder`, while the block lasts."""
+    db = folder / f"tasks-{time.monotonic_ns()}.db"
+    command = ["mcp_tasks.testing.fixture_server", "--db", str(db), *_json_flag(mode)]
+    if concurrency is not None:
+        command += ["--concurrency", str(concurrency)]
+    with _serving(command, db=db) as server:
+        yield server
+
+
+def _json_flag(mode: Mode) -> list[str]:
+    return ["--json"] if mode == "json" else []
+
+
+@contextmanager
+def _serving(command: Sequence[str], *, db: Path) -> Generator[Server]:
+    port = _free_port()
+    process = subprocess.Popen([sys.executable, "-m", *command, "--port", str(port)], cwd=_ROOT)
+    try:
+        connection = _connect(process, port)
+        try:
+            yield Server(process.pid, connection, db)
+        finally:
+            connection.close()
+    finally:
+        # Killed, not asked: its tasks are thrown away, and a polite stop would wait for those that sleep.
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _connect(process: subprocess.Popen[bytes], port: int) -> Connection:
+    deadline = time.monotonic() + START_LIMIT
+    while True:
+        try:
+            return Connection(port)
+        except OSError as exc:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise BenchError(f"{process.args!r} does not listen (exit code {process.poll()})") from exc
+        time.sleep(0.05)

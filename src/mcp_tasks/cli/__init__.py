@@ -1,0 +1,25 @@
+"""The `mcp-tasks` command: call tools, come back to their tasks, and look at what a server does with tasks.
+
+`app` has the table of commands, one file each. Below them: `connection` reaches a server, `following` waits for
+tasks, `forms` asks at the prompt, `views` draws, `probes` is what `doctor` looks at.
+"""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+NEEDED = ("click", "rich")
+"""What the extra brings; anything else that is missing is a defect."""
+
+
+def main() -> None:
+    """Run the command line and end the process with its exit code."""
+    try:
+        from mcp_tasks.cli.running import run_app
+    except ModuleNotFoundError as exc:
+        if exc.name is None or exc.name.partition(".")[0] not in NEEDED:
+            raise
+        sys.exit(f"mcp-tasks: the command line needs {exc.name}, which is not here: pip install 'mcp-tasks[cli]'")
+    sys.exit(run_app())

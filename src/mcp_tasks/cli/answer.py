@@ -1,0 +1,167 @@
+"""`mcp-tasks answer`: answer what a task asks, on the command line or at the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from mcp import Client, MCPError
+
+from mcp_tasks.cli.arguments import read_arguments, read_object
+from mcp_tasks.cli.connection import connect
+from mcp_tasks.cli.desk import Desk
+from mcp_tasks.cli.exits import Detached, Exit, Problem
+from mcp_tasks.cli.forms import Later
+from mcp_tasks.cli.looking import look
+from mcp_tasks.cli.options import Access, Output, server_of_task, takes_access, takes_ledger, takes_output
+from mcp_tasks.cli.outcomes import print_json, report, say
+from mcp_tasks.cli.questions import Question, describe, how_to_answer, questions_of
+from mcp_tasks.cli.remembered import find_task, opened_ledger, short_id
+from mcp_tasks.cli.running import run
+from mcp_tasks.cli.target import parse_target
+from mcp_tasks.cli.views import LineBoard, clean
+from mcp_tasks.cli.wait import wait_for
+from mcp_tasks.client import Ledger, LedgerEntry
+from mcp_tasks.client.calls import tasks_of
+from mcp_tasks.errors import UnknownTask
+
+EPILOG = """\
+\b
+Examples:
+  mcp-tasks answer task_AhLN                      (asks at the prompt)
+  mcp-tasks answer task_AhLN confirm=yes
+  mcp-tasks answer task_AhLN --question q2 --json '{"name": "Ann"}'
+  mcp-tasks answer task_AhLN --decline --wait
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("task_id", metavar="ID")
+@click.argument("words", nargs=-1, metavar="[KEY=VALUE]... | -")
+@click.option("--json", "json_text", metavar="JSON", help="The whole answer as a JSON object; - reads it from stdin.")
+@click.option("--question", "key", metavar="KEY", help="Which question, if the task asks several.")
+@click.option(
+    "--accept", "action", flag_value="accept", help="Accept a question that has no fields, or a page to visit."
+)
+@click.option("--decline", "action", flag_value="decline", help="Say no.")
+@click.option(
+    "--cancel", "action", flag_value="cancel", help="Dismiss the question. (The task is not cancelled by this.)"
+)
+@click.option("--wait", is_flag=True, help="Then wait for the task to end, as `wait` does.")
+@server_of_task
+@takes_access
+@takes_ledger
+@takes_output
+def command(
+    *,
+    task_id: str,
+    words: Sequence[str],
+    json_text: str | None,
+    key: str | None,
+    action: str | None,
+    wait: bool,
+    server: str | None,
+    access: Access,
+    ledger_path: Path | None,
+    output: Output,
+) -> int:
+    """Answer what a task asks.
+
+    Values are typed and checked by the question's own schema. Without any, the question is asked at the prompt.
+    """
+    if action in ("decline", "cancel") and (words or json_text):
+        raise click.UsageError(f"--{action} takes no values")
+
+    async def work() -> int:
+        with opened_ledger(ledger_path) as ledger:
+            entry = find_task(ledger, task_id, server=server)
+            async with connect(parse_target(entry.server), access, ledger=ledger) as client:
+                given = _Given(words=words, json_text=json_text, key=key, action=action)
+                answered = await given.send(client, entry, ledger)
+            if wait:
+                return report(await wait_for(ledger, [entry], access, limit=None), output)
+        if output == "json":
+            print_json({"taskId": entry.task_id, "answered": answered})
+        else:
+            say(f"Answered. Come back with:\n  mcp-tasks wait {short_id(entry.task_id)}")
+        return Exit.OK
+
+    return run(work)
+
+
+class _Given:
+    """What was given on the command line for an answer."""
+
+    def __init__(self, *, words: Sequence[str], json_text: str | None, key: str | None, action: str | None) -> None:
+        self._words = words
+        self._json_text = json_text
+        self._key = key
+        self._action = action
+
+    async def send(self, client: Client, entry: LedgerEntry, ledger: Ledger) -> list[str]:
+        """Answer; gives the keys of what was answered."""
+        snapshot = await look(client, entry, ledger)
+        questions = questions_of(snapshot.input_requests, entry.tool or entry.task_id, parse_target(entry.server).label)
+        if not questions:
+            raise Problem(f"the task asks nothing; it is {snapshot.status.value}", Exit.USAGE)
+        handle = tasks_of(client).handle(client.session, entry.task_id, tool=entry.tool)
+        answers = await self._answers(self._chosen(questions), entry)
+        try:
+            await handle.answer(answers)
+        except UnknownTask as exc:
+            raise Problem("the server knows no such task (any more)", Exit.UNKNOWN_TASK) from exc
+        except MCPError as exc:
+            for key in answers:
+                ledger.answer_refused(entry.server, entry.task_id, key)
+            raise Problem(f"the server did not take the answer: {clean(str(exc))}", Exit.FAILED) from exc
+        return list(answers)
+
+    def _chosen(self, questions: Sequence[Question]) -> Sequence[Question]:
+        if self._key is None:
+            return questions
+        chosen = [question for question in questions if question.key == self._key]
+        if not chosen:
+            keys = ", ".join(question.key for question in questions)
+            raise Problem(f"the task does not ask {self._key!r}", Exit.USAGE, hint=f"It asks: {clean(keys)}")
+        return chosen
+
+    async def _answers(self, questions: Sequence[Question], entry: LedgerEntry) -> dict[str, Any]:
+        if not (self._words or self._json_text or self._action):
+            return await _ask_all(questions, entry)
+        if len(questions) > 1 and self._action not in ("decline", "cancel"):
+            lines = [line for question in questions for line in [f"{question.key}:", *describe(question)]]
+            raise Problem("the task asks several things; --question says which", Exit.USAGE, hint="\n".join(lines))
+        return {question.key: self._answer(question) for question in questions}
+
+    def _answer(self, question: Question) -> dict[str, Any]:
+        if not question.is_elicitation:
+            if self._json_text is None:
+                raise Problem(f"a {clean(question.method)} request takes a whole result, with --json", Exit.USAGE)
+            return read_object(self._json_text)
+        if self._action in ("decline", "cancel"):
+            return {"action": self._action}
+        if question.url is not None:
+            return {"action": "accept"}
+        return {"action": "accept", "content": read_arguments(question.schema, self._words, self._json_text)}
+
+
+async def _ask_all(questions: Sequence[Question], entry: LedgerEntry) -> dict[str, Any]:
+    desk = Desk(LineBoard())
+    if not desk.is_staffed:
+        raise Problem(
+            "there is no terminal to ask at, and no answer was given",
+            Exit.INPUT_REQUIRED,
+            hint="\n".join(
+                [*(line for q in questions for line in describe(q)), *how_to_answer(entry.task_id, questions)]
+            ),
+        )
+
+    async def ask() -> dict[str, Any]:
+        return {question.key: await desk.ask(question) for question in questions}
+
+    try:
+        return await desk.supervise(ask())
+    except (Later, Detached):
+        raise Problem("nothing was answered", Exit.INTERRUPTED) from None

@@ -1,0 +1,68 @@
+"""The table of commands. A command's module is imported when it is called for, so that `--help` is quick."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import version
+from types import MappingProxyType
+from typing import Final
+
+import click
+
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "call": ("mcp_tasks.cli.call", "Call a tool and wait for it, however long it takes."),
+        "ls": ("mcp_tasks.cli.ls", "List the tasks that were started from here."),
+        "show": ("mcp_tasks.cli.show", "Show everything about one task."),
+        "wait": ("mcp_tasks.cli.wait", "Wait for tasks and print their results."),
+        "watch": ("mcp_tasks.cli.watch", "Watch several tasks in one table."),
+        "answer": ("mcp_tasks.cli.answer", "Answer what a task asks."),
+        "cancel": ("mcp_tasks.cli.cancel", "Cancel tasks."),
+        "forget": ("mcp_tasks.cli.forget", "Remove tasks from the ledger, and leave them running."),
+        "prune": ("mcp_tasks.cli.prune", "Remove ended tasks from the ledger."),
+        "tools": ("mcp_tasks.cli.tools", "List a server's tools, and which can be tasks."),
+        "doctor": ("mcp_tasks.cli.doctor", "Check a server's support for tasks, probe by probe."),
+    }
+)
+"""Each command: the module with its `command`, and one line about it."""
+
+EPILOG = """\
+\b
+SERVER is a URL or, in quotes, the command of a stdio server:
+  mcp-tasks call http://localhost:8000/mcp render scene=forest
+  mcp-tasks call "python server.py" render scene=forest
+
+\b
+Tasks that you start are kept in a ledger, so any terminal can come back:
+  mcp-tasks ls
+  mcp-tasks wait task_AhLN
+
+Exit codes and everything else: docs/cli.md
+"""
+
+
+class Table(click.Group):
+    """A group whose commands are imported on use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list in `--help`, without an import."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.group(cls=Table, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(version("mcp-tasks"), "-V", "--version", prog_name="mcp-tasks")
+def app() -> None:
+    """Call the tools of MCP servers, and come back to the tasks they become."""

@@ -1,0 +1,89 @@
+"""`mcp-tasks cancel`: ask for tasks to be cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from mcp import Client, MCPError
+
+from mcp_tasks.cli.connection import connect
+from mcp_tasks.cli.exits import Exit, Problem
+from mcp_tasks.cli.looking import look
+from mcp_tasks.cli.options import Access, Output, server_of_task, takes_access, takes_ledger, takes_output
+from mcp_tasks.cli.outcomes import print_json, say
+from mcp_tasks.cli.remembered import by_server, find_tasks, opened_ledger, short_id
+from mcp_tasks.cli.running import run
+from mcp_tasks.cli.views import clean
+from mcp_tasks.client import Ledger, LedgerEntry
+from mcp_tasks.client.requests import cancel_task
+from mcp_tasks.errors import UnknownTask
+
+EPILOG = """\
+\b
+Examples:
+  mcp-tasks cancel task_AhLN
+  mcp-tasks cancel $(mcp-tasks ls --active --output json | jq -r '.[].taskId')
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@server_of_task
+@takes_access
+@takes_ledger
+@takes_output
+def command(*, ids: Sequence[str], server: str | None, access: Access, ledger_path: Path | None, output: Output) -> int:
+    """Cancel tasks.
+
+    A server acknowledges this and then does what it can: a task may still end in another way. What is printed is how
+    each stands right after.
+    """
+
+    async def work() -> int:
+        with opened_ledger(ledger_path) as ledger:
+            entries = find_tasks(ledger, ids, server=server)
+            return await _cancel_all(ledger, entries, access, output)
+
+    return run(work)
+
+
+async def _cancel_all(ledger: Ledger, entries: Sequence[LedgerEntry], access: Access, output: Output) -> int:
+    statuses: dict[str, str] = {}
+    code = Exit.OK
+    for target, group in by_server(entries, access):
+        try:
+            async with connect(target, access, ledger=ledger) as client:
+                for entry in group:
+                    statuses[entry.task_id] = await _cancel(client, entry, ledger)
+        except Problem as exc:
+            exc.show()
+            code = code or exc.code
+    if output == "json":
+        print_json([{"taskId": task_id, "status": status} for task_id, status in statuses.items()])
+    else:
+        for task_id, status in statuses.items():
+            say(f"{short_id(task_id)}: {_WORDS.get(status, status)}")
+    return code
+
+
+_WORDS = {
+    "cancelled": "cancelled",
+    "working": "asked to stop; it is still working",
+    "input_required": "asked to stop; it still waits for an answer",
+    "completed": "had completed already",
+    "failed": "had failed already",
+}
+
+
+async def _cancel(client: Client, entry: LedgerEntry, ledger: Ledger) -> str:
+    try:
+        await cancel_task(client.session, entry.task_id)
+    except UnknownTask as exc:
+        raise Problem(
+            f"{short_id(entry.task_id)}: the server knows no such task (any more)", Exit.UNKNOWN_TASK
+        ) from exc
+    except MCPError as exc:
+        raise Problem(f"{short_id(entry.task_id)}: the server answers: {clean(str(exc))}", Exit.FAILED) from exc
+    return (await look(client, entry, ledger)).status.value

@@ -1,0 +1,120 @@
+"""`mcp-tasks doctor`: what a server does with tasks, and what it does wrong."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from mcp_tasks.cli.connection import explain
+from mcp_tasks.cli.diagnosis import diagnose
+from mcp_tasks.cli.exits import DOCTOR_FOUND_FAULTS, Exit
+from mcp_tasks.cli.options import Access, Output, takes_access, takes_output
+from mcp_tasks.cli.outcomes import print_json
+from mcp_tasks.cli.probes import Checkup, Finding, Report, Verdict
+from mcp_tasks.cli.probes.http_wire import http_wire
+from mcp_tasks.cli.probes.stdio_wire import stdio_wire
+from mcp_tasks.cli.probes.wire import Wire
+from mcp_tasks.cli.running import run
+from mcp_tasks.cli.target import Target, parse_target
+from mcp_tasks.cli.views import clean, stderr, stdout
+
+MARKS: Final[dict[Verdict, tuple[str, str]]] = {
+    "pass": ("✔", "green"),
+    "warn": ("!", "yellow"),
+    "fail": ("✘", "red"),
+    "skip": ("·", "bright_black"),
+}
+
+EPILOG = """\
+\b
+Examples:
+  mcp-tasks doctor http://localhost:8000/mcp
+  mcp-tasks doctor http://localhost:8000/mcp --tool render scene=forest
+  mcp-tasks doctor "python server.py" --output json
+
+\b
+Exit codes: 0 nothing failed, 1 something did, 2 wrong usage, 6 the server
+cannot be used.
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("server")
+@click.argument("words", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--tool", metavar="NAME", help="The tool to make tasks with, and then its arguments.")
+@takes_access
+@takes_output
+def command(*, server: str, words: Sequence[str], tool: str | None, access: Access, output: Output) -> int:
+    """Check a server's support for tasks, probe by probe, and say in plain words what is wrong.
+
+    It sends raw requests, so it sees exactly what clients see. To look at tasks it has to make some: it calls the
+    --tool three times, or by itself only tools that are marked readOnlyHint and need no arguments.
+    """
+    if words and tool is None:
+        raise click.UsageError("arguments are for the --tool, and none is named")
+
+    async def work() -> int:
+        async with _wire(parse_target(server), access) as wire:
+            with stderr().status("Examining the server ..."):
+                report = await Checkup(wire, tool=tool, words=words).run()
+        _print(report, output)
+        return DOCTOR_FOUND_FAULTS if report.count("fail") else Exit.OK
+
+    return run(work)
+
+
+@asynccontextmanager
+async def _wire(target: Target, access: Access) -> AsyncGenerator[Wire]:
+    if target.url is not None:
+        problem = await diagnose(target.url, access.headers)
+        if problem is not None:
+            raise problem
+        async with http_wire(target.url, access.headers) as wire:
+            yield wire
+        return
+    try:
+        opened = stdio_wire(target)
+        wire = await opened.__aenter__()
+    except OSError as exc:
+        raise await explain(target, access, exc) from exc
+    try:
+        yield wire
+    finally:
+        await opened.__aexit__(None, None, None)
+
+
+def _print(report: Report, output: Output) -> None:
+    if output == "json":
+        print_json({"failed": report.count("fail"), "findings": [finding.to_json() for finding in report.findings]})
+        return
+    areas = dict.fromkeys(finding.area for finding in report.findings)
+    width = max(len(finding.probe) for finding in report.findings)
+    for area in areas:
+        stdout().print(Text(area, style="bold"))
+        stdout().print(_table([finding for finding in report.findings if finding.area == area], width))
+    stdout().print(_summary(report))
+
+
+def _table(findings: Sequence[Finding], width: int) -> Table:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(width=3, justify="right")
+    table.add_column(no_wrap=True, min_width=width)
+    table.add_column()
+    for finding in findings:
+        mark, style = MARKS[finding.verdict]
+        says = Text(clean(finding.says))
+        if finding.advice:
+            says.append(f"\n→ {clean(finding.advice)}", style="cyan")
+        table.add_row(Text(mark, style=style), Text(clean(finding.probe)), says)
+    return table
+
+
+def _summary(report: Report) -> Text:
+    counts = [f"{report.count('pass')} passed", f"{report.count('warn')} to look at", f"{report.count('skip')} skipped"]
+    failed = report.count("fail")
+    return Text(f"\n{failed} failed, {', '.join(counts)}", style="red" if failed else "green")

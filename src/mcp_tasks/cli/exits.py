@@ -1,0 +1,66 @@
+"""How a command ends: its exit code, and the problem it names."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import click
+
+
+class Exit(IntEnum):
+    """Exit codes, for scripts. Documented in docs/cli.md; a number never changes its meaning."""
+
+    OK = 0
+    TOOL_ERROR = 1
+    """The tool ran and says that it failed (`isError`)."""
+    USAGE = 2
+    FAILED = 3
+    """The call or its task failed with a JSON-RPC error."""
+    CANCELLED = 4
+    TIMEOUT = 5
+    UNREACHABLE = 6
+    """The server cannot be used: it is not there, refuses the credentials, or is no MCP server."""
+    INPUT_REQUIRED = 7
+    """The task asks something and there is no terminal to ask at."""
+    UNKNOWN_TASK = 8
+    LEDGER = 9
+    """The ledger cannot be used."""
+    DEFECT = 70
+    INTERRUPTED = 130
+
+
+DOCTOR_FOUND_FAULTS = 1
+"""What `doctor` ends with when a probe failed."""
+
+
+class Problem(Exception):
+    """Something that ends a command, in words for who typed it.
+
+    Attributes:
+        code: The exit code it ends the command with.
+        hint: What to do about it, if there is something.
+    """
+
+    def __init__(self, message: str, code: Exit, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.hint = hint
+
+    def show(self) -> None:
+        """Print it to stderr."""
+        click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+        click.echo(self.message, err=True)
+        if self.hint:
+            for line in self.hint.splitlines():
+                click.echo(f"  {line}", err=True)
+
+
+class Detached(Problem):
+    """Somebody stopped waiting; the task goes on."""
+
+    def __init__(self) -> None:
+        super().__init__("", Exit.INTERRUPTED)
+
+    def show(self) -> None:
+        """Nothing: whoever detached has said how to come back."""

@@ -1,0 +1,205 @@
+"""Waiting for tasks to end: shows how they stand, puts their questions to the desk, and sends the answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from mcp import Client, MCPError
+from mcp.client.session import ClientRequestContext
+from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, REQUEST_TIMEOUT, ElicitRequestParams, ErrorData
+
+from mcp_tasks.cli.connection import connect
+from mcp_tasks.cli.desk import Desk
+from mcp_tasks.cli.exits import Exit, Problem
+from mcp_tasks.cli.forms import Later
+from mcp_tasks.cli.options import Access
+from mcp_tasks.cli.outcomes import Outcome, kept_outcome, outcome_of, say
+from mcp_tasks.cli.questions import Question, questions_of
+from mcp_tasks.cli.rows import row_key, row_of
+from mcp_tasks.cli.running import leaves
+from mcp_tasks.cli.target import Target, parse_target
+from mcp_tasks.cli.views import Board, clean
+from mcp_tasks.client import Ledger, LedgerEntry, TaskHandle, TaskSnapshot
+from mcp_tasks.client.calls import tasks_of
+from mcp_tasks.client.requests import get_task, is_transient
+from mcp_tasks.errors import InvalidResponse, TasksError, UnknownTask
+
+
+class Follower:
+    """Follows tasks of any number of servers to their ends.
+
+    Attributes:
+        asks: Whether a question is something to do: ask it, or end the wait if nobody is there.
+        outcomes: How each task stood when it was last heard of, by server and id.
+    """
+
+    def __init__(self, board: Board, desk: Desk, ledger: Ledger, *, asks: bool = True) -> None:
+        self.desk = desk
+        self.asks = asks
+        self._board = board
+        self._ledger = ledger
+        self._handles: dict[tuple[str, str], TaskHandle] = {}
+        self.outcomes: dict[tuple[str, str], Outcome] = {}
+
+    async def follow_servers(self, groups: Sequence[tuple[Target, Sequence[LedgerEntry]]], access: Access) -> None:
+        """Follow tasks of several servers, each over a connection of its own."""
+        async with asyncio.TaskGroup() as waits:
+            for target, entries in groups:
+                waits.create_task(self._follow_server(target, entries, access))
+
+    async def follow_all(self, client: Client, entries: Sequence[LedgerEntry]) -> None:
+        """Follow tasks of one server."""
+        async with asyncio.TaskGroup() as waits:
+            for entry in entries:
+                waits.create_task(self._follow(client, entry))
+
+    async def cancel_all(self) -> None:
+        """Ask for every task that is still waited for to be cancelled."""
+        for handle in list(self._handles.values()):
+            try:
+                await handle.cancel()
+            except (TasksError, MCPError, OSError) as exc:
+                say(f"{handle.id} could not be cancelled: {exc}", "red")
+
+    async def _follow_server(self, target: Target, entries: Sequence[LedgerEntry], access: Access) -> None:
+        try:
+            async with connect(target, access, ledger=self._ledger, elicit=nobody) as client:
+                await self.follow_all(client, entries)
+        except Problem as exc:
+            for entry in entries:
+                self._note(entry, problem=exc.message, code=exc.code)
+        except BaseExceptionGroup as group:
+            # A connection that goes down takes whoever waits on it along, wrapped.
+            if any(isinstance(exc, asyncio.CancelledError) for exc in leaves(group)):
+                raise
+            for entry in entries:
+                self._note(entry, problem=f"the connection broke: {next(leaves(group))}", code=Exit.UNREACHABLE)
+
+    async def _follow(self, client: Client, entry: LedgerEntry) -> None:
+        handle = tasks_of(client).handle(client.session, entry.task_id, tool=entry.tool)
+        self._handles[entry.server, entry.task_id] = handle
+        try:
+            if entry.is_final:
+                await self._look_again(client, entry)
+            else:
+                await _Wait(self, handle, entry).run()
+        except UnknownTask:
+            self._note(entry, problem="the server knows no such task (any more)", code=Exit.UNKNOWN_TASK)
+        except MCPError as exc:
+            gone = exc.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT)
+            self._note(entry, problem=f"the server answers: {exc}", code=Exit.UNREACHABLE if gone else Exit.FAILED)
+        except (InvalidResponse, OSError) as exc:
+            self._note(entry, problem=str(exc), code=Exit.UNREACHABLE)
+        finally:
+            del self._handles[entry.server, entry.task_id]
+
+    async def _look_again(self, client: Client, entry: LedgerEntry) -> None:
+        """A task that is known to have ended: see how, as long as its server can tell."""
+        try:
+            self.saw(entry, await get_task(client.session, entry.task_id))
+        except UnknownTask:
+            self.outcomes[entry.server, entry.task_id] = kept_outcome(entry)
+
+    def _note(self, entry: LedgerEntry, *, problem: str, code: Exit) -> None:
+        known = self.outcomes.get((entry.server, entry.task_id))
+        status = "unknown" if known is None else known.status
+        outcome = Outcome(server=entry.server, tool=entry.tool, task_id=entry.task_id, status=status)
+        self.outcomes[entry.server, entry.task_id] = replace(outcome, problem=problem, code=code)
+        self._board.drop(row_key(entry))
+
+    # For `_Wait`
+
+    def saw(self, entry: LedgerEntry, snapshot: TaskSnapshot) -> None:
+        """Show a state, and keep it."""
+        self.outcomes[entry.server, entry.task_id] = outcome_of(entry, snapshot)
+        self._board.show(row_of(entry, snapshot))
+
+    def recorded(self, entry: LedgerEntry, key: str) -> dict[str, object] | None:
+        """An answer that was given before, and maybe never arrived."""
+        answers = self._ledger.answers(entry.server, entry.task_id)
+        return answers[key][0] if key in answers else None
+
+    def refused(self, entry: LedgerEntry, key: str) -> None:
+        """Do not come back to an answer that its server did not take."""
+        self._ledger.answer_refused(entry.server, entry.task_id, key)
+
+
+class _Wait:
+    """The wait for one task."""
+
+    def __init__(self, follower: Follower, handle: TaskHandle, entry: LedgerEntry) -> None:
+        self._follower = follower
+        self._handle = handle
+        self._entry = entry
+        self._answered: set[str] = set()
+
+    async def run(self) -> None:
+        """Wait until the task has ended, or asks something that nobody answers."""
+        follower = self._follower
+        while True:
+            snapshot = await self._until(lambda state: state.is_final or (follower.asks and bool(self._open(state))))
+            if snapshot.is_final:
+                return
+            if not follower.desk.is_staffed:
+                return
+            try:
+                await self._answer(self._open(snapshot)[0])
+            except Later:
+                return
+
+    async def _until(self, reached: Callable[[TaskSnapshot], bool]) -> TaskSnapshot:
+        async with aclosing(self._handle.watch()) as states:
+            async for snapshot in states:
+                self._follower.saw(self._entry, snapshot)
+                if reached(snapshot):
+                    return snapshot
+        raise AssertionError("unreachable: a task is watched to its end")
+
+    def _open(self, snapshot: TaskSnapshot) -> list[Question]:
+        server = parse_target(self._entry.server).label
+        asked = questions_of(snapshot.input_requests, self._entry.tool or self._handle.id, server)
+        return [question for question in asked if question.key not in self._answered]
+
+    async def _answer(self, question: Question) -> None:
+        response = self._follower.recorded(self._entry, question.key)
+        if response is None:
+            if not question.is_elicitation:
+                say(f"The task sends a {clean(question.method)} request, which is not for people.", "yellow")
+                raise Later
+            response = await self._ask(question)
+        self._answered.add(question.key)
+        if response is None:
+            return
+        try:
+            await self._handle.answer({question.key: response})
+        except (MCPError, OSError) as exc:
+            self._answered.discard(question.key)
+            if is_transient(exc):
+                # It is in the ledger, and goes out again after the next look.
+                return
+            say(f"The server did not take the answer: {clean(str(exc))}", "red")
+            self._follower.refused(self._entry, question.key)
+
+    async def _ask(self, question: Question) -> dict[str, object] | None:
+        """Ask until answered; None if it is no longer asked."""
+        asking = asyncio.ensure_future(self._follower.desk.ask(question))
+        gone = asyncio.ensure_future(self._until(lambda state: question.key not in state.input_requests))
+        try:
+            await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                return await asking
+            await gone
+        finally:
+            for future in (asking, gone):
+                future.cancel()
+            await asyncio.gather(asking, gone, return_exceptions=True)
+        say("That is no longer asked.", "yellow")
+        return None
+
+
+async def nobody(context: ClientRequestContext, params: ElicitRequestParams) -> ErrorData:
+    """Answers for a person who is asked in another way: through the task, not on the connection."""
+    return ErrorData(code=INVALID_REQUEST, message="Ask through the task")

@@ -1,0 +1,136 @@
+"""Options that several commands share, each set handed over as one value."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from pathlib import Path
+from typing import Any, Literal, ParamSpec, TypeAlias
+
+import click
+
+Era: TypeAlias = Literal["auto", "modern", "legacy"]
+Output: TypeAlias = Literal["text", "json"]
+P = ParamSpec("P")
+Command: TypeAlias = Callable[..., int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Access:
+    """How a server is spoken to.
+
+    Attributes:
+        headers: What goes with every HTTP request, credentials included. Never written down anywhere.
+    """
+
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    era: Era = "auto"
+
+
+def takes_access(command: Command) -> Command:
+    """`--header`, `--token` and `--era`, as `access`."""
+
+    @click.option(
+        "-H", "--header", "headers", multiple=True, metavar="NAME:VALUE", help="Send this HTTP header too. Repeatable."
+    )
+    @click.option(
+        "--token",
+        envvar="MCP_TASKS_TOKEN",
+        show_envvar=True,
+        metavar="TOKEN",
+        help="Send it as a bearer token. The ledger does not keep it.",
+    )
+    @click.option(
+        "--era",
+        type=click.Choice(["auto", "modern", "legacy"]),
+        default="auto",
+        show_default=True,
+        help="Which protocol to speak: 2026-07-28, 2025-11-25, or what the server has.",
+    )
+    @wraps(command)
+    def wrapper(*args: Any, headers: Sequence[str], token: str | None, era: Era, **others: Any) -> int:
+        return command(*args, access=Access(headers=_headers(headers, token), era=era), **others)
+
+    return wrapper
+
+
+def takes_ledger(command: Command) -> Command:
+    """`--ledger`, as the file's `ledger_path`."""
+
+    @click.option(
+        "--ledger",
+        "ledger_path",
+        type=click.Path(dir_okay=False, path_type=Path),
+        envvar="MCP_TASKS_LEDGER",
+        show_envvar=True,
+        metavar="FILE",
+        help="Where started tasks are remembered.  [default: ledger.db in your state folder]",
+    )
+    @wraps(command)
+    def wrapper(*args: Any, **others: Any) -> int:
+        return command(*args, **others)
+
+    return wrapper
+
+
+def takes_output(command: Command) -> Command:
+    """`--output` and `--verbose`; the first as `output`."""
+
+    @click.option(
+        "-o",
+        "--output",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help="What to print on stdout: words, or one JSON value.",
+    )
+    @click.option(
+        "-v",
+        "--verbose",
+        count=True,
+        help="Say on stderr what goes over the wire; twice for all of it.",
+        expose_value=True,
+    )
+    @wraps(command)
+    def wrapper(*args: Any, verbose: int, **others: Any) -> int:
+        set_up_logging(verbose)
+        return command(*args, **others)
+
+    return wrapper
+
+
+def server_of_task(command: Command) -> Command:
+    """`--server`, for tasks that are not in the ledger or are there twice."""
+    return click.option(
+        "--server", metavar="SERVER", help="The task's server, if the ledger does not know it. Needs the whole id."
+    )(command)
+
+
+def set_up_logging(verbose: int) -> None:
+    """Log to stderr as far as it was asked for; otherwise nothing, as every command says itself what went wrong."""
+    root = logging.getLogger()
+    if not verbose:
+        warnings.simplefilter("ignore")
+        root.addHandler(logging.NullHandler())
+        return
+    from rich.logging import RichHandler
+
+    from mcp_tasks.cli.views import stderr
+
+    root.addHandler(RichHandler(console=stderr(), show_path=False, rich_tracebacks=False))
+    root.setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
+
+
+def _headers(lines: Sequence[str], token: str | None) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon or not name.strip():
+            raise click.UsageError(f"--header takes NAME:VALUE, and {line!r} is none")
+        headers[name.strip()] = value.strip()
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    return headers

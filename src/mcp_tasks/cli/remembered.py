@@ -1,0 +1,125 @@
+"""The tasks that were started from here: the ledger's file, and tasks by the beginning of their ids."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+
+from mcp_tasks.cli.exits import Exit, Problem
+from mcp_tasks.cli.options import Access
+from mcp_tasks.cli.target import Target, parse_target
+from mcp_tasks.client import Ledger, LedgerEntry
+from mcp_tasks.errors import StoreError
+from mcp_tasks.stores.url import state_folder
+
+SHORT = 8
+"""Characters of an id's random part that are shown and asked for: 48 bits, more than a ledger can mix up."""
+
+
+@contextmanager
+def opened_ledger(path: Path | None) -> Generator[Ledger]:
+    """The ledger, made if it is not there. Only its owner may read it: ids can be all that protects a task.
+
+    Raises:
+        Problem: The file cannot be used.
+    """
+    where = path or state_folder() / "ledger.db"
+    try:
+        where.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(where, os.O_CREAT | os.O_RDWR, 0o600))
+        ledger = Ledger(where, keep_results=True)
+    except (OSError, StoreError) as exc:
+        raise Problem(f"the ledger {where} cannot be used: {exc}", Exit.LEDGER, hint="--ledger names another.") from exc
+    try:
+        yield ledger
+    finally:
+        ledger.close()
+
+
+def find_task(ledger: Ledger, start: str, *, server: str | None = None) -> LedgerEntry:
+    """The one task whose id begins with `start`, with or without the part before `_`.
+
+    Raises:
+        Problem: There is none, or more than one.
+    """
+    spec = None if server is None else parse_target(server).spec
+    found = [entry for entry in ledger.entries(server=spec) if _begins(entry.task_id, start)]
+    exact = [entry for entry in found if entry.task_id == start]
+    match exact or found:
+        case [entry]:
+            return entry
+        case []:
+            return _stranger(start, spec)
+        case several:
+            raise Problem(
+                f"{start!r} could be any of {len(several)} tasks",
+                Exit.USAGE,
+                hint="\n".join(_line(e) for e in several[:10]),
+            )
+
+
+def find_tasks(ledger: Ledger, starts: Sequence[str], *, server: str | None = None) -> list[LedgerEntry]:
+    """The tasks named, each once, in the order named."""
+    entries = [find_task(ledger, start, server=server) for start in starts]
+    return list({(entry.server, entry.task_id): entry for entry in entries}.values())
+
+
+def by_server(entries: Sequence[LedgerEntry], access: Access) -> list[tuple[Target, list[LedgerEntry]]]:
+    """The tasks of each server together.
+
+    Raises:
+        Problem: Credentials for one server would go to several.
+    """
+    ordered = sorted(entries, key=lambda entry: entry.server)
+    groups = [(parse_target(server), list(group)) for server, group in groupby(ordered, lambda entry: entry.server)]
+    over_http = [target.label for target, _ in groups if target.url is not None]
+    if access.headers and len(over_http) > 1:
+        raise Problem(
+            "these tasks are on several servers, and each would see the token or headers of the others",
+            Exit.USAGE,
+            hint="\n".join(["Name the tasks of one server at a time:", *over_http]),
+        )
+    return groups
+
+
+def short_id(task_id: str) -> str:
+    """As much of an id as tells tasks apart."""
+    kind, random = _split(task_id)
+    return kind + random[:SHORT]
+
+
+def short_ids(entries: Sequence[LedgerEntry]) -> dict[str, str]:
+    """Short forms of ids by which `find_task` finds each of these again; whole ones where servers' ids are alike."""
+    short = {entry.task_id: short_id(entry.task_id) for entry in entries}
+    taken = Counter(short.values())
+    return {task_id: name if taken[name] == 1 else task_id for task_id, name in short.items()}
+
+
+def _split(task_id: str) -> tuple[str, str]:
+    """The part of an id that all of a server's ids share (`task_`), and the rest."""
+    kind, separator, random = task_id.partition("_")
+    return (kind + separator, random) if kind.isalpha() and random else ("", task_id)
+
+
+def _begins(task_id: str, start: str) -> bool:
+    return bool(start) and (task_id.startswith(start) or _split(task_id)[1].startswith(start))
+
+
+def _stranger(task_id: str, spec: str | None) -> LedgerEntry:
+    if spec is None:
+        raise Problem(
+            f"no task here begins with {task_id!r}",
+            Exit.UNKNOWN_TASK,
+            hint="`mcp-tasks ls` lists the tasks started from here; for any other, give its whole id and --server.",
+        )
+    now = datetime.now(UTC)
+    return LedgerEntry(task_id=task_id, server=spec, tool="", started=now, status="working", message=None, result=None)
+
+
+def _line(entry: LedgerEntry) -> str:
+    return f"{entry.task_id}  {entry.tool}  {entry.status}"

@@ -1,0 +1,75 @@
+"""What is shown of one task, wherever it comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from mcp_tasks.cli.remembered import short_id
+from mcp_tasks.client import LedgerEntry, TaskSnapshot
+from mcp_tasks.core.status import FINAL_STATUSES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One task, or one call that is no task (yet).
+
+    Attributes:
+        key: Tells rows apart.
+        done: How far it is, of `total` if that is known.
+        started: By this machine's clock, which need not be the server's.
+    """
+
+    key: str
+    tool: str
+    status: str
+    message: str | None = None
+    done: float | None = None
+    total: float | None = None
+    task_id: str | None = None
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    ended: datetime | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it has ended."""
+        return self.status in FINAL_STATUSES
+
+    @property
+    def elapsed(self) -> timedelta:
+        """How long it has taken."""
+        return (self.ended or datetime.now(UTC)) - self.started
+
+    @property
+    def percent(self) -> int | None:
+        """How far it is, where that is known and it has not ended."""
+        if self.done is None or not self.total or self.is_final:
+            return None
+        return max(0, min(100, int(100 * self.done / self.total)))
+
+    @property
+    def short_id(self) -> str:
+        """As much of the id as tells tasks apart."""
+        return "" if self.task_id is None else short_id(self.task_id)
+
+
+def row_key(entry: LedgerEntry) -> str:
+    """What tells a task's row apart."""
+    return f"{entry.server} {entry.task_id}"
+
+
+def row_of(entry: LedgerEntry, snapshot: TaskSnapshot) -> Row:
+    """A task in its present state."""
+    progress = snapshot.progress
+    return Row(
+        key=row_key(entry),
+        tool=entry.tool or short_id(entry.task_id),
+        status=snapshot.status.value,
+        message=snapshot.message,
+        done=None if progress is None else progress.progress,
+        total=None if progress is None else progress.total,
+        task_id=entry.task_id,
+        started=entry.started,
+        # Both by the server's clock, so their difference is right whatever that clock says.
+        ended=entry.started + (snapshot.updated_at - snapshot.created_at) if snapshot.is_final else None,
+    )

@@ -1,0 +1,75 @@
+"""From the command line to an exit code: nothing that goes wrong ends in a traceback, unless one is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, cast
+
+import click
+
+from mcp_tasks.cli.exits import Exit, Problem
+from mcp_tasks.errors import StoreError
+
+logger = logging.getLogger(__name__)
+
+
+def run_app(arguments: Sequence[str] | None = None) -> int:
+    """Run the command that `arguments` (or the process's own) name; gives the exit code."""
+    from mcp_tasks.cli.app import app
+
+    try:
+        code = app.main(args=arguments, prog_name="mcp-tasks", standalone_mode=False)
+        sys.stdout.flush()
+        return int(code or Exit.OK)
+    except Problem as exc:
+        exc.show()
+        return exc.code
+    except click.ClickException as exc:
+        exc.show()
+        return exc.exit_code
+    except StoreError as exc:
+        # The ledger is the only store here.
+        Problem(str(exc), Exit.LEDGER, hint="--ledger names another.").show()
+        return Exit.LEDGER
+    except (click.Abort, KeyboardInterrupt):
+        click.echo(err=True)
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. Python would complain once more when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.OK
+    except Exception as exc:
+        logger.debug("an exception that nobody expected", exc_info=True)
+        Problem(f"{_root_of(exc)!r}", Exit.DEFECT, hint="This is a defect. -v shows where it comes from.").show()
+        return Exit.DEFECT
+
+
+def run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    """Run the asynchronous part of a command.
+
+    The SDK's task groups wrap what is raised inside them; what was meant for the person is taken out again.
+    """
+    try:
+        return asyncio.run(work())
+    except BaseExceptionGroup as group:
+        for exc in leaves(group):
+            if isinstance(exc, Problem | StoreError | click.ClickException | KeyboardInterrupt):
+                raise exc from None
+        raise
+
+
+def leaves(exc: BaseException) -> Iterator[BaseException]:
+    """The exceptions in a group, or the one exception."""
+    if isinstance(exc, BaseExceptionGroup):
+        for inner in cast("BaseExceptionGroup[BaseException]", exc).exceptions:
+            yield from leaves(inner)
+    else:
+        yield exc
+
+
+def _root_of(exc: BaseException) -> BaseException:
+    return next(leaves(exc), exc)

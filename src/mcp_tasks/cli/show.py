@@ -1,0 +1,153 @@
+"""`mcp-tasks show`: everything about one task."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from mcp_tasks.cli.exits import Exit, Problem
+from mcp_tasks.cli.looking import look_at
+from mcp_tasks.cli.ls import entry_json
+from mcp_tasks.cli.options import Access, Output, server_of_task, takes_access, takes_ledger, takes_output
+from mcp_tasks.cli.outcomes import block_text, outcome_of, print_json, say
+from mcp_tasks.cli.questions import describe, how_to_answer, questions_of
+from mcp_tasks.cli.remembered import find_task, opened_ledger
+from mcp_tasks.cli.running import run
+from mcp_tasks.cli.target import parse_target
+from mcp_tasks.cli.views import ago, badge, clean, stdout
+from mcp_tasks.client import LedgerEntry, TaskSnapshot
+from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.record import Progress
+
+EPILOG = """\
+\b
+Examples:
+  mcp-tasks show task_AhLN
+  mcp-tasks show task_AhLN --output json
+  mcp-tasks show task_AhLN --offline
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("task_id", metavar="ID")
+@click.option("--offline", is_flag=True, help="Do not ask the server; show what was last seen.")
+@server_of_task
+@takes_access
+@takes_ledger
+@takes_output
+def command(
+    *, task_id: str, offline: bool, server: str | None, access: Access, ledger_path: Path | None, output: Output
+) -> int:
+    """Show everything about one task: its state, what it asks, and its result.
+
+    The server is asked; if it cannot be, what was last seen of the task is shown.
+    """
+
+    async def work() -> int:
+        with opened_ledger(ledger_path) as ledger:
+            entry = find_task(ledger, task_id, server=server)
+            found = None if offline else (await look_at([entry], access, ledger))[entry.server, entry.task_id]
+            known = any(other.task_id == entry.task_id for other in ledger.entries(server=entry.server))
+        if isinstance(found, Problem):
+            if not known:
+                raise found
+            say(f"As last seen, because {found.message}.", "yellow")
+        _print(entry, found if isinstance(found, TaskSnapshot) else None, output)
+        return Exit.OK
+
+    return run(work)
+
+
+def _print(entry: LedgerEntry, snapshot: TaskSnapshot | None, output: Output) -> None:
+    if output == "json":
+        print_json(entry_json(entry) if snapshot is None else _json(entry, snapshot))
+        return
+    stdout().print(_card(entry, snapshot))
+    if snapshot is not None and snapshot.input_requests:
+        _print_questions(entry, snapshot)
+    result = entry.result if snapshot is None else snapshot.result
+    if result is not None:
+        stdout().print("\nresult" + (" (the tool failed)" if result.get("isError") else ""), style="bright_black")
+        stdout().print(Text(_result_text(result)))
+
+
+def _json(entry: LedgerEntry, snapshot: TaskSnapshot) -> dict[str, Any]:
+    times: dict[str, Any] = {
+        "createdAt": snapshot.created_at.isoformat(),
+        "lastUpdatedAt": snapshot.updated_at.isoformat(),
+        "ttlMs": _milliseconds(snapshot.ttl),
+        "pollIntervalMs": _milliseconds(snapshot.poll_interval),
+    }
+    progress = snapshot.progress
+    if progress is not None:
+        times["progress"] = {"progress": progress.progress, "total": progress.total}
+    return {**outcome_of(entry, snapshot).to_json(), **times}
+
+
+def _milliseconds(duration: timedelta | None) -> int | None:
+    return None if duration is None else round(duration.total_seconds() * 1000)
+
+
+def _card(entry: LedgerEntry, snapshot: TaskSnapshot | None) -> Table:
+    card = Table.grid(padding=(0, 2))
+    card.add_column(style="bright_black")
+    card.add_column()
+    card.add_row("id", Text(entry.task_id))
+    card.add_row("status", badge(entry.status if snapshot is None else snapshot.status.value))
+    card.add_row("tool", Text(clean(entry.tool) or "not known here"))
+    card.add_row("server", Text(clean(parse_target(entry.server).label)))
+    card.add_row("started", f"{_local(entry.started)} ({ago(entry.started)})")
+    message = entry.message if snapshot is None else snapshot.message
+    if message:
+        card.add_row("message", Text(clean(message)))
+    if snapshot is not None:
+        _add_times(card, snapshot)
+    return card
+
+
+def _add_times(card: Table, snapshot: TaskSnapshot) -> None:
+    if snapshot.progress is not None and not snapshot.is_final:
+        card.add_row("progress", _progress_text(snapshot.progress))
+    card.add_row("created", f"{_local(snapshot.created_at)} by the server's clock")
+    card.add_row("last updated", _local(snapshot.updated_at))
+    kept = "without limit" if snapshot.ttl is None else f"until {_local(snapshot.created_at + snapshot.ttl)}"
+    card.add_row("kept", kept)
+    if snapshot.poll_interval is not None and not snapshot.is_final:
+        card.add_row("poll every", f"{snapshot.poll_interval.total_seconds():g} s")
+    if snapshot.error is not None:
+        text = f"{snapshot.error.get('message')} (code {snapshot.error.get('code')})"
+        card.add_row("error", Text(clean(text), style="red"))
+
+
+def _progress_text(progress: Progress) -> str:
+    if not progress.total:
+        return f"{progress.progress:g}"
+    return f"{progress.progress:g} of {progress.total:g} ({100 * progress.progress / progress.total:.0f}%)"
+
+
+def _print_questions(entry: LedgerEntry, snapshot: TaskSnapshot) -> None:
+    questions = questions_of(snapshot.input_requests, entry.tool)
+    for question in questions:
+        stdout().print("\nasks", Text(f"({clean(question.key)})"), style="yellow")
+        for line in describe(question):
+            stdout().print(Text(f"  {line}"))
+    stdout().print("\nanswer with", style="bright_black")
+    for line in how_to_answer(entry.task_id, questions):
+        stdout().print(Text(f"  {line}"), soft_wrap=True)
+
+
+def _result_text(result: JsonObject) -> str:
+    texts = [block_text(block) for block in result.get("content") or ()]
+    if not texts and result.get("structuredContent") is not None:
+        texts = [json.dumps(result["structuredContent"], indent=2, ensure_ascii=False)]
+    return clean("\n".join(texts))
+
+
+def _local(instant: datetime) -> str:
+    return instant.astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,105 @@
+"""`mcp-tasks wait`: come back to tasks, and stay until they have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from mcp_tasks.cli.desk import Desk, TimeUp
+from mcp_tasks.cli.exits import Detached, Exit
+from mcp_tasks.cli.following import Follower
+from mcp_tasks.cli.options import Access, Output, server_of_task, takes_access, takes_ledger, takes_output
+from mcp_tasks.cli.outcomes import Outcome, kept_outcome, report, say
+from mcp_tasks.cli.remembered import by_server, find_tasks, opened_ledger, short_id
+from mcp_tasks.cli.running import run
+from mcp_tasks.cli.views import new_board
+from mcp_tasks.client import Ledger, LedgerEntry
+
+EPILOG = """\
+\b
+Examples:
+  mcp-tasks wait task_AhLN
+  mcp-tasks wait task_AhLN task_9xQz --timeout 600
+  mcp-tasks wait 786512e2-9e0d-44bd-8f29-789f320fe840 --server http://localhost:8000/mcp
+
+\b
+Exit codes are those of `call`; of several tasks, that of the first that is
+not well.
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Stop waiting after this long; the tasks go on.",
+)
+@server_of_task
+@takes_access
+@takes_ledger
+@takes_output
+def command(
+    *,
+    ids: Sequence[str],
+    timeout: float | None,
+    server: str | None,
+    access: Access,
+    ledger_path: Path | None,
+    output: Output,
+) -> int:
+    """Wait for tasks and print their results.
+
+    An ID may be cut short as long as it names one task. Questions are asked at the prompt; Ctrl-C offers to cancel
+    or to leave the tasks running. With --output json: one object for one ID, a list for several.
+    """
+
+    async def work() -> int:
+        with opened_ledger(ledger_path) as ledger:
+            entries = find_tasks(ledger, ids, server=server)
+            outcomes = await wait_for(ledger, entries, access, limit=timeout)
+        return report(outcomes, output, as_list=len(ids) > 1)
+
+    return run(work)
+
+
+async def wait_for(
+    ledger: Ledger, entries: Sequence[LedgerEntry], access: Access, *, limit: float | None
+) -> list[Outcome]:
+    """Wait for tasks to end; how they stand then."""
+    # A result that is here is not asked for again: its server may have forgotten it.
+    open_entries = [entry for entry in entries if not entry.is_final or entry.result is None]
+    board = new_board(with_ids=len(entries) > 1)
+    desk = Desk(board, limit=limit)
+    desk.can_cancel = True
+    follower = Follower(board, desk, ledger)
+    with board:
+        try:
+            work = follower.follow_servers(by_server(open_entries, access), access)
+            await desk.supervise(work, cancel=follower.cancel_all)
+        except TimeUp:
+            pass
+        except Detached:
+            _say_goodbye(entries)
+            raise
+    return [_outcome(entry, follower, limit) for entry in entries]
+
+
+def _outcome(entry: LedgerEntry, follower: Follower, limit: float | None) -> Outcome:
+    known = follower.outcomes.get((entry.server, entry.task_id))
+    if known is None and entry.is_final:
+        return kept_outcome(entry)
+    if known is not None and (known.problem is not None or known.status not in ("working", "unknown")):
+        return known
+    status = "unknown" if known is None else known.status
+    late = Outcome(server=entry.server, tool=entry.tool, task_id=entry.task_id, status=status)
+    return replace(late, problem=f"the task did not end within {limit or 0:g} s", code=Exit.TIMEOUT)
+
+
+def _say_goodbye(entries: Sequence[LedgerEntry]) -> None:
+    names = " ".join(short_id(entry.task_id) for entry in entries)
+    say(f"{'The task goes' if len(entries) == 1 else 'The tasks go'} on. Come back with:\n  mcp-tasks wait {names}")

@@ -1,0 +1,91 @@
+"""`mcp-tasks watch`: several tasks in one table, as they change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from mcp_tasks.cli.desk import Desk, TimeUp
+from mcp_tasks.cli.exits import Detached, Exit
+from mcp_tasks.cli.following import Follower
+from mcp_tasks.cli.options import Access, Output, server_of_task, takes_access, takes_ledger, takes_output
+from mcp_tasks.cli.outcomes import say
+from mcp_tasks.cli.remembered import by_server, find_tasks, opened_ledger, short_id
+from mcp_tasks.cli.running import run
+from mcp_tasks.cli.tables import JsonBoard, TableBoard
+from mcp_tasks.cli.views import Board, LineBoard, clean, stderr
+from mcp_tasks.client import Ledger, LedgerEntry
+
+EPILOG = """\
+\b
+Examples:
+  mcp-tasks watch
+  mcp-tasks watch task_AhLN task_9xQz
+  mcp-tasks watch --output json | jq -r 'select(.status == "failed").taskId'
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop watching after this long."
+)
+@server_of_task
+@takes_access
+@takes_ledger
+@takes_output
+def command(
+    *,
+    ids: Sequence[str],
+    timeout: float | None,
+    server: str | None,
+    access: Access,
+    ledger_path: Path | None,
+    output: Output,
+) -> int:
+    """Watch several tasks in one table until they have ended; without IDs, all that have not.
+
+    Nothing is asked and nothing is changed; Ctrl-C leaves. With --output json: one object per line and change.
+    """
+
+    async def work() -> int:
+        with opened_ledger(ledger_path) as ledger:
+            entries = find_tasks(ledger, ids, server=server) if ids else ledger.pending()
+            if not entries:
+                say("Nothing to watch: every task has ended.")
+                return Exit.OK
+            return await _watch(ledger, entries, access, output, limit=timeout)
+
+    return run(work)
+
+
+async def _watch(
+    ledger: Ledger, entries: Sequence[LedgerEntry], access: Access, output: Output, *, limit: float | None
+) -> int:
+    board = _board(entries, output)
+    desk = Desk(board, limit=limit)
+    follower = Follower(board, desk, ledger, asks=False)
+    with board:
+        try:
+            await desk.supervise(follower.follow_servers(by_server(entries, access), access))
+        except TimeUp:
+            return Exit.TIMEOUT
+        except Detached:
+            return Exit.OK
+    return _report_problems(follower)
+
+
+def _board(entries: Sequence[LedgerEntry], output: Output) -> Board:
+    if output == "json":
+        return JsonBoard()
+    live = stderr().is_terminal and not stderr().is_dumb_terminal
+    return TableBoard(entries) if live else LineBoard(with_ids=True)
+
+
+def _report_problems(follower: Follower) -> int:
+    troubled = [outcome for outcome in follower.outcomes.values() if outcome.problem is not None]
+    for outcome in troubled:
+        say(f"{short_id(outcome.task_id or '')}: {clean(outcome.problem or '')}", "red")
+    return next((outcome.exit for outcome in troubled), Exit.OK)

@@ -1,0 +1,1 @@
+"""The command line, as a process of its own, against servers in processes of their own."""

@@ -1,0 +1,110 @@
+"""A server whose tasks ask every kind of question, over HTTP or stdio, to try forms with.
+
+    python -m tests.cli.asking_server --db tasks.db [--port 8000]
+
+Without a port it speaks over its pipes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+from mcp_types import ToolAnnotations
+
+from mcp_tasks import Tasks
+
+REPEATABLE = ToolAnnotations(idempotent_hint=True)
+HARMLESS = ToolAnnotations(read_only_hint=True)
+
+SURVEY: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 2, "description": "As on your passport"},
+        "email": {"type": "string", "format": "email"},
+        "age": {"type": "integer", "minimum": 1, "maximum": 120},
+        "weight": {"type": "number", "default": 70.5},
+        "subscribe": {"type": "boolean", "default": True},
+        "colour": {"type": "string", "enum": ["red", "green"], "enumNames": ["Red wine", "Green tea"]},
+        "size": {"type": "string", "oneOf": [{"const": "s", "title": "Small"}, {"const": "l", "title": "Large"}]},
+        "days": {
+            "type": "array",
+            "items": {"anyOf": [{"const": "mon", "title": "Monday"}, {"const": "tue", "title": "Tuesday"}]},
+            "minItems": 1,
+        },
+    },
+    "required": ["name", "age", "colour", "days"],
+}
+
+
+def build(tasks: Tasks) -> MCPServer[dict[str, object]]:
+    """The server with `tasks` as its extension."""
+    server = MCPServer("asking", version="1", extensions=[tasks], lifespan=tasks.lifespan, log_level="ERROR")
+
+    @server.tool(annotations=REPEATABLE)
+    @tasks.task()
+    async def survey(ctx: Context) -> str:
+        """Ask for everything a form can ask for."""
+        answer = await ctx.session.elicit_form("Tell us about yourself", SURVEY)
+        return json.dumps({"action": answer.action, "content": answer.content}, sort_keys=True)
+
+    @server.tool(annotations=REPEATABLE)
+    @tasks.task()
+    async def link_account(ctx: Context) -> str:
+        """Ask somebody to visit a page."""
+        answer = await ctx.elicit_url("Link your account", "https://accounts.example.com/link?id=7", "link-7")
+        return f"link: {answer.action}"
+
+    @server.tool(annotations=REPEATABLE)
+    @tasks.task()
+    async def slow(seconds: float, ctx: Context) -> str:
+        """Take some time, and say how far it is."""
+        steps = int(seconds * 10)
+        for step in range(steps):
+            await ctx.report_progress(step, steps, f"step {step} of {steps}")
+            await anyio.sleep(0.1)
+        return "slow done"
+
+    @server.tool(annotations=HARMLESS)
+    @tasks.task()
+    async def look_around() -> str:
+        """Change nothing."""
+        await anyio.sleep(0.2)
+        return "nothing to see"
+
+    @server.tool()
+    def echo(
+        text: str,
+        times: int = 1,
+        loud: bool = False,
+        tags: list[str] | None = None,
+        options: dict[str, int] | None = None,
+    ) -> str:
+        """Say what it was given, at once."""
+        given = {"text": text, "times": times, "loud": loud, "tags": tags, "options": options}
+        return json.dumps(given, sort_keys=True)
+
+    return server
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Serve until stopped."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--db", type=Path, required=True)
+    parser.add_argument("--port", type=int)
+    options = parser.parse_args(argv)
+    server = build(Tasks(f"sqlite:///{options.db}"))
+    if options.port is None:
+        server.run("stdio")
+    else:
+        server.run("streamable-http", host="127.0.0.1", port=options.port)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Other implementations of the tasks extension, run against ours."""

@@ -1,0 +1,66 @@
+"""What the Python drivers share; standard library only, since each runs in a virtualenv of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+SCENARIO_LIMIT = 20.0
+PARKED = 30.0  # seconds of the task that is cancelled: longer than any scenario may last
+JOB = 2.0  # seconds of the task whose caller gives up
+PATIENCE = 0.8  # after which it gives up: long enough for the task to have begun on a busy machine
+
+Scenario = Callable[[], Awaitable[dict[str, Any]]]
+
+
+async def run_all(scenarios: Mapping[str, Scenario]) -> dict[str, Any]:
+    """All scenarios at the same time; what one raises is its outcome."""
+    outcomes = await asyncio.gather(*(_run(scenario) for scenario in scenarios.values()))
+    return dict(zip(scenarios, outcomes, strict=True))
+
+
+async def _run(scenario: Scenario) -> dict[str, Any]:
+    started = time.monotonic()
+    try:
+        outcome = await asyncio.wait_for(scenario(), SCENARIO_LIMIT)
+    except Exception as exc:
+        outcome = {"error": {"type": type(exc).__name__, "message": str(exc), "code": getattr(exc, "code", None)}}
+    return {**outcome, "seconds": round(time.monotonic() - started, 3)}
+
+
+async def give_up(begin: Callable[[dict[str, Any]], Awaitable[Any]]) -> dict[str, Any]:
+    """Begin a call of `job` that gives up after a while, and see in its log whether the tool went on regardless."""
+    with tempfile.TemporaryDirectory() as directory:
+        log = Path(directory, "job.log")
+        cancelled = await begin({"n": 1, "seconds": JOB, "log": str(log)})
+        await asyncio.sleep(JOB + 1.5)
+        return {"cancelled": cancelled, **_told(log)}
+
+
+def _told(log: Path) -> dict[str, bool]:
+    lines = log.read_text().splitlines()
+    return {"started": " start " in lines[0], "went_on": " end " in lines[-1]}
+
+
+async def cancelled_after_a_while(call: Coroutine[Any, Any, Any]) -> bool:
+    """Cancel the asyncio task in which a call waits."""
+    work = asyncio.create_task(call)
+    await asyncio.sleep(PATIENCE)
+    work.cancel()
+    await asyncio.wait([work])
+    return work.cancelled()
+
+
+async def drive_each(drive: Callable[[str], Awaitable[dict[str, Any]]], urls: Sequence[str]) -> list[dict[str, Any]]:
+    """All servers at the same time."""
+    return list(await asyncio.gather(*(drive(url) for url in urls)))
+
+
+def report(outcomes: Sequence[Mapping[str, Any]], **versions: str) -> None:
+    """The one line that the test reads."""
+    print(json.dumps([{**versions, **outcome} for outcome in outcomes]))

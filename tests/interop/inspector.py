@@ -1,0 +1,101 @@
+"""The MCP Inspector's command lines: `inspector --cli`, which does one thing, and `mcpdo`, which stays connected."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import tempfile
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .driving import quiet_environment
+from .shared import find_node
+
+COMMAND_LIMIT = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What a command printed: a JSON value, or an error, or (where a tool failed) both."""
+
+    code: int
+    value: dict[str, Any]
+    error: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The text of a tool's result."""
+        return self.value["content"][0]["text"]
+
+
+class Inspector:
+    """The Inspector as it is installed in `home`, with a daemon and a configuration of its own."""
+
+    def __init__(self, home: Path, environment: Mapping[str, str]) -> None:
+        self._clients = home / "node_modules" / "@modelcontextprotocol" / "inspector" / "clients"
+        self._environment = dict(environment)
+
+    def cli(self, url: str, tool: str, arguments: Mapping[str, Any]) -> Reply:
+        """Call a tool with the one-shot command line."""
+        chosen = ["--transport", "http", "--protocol-era", "modern", "--format", "json", "--method", "tools/call"]
+        call = ["--tool-name", tool, "--tool-args-json", json.dumps(dict(arguments))]
+        reply = self._run("launcher/build/index.js", "--cli", url, *chosen, *call)
+        return Reply(code=reply.code, value=reply.value.get("result", {}), error=reply.error)
+
+    def mcpdo(self, *arguments: str) -> Reply:
+        """Run a command of `mcpdo`."""
+        return self._run("mcpdo/build/mcp-bin.js", "--format", "json", *arguments)
+
+    def connect(self, url: str) -> Reply:
+        """Connect `mcpdo`; the connection is named by the URL."""
+        return self.mcpdo("connect", url, "--transport", "http", "--era", "modern")
+
+    def call(self, url: str, tool: str, arguments: Mapping[str, Any] | None = None) -> Reply:
+        """Call a tool over a connection of `mcpdo`."""
+        options = ["--tool-name", tool, "--tool-args-json", json.dumps(dict(arguments or {}))]
+        return self.mcpdo("--connection", url, "tools/call", *options)
+
+    def respond(self, asked: Reply, *fields: str) -> Reply:
+        """Answer what a call came back with instead of a result."""
+        return self.mcpdo("elicitation/respond", asked.value["elicitationPending"]["elicitationId"], *fields)
+
+    def _run(self, program: str, *arguments: str) -> Reply:
+        done = subprocess.run(
+            [*find_node()[0], str(self._clients / program), *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_LIMIT,
+            env=self._environment,
+        )
+        return Reply(code=done.returncode, value=json.loads(done.stdout or "{}"), error=_error(done.stderr))
+
+
+def _error(printed: str) -> dict[str, Any]:
+    """The error among what else there may be on stderr."""
+    envelopes = [line for line in printed.splitlines() if line.startswith('{"error":')]
+    return json.loads(envelopes[-1])["error"] if envelopes else {}
+
+
+@contextmanager
+def inspecting(home: Path) -> Generator[Inspector]:
+    """An Inspector whose daemon ends with the block, and that leaves nothing in the user's home."""
+    # A short path: the daemon puts its socket there.
+    with tempfile.TemporaryDirectory(prefix="mcpdo-", ignore_cleanup_errors=True) as directory:
+        environment = {
+            **quiet_environment(),
+            "HOME": directory,
+            "MCP_STORAGE_DIR": f"{directory}/storage",
+            "MCP_INSPECTOR_SECRET_STORE": "file",
+            "MCP_INSPECTOR_DAEMON_DIR": f"{directory}/daemon",
+            "MCP_INSPECTOR_DAEMON_TOKEN": secrets.token_urlsafe(16),
+        }
+        inspector = Inspector(home, environment)
+        try:
+            yield inspector
+        finally:
+            inspector.mcpdo("daemon", "stop")
