@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import anyio
 from mcp.client.session import ClientSession
 from mcp.shared.exceptions import MCPError
-from mcp_types import CallToolResult, ErrorData
+from mcp_types import CallToolResult
 from pydantic import ValidationError
 
 from mcp_tasks.client.answerer import Answerer
@@ -209,13 +209,12 @@ class TaskHandle:
     def _outcome(self, final: TaskSnapshot) -> CallToolResult:
         if final.status is TaskStatus.CANCELLED:
             raise TaskWasCancelled(self.id, final.message)
+        if final.error is not None:
+            raise _as_error(final.error, final.message)
         try:
-            if final.error is not None:
-                said = {"code": 0, "message": final.message or "the task failed", **final.error}
-                raise MCPError.from_error_data(ErrorData.model_validate(said, by_name=False))
             return CallToolResult.model_validate(final.result, by_name=False)
         except ValidationError as exc:
-            raise InvalidResponse(f"the outcome of task {self.id} is none of a tool: {exc}") from exc
+            raise InvalidResponse(f"the result of task {self.id} is none of a tool: {exc}") from exc
 
     async def _abandon(self) -> None:
         with anyio.move_on_after(CANCEL_PATIENCE, shield=True):
@@ -263,6 +262,16 @@ class _Budget:
             self._scope.deadline = float("inf")
         else:
             self._scope.deadline = anyio.current_time() + self._left
+
+
+def _as_error(error: Mapping[str, Any], message: str | None) -> MCPError:
+    """The error a failed task carries. One that is badly made says little, and is an error nevertheless."""
+    code, said = error.get("code"), error.get("message")
+    return MCPError(
+        code=code if isinstance(code, int) else 0,
+        message=said if isinstance(said, str) else message or "the task failed",
+        data=error.get("data"),
+    )
 
 
 async def _first_of(*events: asyncio.Event, until: float) -> None:
