@@ -24,6 +24,18 @@ class Slot(Protocol):
         ...
 
 
+class Place(Protocol):
+    """Room for one run, kept free for a task that is about to be made."""
+
+    def start(self, task_id: str) -> None:
+        """Run the task now."""
+        ...
+
+    def give_back(self) -> None:
+        """There is no such task after all."""
+        ...
+
+
 Execute: TypeAlias = Callable[[str, Slot], Awaitable[None]]
 """Runs one task by its id. It never raises: what goes wrong in a run is that task's outcome."""
 
@@ -38,6 +50,10 @@ class Engine(Protocol):
 
     async def start(self, execute: Execute) -> None:
         """Begin to hand submitted ids to `execute`."""
+        ...
+
+    def reserve(self) -> Place | None:
+        """Room for a run right here and now, if there is any and nobody waits for it."""
         ...
 
     async def submit(self, task_id: str) -> None:

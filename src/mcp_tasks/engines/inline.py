@@ -31,6 +31,10 @@ class InlineEngine:
         """Nothing ever waits."""
         return 0
 
+    def reserve(self) -> None:
+        """Nothing to keep free: `submit` runs at once."""
+        return
+
     async def submit(self, task_id: str) -> None:
         """Run the task now. Returns when it ends, or when it waits for something other than itself."""
         if self._execute is None or task_id in self._running:

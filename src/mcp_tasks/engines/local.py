@@ -56,6 +56,12 @@ class LocalEngine:
         # original number for everyone else, so a hundred blocking tasks never delay a plain call.
         anyio.to_thread.current_default_thread_limiter().total_tokens += self.concurrency
 
+    def reserve(self) -> _Reservation | None:
+        """Room for a run, if there is any and nobody waits for it."""
+        if self._execute is None or self._queue or not self._places.take_now():
+            return None
+        return _Reservation(self, self._places)
+
     async def submit(self, task_id: str) -> None:
         """Have the task run, once there is room; once it has ended, if it is still running."""
         if task_id in self._running:
@@ -85,9 +91,16 @@ class LocalEngine:
         while self._queue and self._execute is not None and self._places.take_now():
             task_id = next(iter(self._queue))
             del self._queue[task_id]
-            self._running[task_id] = asyncio.create_task(
-                self._run(task_id, self._execute), name=f"mcp-task-{task_id}", context=self._context.copy()
-            )
+            self.begin(task_id, self._places)
+
+    def begin(self, task_id: str, places: _Places) -> None:
+        """Start a run on a place that was taken for it; if nothing is started any more, the place is given back."""
+        if self._execute is None:
+            places.give_back()
+            return
+        self._running[task_id] = asyncio.create_task(
+            self._run(task_id, self._execute), name=f"mcp-task-{task_id}", context=self._context.copy()
+        )
 
     async def _run(self, task_id: str, execute: Execute) -> None:
         running, slot = self._running, _LocalSlot(self, self._places)
@@ -145,6 +158,23 @@ class _Places:
                 turn.set_result(None)
                 return
         self._free += 1
+
+
+class _Reservation:
+    """A place that is taken for a task which is being made."""
+
+    def __init__(self, engine: LocalEngine, places: _Places) -> None:
+        self._engine = engine
+        self._places = places
+
+    def start(self, task_id: str) -> None:
+        """Run the task now."""
+        self._engine.begin(task_id, self._places)
+
+    def give_back(self) -> None:
+        """There is no such task after all."""
+        self._places.give_back()
+        self._engine.fill()
 
 
 class _LocalSlot:

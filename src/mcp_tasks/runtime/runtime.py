@@ -73,6 +73,7 @@ class TaskRuntime:
         self._body = body
         self._new_id = new_id
         self._runs: dict[str, Run] = {}
+        self._taken: dict[str, TaskRecord] = {}
         self.changes = HintFan()
         self._services: list[asyncio.Task[None]] = []
         self._abandoned = False
@@ -137,8 +138,49 @@ class TaskRuntime:
         poll_interval: timedelta | None = None,
     ) -> TaskRecord:
         """A new task, durable on return. Call `submit` to have it run."""
+        record = self._new_record(request, owner=owner, ttl=ttl, poll_interval=poll_interval)
+        await self.store.create(record)
+        return record
+
+    async def launch(
+        self,
+        request: TaskRequest,
+        *,
+        owner: str | None,
+        ttl: timedelta | None,
+        poll_interval: timedelta | None = None,
+        before_start: Callable[[str], None] | None = None,
+    ) -> TaskRecord:
+        """A new task, durable on return, that runs or is queued.
+
+        If there is room for it right now, it is written as taken by this process, which saves a write. A crash before
+        the tool began is then a crash of the run: for a tool that may not run twice there is no telling the two apart.
+        """
+        record = self._new_record(request, owner=owner, ttl=ttl, poll_interval=poll_interval)
+        if before_start is not None:
+            before_start(record.id)
+        place = self.engine.reserve()
+        if place is None:
+            await self.store.create(record)
+            await self.submit(record.id)
+            return record
+        record = apply(record, RunStarted(holder=self.holder), record.created_at)
+        try:
+            # Shielded: a request that is given up now would leave a task that is ours, and that we do not run.
+            with anyio.CancelScope(shield=True):
+                await self.store.create(record)
+        except BaseException:
+            place.give_back()
+            raise
+        self._taken[record.id] = record
+        place.start(record.id)
+        return record
+
+    def _new_record(
+        self, request: TaskRequest, *, owner: str | None, ttl: timedelta | None, poll_interval: timedelta | None
+    ) -> TaskRecord:
         now = self.now()
-        record = TaskRecord(
+        return TaskRecord(
             id=self._new_id(),
             owner=owner,
             request=request,
@@ -147,8 +189,6 @@ class TaskRuntime:
             ttl=ttl,
             poll_interval=poll_interval,
         )
-        await self.store.create(record)
-        return record
 
     async def submit(self, task_id: str) -> None:
         """Have the task run, here or elsewhere, when there is room."""
@@ -240,6 +280,9 @@ class TaskRuntime:
 
     async def _take(self, task_id: str, slot: Slot) -> Run | None:
         """Take the task by compare-and-swap. Whoever comes second finds it taken, and that is all."""
+        if (made := self._taken.pop(task_id, None)) is not None:
+            policy = await self.policy(made.request.name)
+            return Run(made, host=self, slot=slot, policy=policy, replay=Replay())
         record = await self.store.get(task_id)
         if record is None or not record.is_queued(self.now()):
             return None

@@ -274,19 +274,19 @@ class Tasks(Extension):
         self, params: CallToolRequestParams, ctx: RequestContext, options: TaskOptions
     ) -> HandlerResult:
         runtime = self._service.runtime()
-        # SEP-2663: not answered before the task is durably created; `create` returns no sooner.
-        record = await runtime.create(
+        guards = self._service.guards
+        # SEP-2663: not answered before the task is durably created; `launch` returns no sooner.
+        record = await runtime.launch(
             task_request(params, ctx),
             owner=self._principal(ctx),
             ttl=self._default_ttl if isinstance(options.ttl, Unset) else options.ttl,
             poll_interval=options.poll_interval,
+            before_start=guards.open if options.asks_first else None,
         )
         if options.asks_first:
-            asked = await self._ask_on_call(runtime, record)
+            asked = await self._asked_on_call(runtime, record)
             if asked is not None:
                 return asked
-        else:
-            await runtime.submit(record.id)
         grace = options.grace or self._grace
         if grace is not None:
             finished = await runtime.wait_until(record.id, lambda task: task.is_final, grace)
@@ -295,12 +295,10 @@ class Tasks(Extension):
                 return _inline(finished)
         return render_created(record, runtime.now())
 
-    async def _ask_on_call(self, runtime: TaskRuntime, record: TaskRecord) -> HandlerResult:
-        """Start the task, and answer the call with what its tool asks by returning before it works, if it does."""
+    async def _asked_on_call(self, runtime: TaskRuntime, record: TaskRecord) -> HandlerResult:
+        """What the tool asks by returning, before it works; None if it works."""
         guards = self._service.guards
-        guards.open(record.id)
         try:
-            await runtime.submit(record.id)
             await runtime.wait_until(record.id, lambda task: task.version > STARTED_VERSION, ANNOUNCE_AFTER)
         finally:
             asked = guards.close(record.id)

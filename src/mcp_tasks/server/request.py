@@ -8,12 +8,11 @@ from typing import Any, cast
 
 from mcp.server import ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
-from mcp_types import CallToolRequestParams
+from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, CallToolRequestParams
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from mcp_tasks.core import TaskRequest
 
-_ANSWERS = {"input_responses", "request_state"}
 _RESERVED = "io.modelcontextprotocol/"
 
 
@@ -22,23 +21,34 @@ def task_request(params: CallToolRequestParams, ctx: ServerRequestContext[Any, A
 
     The legacy `params.task` is left out: SEP-2663 has servers treat it as unknown.
     """
-    client = ctx.session.client_params
-    capabilities = ctx.session.client_capabilities
-    answers = params.model_dump(by_alias=True, mode="json", exclude_none=True, include=_ANSWERS)
+    envelope = _meta(ctx)
+    info, capabilities = envelope.get(CLIENT_INFO_META_KEY), envelope.get(CLIENT_CAPABILITIES_META_KEY)
     return TaskRequest(
         name=params.name,
         arguments=params.arguments or {},
-        meta=_own_meta(ctx),
+        # The caller's own: the envelope has fields of its own, and a progress token ends with the request.
+        meta={
+            key: value for key, value in envelope.items() if not key.startswith(_RESERVED) and key != "progressToken"
+        },
         protocol_version=ctx.protocol_version,
-        client_info=None
-        if client is None
-        else client.client_info.model_dump(by_alias=True, mode="json", exclude_none=True),
-        client_capabilities={}
-        if capabilities is None
-        else capabilities.model_dump(by_alias=True, mode="json", exclude_none=True),
-        input_responses=answers.get("inputResponses"),
-        request_state=answers.get("requestState"),
+        # As they came, not dumped from the SDK's models again: a run has them parsed by the SDK, as this call had.
+        client_info=info if isinstance(info, dict) else None,
+        client_capabilities=capabilities if isinstance(capabilities, dict) else {},
+        input_responses=_responses(params),
+        request_state=params.request_state,
     )
+
+
+def _meta(ctx: ServerRequestContext[Any, Any]) -> Mapping[str, Any]:
+    meta = (ctx.params or {}).get("_meta")
+    return cast("Mapping[str, Any]", meta) if isinstance(meta, Mapping) else {}
+
+
+def _responses(params: CallToolRequestParams) -> dict[str, Any] | None:
+    if params.input_responses is None:
+        return None
+    dumped = params.model_dump(by_alias=True, mode="json", exclude_none=True, include={"input_responses"})
+    return dumped["inputResponses"]
 
 
 async def ignore_task_param(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
@@ -50,13 +60,3 @@ async def ignore_task_param(ctx: ServerRequestContext[Any, Any], call_next: Call
         params = {name: value for name, value in (ctx.params or {}).items() if name != "task"}
         return await call_next(replace(ctx, params=params))
     return await call_next(ctx)
-
-
-def _own_meta(ctx: ServerRequestContext[Any, Any]) -> dict[str, Any]:
-    """The caller's own `_meta`: without the envelope, which has fields of its own, and without a progress token,
-    which ends with the request."""
-    raw = (ctx.params or {}).get("_meta")
-    if not isinstance(raw, Mapping):
-        return {}
-    meta = cast("Mapping[str, Any]", raw)
-    return {key: value for key, value in meta.items() if not key.startswith(_RESERVED) and key != "progressToken"}

@@ -33,6 +33,9 @@ from mcp_tasks.core import (
 HOLDERS = ("worker-1", "worker-2", "worker-☃")
 """Few, so that tasks and beats meet."""
 
+MOMENTS = (0, 1, 2, 30, 60)
+"""Seconds. Few, so that timers run out exactly when somebody looks."""
+
 Happening: TypeAlias = tuple[Event, Sequence[JournalEntry]]
 """An event, and the entries that belong into the journal with it."""
 
@@ -143,7 +146,7 @@ def chances() -> st.SearchStrategy[Chance]:
         Chance,
         choice=st.integers(0, 99),
         value=json_objects(),
-        seconds=st.integers(0, 120),
+        seconds=st.sampled_from(MOMENTS),
         holder=st.sampled_from(HOLDERS),
     )
 

@@ -87,9 +87,7 @@ class TaskTester:
             protocol_version=LATEST_MODERN_VERSION,
             client_capabilities=capabilities,
         )
-        record = await self.runtime.create(request, owner=owner, ttl=None)
-        await self.runtime.submit(record.id)
-        return record.id
+        return (await self.runtime.launch(request, owner=owner, ttl=None)).id
 
     async def record(self, task_id: str) -> TaskRecord:
         """The task as it is now."""
