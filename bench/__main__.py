@@ -67,8 +67,8 @@ def _measure_mode(mode: Mode, folder: Path, wanted: Collection[str], *, quick: b
     if not cases:
         return []
     # Two modes and the memory have to fit into the time that is promised, on a slow machine too.
-    until = time.monotonic() + (14 if quick else 75)
-    plan = Plan(rounds=5, operations=150, until=until) if quick else Plan(rounds=15, operations=300, until=until)
+    until = time.monotonic() + (12 if quick else 75)
+    plan = Plan(rounds=10, operations=60, until=until) if quick else Plan(rounds=40, operations=100, until=until)
     with rigged(mode, folder) as rig:
         rows = measure_mode(rig, mode, cases, plan)
     print_rows(mode, rows)

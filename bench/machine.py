@@ -17,12 +17,19 @@ def machine_facts(folder: Path) -> dict[str, str]:
     """What the numbers depend on, by name."""
     return {
         "CPU": f"{_cpu_model()}, {os.cpu_count()} logical",
-        "load": " ".join(f"{load:.2f}" for load in os.getloadavg()) + " over 1, 5 and 15 minutes, at the start",
+        "load": _load(),
         "system": platform.platform(),
         "Python": f"{platform.python_version()}, mcp {version('mcp')}, uvicorn {version('uvicorn')}, {_http_layer()}",
         "store": f"SQLite {sqlite3.sqlite_version}, WAL, synchronous=FULL",
         "disk": f"{_file_system(folder)} at {folder}, a 4 KiB write with fsync takes {_sync_time(folder) * 1e3:.2f} ms",
     }
+
+
+def _load() -> str:
+    load = os.getloadavg()[0]
+    # Ratios survive a busy machine better than times do, but not unharmed: caches and cores are shared.
+    busy = "; others are at work, so take the numbers as rough" if load > (os.cpu_count() or 1) / 2 else ""
+    return f"{load:.2f} at the start{busy}"
 
 
 def _cpu_model() -> str:

@@ -1,7 +1,8 @@
 """Takes turns between the bare server and ours, and boils the samples down.
 
-A ratio is made of two samples taken right after each other, and the median of the ratios is what counts: a neighbour
-who slows the machine down for a second slows both, and spoils one ratio at most.
+A ratio is made of samples taken right after each other, bare, ours, bare, and the median of the ratios is what counts:
+a neighbour who slows the machine down for a second slows all three, and spoils one ratio at most. So many small samples
+are better than a few large ones.
 """
 
 from __future__ import annotations
@@ -54,15 +55,18 @@ class Row:
 def measure_mode(rig: Rig, mode: Mode, cases: Sequence[Case], plan: Plan) -> list[Row]:
     """All rounds of one response mode, as rows: the bare server's first."""
     _warm_up(rig, cases, plan.operations)
-    pairs: dict[str, list[tuple[Sample, Sample]]] = {case.name: [] for case in cases}
+    bare = [bare_call(rig, plan.operations)]
+    ours: dict[str, list[Sample]] = {case.name: [] for case in cases}
+    ratios: dict[str, list[float]] = {case.name: [] for case in cases}
     for _ in range(plan.rounds):
-        if time.monotonic() > plan.until and all(pairs.values()):
+        if time.monotonic() > plan.until and all(ours.values()):
             break
         for case in cases:
-            pairs[case.name].append((bare_call(rig, plan.operations), case.run(rig, plan.operations)))
-    bare = [bare for several in pairs.values() for bare, _ in several]
-    first = _row(mode, BARE, "bare SDK, plain tools/call", bare, [1.0])
-    return [first, *(_case_row(mode, case, pairs[case.name]) for case in cases)]
+            ours[case.name].append(case.run(rig, plan.operations))
+            bare.append(bare_call(rig, plan.operations))
+            ratios[case.name].append(_cpu(ours[case.name][-1]) / statistics.mean(map(_cpu, bare[-2:])))
+    first = _row(mode, Case(BARE, "bare SDK, plain tools/call", bare_call), bare, [1.0])
+    return [first, *(_row(mode, case, ours[case.name], ratios[case.name]) for case in cases)]
 
 
 def _warm_up(rig: Rig, cases: Sequence[Case], operations: int) -> None:
@@ -70,20 +74,13 @@ def _warm_up(rig: Rig, cases: Sequence[Case], operations: int) -> None:
         run(rig, operations // 2)
 
 
-def _case_row(mode: Mode, case: Case, pairs: Sequence[tuple[Sample, Sample]]) -> Row:
-    ratios = [_cpu(ours) / _cpu(bare) for bare, ours in pairs]
-    return _row(mode, case.name, case.title, [ours for _, ours in pairs], ratios, case.limit)
-
-
-def _row(
-    mode: Mode, name: str, title: str, samples: Sequence[Sample], ratios: Sequence[float], limit: float | None = None
-) -> Row:
+def _row(mode: Mode, case: Case, samples: Sequence[Sample], ratios: Sequence[float]) -> Row:
     waits = sorted(wait for sample in samples for wait in sample.waits)
     low, high = _quartiles(ratios)
     return Row(
         mode=mode,
-        name=name,
-        title=title,
+        name=case.name,
+        title=case.title,
         cpu=statistics.median(map(_cpu, samples)),
         ratio=statistics.median(ratios),
         ratio_low=low,
@@ -92,7 +89,7 @@ def _row(
         p99=waits[len(waits) * 99 // 100] / 1e6,
         rounds=len(samples),
         polls=statistics.median(sample.polls / sample.operations for sample in samples),
-        limit=limit,
+        limit=case.limit,
     )
 
 

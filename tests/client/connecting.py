@@ -11,15 +11,16 @@ import anyio
 from mcp import Client
 from mcp.client.session import ClientRequestContext
 from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, TextContent
-
-from mcp_tasks.client import TaskHandle, TasksClient, start_task
-from mcp_tasks.client.poller import Patience
 from tests.helpers.rpc import PATIENCE
 
-SHORT = Patience(
-    lasting=timedelta(seconds=0.5), base=timedelta(milliseconds=20), limit=timedelta(milliseconds=100)
-)
+from mcp_tasks.client import TaskHandle, TasksClient, TaskSnapshot, start_task
+from mcp_tasks.client.poller import Patience
+
+SHORT = Patience(lasting=timedelta(seconds=0.3), base=timedelta(milliseconds=20), limit=timedelta(milliseconds=100))
 """For servers that do not come back."""
+
+LONG = Patience(lasting=timedelta(seconds=PATIENCE), base=timedelta(milliseconds=20), limit=timedelta(milliseconds=100))
+"""For servers that do."""
 
 
 class Person:
@@ -77,5 +78,13 @@ def text(result: CallToolResult) -> str:
 async def until(condition: Callable[[], object]) -> None:
     """Return when the condition holds; fails if it does not in good time."""
     with anyio.fail_after(PATIENCE):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what it waits for happens in a server or another process
             await anyio.sleep(0.005)
+
+
+async def seen(handle: TaskHandle, condition: Callable[[TaskSnapshot], object]) -> TaskSnapshot:
+    """The first state of the task that is looked at for which the condition holds."""
+    with anyio.fail_after(PATIENCE):
+        while not condition(snapshot := await handle.status()):  # noqa: ASYNC110 - the same
+            await anyio.sleep(0.005)
+    return snapshot

@@ -13,7 +13,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-
 from tests.helpers.http import serving_app
 from tests.helpers.rpc import EXTENSION, INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, MODERN
 
@@ -87,8 +86,11 @@ def completed(text: str = "ok", **fields: Any) -> dict[str, Any]:
 def asking(*keys: str) -> dict[str, Any]:
     """A task that asks for a name under each of the keys."""
     schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-    question = {"method": "elicitation/create", "params": {"mode": "form", "message": "Name?", "requestedSchema": schema}}
-    return task("input_required", inputRequests={key: question for key in keys})
+    question = {
+        "method": "elicitation/create",
+        "params": {"mode": "form", "message": "Name?", "requestedSchema": schema},
+    }
+    return task("input_required", inputRequests=dict.fromkeys(keys, question))
 
 
 @dataclass
@@ -97,6 +99,7 @@ class Peer:
 
     handlers: dict[str, Handler] = field(default_factory=dict[str, Handler])
     requests: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    headers: list[Mapping[str, str]] = field(default_factory=list[Mapping[str, str]])
     name: str = "peer"
 
     def on(self, method: str, *answers: Answer) -> None:
@@ -116,6 +119,7 @@ class Peer:
         """Answer one POST."""
         message = await request.json()
         self.requests.append(message)
+        self.headers.append(request.headers)
         if "id" not in message:
             return Response(status_code=202)
         answer = await self._answer(message["method"], message.get("params", {}))

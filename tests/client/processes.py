@@ -28,11 +28,11 @@ import anyio
 from mcp import Client
 from mcp.client.session import ClientRequestContext
 from mcp_types import ElicitRequestParams, ElicitResult
-
-from mcp_tasks.client import TaskHandle, TasksClient, pending_tasks, reconnecting_http, resume_task, start_task
 from tests.client.connecting import text
 from tests.helpers.process import ENVIRONMENT, ROOT
 from tests.helpers.rpc import PATIENCE
+
+from mcp_tasks.client import TaskHandle, TasksClient, pending_tasks, reconnecting_http, resume_task, start_task
 
 START_LIMIT = 30.0
 
@@ -51,11 +51,14 @@ class ServerProcess:
 
     async def start(self) -> None:
         """Start it and return when it listens."""
-        self._process = subprocess.Popen([sys.executable, "-m", *self._command], cwd=ROOT, env=ENVIRONMENT)
+        self._process = self._spawn()
         with anyio.fail_after(START_LIMIT):
             while not await self._listens():
                 assert self._process.poll() is None, "the server did not start"
                 await anyio.sleep(0.02)
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-m", *self._command], cwd=ROOT, env=ENVIRONMENT)
 
     def kill(self) -> None:
         """End it as a crash does."""
@@ -134,7 +137,7 @@ async def client_process(url: str, ledger: Path | str, log: Path, *arguments: st
 async def logged(log: Path, *wanted: str) -> None:
     """Return when each of these lines is in the log."""
     with anyio.fail_after(START_LIMIT):
-        while not set(wanted) <= set(lines_of(log)):
+        while not set(wanted) <= set(lines_of(log)):  # noqa: ASYNC110 - another process writes it
             await anyio.sleep(0.01)
 
 
@@ -162,10 +165,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 async def _run(options: argparse.Namespace) -> None:
     person = _Person(options.log, options.think)
     tasks = TasksClient(ledger=None if options.ledger == "-" else options.ledger)
-    async with Client(reconnecting_http(options.url), elicitation_callback=person, extensions=[tasks]) as client:
-        async with anyio.create_task_group() as group:
-            for handle in await _handles(client, options):
-                group.start_soon(_report, handle)
+    async with (
+        Client(reconnecting_http(options.url), elicitation_callback=person, extensions=[tasks]) as client,
+        anyio.create_task_group() as group,
+    ):
+        for handle in await _handles(client, options):
+            group.start_soon(_report, handle)
     if tasks.ledger is not None:
         tasks.ledger.close()
 

@@ -10,18 +10,27 @@ from typing import Any
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.session import ClientRequestContext
+from mcp.server import MCPServer
 from mcp.shared.exceptions import MCPError
 from mcp_types import ElicitRequestParams, ElicitResult
-
-from mcp_tasks import Tasks
-from mcp_tasks.client import TaskHandle, TasksClient, call_tool, pending_tasks, reconnecting_http, resume_task, start_task
-from mcp_tasks.errors import UsageError
-from mcp_tasks.testing import fixture_server
 from tests.client.connecting import Person, begin, connect, text
 from tests.helpers.http import serving
 from tests.helpers.lowlevel import build_lowlevel
 from tests.helpers.process import ENVIRONMENT, ROOT
 from tests.helpers.server import CUSTOM_ERROR, QUICK, build
+
+from mcp_tasks import Tasks
+from mcp_tasks.client import (
+    TaskHandle,
+    TasksClient,
+    call_tool,
+    pending_tasks,
+    reconnecting_http,
+    resume_task,
+    start_task,
+)
+from mcp_tasks.errors import UsageError
+from mcp_tasks.testing import fixture_server
 
 pytestmark = pytest.mark.anyio
 
@@ -115,15 +124,13 @@ async def test_a_question_before_the_task_is_asked_once_and_the_task_only_greets
 
 @pytest.mark.parametrize("push", [True, False])
 async def test_a_low_level_server_that_pushes_nothing_is_polled(push: bool) -> None:
-    async with serving(build_lowlevel(Tasks("memory://", settings=QUICK))) as wire:
-        async with connect(wire.url, person=Person(), push=push) as client:
-            assert text(await client.call_tool("echo", {"value": 7})) == "7"
-            assert text(await client.call_tool("ask_name", {})) == "Hello, Ada!"
+    server = build_lowlevel(Tasks("memory://", settings=QUICK))
+    async with serving(server) as wire, connect(wire.url, person=Person(), push=push) as client:
+        assert text(await client.call_tool("echo", {"value": 7})) == "7"
+        assert text(await client.call_tool("ask_name", {})) == "Hello, Ada!"
 
 
 async def test_a_server_without_the_extension_is_called_as_ever() -> None:
-    from mcp.server import MCPServer
-
     server = MCPServer("plain", log_level="CRITICAL")
 
     @server.tool()
@@ -136,9 +143,9 @@ async def test_a_server_without_the_extension_is_called_as_ever() -> None:
 
 
 async def test_on_the_older_wire_calls_are_plain_calls() -> None:
-    async with serving(build(Tasks("memory://", settings=QUICK))) as wire:
-        async with Client(wire.url, mode="legacy", extensions=[TasksClient()]) as client:
-            assert text(await client.call_tool("echo", {"value": "old"})) == "old"
+    server = build(Tasks("memory://", settings=QUICK))
+    async with serving(server) as wire, Client(wire.url, mode="legacy", extensions=[TasksClient()]) as client:
+        assert text(await client.call_tool("echo", {"value": "old"})) == "old"
 
 
 async def test_a_client_without_tasks_says_how_to_have_them(url: str) -> None:

@@ -10,17 +10,17 @@ from typing import Any
 
 import anyio
 import pytest
-
-from mcp_tasks import Tasks
-from mcp_tasks.client import Ledger, TaskHandle, reconnecting_http
-from mcp_tasks.core import TaskStatus
-from mcp_tasks.testing import fixture_server
-from tests.client.connecting import Person, begin, connect, text, until
+from tests.client.connecting import Person, begin, connect, seen, text, until
 from tests.client.peer import TASK_ID, Answer, Peer, asking, completed
-from tests.client.processes import ServerProcess, client_process, lines_of, logged, server_process
+from tests.client.processes import client_process, lines_of, logged, server_process
 from tests.helpers.http import serving
 from tests.helpers.rpc import PATIENCE
 from tests.helpers.server import QUICK
+
+from mcp_tasks import Tasks
+from mcp_tasks.client import Ledger, reconnecting_http
+from mcp_tasks.core import TaskStatus
+from mcp_tasks.testing import fixture_server
 
 pytestmark = pytest.mark.anyio
 
@@ -59,58 +59,51 @@ def left_in(ledger: Path) -> list[str]:
 async def test_a_server_that_is_killed_and_started_again_on_its_port_does_not_end_a_wait(
     tmp_path: Path, push: bool
 ) -> None:
-    async with server_process(tmp_path) as server:
-        async with connect(reconnecting_http(server.url), push=push, person=Person(ready=asyncio.Event())) as client:
-            results: list[str] = []
-            parked = await begin(client, "park", seconds=0.5)
-            handle = await begin(client, "confirm_delete", filename="a.txt")
+    results: list[str] = []
+    async with (
+        server_process(tmp_path) as server,
+        connect(reconnecting_http(server.url), push=push, person=Person()) as client,
+    ):
+        parked = await begin(client, "park", seconds=0.5)
+        handle = await begin(client, "confirm_delete", filename="a.txt")
 
-            async def wait() -> None:
-                results.append(text(await parked.result()))
+        async def wait() -> None:
+            results.append(text(await parked.result()))
 
-            async with anyio.create_task_group() as group:
-                group.start_soon(wait)
-                await _until_asked(handle)
-                server.kill()
-                # The first look at a server that is not there comes before it is there again.
-                await anyio.sleep(0.3)
-                await server.start()
-            assert results == ["ok"]
-            # And what waited for an answer before waits for it now.
-            snapshot = await _until_asked(handle)
-            await handle.answer({key: _confirmed() for key in snapshot})
-            assert text(await handle.result(PATIENCE)) == "deleted a.txt"
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            await seen(handle, lambda snapshot: snapshot.input_requests)
+            server.kill()
+            # The first look at a server that is not there comes before it is there again.
+            await anyio.sleep(0.3)
+            await server.start()
+        assert results == ["ok"]
+        # And what waited for an answer before waits for it now.
+        asking = await seen(handle, lambda snapshot: snapshot.input_requests)
+        await handle.answer(dict.fromkeys(asking.input_requests, _confirmed()))
+        assert text(await handle.result(PATIENCE)) == "deleted a.txt"
 
 
 async def test_a_person_who_is_still_thinking_when_the_server_comes_back_is_not_asked_again(tmp_path: Path) -> None:
+    results: list[str] = []
     ready = asyncio.Event()
     person = Person(ready=ready)
-    async with server_process(tmp_path) as server:
-        async with connect(reconnecting_http(server.url), person=_yes(person)) as client:
-            async with anyio.create_task_group() as group:
-                results: list[str] = []
+    async with (
+        server_process(tmp_path) as server,
+        connect(reconnecting_http(server.url), person=_yes(person)) as client,
+        anyio.create_task_group() as group,
+    ):
 
-                async def call() -> None:
-                    results.append(text(await client.call_tool("confirm_delete", {"filename": "b.txt"})))
+        async def call() -> None:
+            results.append(text(await client.call_tool("confirm_delete", {"filename": "b.txt"})))
 
-                group.start_soon(call)
-                await person.until_asked()
-                await _restart(server)
-                ready.set()
+        group.start_soon(call)
+        await person.until_asked()
+        server.kill()
+        await server.start()
+        ready.set()
     assert results == ["deleted b.txt"]
     assert len(person.asked) == 1
-
-
-async def _restart(server: ServerProcess) -> None:
-    server.kill()
-    await server.start()
-
-
-async def _until_asked(handle: TaskHandle) -> list[str]:
-    with anyio.fail_after(PATIENCE):
-        while not (keys := list((await handle.status()).input_requests)):
-            await anyio.sleep(0.01)
-    return keys
 
 
 def _confirmed() -> dict[str, Any]:

@@ -6,20 +6,22 @@ import asyncio
 import logging
 import time
 from datetime import timedelta
+from itertools import groupby, pairwise
 from typing import Any
 
 import anyio
 import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult
-
-from mcp_tasks.client import TaskHandle, call_tool, handle as handle_module, resume_task, start_task
-from mcp_tasks.core import Progress, TaskStatus
-from mcp_tasks.errors import TaskWasCancelled, UnknownTask, WaitTimedOut
-from tests.client.connecting import SHORT, Person, accepted, begin, connect, text, until
+from tests.client.connecting import LONG, SHORT, Person, accepted, begin, connect, seen, text, until
 from tests.client.peer import OUT_OF_ORDER, TASK_ID, Answer, Peer, asking, completed, task
 from tests.helpers.rpc import PATIENCE
 from tests.helpers.server import CUSTOM_ERROR, Desk
+
+from mcp_tasks.client import TaskHandle, TaskSnapshot, call_tool, resume_task, start_task
+from mcp_tasks.client import handle as handle_module
+from mcp_tasks.core import Progress, TaskStatus
+from mcp_tasks.errors import TaskWasCancelled, UnknownTask, WaitTimedOut
 
 pytestmark = pytest.mark.anyio
 
@@ -69,10 +71,10 @@ async def test_a_task_cancelled_by_somebody_else_says_so_and_names_itself(url: s
     async with connect(url, push=push) as client:
         handle = await begin(client, "gated")
         await desk.started.wait()
-        async with anyio.create_task_group() as group:
-            group.start_soon(resume_task(client, handle.id).cancel)
-            with pytest.raises(TaskWasCancelled) as caught:
-                await handle.result()
+        cancelling = asyncio.create_task(resume_task(client, handle.id).cancel())
+        with pytest.raises(TaskWasCancelled) as caught:
+            await handle.result(PATIENCE)
+        await cancelling
     assert caught.value.task_id == handle.id
     assert "Cancelled by the client" in str(caught.value)
 
@@ -111,8 +113,7 @@ async def test_status_is_one_look(url: str, desk: Desk) -> None:
     async with connect(url) as client:
         handle = await begin(client, "progressing", steps=2, total=4, message="half")
         await desk.started.wait()
-        await until_progress(handle, 2)
-        working = await handle.status()
+        working = await seen(handle, lambda snapshot: snapshot.progress and snapshot.progress.progress == 2)
         desk.gate.set()
         await handle.result()
         done = await handle.status()
@@ -121,29 +122,15 @@ async def test_status_is_one_look(url: str, desk: Desk) -> None:
     assert (done.status, done.is_final) == (TaskStatus.COMPLETED, True)
 
 
-async def until_progress(handle: TaskHandle, wanted: float) -> None:
-    """Return when the server shows this much progress."""
-    with anyio.fail_after(PATIENCE):
-        while (progress := (await handle.status()).progress) is None or progress.progress < wanted:
-            await anyio.sleep(0.005)
-
-
-async def until_asked(handle: TaskHandle) -> None:
-    """Return when the task asks something."""
-    with anyio.fail_after(PATIENCE):
-        while not (await handle.status()).input_requests:
-            await anyio.sleep(0.005)
-
-
 async def test_watch_shows_every_change_of_status_and_ends_with_the_final_one(url: str, push: bool) -> None:
     async with connect(url, push=push, person=Person()) as client:
         handle = await begin(client, "ask_name")
-        seen: list[TaskStatus] = []
+        statuses: list[TaskStatus] = []
         async for snapshot in handle.watch():
-            seen.append(snapshot.status)
+            statuses.append(snapshot.status)
             if snapshot.status is TaskStatus.INPUT_REQUIRED:
                 await handle.answer(dict.fromkeys(snapshot.input_requests, ANSWER))
-    distinct = [status for status, before in zip(seen, [None, *seen], strict=False) if status is not before]
+    distinct = [status for status, _ in groupby(statuses)]
     assert distinct[-1] is TaskStatus.COMPLETED
     assert distinct.count(TaskStatus.INPUT_REQUIRED) == 1
 
@@ -162,12 +149,12 @@ async def test_watch_shows_questions_and_does_not_answer_them(url: str, push: bo
 async def test_watch_never_shows_the_same_state_twice_in_a_row(url: str, desk: Desk, push: bool) -> None:
     async with connect(url, push=push) as client:
         handle = await begin(client, "progressing", steps=3, total=None, message=None)
-        seen = list[Any]()
+        states: list[TaskSnapshot] = []
         async for snapshot in handle.watch():
-            seen.append(snapshot)
+            states.append(snapshot)
             if snapshot.progress == Progress(progress=3, message="3"):
                 desk.gate.set()
-    assert all(one != other for one, other in zip(seen, seen[1:], strict=False))
+    assert all(one != other for one, other in pairwise(states))
 
 
 async def test_several_may_watch_and_wait_for_one_task(url: str, desk: Desk) -> None:
@@ -296,7 +283,7 @@ async def test_the_time_a_person_takes_to_answer_does_not_count(url: str) -> Non
     ready = asyncio.Event()
     async with connect(url, person=Person(ready=ready)) as client:
         handle = await begin(client, "ask_name")
-        await until_asked(handle)
+        await seen(handle, lambda snapshot: snapshot.input_requests)
         asyncio.get_running_loop().call_later(1.2, ready.set)
         assert text(await handle.result(1.0)) == "Hello, Ada!"
 
@@ -433,7 +420,7 @@ async def test_a_server_that_does_not_answer_a_cancellation_is_not_waited_for_lo
 
 async def test_looks_that_fail_for_now_are_tried_again(peer: Peer, peer_url: str) -> None:
     peer.on("tasks/get", task(), OUT_OF_ORDER, OUT_OF_ORDER, task(), OUT_OF_ORDER, completed("at last"))
-    async with connect(peer_url, patience=SHORT) as client:
+    async with connect(peer_url, patience=LONG) as client:
         assert text(await client.call_tool("x", {})) == "at last"
 
 

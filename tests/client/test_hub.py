@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import anyio
@@ -15,14 +16,7 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
-
-from mcp_tasks import Tasks
-from mcp_tasks.client import TasksClient, push as push_module, resume_task
-from mcp_tasks.client.poller import BACKSTOP
-from mcp_tasks.client.push import Mailbox
-from mcp_tasks.core import TaskStatus
-from mcp_tasks.wire.parse import parse_task
-from tests.client.connecting import SHORT, begin, connect, text, until
+from tests.client.connecting import LONG, SHORT, begin, connect, seen, text, until
 from tests.client.peer import (
     OUT_OF_ORDER,
     TASK_ID,
@@ -37,9 +31,15 @@ from tests.client.peer import (
     told,
     working,
 )
-from tests.helpers.http import serving
 from tests.helpers.rpc import PATIENCE
-from tests.helpers.server import QUICK, Desk, build
+from tests.helpers.server import Desk
+
+from mcp_tasks.client import TasksClient, resume_task
+from mcp_tasks.client import push as push_module
+from mcp_tasks.client.poller import BACKSTOP
+from mcp_tasks.client.push import Mailbox
+from mcp_tasks.core import TaskStatus
+from mcp_tasks.wire.parse import parse_task
 
 pytestmark = pytest.mark.anyio
 
@@ -61,16 +61,27 @@ def test_a_mailbox_keeps_the_newest_state_and_says_that_it_is_live() -> None:
     box.put(parse_task(working(2)))
     box.put(parse_task(working(1)))
     assert box.live
-    assert box.snapshot == parse_task(working(2))
     assert box.changed.is_set()
+    assert box.take() == parse_task(working(2))
+    assert not box.changed.is_set()
+
+
+def test_a_mailbox_gives_each_state_once() -> None:
+    box = Mailbox()
+    box.put(parse_task(working(1)))
+    box.take()
+    box.end()
+    assert box.changed.is_set()
+    assert box.take() is None
+    assert not box.live
 
 
 def test_a_mailbox_does_not_go_back_behind_the_end() -> None:
     box = Mailbox()
     box.put(parse_task(completed()))
     box.put(parse_task(working(59, createdAt="2026-08-02T10:00:00Z")))
-    assert box.snapshot is not None
-    assert box.snapshot.status is TaskStatus.COMPLETED
+    assert (newest := box.take()) is not None
+    assert newest.status is TaskStatus.COMPLETED
 
 
 # Streams
@@ -79,7 +90,7 @@ def test_a_mailbox_does_not_go_back_behind_the_end() -> None:
 async def test_a_pushed_state_ends_the_wait_long_before_the_next_poll(peer: Peer, peer_url: str) -> None:
     done = asyncio.Event()
 
-    async def frames() -> Any:
+    async def frames() -> AsyncGenerator[Mapping[str, Any]]:
         for message in pushed(1, working(1, pollIntervalMs=RARELY)):
             yield message
         await done.wait()
@@ -110,15 +121,14 @@ async def test_while_a_stream_is_live_the_server_is_not_polled(peer: Peer, peer_
     assert BACKSTOP >= 30
     peer.on("subscriptions/listen", Frames(stream_of(pushed(1, working(1)))))
     peer.on("tasks/get", task())
-    async with connect(peer_url, on_abandon="leave") as client:
-        async with anyio.create_task_group() as group:
-            group.start_soon(client.call_tool, "x", {})
-            await until(lambda: listen_ids(peer))
-            looks = len(peer.asked("tasks/get"))
-            # Eight times the interval of a poll, and the stream needs one of them to prove itself.
-            await anyio.sleep(0.4)
-            assert len(peer.asked("tasks/get")) <= looks + 1
-            group.cancel_scope.cancel()
+    async with connect(peer_url, on_abandon="leave") as client, anyio.create_task_group() as group:
+        group.start_soon(client.call_tool, "x")
+        await until(lambda: listen_ids(peer))
+        looks = len(peer.asked("tasks/get"))
+        # Eight times the interval of a poll, and the stream needs one of them to prove itself.
+        await anyio.sleep(0.4)
+        assert len(peer.asked("tasks/get")) <= looks + 1
+        group.cancel_scope.cancel()
 
 
 async def test_when_a_stream_ends_the_server_is_polled_again(peer: Peer, peer_url: str) -> None:
@@ -163,25 +173,40 @@ async def test_streams_that_end_at_once_are_not_opened_in_a_loop(peer: Peer, pee
     assert 1 <= len(listen_ids(peer)) <= 4
 
 
-async def test_tasks_that_are_waited_for_at_once_share_a_stream(desk: Desk) -> None:
-    server = build(Tasks("memory://", settings=QUICK), desk)
-    async with serving(server) as wire, connect(wire.url) as client:
+async def test_tasks_that_are_waited_for_at_once_share_a_stream(url: str, desk: Desk) -> None:
+    async with connect(url) as client:
         handles = [await begin(client, "gated") for _ in range(20)]
+        hub = _hub(client)
         async with anyio.create_task_group() as group:
             for handle in handles:
                 group.start_soon(handle.result)
-            await desk.started.wait()
-            # Listeners of the server itself: one stream, however many tasks.
-            await anyio.sleep(0.2)
-            hub = _hub(client)
-            assert [len(ids) for ids in hub._streams.values()] == [20]  # pyright: ignore[reportPrivateUsage]
+            await until(lambda: _streams(hub))
+            assert _streams(hub) == [20]
             desk.gate.set()
-        assert hub._boxes == {}  # pyright: ignore[reportPrivateUsage]
-        await until(lambda: not hub._streams)  # pyright: ignore[reportPrivateUsage]
+        await until(lambda: not _streams(hub))
+
+
+async def test_waits_that_begin_one_after_another_end_up_on_few_streams(url: str, desk: Desk) -> None:
+    async with connect(url) as client:
+        hub = _hub(client)
+        async with anyio.create_task_group() as group:
+            for number in range(1, 17):
+                handle = await begin(client, "gated")
+                group.start_soon(handle.result)
+                await until(lambda wanted=number: sum(_streams(hub)) == wanted)
+            assert len(_streams(hub)) <= 5
+            desk.gate.set()
+        await until(lambda: not _streams(hub))
+
+
+def _streams(hub: push_module.PushHub) -> list[int]:
+    """How many tasks there are on each stream that is not being closed."""
+    streams = hub._streams  # pyright: ignore[reportPrivateUsage]
+    return [len(ids) for stream, ids in streams.items() if not stream.cancelling()]
 
 
 def _hub(client: Client) -> push_module.PushHub:
-    [tasks] = client.extensions or ()
+    [tasks] = client.extensions or [None]
     assert isinstance(tasks, TasksClient)
     hub = tasks._hub(client.session)  # pyright: ignore[reportPrivateUsage]
     assert hub is not None
@@ -205,7 +230,7 @@ async def test_more_tasks_than_fit_on_one_stream_get_several(
         await until(lambda: len(listen_ids(peer)) >= 3)
         group.cancel_scope.cancel()
     assert sorted(map(len, listen_ids(peer))) == [2, 3, 3]
-    assert sorted(sum(listen_ids(peer), [])) == [f"t{number}" for number in range(8)]
+    assert sorted(chain.from_iterable(listen_ids(peer))) == [f"t{number}" for number in range(8)]
 
 
 async def test_notifications_that_are_no_tasks_or_not_ours_are_ignored(peer: Peer, peer_url: str) -> None:
@@ -259,7 +284,6 @@ async def _first_then_failing(peer: Peer, first: Mapping[str, Any]) -> None:
     peer.on("subscriptions/listen", Frames(stream_of(pushed(1, first), hold=False)), OUT_OF_ORDER)
 
 
-@pytest.mark.xfail(strict=True, reason="when a stream fails, the last state it told is shown again, however old")
 async def test_watch_never_goes_back_to_an_older_state(
     peer: Peer, peer_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,7 +291,7 @@ async def test_watch_never_goes_back_to_an_older_state(
     await _first_then_failing(peer, working(1))
     peer.on("tasks/get", working(1), *[working(2)] * 8, completed())
     steps: list[str | None] = []
-    async with connect(peer_url, patience=SHORT) as client:
+    async with connect(peer_url, patience=LONG) as client:
         handle = await begin(client, "x")
         with anyio.fail_after(PATIENCE):
             async for snapshot in handle.watch():
@@ -275,7 +299,6 @@ async def test_watch_never_goes_back_to_an_older_state(
     assert steps == ["step 1", "step 2", None]
 
 
-@pytest.mark.xfail(strict=True, reason="a stream that fails counts as a sign of life: patience starts afresh each time")
 async def test_streams_that_fail_do_not_feed_patience(
     peer: Peer, peer_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,7 +306,7 @@ async def test_streams_that_fail_do_not_feed_patience(
     await _first_then_failing(peer, working(1))
     peer.on("tasks/get", working(1), OUT_OF_ORDER)
     async with connect(peer_url, patience=SHORT) as client:
-        with anyio.fail_after(3), pytest.raises(MCPError, match="try again later"):
+        with anyio.fail_after(PATIENCE), pytest.raises(MCPError, match="try again later"):
             await client.call_tool("x", {})
 
 
@@ -294,13 +317,10 @@ def _no_pause(attempt: int, **limits: timedelta) -> timedelta:
 # Many waits, one after another
 
 
-@pytest.mark.xfail(strict=True, reason="a wait that begins right after a quick one ended gets no stream, and polls")
 async def test_a_wait_right_after_another_one_is_pushed_too(url: str, desk: Desk) -> None:
     async with connect(url) as client:
         quick, slow = await begin(client, "echo", value=1), await begin(client, "gated")
-        await until(lambda: desk.started.is_set())
-        while not (await quick.status()).is_final:
-            await anyio.sleep(0.005)
+        await seen(quick, lambda snapshot: snapshot.is_final)
 
         async def wait_for_both() -> None:
             await quick.result()
@@ -308,30 +328,27 @@ async def test_a_wait_right_after_another_one_is_pushed_too(url: str, desk: Desk
 
         async with anyio.create_task_group() as group:
             group.start_soon(wait_for_both)
-            await anyio.sleep(0.3)
-            streams = len(_hub(client)._streams)  # pyright: ignore[reportPrivateUsage]
+            await until(lambda: _streams(_hub(client)) == [1])
             desk.gate.set()
-    assert streams == 1
 
 
-@pytest.mark.xfail(strict=True, reason="every wait that begins by itself holds a connection of the pool for its stream")
 async def test_waits_that_begin_one_after_another_leave_room_for_other_calls(url: str, desk: Desk) -> None:
-    # The pool of the SDK's HTTP client has a hundred connections; here it has four.
-    http = httpx2.AsyncClient(limits=httpx2.Limits(max_connections=4), timeout=PATIENCE, trust_env=False)
-    async with http, connect(streamable_http_client(url, http_client=http)) as client:
-        async with anyio.create_task_group() as group:
-            for _ in range(4):
-                handle = await begin(client, "gated")
-                group.start_soon(handle.result)
-                await anyio.sleep(0.1)
-            try:
-                with anyio.fail_after(1):
-                    await client.list_tools()
-            finally:
-                desk.gate.set()
+    # The pool of the SDK's HTTP client has a hundred connections; here it has eight.
+    http = httpx2.AsyncClient(limits=httpx2.Limits(max_connections=8), timeout=PATIENCE, trust_env=False)
+    async with (
+        http,
+        connect(streamable_http_client(url, http_client=http)) as client,
+        anyio.create_task_group() as group,
+    ):
+        for number in range(1, 17):
+            handle = await begin(client, "gated")
+            group.start_soon(handle.result)
+            await until(lambda wanted=number: sum(_streams(_hub(client))) == wanted)
+        with anyio.fail_after(PATIENCE):
+            await client.list_tools()
+        desk.gate.set()
 
 
-@pytest.mark.xfail(strict=True, reason="hubs are kept by session in a WeakKeyDictionary, and each hub holds its session")
 async def test_a_session_that_is_over_is_not_held(url: str) -> None:
     tasks = TasksClient()
     async with connect(url, tasks=tasks) as client:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.client.peer import TASK_ID, asking, completed, task
 
 from mcp_tasks.core import Progress, TaskRecord, TaskStatus
 from mcp_tasks.errors import InvalidResponse
@@ -16,7 +17,6 @@ from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.strategies import json_objects, json_values, records
 from mcp_tasks.wire import PROGRESS_META_KEY, render_created, render_detailed, render_task
 from mcp_tasks.wire.parse import TaskSnapshot, parse_created, parse_task
-from tests.client.peer import TASK_ID, asking, completed, task
 
 ERROR = {"code": -32603, "message": "no"}
 
@@ -126,8 +126,14 @@ _anything = st.one_of(
     st.dictionaries(_texts, json_values()),
 )
 _FIELDS = [*task(), "statusMessage", "_meta", "inputRequests", "result", "error"]
+
+
+def _mix(base: dict[str, Any], changes: dict[str, Any], dropped: set[str]) -> dict[str, Any]:
+    return {key: value for key, value in {**base, **changes}.items() if key not in dropped}
+
+
 _mixtures = st.builds(
-    lambda base, changes, dropped: {key: value for key, value in {**base, **changes}.items() if key not in dropped},
+    _mix,
     st.sampled_from([task(), asking("a"), completed(), task("failed", error=ERROR), task("cancelled")]),
     st.dictionaries(st.sampled_from(_FIELDS), _anything, max_size=4),
     st.sets(st.sampled_from(_FIELDS), max_size=1),

@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.client.peer import task
 
 from mcp_tasks.client.poller import (
     BACKSTOP,
@@ -18,7 +19,6 @@ from mcp_tasks.client.poller import (
     Poller,
 )
 from mcp_tasks.wire.parse import TaskSnapshot, parse_task
-from tests.client.peer import task
 
 START = 1_000.0
 

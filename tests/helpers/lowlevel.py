@@ -29,7 +29,7 @@ Lifespan = Callable[[Server[Any]], AbstractAsyncContextManager[Any]]
 
 
 def build_lowlevel(tasks: Tasks, gate: asyncio.Event | None = None, lifespan: Lifespan | None = None) -> Server[Any]:
-    """A low-level server with `tasks` attached: an `echo`, one that asks, one that waits, and a plain one."""
+    """A low-level server with `tasks` attached: tools that end, ask, wait and crash."""
 
     async def list_tools(ctx: RequestContext, params: PaginatedRequestParams | None) -> ListToolsResult:
         return ListToolsResult(
@@ -38,6 +38,7 @@ def build_lowlevel(tasks: Tasks, gate: asyncio.Event | None = None, lifespan: Li
                 Tool(name="echo", input_schema=_ANYTHING),
                 Tool(name="ask_name", input_schema=_ANYTHING, annotations=ToolAnnotations(idempotent_hint=True)),
                 Tool(name="gated", input_schema=_ANYTHING),
+                Tool(name="crashes", input_schema=_ANYTHING),
             ]
         )
 
@@ -47,7 +48,7 @@ def build_lowlevel(tasks: Tasks, gate: asyncio.Event | None = None, lifespan: Li
     server: Server[Any] = Server(
         "low", version="1", lifespan=lifespan or _no_state, on_list_tools=list_tools, on_call_tool=call_tool
     )
-    for name in ("echo", "ask_name", "gated"):
+    for name in ("echo", "ask_name", "gated", "crashes"):
         tasks.mark(name)
     tasks.attach(server)
     return server
@@ -65,6 +66,8 @@ async def _run(ctx: RequestContext, params: CallToolRequestParams, gate: asyncio
             return f"Hello, {arguments['name']}! (task: {current_task().id})"
         case "echo":
             return str(arguments["value"])
+        case "crashes":
+            raise RuntimeError("secret defect")
         case "ask_name":
             schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
             answer = await ctx.session.elicit_form("What is your name?", schema)

@@ -9,13 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from .driving import Outcomes, drive, node_command, python_command
+from .driving import Outcomes, command, drive
 from .install import FASTMCP, PYDANTIC_AI, STRANDS, Offline, install_npm, install_python
 from .shared import CHECKOUT, serving
 
 HERE = Path(__file__).resolve().parent
 OURS = (sys.executable, "-m", "mcp_tasks.testing.fixture_server", "--port", "{port}", "--db", "{db}")
 INSTALL_AND_RUN = 300.0
+CLIENTS = {
+    "ext_tasks": ("npm", "ext_tasks.mjs"),
+    "fastmcp_client": ("fastmcp", "fastmcp_client.py"),
+    "strands": ("strands", "strands_client.py"),
+    "pydantic_ai": ("pydantic_ai", "pydantic_ai_toolset.py"),
+}
+"""For each client what it needs installed, and its driver."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,12 +46,36 @@ class Installs:
         self._begun = {environment.name: pool.submit(install_python, environment) for environment in pythons}
         self._begun["npm"] = pool.submit(install_npm)
 
+    def wait_for(self, name: str) -> Path:
+        """Where it is: the interpreter of a virtualenv, or the folder with the npm packages."""
+        return self._begun[name].result()
+
     def __getitem__(self, name: str) -> Path:
-        """Where it is. Not to get it is a failure, unless somebody said to be offline."""
+        """The same. Not to get it is a failure, unless somebody said to be offline."""
         try:
-            return self._begun[name].result()
+            return self.wait_for(name)
         except Offline as exc:
             pytest.skip(str(exc))
+
+
+class Reports:
+    """What the clients of others report of our servers. They mostly wait for tasks, and do that together."""
+
+    def __init__(self, pool: ThreadPoolExecutor, installs: Installs, urls: list[str], clients: list[str]) -> None:
+        self._installs = installs
+        self._urls = urls
+        self._begun = {client: pool.submit(self._drive, client) for client in clients}
+
+    def __getitem__(self, client: str) -> list[Outcomes]:
+        """What a client reports of each of the servers."""
+        try:
+            return self._begun[client].result()
+        except Offline as exc:
+            pytest.skip(str(exc))
+
+    def _drive(self, client: str) -> list[Outcomes]:
+        needs, driver = CLIENTS[client]
+        return drive(command(self._installs.wait_for(needs), driver), self._urls)
 
 
 @pytest.fixture(scope="session")
@@ -75,32 +106,17 @@ def urls(streaming_url: str, json_url: str) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def ext_tasks(urls: list[str], installs: Installs) -> list[Outcomes]:
-    """What the TypeScript client with ext-tasks reports of each of `urls`."""
-    return drive(node_command(installs["npm"], "ext_tasks.mjs"), urls)
-
-
-@pytest.fixture(scope="session")
-def fastmcp_client(urls: list[str], installs: Installs) -> list[Outcomes]:
-    """What FastMCP's client reports of each of `urls`."""
-    return drive(python_command(installs["fastmcp"], "fastmcp_client.py"), urls)
-
-
-@pytest.fixture(scope="session")
-def strands(urls: list[str], installs: Installs) -> list[Outcomes]:
-    """What the client of Strands reports of each of `urls`."""
-    return drive(python_command(installs["strands"], "strands_client.py"), urls)
-
-
-@pytest.fixture(scope="session")
-def pydantic_ai(urls: list[str], installs: Installs) -> list[Outcomes]:
-    """What Pydantic AI reports of each of `urls`."""
-    return drive(python_command(installs["pydantic_ai"], "pydantic_ai_toolset.py"), urls)
+def reports(request: pytest.FixtureRequest, urls: list[str], installs: Installs) -> Generator[Reports]:
+    """What the clients of others report."""
+    parameters = [getattr(item, "callspec", None) for item in request.session.items]
+    wanted = {spec.params.get("client") for spec in parameters if spec is not None}
+    with ThreadPoolExecutor() as pool:
+        yield Reports(pool, installs, urls, [client for client in CLIENTS if client in wanted])
 
 
 @pytest.fixture(scope="session")
 def fastmcp_url(installs: Installs) -> Generator[str]:
     """A server of FastMCP's."""
-    command = python_command(installs["fastmcp"], "fastmcp_server.py")
-    with serving((*command, "--port", "{port}"), cwd=CHECKOUT) as url:
+    server = command(installs["fastmcp"], "fastmcp_server.py")
+    with serving((*server, "--port", "{port}"), cwd=CHECKOUT) as url:
         yield url

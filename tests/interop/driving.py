@@ -24,22 +24,19 @@ class DriverError(Exception):
     """A driver did not come to its report; the message has what it printed."""
 
 
-def python_command(interpreter: Path, driver: str) -> list[str]:
-    """The command of a driver in Python, without its arguments."""
-    return [str(interpreter), str(DRIVERS / driver)]
-
-
-def node_command(home: Path, driver: str) -> list[str]:
-    """The command of a driver in JavaScript, without its arguments."""
+def command(installed: Path, driver: str) -> list[str]:
+    """The command of a driver, without its arguments, with what it needs `installed`."""
+    if not driver.endswith(".mjs"):
+        return [str(installed), str(DRIVERS / driver)]
     # Node looks packages up from where a module lies.
-    return [*find_node()[0], str(shutil.copy(DRIVERS / driver, home))]
+    return [*find_node()[0], str(shutil.copy(DRIVERS / driver, installed))]
 
 
-def drive(command: Sequence[str], urls: Sequence[str]) -> list[Outcomes]:
+def drive(driver: Sequence[str], urls: Sequence[str]) -> list[Outcomes]:
     """Run a driver against several servers; gives what it reports of each."""
     try:
         done = subprocess.run(
-            [*command, *urls], capture_output=True, text=True, timeout=DRIVER_LIMIT, env=quiet_environment()
+            [*driver, *urls], capture_output=True, text=True, timeout=DRIVER_LIMIT, env=quiet_environment()
         )
     except subprocess.TimeoutExpired as exc:
         raise DriverError(f"no report after {DRIVER_LIMIT:g} s: {exc.stdout!r} {exc.stderr!r}") from exc

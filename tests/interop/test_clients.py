@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from .conftest import Reports
 from .driving import Outcomes
 
 FASTMCP, STRANDS, PYDANTIC_AI, EXT_TASKS = "fastmcp_client", "strands", "pydantic_ai", "ext_tasks"
@@ -34,9 +35,9 @@ def way(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
-def outcomes(client: str, way: int, request: pytest.FixtureRequest) -> Outcomes:
+def outcomes(client: str, way: int, reports: Reports) -> Outcomes:
     """What a client reports of one of the servers."""
-    return request.getfixturevalue(client)[way]
+    return reports[client][way]
 
 
 @pytest.mark.parametrize("client", ALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -25,8 +26,8 @@ async def _answer(context: ClientRequestContext, params: ElicitRequestParams) ->
 
 
 @asynccontextmanager
-async def _connected(url: str) -> AsyncGenerator[Client]:
-    async with Client(url, extensions=[TasksClient()], elicitation_callback=_answer) as client:
+async def _connected(url: str, *, push: bool = True) -> AsyncGenerator[Client]:
+    async with Client(url, extensions=[TasksClient(push=push)], elicitation_callback=_answer) as client:
         yield client
 
 
@@ -66,14 +67,14 @@ async def test_states_by_polling(fastmcp_url: str) -> None:
 
 
 async def test_tool_error(fastmcp_url: str) -> None:
-    async with _connected(fastmcp_url) as client:
+    async with _connected(fastmcp_url, push=False) as client:
         result = await client.call_tool("failing_job")
     assert result.is_error
     assert "the job failed, as it always does" in _text(result)
 
 
 async def test_failed_task(fastmcp_url: str) -> None:
-    async with _connected(fastmcp_url) as client:
+    async with _connected(fastmcp_url, push=False) as client:
         handle = await _started(client, "protocol_error_job")
         with pytest.raises(MCPError, match="the job ended in a protocol error") as caught:
             await handle.result()
@@ -81,7 +82,7 @@ async def test_failed_task(fastmcp_url: str) -> None:
 
 
 async def test_cancel(fastmcp_url: str) -> None:
-    async with _connected(fastmcp_url) as client:
+    async with _connected(fastmcp_url, push=False) as client:
         handle = await _started(client, "park", seconds=PARKED)
         assert (await handle.status()).status is TaskStatus.WORKING
         await handle.cancel()
@@ -90,7 +91,7 @@ async def test_cancel(fastmcp_url: str) -> None:
 
 
 async def test_a_wait_that_times_out_cancels(fastmcp_url: str) -> None:
-    async with _connected(fastmcp_url) as client:
+    async with _connected(fastmcp_url, push=False) as client:
         handle = await _started(client, "park", seconds=PARKED)
         with pytest.raises(WaitTimedOut):
             await handle.result(0.3, on_abandon="cancel")
@@ -106,12 +107,12 @@ async def test_a_wait_that_times_out_cancels(fastmcp_url: str) -> None:
     ],
 )
 async def test_questions_in_a_task(fastmcp_url: str, tool: str, arguments: dict[str, object], text: str) -> None:
-    async with _connected(fastmcp_url) as client:
+    async with _connected(fastmcp_url, push=False) as client:
         assert _text(await call_tool(client, tool, arguments, timeout=20)) == text
 
 
 async def test_a_question_declined_by_hand(fastmcp_url: str) -> None:
-    async with _connected(fastmcp_url) as client:
+    async with _connected(fastmcp_url, push=False) as client:
         handle = await _started(client, "confirm_delete", filename="b.txt")
         async for state in handle.watch():
             if state.status is TaskStatus.INPUT_REQUIRED:
@@ -130,6 +131,18 @@ async def test_another_client_resumes(fastmcp_url: str) -> None:
 
 
 async def test_unknown_task(fastmcp_url: str) -> None:
-    async with _connected(fastmcp_url) as client:
+    async with _connected(fastmcp_url, push=False) as client:
         with pytest.raises(UnknownTask):
             await resume_task(client, "no-such-task").status()
+
+
+@pytest.mark.xfail(strict=False, reason="the refusal may arrive while the SDK's transport closes, and come out of it")
+async def test_leaving_right_after_a_short_task(fastmcp_url: str) -> None:
+    """A server without push refuses `subscriptions/listen`; that is no concern of a client that has left by then."""
+
+    async def visit() -> None:
+        async with _connected(fastmcp_url) as client:
+            await client.call_tool("failing_job")
+
+    for _ in range(15):
+        await asyncio.gather(*(visit() for _ in range(4)))

@@ -10,7 +10,6 @@ from typing import Any
 
 import anyio
 from jsonschema import Draft202012Validator
-
 from tests.helpers.http import HttpWire
 from tests.helpers.rpc import EVERYTHING, PATIENCE, loads, request
 from tests.helpers.schema import check_notification
@@ -24,7 +23,11 @@ _SCHEMA = Path(__file__).parent.parent / "spec" / "schema" / "ext-tasks.json"
 
 
 def listen(
-    task_ids: Any = ..., *, capabilities: Mapping[str, Any] = EVERYTHING, meta: Mapping[str, Any] | None = None, **also: Any
+    task_ids: Any = ...,
+    *,
+    capabilities: Mapping[str, Any] = EVERYTHING,
+    meta: Mapping[str, Any] | None = None,
+    **also: Any,
 ) -> dict[str, Any]:
     """A `subscriptions/listen` request; without ids it names no `taskIds` at all."""
     wanted = {**also} if task_ids is ... else {**also, "taskIds": task_ids}
@@ -90,9 +93,7 @@ def shown(params: Mapping[str, Any]) -> dict[str, Any]:
 
 def as_pushed(got: Mapping[str, Any]) -> dict[str, Any]:
     """The answer of `tasks/get`, without what results have and notifications have not."""
-    meta = {
-        key: value for key, value in got.get("_meta", {}).items() if not key.startswith("io.modelcontextprotocol/")
-    }
+    meta = {key: value for key, value in got.get("_meta", {}).items() if not key.startswith("io.modelcontextprotocol/")}
     bare = {key: value for key, value in got.items() if key not in ("_meta", "resultType")}
     return {**bare, "_meta": meta} if meta else bare
 

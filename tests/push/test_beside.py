@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 from mcp import Client
 from mcp.client.subscriptions import ToolsListChanged
-
-from mcp_tasks.client import TasksClient
 from tests.helpers.http import HttpWire
-from tests.helpers.rpc import NOTHING, Tasking
+from tests.helpers.rpc import NOTHING, PATIENCE, Tasking
 from tests.helpers.schema import check_notification
 from tests.helpers.server import Desk
 from tests.push.listening import TASKS, TOOLS_CHANGED, Stream, listen
+
+from mcp_tasks.client import TasksClient
 
 pytestmark = pytest.mark.anyio
 
@@ -61,9 +62,10 @@ async def test_a_stream_without_ids_is_the_sdks_own_and_needs_no_declaration(cli
 
 
 async def test_the_sdks_listen_works_beside_waits_for_tasks(wire: HttpWire) -> None:
-    async with Client(wire.url, extensions=[TasksClient()]) as client:
-        async with client.listen(tools_list_changed=True) as events:
-            await client.call_tool("grow", {})
-            async for event in events:
-                assert isinstance(event, ToolsListChanged)
-                break
+    async with (
+        Client(wire.url, extensions=[TasksClient()]) as client,
+        client.listen(tools_list_changed=True) as events,
+    ):
+        await client.call_tool("grow", {})
+        with anyio.fail_after(PATIENCE):
+            assert isinstance(await anext(aiter(events)), ToolsListChanged)

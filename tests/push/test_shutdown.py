@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 from pathlib import Path
@@ -9,7 +10,6 @@ from pathlib import Path
 import anyio
 import httpx2
 import pytest
-
 from tests.client.processes import server_process
 from tests.helpers.http import HttpWire, http_client
 from tests.helpers.process import http_process
@@ -19,7 +19,7 @@ from tests.push.listening import SUBSCRIPTION, listening
 
 pytestmark = pytest.mark.anyio
 
-SOON = 5.0
+SOON = 4.0
 """Seconds in which a server that was told to stop has stopped: nothing is running that it would wait for."""
 
 
@@ -69,10 +69,8 @@ async def test_with_a_limit_on_its_shutdown_the_server_stops_and_the_task_stays(
             await stream.until("input_required")
         # The process has ended by now; leaving the block above waited for it.
         with anyio.fail_after(PATIENCE):
-            try:
+            with contextlib.suppress(httpx2.TransportError):
                 await stream.rest()
-            except httpx2.TransportError:
-                pass
             await streaming.__aexit__(None, None, None)
         with http_process("--store", store) as url:
             again = Tasking(HttpWire(url, http), EVERYTHING)

@@ -18,14 +18,14 @@ from mcp_types import (
     SubscriptionsListenRequestParams,
 )
 from pydantic import BaseModel, ConfigDict
-
-from mcp_tasks import Tasks
-from tests.helpers.http import HttpWire, serving
+from tests.helpers.http import serving
 from tests.helpers.official import ClaimsTasks, ClientWire
 from tests.helpers.rpc import EVERYTHING, MODERN, PATIENCE, Tasking
 from tests.helpers.server import QUICK, Desk, build
 from tests.helpers.stdio import StdioWire, stdio_process
 from tests.push.listening import SUBSCRIPTION, Stream, as_pushed, check_task_notification, listen, listening, shown
+
+from mcp_tasks import Tasks
 
 pytestmark = pytest.mark.anyio
 
@@ -55,14 +55,17 @@ async def test_a_server_without_sessions_streams_all_the_same(desk: Desk) -> Non
 
 
 async def _frames_of(wire: StdioWire, request_id: Any) -> AsyncGenerator[dict[str, Any]]:
-    position = 0
+    told = 0
     while True:
-        await wire.wait_for(lambda frame: wire.others.index(frame) >= position and _belongs(frame, request_id))
-        while position < len(wire.others):
-            frame = wire.others[position]
-            position += 1
-            if _belongs(frame, request_id):
-                yield frame
+        frames = [frame for frame in wire.others if _belongs(frame, request_id)]
+        for frame in frames[told:]:
+            yield frame
+        told = len(frames)
+        await wire.wait_for(lambda _, told=told: _count(wire, request_id) > told)
+
+
+def _count(wire: StdioWire, request_id: Any) -> int:
+    return sum(_belongs(frame, request_id) for frame in wire.others)
 
 
 def _belongs(frame: dict[str, Any], request_id: Any) -> bool:
@@ -142,30 +145,30 @@ async def test_in_memory_the_frames_are_the_same(desk: Desk) -> None:
         hears.receive,
         anyio.create_task_group() as group,
     ):
-        client = Tasking(ClientWire(official), EVERYTHING)
-        task_id = await client.create("gated")
-        wanted = SubscriptionFilter.model_validate({"taskIds": [task_id, "task_unknown"]}, by_name=False)
-        asked = SubscriptionsListenRequest(params=SubscriptionsListenRequestParams(notifications=wanted))
-        group.start_soon(official.session.send_request, asked, Result, float("inf"))
+        task_id = await Tasking(ClientWire(official), EVERYTHING).create("gated")
+        group.start_soon(official.session.send_request, _listen_to([task_id, "task_unknown"]), Result, float("inf"))
         with anyio.fail_after(PATIENCE):
             acknowledged = await hears.receive.receive()
             frames = [await hears.receive.receive()]
             desk.gate.set()
             while frames[-1]["params"]["status"] != "completed":
                 frames.append(await hears.receive.receive())
+        assert acknowledged["params"]["notifications"] == {"taskIds": [task_id]}
+        for frame in frames:
+            check_task_notification(frame)
+            assert frame["params"]["_meta"][SUBSCRIPTION] == acknowledged["params"]["_meta"][SUBSCRIPTION]
+        assert shown(frames[-1]["params"])["result"]["content"] == [{"type": "text", "text": "through"}]
         group.cancel_scope.cancel()
-    assert acknowledged["params"]["notifications"] == {"taskIds": [task_id]}
-    subscription = acknowledged["params"]["_meta"][SUBSCRIPTION]
-    for frame in frames:
-        check_task_notification(frame)
-        assert frame["params"]["_meta"][SUBSCRIPTION] == subscription
-    assert shown(frames[-1]["params"])["result"]["content"] == [{"type": "text", "text": "through"}]
 
 
-async def test_leaving_a_client_in_memory_ends_its_streams(wire: HttpWire, desk: Desk) -> None:
-    async with Client(build(Tasks("memory://", settings=QUICK), desk), mode=MODERN, extensions=[ClaimsTasks()]) as client:
-        wanted = SubscriptionFilter.model_validate({"taskIds": []}, by_name=False)
-        asked = SubscriptionsListenRequest(params=SubscriptionsListenRequestParams(notifications=wanted))
+def _listen_to(ids: Sequence[str]) -> SubscriptionsListenRequest:
+    wanted = SubscriptionFilter.model_validate({"taskIds": list(ids)}, by_name=False)
+    return SubscriptionsListenRequest(params=SubscriptionsListenRequestParams(notifications=wanted))
+
+
+async def test_in_memory_a_stream_ends_when_its_request_is_given_up(desk: Desk) -> None:
+    server = build(Tasks("memory://", settings=QUICK), desk)
+    async with Client(server, mode=MODERN, extensions=[ClaimsTasks()]) as client:
         with anyio.move_on_after(0.1) as soon:
-            await client.session.send_request(asked, Result, float("inf"))
+            await client.session.send_request(_listen_to([]), Result, float("inf"))
     assert soon.cancelled_caught

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.helpers.http import HttpWire, modern_headers, serving
+from tests.helpers.lowlevel import build_lowlevel
 from tests.helpers.rpc import (
     EXTENSION,
     HEADER_MISMATCH,
@@ -111,6 +112,17 @@ async def test_a_store_that_fails_is_an_internal_error_that_gives_nothing_away(m
         assert (await client.get(done["taskId"]))["status"] == "completed"
 
 
+@pytest.mark.requirement("errors/internal", "errors/error-is-that-error")
+async def test_a_crash_that_the_server_does_not_catch_fails_the_task_and_gives_nothing_away() -> None:
+    async with serving(build_lowlevel(Tasks("memory://", settings=QUICK))) as wire:
+        client = Tasking(wire)
+        plain = await client.declaring(NOTHING).ask("tools/call", {"name": "crashes", "arguments": {}})
+        task = await client.until(await client.create("crashes"), "failed")
+    assert task["error"] == plain.error
+    assert task["error"]["code"] == INTERNAL_ERROR
+    assert "secret" not in str(task)
+
+
 @pytest.mark.requirement("errors/missing-capability")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("known", [True, False], ids=["known task", "unknown task"])
@@ -137,7 +149,7 @@ async def test_errors_say_what_is_wrong(client: Tasking) -> None:
     assert "name" in misfit.error["message"]
 
 
-@pytest.mark.requirement("errors/http-status")
+@pytest.mark.requirement("errors/http-status", "errors/standard")
 async def test_http_statuses_follow_the_kind_of_error(client: Tasking, wire: HttpWire) -> None:
     mismatch = request("tasks/get", {"taskId": "nope"})
     headers = [(key, "other" if key == "mcp-name" else value) for key, value in modern_headers(mismatch)]

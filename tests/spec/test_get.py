@@ -36,6 +36,7 @@ async def _in_status(client: Tasking, status: str) -> dict[str, Any]:
 
 
 @pytest.mark.requirement(
+    "get/by-status",
     "get/working",
     "get/input-required",
     "get/completed",
@@ -124,6 +125,22 @@ async def test_the_time_of_the_last_update_moves_only_when_something_changed() -
         await client.update(task_id, unknown=accept(name="Ada"))
         done = await client.get(task_id)
         assert (done["status"], done["lastUpdatedAt"]) == ("completed", "2026-01-01T12:00:10.000Z")
+
+
+@pytest.mark.requirement("task/last-updated")
+async def test_a_task_that_waited_for_its_turn_is_not_updated_by_starting() -> None:
+    clock, desk = FakeClock(), Desk()
+    async with serving(build(Tasks("memory://", clock=clock, concurrency=1, settings=QUICK), desk)) as wire:
+        client = Tasking(wire)
+        first = await client.create("gated")
+        await desk.started.wait()
+        desk.started.clear()
+        second = await client.create("gated")
+        clock.advance(timedelta(seconds=10))
+        await client.cancel(first)
+        with anyio.fail_after(PATIENCE):
+            await desk.started.wait()
+        assert (await client.get(second))["lastUpdatedAt"] == "2026-01-01T12:00:00.000Z"
 
 
 @pytest.mark.requirement("task/last-updated")

@@ -7,6 +7,7 @@ tasks, `forms` asks at the prompt, `views` draws, `probes` is what `doctor` look
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 __all__ = ["main"]
 
@@ -17,6 +18,9 @@ NEEDED = ("click", "rich")
 def main() -> None:
     """Run the command line and end the process with its exit code."""
     try:
+        # Now, and not in the middle of a command: most of it is imported when it is used.
+        for name in NEEDED:
+            import_module(name)
         from mcp_tasks.cli.running import run_app
     except ModuleNotFoundError as exc:
         if exc.name is None or exc.name.partition(".")[0] not in NEEDED:

@@ -108,7 +108,7 @@ class Follower:
         status = "unknown" if known is None else known.status
         outcome = Outcome(server=entry.server, tool=entry.tool, task_id=entry.task_id, status=status)
         self.outcomes[entry.server, entry.task_id] = replace(outcome, problem=problem, code=code)
-        self._board.drop(row_key(entry))
+        self._board.drop(row_key(entry), problem)
 
     # For `_Wait`
 

@@ -38,8 +38,9 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo(err=True)
         return Exit.INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has seen enough. Python would complain once more when it flushes at its end.
+    except (BrokenPipeError, SystemExit):
+        # Whoever read our output has seen enough; click and rich end the process for that. Python would complain once
+        # more when it flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.OK
     except Exception as exc:

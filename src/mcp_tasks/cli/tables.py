@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Self
 
 import click
@@ -37,8 +38,9 @@ class TableBoard:
         """Redraw a row."""
         self._rows[row.key] = row
 
-    def drop(self, key: str) -> None:
-        """A task that cannot be seen any more stays as it was."""
+    def drop(self, key: str, why: str = "") -> None:
+        """A task that cannot be seen stays, and says so."""
+        self._rows[key] = replace(self._rows[key], status="unknown", message=why)
 
     @contextmanager
     def aside(self) -> Generator[Console]:
@@ -85,7 +87,7 @@ class JsonBoard:
         }
         click.echo(json.dumps({key: value for key, value in fields.items() if value is not None}, ensure_ascii=False))
 
-    def drop(self, key: str) -> None:
+    def drop(self, key: str, why: str = "") -> None:
         """A line that was printed stays."""
 
     @contextmanager

@@ -103,8 +103,8 @@ class Board(Protocol):
         """The present state of one task."""
         ...
 
-    def drop(self, key: str) -> None:
-        """Show a row no longer."""
+    def drop(self, key: str, why: str = "") -> None:
+        """Show a row no longer; `why` if that is because of a problem."""
         ...
 
     def aside(self) -> AbstractContextManager[Console]:
@@ -145,7 +145,7 @@ class LineBoard:
         name = f"{row.short_id or row.tool}  " if self._with_ids else ""
         stderr().print(Text(f"{name}{row.status}  {text}".rstrip()), soft_wrap=True)
 
-    def drop(self, key: str) -> None:
+    def drop(self, key: str, why: str = "") -> None:
         """A line that was printed stays."""
 
     @contextmanager
@@ -188,11 +188,13 @@ class BarBoard:
             self._rows[row.key] = self._bars.add_task(row.tool, total=None)
         self._bars.update(self._rows[row.key], total=row.total, completed=row.done or 0, row=row)
 
-    def drop(self, key: str) -> None:
+    def drop(self, key: str, why: str = "") -> None:
         """Take a bar away."""
         bar = self._rows.pop(key, None)
         if bar is not None:
             self._bars.remove_task(bar)
+            # Otherwise it is drawn once more, below whatever is printed next.
+            self._bars.refresh()
 
     @contextmanager
     def aside(self) -> Generator[Console]:

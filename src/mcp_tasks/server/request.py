@@ -22,18 +22,17 @@ def task_request(params: CallToolRequestParams, ctx: ServerRequestContext[Any, A
     The legacy `params.task` is left out: SEP-2663 has servers treat it as unknown.
     """
     envelope = _meta(ctx)
-    info, capabilities = envelope.get(CLIENT_INFO_META_KEY), envelope.get(CLIENT_CAPABILITIES_META_KEY)
+    own = {key: value for key, value in envelope.items() if not key.startswith(_RESERVED)}
+    # It ends with the request.
+    own.pop("progressToken", None)
     return TaskRequest(
         name=params.name,
         arguments=params.arguments or {},
-        # The caller's own: the envelope has fields of its own, and a progress token ends with the request.
-        meta={
-            key: value for key, value in envelope.items() if not key.startswith(_RESERVED) and key != "progressToken"
-        },
+        meta=own,
         protocol_version=ctx.protocol_version,
         # As they came, not dumped from the SDK's models again: a run has them parsed by the SDK, as this call had.
-        client_info=info if isinstance(info, dict) else None,
-        client_capabilities=capabilities if isinstance(capabilities, dict) else {},
+        client_info=_object(envelope, CLIENT_INFO_META_KEY),
+        client_capabilities=_object(envelope, CLIENT_CAPABILITIES_META_KEY) or {},
         input_responses=_responses(params),
         request_state=params.request_state,
     )
@@ -42,6 +41,11 @@ def task_request(params: CallToolRequestParams, ctx: ServerRequestContext[Any, A
 def _meta(ctx: ServerRequestContext[Any, Any]) -> Mapping[str, Any]:
     meta = (ctx.params or {}).get("_meta")
     return cast("Mapping[str, Any]", meta) if isinstance(meta, Mapping) else {}
+
+
+def _object(envelope: Mapping[str, Any], key: str) -> dict[str, Any] | None:
+    value: Any = envelope.get(key)
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
 def _responses(params: CallToolRequestParams) -> dict[str, Any] | None:

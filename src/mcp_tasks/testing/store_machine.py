@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mcp_tasks.core import JournalEntry, TaskRecord, TaskRequest, TaskStatus, apply
+from mcp_tasks.core.pacing import expires_at
 from mcp_tasks.errors import TransitionRefused
 from mcp_tasks.stores.base import Store
 from mcp_tasks.stores.memory import MemoryStore
@@ -97,6 +98,15 @@ class StoreMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: int) -> None:
         """Let timers run out and finished tasks expire."""
         self.clock.advance(timedelta(seconds=seconds))
+
+    @rule()
+    def the_next_timer_runs_out(self) -> None:
+        """Go to the very moment at which a task wakes up or expires."""
+        page = self.runner.run(self.oracle.list())
+        moments = [moment for record in page.records for moment in (record.wake_at, expires_at(record))]
+        coming = [moment for moment in moments if moment is not None and moment > self.clock()]
+        if coming:
+            self.clock.advance(min(coming) - self.clock())
 
     @rule()
     def all_is_closed_and_opened_again(self) -> None:

@@ -174,7 +174,7 @@ def _asked(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
 
 
 def _stepped(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
-    steps = [JournalEntry(kind="step", key=f"step {n}", value=chance.value) for n in range(chance.seconds % 3)]
+    steps = [JournalEntry(kind="step", key=f"step {n}", value=chance.value) for n in range(chance.choice % 3)]
     return StepRecorded(attempt=record.attempt), steps
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 SCENARIO_LIMIT = 20.0
 PARKED = 30.0  # seconds of the task that is cancelled: longer than any scenario may last
-JOB = 2.0  # seconds of the task whose caller gives up
-PATIENCE = 0.8  # after which it gives up: long enough for the task to have begun on a busy machine
+JOB = 3.0  # seconds of the task whose caller gives up
+PATIENCE = 1.5  # after which it gives up: long enough for the task to have begun on a busy machine
 
 Scenario = Callable[[], Awaitable[dict[str, Any]]]
 

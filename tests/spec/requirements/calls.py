@@ -75,6 +75,7 @@ REQUIREMENTS = (
         level="FORM",
         tests=(
             "test_get::test_the_time_of_the_last_update_moves_only_when_something_changed",
+            "test_get::test_a_task_that_waited_for_its_turn_is_not_updated_by_starting",
             "test_get::test_a_clock_that_jumps_back_never_puts_an_update_before_the_creation",
         ),
     ),

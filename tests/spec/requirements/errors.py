@@ -6,6 +6,13 @@ from tests.spec.requirements.model import Requirement
 
 REQUIREMENTS = (
     Requirement(
+        id="errors/standard",
+        section="Protocol Errors",
+        says="Protocol errors are standard JSON-RPC errors.",
+        level="MUST",
+        tests=("test_errors::test_http_statuses_follow_the_kind_of_error",),
+    ),
+    Requirement(
         id="errors/get-unknown",
         section="Protocol Errors",
         says="tasks/get with an invalid or nonexistent id is -32602.",
@@ -38,7 +45,10 @@ REQUIREMENTS = (
         section="Protocol Errors",
         says="Internal errors are -32603.",
         level="MUST",
-        tests=("test_errors::test_a_store_that_fails_is_an_internal_error_that_gives_nothing_away",),
+        tests=(
+            "test_errors::test_a_store_that_fails_is_an_internal_error_that_gives_nothing_away",
+            "test_errors::test_a_crash_that_the_server_does_not_catch_fails_the_task_and_gives_nothing_away",
+        ),
     ),
     Requirement(
         id="errors/missing-capability",
@@ -104,7 +114,10 @@ REQUIREMENTS = (
         section="Task Execution Errors",
         says="The error field contains the JSON-RPC error that the underlying request resulted in.",
         level="MUST",
-        tests=("test_errors::test_a_protocol_error_of_the_tool_fails_the_task_with_that_very_error",),
+        tests=(
+            "test_errors::test_a_protocol_error_of_the_tool_fails_the_task_with_that_very_error",
+            "test_errors::test_a_crash_that_the_server_does_not_catch_fails_the_task_and_gives_nothing_away",
+        ),
     ),
     Requirement(
         id="errors/result-is-that-result",

@@ -13,6 +13,13 @@ REQUIREMENTS = (
         tests=("test_errors::test_a_tool_that_fails_as_tools_fail_completes_with_is_error",),
     ),
     Requirement(
+        id="get/by-status",
+        section="Task Polling",
+        says="tasks/get checks the status of the task and responds accordingly.",
+        level="MUST",
+        tests=("test_get::test_a_task_has_exactly_the_fields_of_its_status",),
+    ),
+    Requirement(
         id="get/working",
         section="Task Polling",
         says="A working task is returned with status working.",
