@@ -41,7 +41,6 @@ async def test_the_tasks_methods_do_not_exist_for_a_legacy_client(client: Taskin
 
 
 @pytest.mark.requirement("eras/extension-means-nothing-before")
-@pytest.mark.xfail(strict=True, reason="params are looked at before the version of the protocol")
 @pytest.mark.parametrize("method", ["tasks/get", "tasks/update", "tasks/cancel"])
 async def test_the_tasks_methods_do_not_exist_for_a_legacy_client_whatever_the_params(
     wire: HttpWire, method: str

@@ -82,7 +82,6 @@ async def test_an_open_question_is_shown_at_every_poll(client: Tasking) -> None:
 
 
 @pytest.mark.requirement("get/all-outstanding")
-@pytest.mark.xfail(strict=True, reason="nothing withdraws a question when whoever asked it stops waiting")
 async def test_a_question_that_its_tool_gave_up_is_not_shown_any_more(client: Tasking, desk: Desk) -> None:
     task_id = await client.create("ask_briefly")
     with anyio.fail_after(PATIENCE):

@@ -154,7 +154,6 @@ async def test_a_tool_may_have_a_grace_of_its_own() -> None:
         assert (await Tasking(wire).call("work", how="end"))["resultType"] == "complete"
 
 
-@pytest.mark.xfail(strict=True, reason="a grace of nothing is taken for none, and the server's counts")
 async def test_a_tool_may_have_no_grace_where_the_others_have_one() -> None:
     tasks = Tasks("memory://", grace=timedelta(milliseconds=200), settings=QUICK)
     async with serving(_grace_server(tasks, Desk(), grace=timedelta(0))) as wire:

@@ -120,12 +120,17 @@ class _Given:
 
     def _chosen(self, questions: Sequence[Question]) -> Sequence[Question]:
         if self._key is None:
-            return questions
+            return self._that_fit(questions) or questions
         chosen = [question for question in questions if question.key == self._key]
         if not chosen:
             keys = ", ".join(question.key for question in questions)
             raise Problem(f"the task does not ask {self._key!r}", Exit.USAGE, hint=f"It asks: {clean(keys)}")
         return chosen
+
+    def _that_fit(self, questions: Sequence[Question]) -> Sequence[Question]:
+        """The questions that have a field for everything that was given, if anything was."""
+        names = {word.partition("=")[0].removesuffix(":") for word in self._words if "=" in word}
+        return [q for q in questions if names and names <= {field.name for field in q.fields}]
 
     async def _answers(self, questions: Sequence[Question], entry: LedgerEntry) -> dict[str, Any]:
         if not (self._words or self._json_text or self._action):

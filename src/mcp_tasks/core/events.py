@@ -51,6 +51,14 @@ class InputRequested:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class InputWithdrawn:
+    """The tool does not wait for these answers any more."""
+
+    attempt: int
+    keys: Set[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecorded:
     """A step of the tool is done, or a timer is set; which, says the journal."""
 
@@ -92,6 +100,7 @@ Event: TypeAlias = (
     | RunReleased
     | ProgressReported
     | InputRequested
+    | InputWithdrawn
     | StepRecorded
     | InputAnswered
     | RunCompleted

@@ -22,6 +22,7 @@ from mcp_tasks.core.events import (
     Event,
     InputAnswered,
     InputRequested,
+    InputWithdrawn,
     ProgressReported,
     RunCompleted,
     RunFailed,
@@ -82,7 +83,7 @@ def _ask(record: TaskRecord, event: InputRequested, now: datetime) -> TaskRecord
     return replace(record, status=INPUT_REQUIRED, inputs=inputs)
 
 
-def _answer(record: TaskRecord, event: InputAnswered, now: datetime) -> TaskRecord:
+def _close(record: TaskRecord, event: InputAnswered | InputWithdrawn, now: datetime) -> TaskRecord:
     # SEP-2663: answers to keys that are not open SHOULD be ignored; a partial set leaves the rest open.
     if not record.inputs.answerable(event.keys):
         return record
@@ -134,7 +135,8 @@ TABLE: Mapping[TaskStatus, Mapping[type[Event], Rule]] = {
         StepRecorded: Rule(_journalled, (WORKING,), visible=False),
         InputRequested: Rule(_ask, (INPUT_REQUIRED,)),
         # Nothing is outstanding while working: the answer is late, and late answers are ignored.
-        InputAnswered: Rule(_answer, (WORKING,)),
+        InputAnswered: Rule(_close, (WORKING,)),
+        InputWithdrawn: Rule(_close, (WORKING,)),
         **_ENDINGS,
     },
     INPUT_REQUIRED: {
@@ -144,7 +146,8 @@ TABLE: Mapping[TaskStatus, Mapping[type[Event], Rule]] = {
         ProgressReported: Rule(_report, (INPUT_REQUIRED,)),
         StepRecorded: Rule(_journalled, (INPUT_REQUIRED,), visible=False),
         InputRequested: Rule(_ask, (INPUT_REQUIRED,)),
-        InputAnswered: Rule(_answer, (INPUT_REQUIRED, WORKING)),
+        InputAnswered: Rule(_close, (INPUT_REQUIRED, WORKING)),
+        InputWithdrawn: Rule(_close, (INPUT_REQUIRED, WORKING)),
         **_ENDINGS,
     },
     # Final statuses absorb: whatever arrives now is late, and nothing comes of it.

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import anyio
 import anyio.lowlevel
 
-from mcp_tasks.core.events import InputRequested
+from mcp_tasks.core.events import InputRequested, InputWithdrawn
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.json import JsonValue
 from mcp_tasks.core.record import TaskRecord
@@ -43,6 +44,9 @@ class Questions:
             await self._put()
             if ask.key not in self._replay.answers:
                 await self._wait(ask.key, answered)
+        except asyncio.CancelledError:
+            await self._withdraw(ask)
+            raise
         finally:
             self._open.pop(ask.key, None)
         return self._replay.answers[ask.key]
@@ -52,6 +56,15 @@ class Questions:
         for key, answered in self._open.items():
             if key in record.inputs.used and key not in record.inputs.outstanding and not answered.done():
                 answered.set_result(None)
+
+    async def _withdraw(self, ask: Ask) -> None:
+        """Take back a question that the tool gave up on; one whose run was stopped waits for the next run."""
+        if ask in self._unsaved:
+            self._unsaved.remove(ask)
+        elif not self._run.stopped.is_set():
+            event = InputWithdrawn(attempt=self._run.attempt, keys={ask.key})
+            with anyio.CancelScope(shield=True):
+                await self._run.change(event)
 
     async def _put(self) -> None:
         # Let the other questions of a gather join.

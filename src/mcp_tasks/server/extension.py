@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias, TypeVar, cast
 
+import anyio
 from mcp.server import MCPServer, Server, ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
 from mcp.server.extension import Extension, MethodBinding, compose_tool_call_handler
@@ -38,6 +39,7 @@ from mcp_tasks.server.guard import (
     asks_by_returning,
     only_parameters,
     resolves_parameters,
+    settled_before_body,
     stop_at_body,
 )
 from mcp_tasks.server.handlers import TaskHandlers
@@ -46,7 +48,7 @@ from mcp_tasks.server.request import task_request
 from mcp_tasks.server.rpc_errors import to_mcp_error
 from mcp_tasks.server.service import TaskService
 from mcp_tasks.stores import Store
-from mcp_tasks.wire import EXTENSION_ID, CancelTaskParams, GetTaskParams, UpdateTaskParams, render_created
+from mcp_tasks.wire import EXTENSION_ID, AnyParams, render_created
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -233,9 +235,11 @@ class Tasks(Extension):
             )
         self._service.extension_given = True
         return [
-            MethodBinding("tasks/get", GetTaskParams, self._handlers.get, protocol_versions=_MODERN),
-            MethodBinding("tasks/update", UpdateTaskParams, self._handlers.update, protocol_versions=_MODERN),
-            MethodBinding("tasks/cancel", CancelTaskParams, self._handlers.cancel, protocol_versions=_MODERN),
+            # Any params: the SDK validates them before it looks at the version, and on a wire without tasks a method
+            # is unknown whatever its params are. The handlers validate.
+            MethodBinding("tasks/get", AnyParams, self._handlers.get, protocol_versions=_MODERN),
+            MethodBinding("tasks/update", AnyParams, self._handlers.update, protocol_versions=_MODERN),
+            MethodBinding("tasks/cancel", AnyParams, self._handlers.cancel, protocol_versions=_MODERN),
         ]
 
     async def intercept_tool_call(
@@ -251,12 +255,11 @@ class Tasks(Extension):
             return await call_next(ctx)
         try:
             if options.resolves:
-                async with only_parameters():
-                    try:
-                        # A question, or a call that fails before its body: answered here and now.
-                        return await call_next(ctx)
-                    except BodyReached:
-                        pass
+                try:
+                    async with only_parameters():
+                        return settled_before_body(await call_next(ctx), params.name)
+                except BodyReached:
+                    pass
             return await self._answer_with_task(params, ctx, options)
         except TasksError as exc:
             raise to_mcp_error(exc) from exc
@@ -287,8 +290,8 @@ class Tasks(Extension):
             asked = await self._asked_on_call(runtime, record)
             if asked is not None:
                 return asked
-        grace = options.grace or self._grace
-        if grace is not None:
+        grace = self._grace if options.grace is None else options.grace
+        if grace:
             finished = await runtime.wait_until(record.id, lambda task: task.is_final, grace)
             if finished is not None and finished.status is not TaskStatus.CANCELLED:
                 await runtime.discard(finished)
@@ -300,8 +303,13 @@ class Tasks(Extension):
         guards = self._service.guards
         try:
             await runtime.wait_until(record.id, lambda task: task.version > STARTED_VERSION, ANNOUNCE_AFTER)
-        finally:
-            asked = guards.close(record.id)
+        except anyio.get_cancelled_exc_class():
+            guards.close(record.id)
+            with anyio.CancelScope(shield=True):
+                # The caller hung up before it was told of a task; nobody could ever answer or cancel it.
+                await runtime.cancel(record, "The caller went away before the task was announced")
+            raise
+        asked = guards.close(record.id)
         if asked is not None:
             withdrawn = await runtime.wait_until(record.id, lambda task: task.is_final, ANNOUNCE_AFTER)
             if withdrawn is not None:

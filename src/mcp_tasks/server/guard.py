@@ -20,9 +20,12 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, Final
 
+from mcp.server.context import HandlerResult
 from mcp.server.mcpserver.resolve import find_resolved_parameters, returns_input_required
 from mcp.shared.exceptions import MCPError
-from mcp_types import INTERNAL_ERROR, InputRequiredResult
+from mcp_types import INTERNAL_ERROR, CallToolResult, InputRequiredResult
+
+from mcp_tasks.errors import WiringError
 
 ANNOUNCE_AFTER: Final = timedelta(seconds=1)
 """How long a body that may ask by returning is given to do so before its task is announced. A check that takes
@@ -80,6 +83,20 @@ def stop_at_body(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     return guarded
+
+
+def settled_before_body(result: HandlerResult, tool: str) -> HandlerResult:
+    """The answer of a leg that ended before the tool's body: a question, or an error in its arguments.
+
+    Raises:
+        WiringError: The body ran, so it is not the one that stops: the decorators are in the wrong order.
+    """
+    if isinstance(result, InputRequiredResult) or (isinstance(result, CallToolResult) and result.is_error):
+        return result
+    raise WiringError(
+        f"tool {tool!r} has Resolve(...) parameters and was registered before it was marked: "
+        "put @server.tool() above @tasks.task()"
+    )
 
 
 class Guards:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from mcp.server import ServerRequestContext
 from mcp.server.context import HandlerResult
@@ -17,10 +17,12 @@ from mcp_tasks.errors import TasksError
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server.answers import check_answers
 from mcp_tasks.server.rpc_errors import to_mcp_error
-from mcp_tasks.wire import ACK, EXTENSION_ID, CancelTaskParams, GetTaskParams, UpdateTaskParams, render_task
+from mcp_tasks.wire import ACK, EXTENSION_ID, AnyParams, CancelTaskParams, GetTaskParams, UpdateTaskParams, render_task
 from mcp_tasks.wire.models import TaskParams
 
 RequestContext = ServerRequestContext[Any, Any]
+
+ParamsT = TypeVar("ParamsT", bound=TaskParams)
 
 CANCELLED_BY_CLIENT = "Cancelled by the client"
 
@@ -39,14 +41,14 @@ class TaskHandlers:
         self._principal = principal
         self._require_name_header = require_name_header
 
-    async def get(self, ctx: RequestContext, params: GetTaskParams) -> HandlerResult:
+    async def get(self, ctx: RequestContext, _: AnyParams) -> HandlerResult:
         """The task with its outcome or its open questions."""
-        record = await self._find(ctx, params)
+        _params, record = await self._find(ctx, GetTaskParams)
         return render_task(record, self._runtime().now())
 
-    async def update(self, ctx: RequestContext, params: UpdateTaskParams) -> HandlerResult:
+    async def update(self, ctx: RequestContext, _: AnyParams) -> HandlerResult:
         """Take answers to open questions. Acknowledged once they are durable."""
-        record = await self._find(ctx, params)
+        params, record = await self._find(ctx, UpdateTaskParams)
         check_answers(record, params.input_responses)
         try:
             await self._runtime().answer(record, params.input_responses)
@@ -54,26 +56,28 @@ class TaskHandlers:
             raise to_mcp_error(exc) from exc
         return dict(ACK)
 
-    async def cancel(self, ctx: RequestContext, params: CancelTaskParams) -> HandlerResult:
+    async def cancel(self, ctx: RequestContext, _: AnyParams) -> HandlerResult:
         """Cancel the task. A finished one is acknowledged too, and stays as it is."""
-        record = await self._find(ctx, params)
+        _params, record = await self._find(ctx, CancelTaskParams)
         try:
             await self._runtime().cancel(record, CANCELLED_BY_CLIENT)
         except TasksError as exc:
             raise to_mcp_error(exc) from exc
         return dict(ACK)
 
-    async def _find(self, ctx: RequestContext, params: TaskParams) -> TaskRecord:
-        """The caller's task, after the checks that come before it.
+    async def _find(self, ctx: RequestContext, params_type: type[ParamsT]) -> tuple[ParamsT, TaskRecord]:
+        """The params and the caller's task that they name, after the checks that come before it.
 
         Raises:
+            ValidationError: The params are malformed; the SDK answers -32602.
             MCPError: The client did not declare the extension (-32021), a header names another task (-32020), or
                 there is no such task for this caller (-32602).
         """
         require_client_extension(ctx, EXTENSION_ID)
+        params = params_type.model_validate(ctx.params or {}, by_name=False)
         self._check_name_header(ctx, params.task_id)
         try:
-            return await self._runtime().get(params.task_id, owner=self._principal(ctx))
+            return params, await self._runtime().get(params.task_id, owner=self._principal(ctx))
         except TasksError as exc:
             raise to_mcp_error(exc) from exc
 

@@ -3,6 +3,7 @@
 from mcp_tasks.wire.models import (
     EXTENSION_ID,
     PROGRESS_META_KEY,
+    AnyParams,
     CancelTaskParams,
     GetTaskParams,
     UpdateTaskParams,
@@ -13,6 +14,7 @@ __all__ = [
     "ACK",
     "EXTENSION_ID",
     "PROGRESS_META_KEY",
+    "AnyParams",
     "CancelTaskParams",
     "GetTaskParams",
     "UpdateTaskParams",

@@ -18,6 +18,12 @@ PROGRESS_META_KEY: Final = "mcp-tasks/progress"
 """Where the numbers behind a progress message are, in `_meta` of a task. Ours, not the extension's."""
 
 
+class AnyParams(RequestParams):
+    """Params that are looked at later."""
+
+    model_config = ConfigDict(extra="allow")
+
+
 class TaskParams(RequestParams):
     """What every tasks method takes: which task."""
 

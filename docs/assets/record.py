@@ -1,0 +1,108 @@
+"""Record the terminal pictures of docs/cli.md: a real `mcp-tasks` on a real terminal, against the demo's server.
+
+    .venv/bin/python docs/assets/record.py
+
+Needs tmux. Writes call.svg, and prints the screens as text.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+ASSETS = Path(__file__).parent
+ROOT = ASSETS.parent.parent
+WIDTH, HEIGHT = 100, 60
+PORT = 8000
+URL = f"http://localhost:{PORT}/mcp"
+
+
+class Screen:
+    """A terminal in tmux."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tmux = ["tmux", "-S", str(folder / "tmux")]
+        environment = [f"PATH={folder}:/usr/bin:/bin", "PS1=$ ", "TERM=xterm-256color", f"HOME={folder}"]
+        shell = ["env", "-i", *environment, f"XDG_STATE_HOME={folder}/state", "LC_ALL=C.UTF-8", "bash", "--norc"]
+        self._run("new-session", "-d", "-x", str(WIDTH), "-y", str(HEIGHT), *shell)
+
+    def enter(self, line: str) -> None:
+        """Type a line."""
+        self._run("send-keys", line, "Enter")
+
+    def wait_for(self, text: str) -> None:
+        """Wait until something is on the screen."""
+        until = time.monotonic() + 60
+        while text not in self._run("capture-pane", "-p"):
+            if time.monotonic() > until:
+                raise SystemExit(f"{text!r} did not come:\n{self._run('capture-pane', '-p')}")
+            time.sleep(0.02)
+
+    def show(self) -> None:
+        """Print what is on the screen."""
+        print(*(line.rstrip() for line in self._run("capture-pane", "-p").rstrip().splitlines()), "", sep="\n")
+
+    def picture(self, name: str) -> None:
+        """Keep what is on the screen, under this name."""
+        console = Console(record=True, width=WIDTH, file=io.StringIO())
+        console.print(Text.from_ansi(self._run("capture-pane", "-p", "-e").rstrip()))
+        console.save_svg(str(ASSETS / f"{name}.svg"), title="mcp-tasks")
+
+    def close(self) -> None:
+        """End the terminal."""
+        self._run("kill-server")
+
+    def _run(self, *arguments: str) -> str:
+        return subprocess.run([*self._tmux, *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def record(screen: Screen) -> None:
+    """Everything that is shown."""
+    screen.enter(f"mcp-tasks call {URL} release version=1.4.0")
+    screen.wait_for("Publish (")
+    screen.enter("yes")
+    screen.wait_for("1.4.0 published\n$")
+    screen.enter(f"mcp-tasks call {URL} render frames=40")
+    screen.wait_for("frame 25")
+    screen.show()
+    screen.picture("call")
+    screen.wait_for("40 frames rendered\n$")
+    screen.enter("clear")
+    screen.enter(f"mcp-tasks doctor {URL} --tool render frames=8")
+    screen.wait_for("skipped")
+    screen.show()
+
+
+def main() -> None:
+    """Start the server, record, stop it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        command = folder / "mcp-tasks"
+        command.write_text(f'#!/bin/sh\nexec {sys.executable} -m mcp_tasks.cli "$@"\n')
+        command.chmod(0o755)
+        demo = [sys.executable, ROOT / "examples/demo_server.py", "--port", str(PORT)]
+        server = subprocess.Popen([*demo, "--db", folder / "tasks.db", "--log", folder / "log"])
+        screen = Screen(folder)
+        try:
+            while socket.socket().connect_ex(("127.0.0.1", PORT)):
+                time.sleep(0.1)
+            record(screen)
+        finally:
+            screen.close()
+            server.terminate()
+            server.wait()
+
+
+if __name__ == "__main__":
+    if shutil.which("tmux") is None:
+        raise SystemExit("tmux is needed")
+    main()
