@@ -27,8 +27,8 @@ class Slot(Protocol):
 class Place(Protocol):
     """Room for one run, kept free for a task that is about to be made."""
 
-    def start(self, task_id: str) -> None:
-        """Run the task now."""
+    def start(self, task_id: str) -> bool:
+        """Run the task now. False if nothing is started here any more; the place is then given back."""
         ...
 
     def give_back(self) -> None:

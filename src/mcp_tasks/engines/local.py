@@ -93,14 +93,15 @@ class LocalEngine:
             del self._queue[task_id]
             self.begin(task_id, self._places)
 
-    def begin(self, task_id: str, places: _Places) -> None:
+    def begin(self, task_id: str, places: _Places) -> bool:
         """Start a run on a place that was taken for it; if nothing is started any more, the place is given back."""
         if self._execute is None:
             places.give_back()
-            return
+            return False
         self._running[task_id] = asyncio.create_task(
             self._run(task_id, self._execute), name=f"mcp-task-{task_id}", context=self._context.copy()
         )
+        return True
 
     async def _run(self, task_id: str, execute: Execute) -> None:
         running, slot = self._running, _LocalSlot(self, self._places)
@@ -167,9 +168,9 @@ class _Reservation:
         self._engine = engine
         self._places = places
 
-    def start(self, task_id: str) -> None:
-        """Run the task now."""
-        self._engine.begin(task_id, self._places)
+    def start(self, task_id: str) -> bool:
+        """Run the task now, if anything is started any more."""
+        return self._engine.begin(task_id, self._places)
 
     def give_back(self) -> None:
         """There is no such task after all."""

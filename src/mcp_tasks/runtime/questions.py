@@ -8,6 +8,7 @@ leaves memory altogether if it can be started again.
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import anyio
@@ -21,6 +22,9 @@ from mcp_tasks.runtime.replay import Ask, Replay, ask_entry
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.run import Run
+
+STAY_ON = timedelta(milliseconds=200)
+"""How long a run that could not leave memory waits before it tries again."""
 
 
 class Questions:
@@ -89,13 +93,13 @@ class Questions:
         await self._fetch(key)
 
     async def _held_wait(self, answered: asyncio.Future[None]) -> None:
-        if not self._run.may_unwind:
-            await answered
-            return
+        hold = self._run.hold
         while not answered.done():
-            await asyncio.wait({answered}, timeout=self._run.hold.total_seconds())
-            if not answered.done():
+            await asyncio.wait({answered}, timeout=None if hold is None else hold.total_seconds())
+            if not answered.done() and self._run.may_unwind:
                 await self._run.unwind()
+            # Still here: another branch is in a step, or the store is away.
+            hold = STAY_ON
 
     async def _fetch(self, key: str) -> None:
         if key not in self._replay.answers:

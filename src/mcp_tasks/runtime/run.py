@@ -32,7 +32,7 @@ from mcp_tasks.core.json import JsonObject, JsonValue
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.core.record import Progress, TaskRecord
 from mcp_tasks.engines.base import Slot
-from mcp_tasks.errors import Interrupted, RanTooLong, StaleRun, StoreUnavailable, UnknownTask
+from mcp_tasks.errors import Interrupted, RanTooLong, StaleRun, StoreUnavailable, UnknownTask, UsageError
 from mcp_tasks.runtime.context import enter_task
 from mcp_tasks.runtime.policy import Settings, ToolPolicy
 from mcp_tasks.runtime.questions import Questions
@@ -109,6 +109,9 @@ class Run:
         self._waits = 0
         self._waited_since = 0.0
         self._limit_moved = 0.0
+        self._verdict: Failure | None = None
+        self._steps = 0
+        self._returned = False
         self._stopped = False
 
     async def execute(self, body: Body) -> None:
@@ -118,6 +121,8 @@ class Run:
             self._help(self._watch_limit(self._policy.max_runtime))
         try:
             outcome = await self._outcome(body)
+            # What a tool returns because it was told that its time is up is no result.
+            outcome = self._verdict or outcome
             if outcome is not None:
                 await self._finish(outcome)
         finally:
@@ -148,7 +153,11 @@ class Run:
         """Do something once in the life of the task."""
         if self._replay.enter_step(name):
             return self._replay.step_value(name)
-        value = await call()
+        self._steps += 1
+        try:
+            value = await call()
+        finally:
+            self._steps -= 1
         await self.change(
             StepRecorded(attempt=self.attempt), entries=[JournalEntry(kind="step", key=name, value=value)]
         )
@@ -195,9 +204,11 @@ class Run:
     def stop(self) -> None:
         """Stop the body; nothing it still says counts. An async one is cancelled, a thread is told."""
         self._stopped = True
-        self._cancelled.set()
-        self.stopped.set()
-        self._scope.cancel()
+        if not self._returned:
+            # Most runs end by themselves, and then there is nothing to cancel.
+            self._cancelled.set()
+            self.stopped.set()
+            self._scope.cancel()
 
     async def interrupt(self) -> None:
         """Give the run up because its process stops: another may take over, or the task ends as interrupted."""
@@ -275,13 +286,13 @@ class Run:
 
     @property
     def may_unwind(self) -> bool:
-        """Whether the run can leave memory while it waits."""
-        return self._policy.rerun
+        """Whether the run can leave memory while it waits: it can be started again, and is in no step."""
+        return self._policy.rerun and not self._steps
 
     @property
-    def hold(self) -> timedelta:
-        """How long it stays in memory first."""
-        return self._policy.hold
+    def hold(self) -> timedelta | None:
+        """How long it stays in memory first; None for as long as it waits."""
+        return self._policy.hold if self._policy.rerun else None
 
     @property
     def host(self) -> Host:
@@ -298,6 +309,7 @@ class Run:
         try:
             with self._scope:
                 outcome = await body(self)
+                self._returned = True
                 return None if self._stopped else outcome
         except asyncio.CancelledError:
             if self._stopped or _being_cancelled():
@@ -319,6 +331,10 @@ class Run:
             try:
                 await self._write(*self._last_words(outcome))
                 return
+            except (TypeError, ValueError, RecursionError) as exc:
+                # Not JSON, or too deep for it: there is nothing that could be kept or sent.
+                logger.error("the result of task %s cannot be stored: %r", self.record.id, exc)
+                outcome = Failure(self._host.describe(UsageError("the tool's result cannot be written as JSON")))
             except StoreUnavailable as exc:
                 pause = backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=5))
                 logger.warning("the outcome of task %s is not stored yet: %s", self.record.id, exc)
@@ -361,9 +377,10 @@ class Run:
             elif left <= 0:
                 break
             await anyio.sleep(left)
-        error = self._host.describe(RanTooLong(self.record.request.name, limit))
+        self._verdict = Failure(self._host.describe(RanTooLong(self.record.request.name, limit)))
         self._cancelled.set()
-        await self._finish(Failure(error))
+        # Written at once, and not when the body has ended: a thread may take its time to notice.
+        await self._finish(self._verdict)
         self.stop()
 
 

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 import anyio
 
-from mcp_tasks.core.events import Event, InputAnswered, RunStarted, TaskCancelled
+from mcp_tasks.core.events import Event, InputAnswered, RunReleased, RunStarted, TaskCancelled
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json import JsonObject, JsonValue
 from mcp_tasks.core.machine import apply
@@ -173,7 +173,10 @@ class TaskRuntime:
             place.give_back()
             raise
         self._taken[record.id] = record
-        place.start(record.id)
+        if not place.start(record.id):
+            # The server stops. It never began, so the next process may simply start it.
+            del self._taken[record.id]
+            record = await self.change(record, RunReleased(attempt=record.attempt))
         return record
 
     def _new_record(
@@ -280,9 +283,10 @@ class TaskRuntime:
 
     async def _take(self, task_id: str, slot: Slot) -> Run | None:
         """Take the task by compare-and-swap. Whoever comes second finds it taken, and that is all."""
-        if (made := self._taken.pop(task_id, None)) is not None:
-            policy = await self.policy(made.request.name)
-            return Run(made, host=self, slot=slot, policy=policy, replay=Replay())
+        if task_id in self._taken:
+            policy = await self.policy(self._taken[task_id].request.name)
+            if (made := self._taken.pop(task_id, None)) is not None:
+                return Run(made, host=self, slot=slot, policy=policy, replay=Replay())
         record = await self.store.get(task_id)
         if record is None or not record.is_queued(self.now()):
             return None
@@ -318,6 +322,8 @@ class TaskRuntime:
         run = self._runs.get(record.id)
         if run is not None:
             run.reconcile(record)
+        # One that is about to begin is looked at again: it may have been cancelled.
+        self._taken.pop(record.id, None)
         hint = Hint(record.id, record.version)
         self.changes.put(hint)
         await self.store.notifier().publish(hint)
