@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit conformance bench docs format clean
+.PHONY: help setup demo test lint types unit conformance interop bench docs format clean
 
 help: ## list what there is to make
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -31,7 +31,10 @@ types: $(STAMP)
 	$(BIN)/basedpyright
 
 unit: $(STAMP)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -m "not interop"
+
+interop: $(STAMP) ## other implementations against ours, installed on first use
+	$(BIN)/python -m pytest -q -m interop
 
 conformance: $(STAMP) ## the official suite alone, with its table
 	$(BIN)/python -m tests.conformance.harness

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp_types import ToolAnnotations
 
-from mcp_tasks import Tasks
+from mcp_tasks import Settings, Tasks
 
 REPEATABLE = ToolAnnotations(idempotent_hint=True)
 HARMLESS = ToolAnnotations(read_only_hint=True)
@@ -99,7 +100,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--db", type=Path, required=True)
     parser.add_argument("--port", type=int)
     options = parser.parse_args(argv)
-    server = build(Tasks(f"sqlite:///{options.db}"))
+    # The SDK's client waits two seconds for a stdio server to end before it ends it.
+    settings = Settings(drain=timedelta(milliseconds=100), stop=timedelta(milliseconds=100))
+    server = build(Tasks(f"sqlite:///{options.db}", settings=settings))
     if options.port is None:
         server.run("stdio")
     else:

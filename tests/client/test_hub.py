@@ -349,7 +349,7 @@ async def test_waits_that_begin_one_after_another_leave_room_for_other_calls(url
         desk.gate.set()
 
 
-async def test_a_session_that_is_over_is_not_held(url: str) -> None:
+async def test_a_connection_that_is_over_is_not_held(url: str) -> None:
     tasks = TasksClient()
     async with connect(url, tasks=tasks) as client:
         await client.call_tool("echo", {"value": 1})

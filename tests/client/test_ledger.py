@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 import sys
@@ -163,6 +164,17 @@ def test_a_file_that_is_no_database_is_named_as_corrupt(path: Path) -> None:
     with pytest.raises(StoreCorrupt, match=r"ledger\.db"):
         Ledger(path)
     assert path.read_bytes().startswith(b"this is a shopping list"), "what somebody else wrote is not touched"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks Linux which files are open")
+@pytest.mark.xfail(strict=True, reason="Ledger leaves its connection open when the file is none of its own")
+def test_a_file_that_is_no_ledger_is_let_go_of(path: Path) -> None:
+    path.write_bytes(b"no database" * 1_000)
+    with pytest.raises(StoreCorrupt) as caught:
+        Ledger(path)
+    # Asked while the exception, and what hangs on it, is still there.
+    assert caught.value.__traceback__ is not None
+    assert str(path) not in {os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()}
 
 
 def test_a_place_that_cannot_be_written_is_named_as_unavailable(tmp_path: Path) -> None:

@@ -144,5 +144,5 @@ async def test_leaving_right_after_a_short_task(fastmcp_url: str) -> None:
         async with _connected(fastmcp_url) as client:
             await client.call_tool("failing_job")
 
-    for _ in range(15):
+    for _ in range(8):
         await asyncio.gather(*(visit() for _ in range(4)))

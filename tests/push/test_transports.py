@@ -42,7 +42,7 @@ async def test_a_server_that_answers_with_json_streams_all_the_same(desk: Desk) 
         assert done == as_pushed(await client.get(task_id))
 
 
-async def test_a_server_without_sessions_streams_all_the_same(desk: Desk) -> None:
+async def test_a_stateless_server_streams_all_the_same(desk: Desk) -> None:
     async with serving(build(Tasks("memory://", settings=QUICK), desk), stateless=True) as wire:
         task_id = await Tasking(wire, EVERYTHING).create("gated")
         async with listening(wire, [task_id]) as stream:

@@ -10,6 +10,12 @@ from typing import Any
 
 import anyio
 import pytest
+
+from mcp_tasks.core import TaskRecord, TaskStatus
+from mcp_tasks.errors import StoreUnavailable, UsageError
+from mcp_tasks.runtime import Outcome, Run, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.stores import MemoryStore
+from mcp_tasks.testing import FakeClock
 from tests.unit.running import (
     FailingStore,
     Tool,
@@ -23,12 +29,6 @@ from tests.unit.running import (
     until_asking,
     until_final,
 )
-
-from mcp_tasks.core import TaskRecord, TaskStatus
-from mcp_tasks.errors import StoreUnavailable, UsageError
-from mcp_tasks.runtime import Outcome, Run, TaskRuntime, ToolPolicy, current_task
-from mcp_tasks.stores import MemoryStore
-from mcp_tasks.testing import FakeClock
 
 pytestmark = pytest.mark.anyio
 
@@ -343,3 +343,29 @@ async def test_a_task_that_was_answered_while_it_sleeps_too_is_not_started_befor
         clock.advance(HOUR)
         await runtime.janitor.sweep()
         assert (await until_final(runtime, task)).result == {"value": ["yes", None]}
+
+
+@pytest.mark.xfail(strict=True, reason="a sleep unwinds without asking whether another branch is in a step")
+async def test_a_run_that_sleeps_in_one_branch_and_works_in_another_stays_in_memory() -> None:
+    clock, begun, worked = FakeClock(), Counter[str](), anyio.Event()
+
+    async def work() -> str:
+        begun["work"] += 1
+        await worked.wait()
+        return "worked"
+
+    async def body(run: Run) -> Outcome:
+        context = current_task()
+        return ok(await asyncio.gather(context.step("work", work), context.sleep(HOUR)))
+
+    async with running(body, policy=AT_ONCE, clock=clock) as runtime:
+        task = await launch(runtime)
+        await settle()
+        worked.set()
+        # Once the step is done there is only the sleep left, and the run may leave.
+        await until(runtime, task, lambda record: record.holder is None, limit=2)
+        clock.advance(HOUR)
+        await settle()
+        await runtime.janitor.sweep()
+        assert (await until_final(runtime, task)).result == {"value": ["worked", None]}
+    assert begun == {"work": 1}

@@ -256,6 +256,53 @@ async def test_a_place_is_not_lost_when_a_run_is_cancelled_on_its_way_back(its_t
         await work.until("start c")
 
 
+async def test_a_place_can_be_kept_for_a_task_that_is_being_made() -> None:
+    engine = LocalEngine(concurrency=1)
+    async with at_work(engine) as work:
+        place = engine.reserve()
+        assert place is not None
+        assert engine.reserve() is None
+        await engine.submit("b")
+        await settle()
+        assert work.log == []
+        place.start("a")
+        await work.until("start a")
+        work.end("a")
+        await work.until("start b")
+
+
+async def test_a_place_that_was_kept_for_nothing_goes_to_the_next_in_line() -> None:
+    engine = LocalEngine(concurrency=1)
+    async with at_work(engine) as work:
+        place = engine.reserve()
+        assert place is not None
+        await engine.submit("a")
+        place.give_back()
+        await work.until("start a")
+
+
+async def test_no_place_is_kept_before_those_that_wait_in_line_or_in_an_engine_that_stands_still() -> None:
+    engine = LocalEngine(concurrency=1)
+    assert engine.reserve() is None
+    async with at_work(engine):
+        await engine.submit("a")
+        await engine.submit("b")
+        assert engine.reserve() is None
+    assert engine.reserve() is None
+
+
+async def test_a_place_that_was_kept_while_the_engine_stopped_is_not_used() -> None:
+    engine = LocalEngine(concurrency=1)
+    async with at_work(engine) as work:
+        place = engine.reserve()
+        assert place is not None
+        await engine.drain(NONE)
+        place.start("a")
+        await settle()
+        assert work.log == []
+        assert engine.is_idle
+
+
 async def test_a_run_sees_the_context_of_the_start_and_not_of_who_submitted_it() -> None:
     engine = LocalEngine()
     caller.set("server")

@@ -9,6 +9,14 @@ from datetime import datetime, timedelta
 
 import anyio
 import pytest
+
+from mcp_tasks.core import InputRequested, RunStarted, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.errors import StoreUnavailable, UnknownTask
+from mcp_tasks.runtime import Outcome, Run, TaskRuntime
+from mcp_tasks.runtime.holder import new_holder
+from mcp_tasks.runtime.janitor import BATCH
+from mcp_tasks.stores import MemoryStore
+from mcp_tasks.testing import FakeClock
 from tests.unit.running import (
     ONCE,
     RERUN,
@@ -25,14 +33,6 @@ from tests.unit.running import (
     until_asking,
     until_final,
 )
-
-from mcp_tasks.core import InputRequested, RunStarted, TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.errors import StoreUnavailable, UnknownTask
-from mcp_tasks.runtime import Outcome, Run, TaskRuntime
-from mcp_tasks.runtime.holder import new_holder
-from mcp_tasks.runtime.janitor import BATCH
-from mcp_tasks.stores import MemoryStore
-from mcp_tasks.testing import FakeClock
 
 pytestmark = pytest.mark.anyio
 

@@ -11,6 +11,7 @@ from mcp_tasks.core import (
     InputAnswered,
     InputRequest,
     InputRequested,
+    InputWithdrawn,
     Progress,
     ProgressReported,
     RunCompleted,
@@ -119,6 +120,14 @@ def test_a_key_that_was_answered_is_not_asked_again() -> None:
     record = after(InputAnswered(keys={"a"}), record=asking("a"))
     with pytest.raises(TransitionRefused, match="already used: a"):
         after(InputRequested(attempt=1, requests={"a": QUESTION}), record=record)
+
+
+def test_a_question_that_the_tool_gave_up_on_is_closed_and_its_key_stays_used() -> None:
+    record = after(InputWithdrawn(attempt=1, keys={"a"}), record=asking("a", "b"))
+    assert (record.status, list(record.inputs.outstanding)) == (TaskStatus.INPUT_REQUIRED, ["b"])
+    record = after(InputWithdrawn(attempt=1, keys={"b"}), record=record)
+    assert (record.status, record.inputs.used) == (TaskStatus.WORKING, {"a", "b"})
+    assert after(InputAnswered(keys={"a", "b"}), record=record) is record
 
 
 def test_asking_nothing_is_refused() -> None:

@@ -15,10 +15,10 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 import pytest
-from tests.unit.running import launch, ok, running, until_final
 
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.runtime import Outcome, Run, TaskContext, ToolPolicy, current_task, process
+from tests.unit.running import launch, ok, running, until_final
 
 pytestmark = [
     pytest.mark.anyio,

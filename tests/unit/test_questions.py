@@ -5,10 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 import anyio
 import pytest
+
+from mcp_tasks.core import JournalEntry, TaskRecord, TaskStatus
+from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.runtime import Outcome, Run, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.stores import MemoryStore
 from tests.unit.running import (
     ONCE,
     RERUN,
@@ -25,10 +31,6 @@ from tests.unit.running import (
     until_asking,
     until_final,
 )
-
-from mcp_tasks.core import JournalEntry, TaskRecord, TaskStatus
-from mcp_tasks.runtime import Outcome, Run, TaskRuntime, ToolPolicy, current_task
-from mcp_tasks.stores import MemoryStore
 
 pytestmark = pytest.mark.anyio
 
@@ -77,6 +79,8 @@ async def test_questions_asked_at_the_same_moment_are_put_together() -> None:
     async with running(ask_two_together) as runtime:
         task = await until_asking(runtime, await launch(runtime))
         assert list(task.inputs.outstanding) == ["elicitation-1", "elicitation-2"]
+        # Created, taken, asked: one write for both.
+        assert task.version == 3
         await answer(runtime, task, elicitation_1="Ann", elicitation_2=True)
         assert (await until_final(runtime, task)).result == {"value": ["Ann", True]}
 
@@ -160,16 +164,88 @@ async def test_an_answer_from_an_old_view_of_the_task_is_taken() -> None:
         assert (await until_final(runtime, old)).result == {"value": ["Ann", True]}
 
 
-async def test_questions_are_withdrawn_with_the_end_of_the_task() -> None:
-    async def impatient(run: Run) -> Outcome:
-        with anyio.move_on_after(0.01):
-            await run.ask(question("Sure?"))
+async def impatient(run: Run) -> str:
+    """Ask, and go on without an answer."""
+    with anyio.move_on_after(0.01):
+        return await run.ask(question("Sure?"))
+    return "did not wait"
+
+
+async def test_a_question_that_the_tool_gives_up_on_is_withdrawn() -> None:
+    end = anyio.Event()
+
+    async def body(run: Run) -> Outcome:
+        heard = await impatient(run)
+        await end.wait()
+        return ok(heard)
+
+    async with running(body) as runtime:
+        task = await until_asking(runtime, await launch(runtime))
+        task = await until(runtime, task, lambda record: record.status is TaskStatus.WORKING)
+        assert not task.inputs.outstanding
+        await answer(runtime, task, elicitation_1="too late")
+        end.set()
+        assert (await until_final(runtime, task)).result == {"value": "did not wait"}
+        assert answers(await runtime.journal(task.id)) == {}
+
+
+@pytest.mark.xfail(strict=True, reason="replayed, a withdrawn question counts as answered: KeyError in the tool")
+async def test_a_run_that_gave_up_on_a_question_can_be_started_again() -> None:
+    store, begun = MemoryStore(), anyio.Event()
+
+    async def body(run: Run) -> Outcome:
+        heard = await impatient(run)
+        if run.attempt == 1:
+            begun.set()
+            await anyio.sleep_forever()
+        return ok(heard)
+
+    async with running(body, store=store, policy=RERUN) as one:
+        task = await launch(one)
+        with anyio.fail_after(5):
+            await begun.wait()
+        await one.abandon()
+        async with running(body, store=store, policy=RERUN) as other:
+            assert (await until_final(other, task)).result == {"value": "did not wait"}
+
+
+async def test_open_questions_are_withdrawn_with_the_end_of_the_task() -> None:
+    async def body(run: Run) -> Outcome:
+        asked = asyncio.ensure_future(run.ask(question("Sure?")))
+        await asyncio.wait({asked}, timeout=0.01)
         return ok("did not wait")
 
-    async with running(impatient) as runtime:
+    async with running(body) as runtime:
         record = await until_final(runtime, await launch(runtime))
-        assert record.result == {"value": "did not wait"}
         assert not record.inputs.outstanding
+
+
+@pytest.mark.xfail(strict=True, reason="it is put together with the next one, and nobody waits for its answer")
+async def test_a_question_that_could_not_be_stored_does_not_come_up_later() -> None:
+    store = FailingStore()
+
+    async def body(run: Run) -> Outcome:
+        with suppress(StoreUnavailable):
+            await run.ask(question("Name?"))
+        return ok(await run.ask(question("Sure?")))
+
+    async with running(body, store=store) as runtime:
+        store.refuse_save(lambda record: record.status is TaskStatus.INPUT_REQUIRED, times=1)
+        task = await until_asking(runtime, await launch(runtime))
+        assert [ask.params["message"] for ask in task.inputs.outstanding.values()] == ["Sure?"]
+
+
+async def test_when_questions_of_one_moment_cannot_be_stored_all_who_asked_are_told() -> None:
+    store = FailingStore()
+
+    async def body(run: Run) -> Outcome:
+        asks = (run.ask(question("Name?")), run.ask(question("Sure?")))
+        return ok([type(told).__name__ for told in await asyncio.gather(*asks, return_exceptions=True)])
+
+    async with running(body, store=store) as runtime:
+        store.refuse_save(lambda record: record.status is TaskStatus.INPUT_REQUIRED, times=2)
+        record = await until_final(runtime, await launch(runtime))
+        assert record.result == {"value": ["StoreUnavailable", "StoreUnavailable"]}
 
 
 async def test_a_question_that_cannot_be_stored_is_the_tools_to_handle() -> None:
@@ -348,7 +424,6 @@ async def test_no_part_of_a_tool_goes_on_after_its_run_left_memory() -> None:
         assert [branch.cancelled() for branch in branches] == [True]
 
 
-@pytest.mark.xfail(strict=True, reason="it leaves memory though a branch of it is in the middle of a step")
 async def test_a_run_that_waits_in_one_branch_and_works_in_another_stays_in_memory() -> None:
     begun: list[int] = []
     worked = anyio.Event()

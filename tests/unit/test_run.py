@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+from collections.abc import Sequence
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
+from typing import cast
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
+
+from mcp_tasks.core import JournalEntry, Progress, TaskRecord, TaskStatus
+from mcp_tasks.runtime import Failure, Outcome, Run, ToolPolicy, current_task
+from mcp_tasks.runtime.run import Withdrawn
+from mcp_tasks.stores import MemoryStore
+from mcp_tasks.stores.sqlite import SqliteStore
 from tests.unit.running import (
     FailingStore,
     Tool,
@@ -24,11 +34,6 @@ from tests.unit.running import (
     until_asking,
     until_final,
 )
-
-from mcp_tasks.core import Progress, TaskStatus
-from mcp_tasks.runtime import Failure, Outcome, Run, ToolPolicy, current_task
-from mcp_tasks.runtime.run import Withdrawn
-from mcp_tasks.stores.sqlite import SqliteStore
 
 pytestmark = pytest.mark.anyio
 
@@ -258,7 +263,6 @@ async def test_a_thread_that_runs_too_long_is_told_and_the_task_ends_without_it(
         assert await runtime.get(record.id, owner=None) == record
 
 
-@pytest.mark.xfail(strict=True, reason="while the store is away, what the stopped thread returned is written first")
 async def test_what_a_thread_returns_because_it_was_told_to_stop_is_no_result() -> None:
     store = FailingStore()
 
@@ -396,6 +400,56 @@ async def test_progress_that_cannot_be_stored_hurts_nobody() -> None:
         assert (await until_final(runtime, await launch(runtime))).status is TaskStatus.COMPLETED
 
 
+class PickyStore(MemoryStore):
+    """Refuses progress that is no JSON, as stores that write do; but not for ever, so that a test can end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusals = 0
+
+    async def save(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry] = ()) -> None:
+        if record.progress is not None and isinstance(record.progress.progress, Decimal) and self.refusals < 10:
+            self.refusals += 1
+            raise TypeError("Object of type Decimal is not JSON serializable")
+        await super().save(record, expected=expected, entries=entries)
+
+
+NO_JSON = Progress(progress=cast(float, Decimal(1)))
+
+
+@pytest.mark.xfail(strict=True, reason="it is tried again with every try of the outcome: a loop that never awaits")
+async def test_progress_that_is_no_json_does_not_keep_the_result_from_being_written() -> None:
+    store = PickyStore()
+
+    async def body(run: Run) -> Outcome:
+        await run.report(Progress(progress=0))
+        await anyio.sleep(0.01)
+        await run.report(NO_JSON)
+        return ok("precious")
+
+    async with running(body, store=store, progress=timedelta(hours=1)) as runtime:
+        record = await until_final(runtime, await launch(runtime))
+        assert store.refusals <= 1
+        assert record.result == {"value": "precious"}
+
+
+@pytest.mark.xfail(strict=True, reason="the helper that writes progress ends with an exception that nobody sees")
+async def test_progress_that_is_no_json_is_dropped_and_what_follows_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    store = PickyStore()
+
+    async def body(run: Run) -> Outcome:
+        await run.report(NO_JSON)
+        await anyio.sleep(0.01)
+        await run.report(Progress(progress=2))
+        await anyio.sleep_forever()
+        return ok()
+
+    async with running(body, store=store, progress=timedelta(milliseconds=1)) as runtime:
+        await until(runtime, await launch(runtime), lambda record: record.progress == Progress(progress=2))
+    gc.collect()
+    assert "exception was never retrieved" not in caplog.text
+
+
 # When the store is away
 
 
@@ -418,7 +472,6 @@ def _nested(depth: int) -> list[object]:
     return value
 
 
-@pytest.mark.xfail(strict=True, raises=TimeoutError, reason="only an absent store is reckoned with; it stays held")
 @pytest.mark.parametrize("value", [object(), _nested(100_000)], ids=["no JSON", "too deep"])
 async def test_a_result_that_cannot_be_stored_fails_the_task(value: object, tmp_path: Path) -> None:
     async def body(run: Run) -> Outcome:

@@ -12,6 +12,16 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
+
+from mcp_tasks.core import RunStarted, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.engines import InlineEngine
+from mcp_tasks.errors import StoreError, StoreUnavailable, UnknownTask
+from mcp_tasks.runtime import Outcome, Run, ToolPolicy, current_task
+from mcp_tasks.runtime.runtime import MAX_ID_LENGTH, new_task_id
+from mcp_tasks.stores import MemoryStore
+from mcp_tasks.stores.base import Hint
+from mcp_tasks.stores.sqlite import SqliteStore
+from mcp_tasks.testing import FakeClock
 from tests.unit.running import (
     ONCE,
     RERUN,
@@ -27,16 +37,6 @@ from tests.unit.running import (
     until,
     until_final,
 )
-
-from mcp_tasks.core import RunStarted, TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.engines import InlineEngine
-from mcp_tasks.errors import StoreError, StoreUnavailable, UnknownTask
-from mcp_tasks.runtime import Outcome, Run, current_task
-from mcp_tasks.runtime.runtime import MAX_ID_LENGTH, new_task_id
-from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.base import Hint
-from mcp_tasks.stores.sqlite import SqliteStore
-from mcp_tasks.testing import FakeClock
 
 pytestmark = pytest.mark.anyio
 
@@ -157,7 +157,9 @@ async def test_a_ttl_beyond_the_calendar_keeps_the_task(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("store", [MemoryStore(), PausingStore()], ids=["memory", "pausing"])
-async def test_of_two_runtimes_that_are_handed_a_task_exactly_one_runs_it(store: MemoryStore) -> None:
+async def test_of_two_runtimes_that_are_handed_a_task_exactly_one_runs_it(
+    store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
     runs: Counter[str] = Counter()
 
     async def counted(run: Run) -> Outcome:
@@ -176,6 +178,7 @@ async def test_of_two_runtimes_that_are_handed_a_task_exactly_one_runs_it(store:
             assert (record.status, record.attempt) == (TaskStatus.COMPLETED, 1)
     assert set(runs.values()) == {1}
     assert len(runs) == 50
+    assert not caplog.records, "coming second is nothing to speak of"
 
 
 async def test_a_task_that_was_cancelled_in_the_queue_is_never_run() -> None:
@@ -218,6 +221,122 @@ async def test_a_store_that_fails_right_after_a_task_was_taken_does_not_lose_it(
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
 
 
+# Launching
+
+
+REQUEST = TaskRequest(name="tool", arguments={})
+
+
+async def test_a_task_for_which_there_is_room_is_written_as_taken() -> None:
+    store = FailingStore()
+    async with running(at_once, store=store) as runtime:
+        task = await runtime.launch(REQUEST, owner=None, ttl=None)
+        assert (task.holder, task.attempt, task.status) == (runtime.holder, 1, TaskStatus.WORKING)
+        assert (await until_final(runtime, task)).attempt == 1
+        assert store.saves == 1
+
+
+async def test_a_task_for_which_there_is_no_room_is_queued() -> None:
+    end = anyio.Event()
+
+    async def slow(run: Run) -> Outcome:
+        await end.wait()
+        return ok()
+
+    async with running(slow, concurrency=1) as runtime:
+        tasks = [await runtime.launch(REQUEST, owner=None, ttl=None) for _ in range(3)]
+        assert [task.attempt for task in tasks] == [1, 0, 0]
+        assert [task.holder for task in tasks] == [runtime.holder, None, None]
+        end.set()
+        for task in tasks:
+            assert (await until_final(runtime, task)).attempt == 1
+
+
+class SlowCreateStore(MemoryStore):
+    """Takes its time to keep a new task, and can refuse to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.creating, self.go_on = anyio.Event(), anyio.Event()
+        self.refuse = False
+
+    async def create(self, record: TaskRecord) -> None:
+        self.creating.set()
+        await self.go_on.wait()
+        if self.refuse:
+            raise StoreUnavailable("the disk is full")
+        await super().create(record)
+
+
+async def test_a_task_that_could_not_be_kept_takes_no_place() -> None:
+    store = SlowCreateStore()
+    store.refuse = True
+    store.go_on.set()
+    async with running(at_once, store=store, concurrency=1) as runtime:
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable):
+                await runtime.launch(REQUEST, owner=None, ttl=None)
+        store.refuse = False
+        task = await runtime.launch(REQUEST, owner=None, ttl=None)
+        assert task.attempt == 1
+        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+
+
+async def test_a_request_that_is_given_up_while_its_task_is_kept_does_not_leave_it_behind() -> None:
+    store = SlowCreateStore()
+    async with running(at_once, store=store) as runtime:
+        async with anyio.create_task_group() as group:
+
+            async def call() -> None:
+                await runtime.launch(REQUEST, owner=None, ttl=None)
+
+            group.start_soon(call)
+            await store.creating.wait()
+            group.cancel_scope.cancel()
+            store.go_on.set()
+        (task,) = (await store.list()).records
+        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+
+
+async def test_a_task_that_was_kept_while_its_process_stopped_is_run_by_the_next_one() -> None:
+    store = SlowCreateStore()
+    runtime = make_runtime(at_once, store=store)
+    await runtime.start()
+    calling = asyncio.ensure_future(runtime.launch(REQUEST, owner=None, ttl=None))
+    await store.creating.wait()
+    await runtime.stop()
+    store.go_on.set()
+    task = await calling
+    async with running(at_once, store=store) as other:
+        # It never began, and nobody died: there is nothing that it could have done in part.
+        assert (await until_final(other, task)).status is TaskStatus.COMPLETED
+
+
+async def test_a_task_that_is_cancelled_before_its_run_has_begun_is_not_run() -> None:
+    seen: list[str] = []
+    looked_up = anyio.Event()
+
+    async def noted(run: Run) -> Outcome:
+        await anyio.lowlevel.checkpoint()
+        seen.append(run.record.id)
+        return ok()
+
+    async with running(noted) as runtime:
+        policy = runtime.policy
+
+        async def slow_policy(name: str) -> ToolPolicy:
+            await looked_up.wait()
+            return await policy(name)
+
+        runtime.policy = slow_policy
+        task = await runtime.launch(REQUEST, owner=None, ttl=None)
+        await settle()
+        await runtime.cancel(task, "no need")
+        looked_up.set()
+        await settle()
+        assert seen == []
+
+
 # Losing
 
 
@@ -246,6 +365,26 @@ async def test_a_run_whose_lease_ran_out_is_stopped_and_the_task_runs_elsewhere(
             assert (record.result, record.attempt) == ({"value": 2}, 2)
         with anyio.fail_after(5):
             await stopped.wait()
+
+
+async def test_a_run_that_lost_its_task_is_stopped_while_the_next_one_is_still_at_work() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    stopped = anyio.Event()
+
+    async def on_one(run: Run) -> Outcome:
+        try:
+            return await never_ending(run)
+        finally:
+            stopped.set()
+
+    async with running(on_one, store=store, clock=clock, policy=RERUN) as one:
+        task = await until(one, await launch(one), lambda record: record.attempt == 1)
+        clock.advance(2 * HOUR)
+        async with running(never_ending, store=store, clock=clock, policy=RERUN) as other:
+            await until(other, task, lambda record: record.holder == other.holder)
+            with anyio.fail_after(5):
+                await stopped.wait()
+            assert (await other.get(task.id, owner=None)).holder == other.holder
 
 
 async def test_a_task_that_may_not_run_again_ends_as_interrupted_when_its_lease_runs_out() -> None:
@@ -504,7 +643,7 @@ async def test_a_runtime_can_be_started_again() -> None:
 
 
 async def test_a_shutdown_that_is_cut_short_still_hands_everything_over() -> None:
-    runtime = make_runtime(never_ending, policy=RERUN, drain=HOUR)
+    runtime = make_runtime(never_ending, store=PausingStore(), policy=RERUN, drain=HOUR)
     await runtime.start()
     task = await launch(runtime)
     await until(runtime, task, lambda record: record.attempt == 1)

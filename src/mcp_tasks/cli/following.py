@@ -73,10 +73,11 @@ class Follower:
                 self._note(entry, problem=exc.message, code=exc.code)
         except BaseExceptionGroup as group:
             # A connection that goes down takes whoever waits on it along, wrapped.
-            if any(isinstance(exc, asyncio.CancelledError) for exc in leaves(group)):
+            broken = [exc for exc in leaves(group) if isinstance(exc, Exception) and is_transient(exc)]
+            if len(broken) < len(list(leaves(group))):
                 raise
             for entry in entries:
-                self._note(entry, problem=f"the connection broke: {next(leaves(group))}", code=Exit.UNREACHABLE)
+                self._note(entry, problem=f"the connection broke: {broken[0]}", code=Exit.UNREACHABLE)
 
     async def _follow(self, client: Client, entry: LedgerEntry) -> None:
         handle = tasks_of(client).handle(client.session, entry.task_id, tool=entry.tool)

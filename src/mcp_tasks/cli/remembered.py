@@ -118,7 +118,7 @@ def _stranger(task_id: str, spec: str | None) -> LedgerEntry:
             hint="`mcp-tasks ls` lists the tasks started from here; for any other, give its whole id and --server.",
         )
     now = datetime.now(UTC)
-    return LedgerEntry(task_id=task_id, server=spec, tool="", started=now, status="working", message=None, result=None)
+    return LedgerEntry(task_id=task_id, server=spec, tool="", started=now, status="working")
 
 
 def _line(entry: LedgerEntry) -> str:

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from mcp import Client
+from mcp.shared.dispatcher import ProgressFnT
 from mcp_types import CallToolResult
 
 from mcp_tasks.client.extension import CallOptions, HandleWanted, TasksClient, call_options
@@ -39,12 +40,22 @@ async def call_tool(
         call_options.reset(token)
 
 
-async def start_task(client: Client, name: str, arguments: dict[str, Any] | None = None) -> TaskHandle | CallToolResult:
-    """Call a tool and come back at once: with a handle, or with the result if the server answered inline."""
+async def start_task(
+    client: Client,
+    name: str,
+    arguments: dict[str, Any] | None = None,
+    *,
+    read_timeout_seconds: float | None = None,
+    progress_callback: ProgressFnT | None = None,
+) -> TaskHandle | CallToolResult:
+    """Call a tool and come back at once: with a handle, or with the result if the server answered inline.
+
+    The timeout and the progress are those of `client.call_tool`: of the call, for a server that answers it inline.
+    """
     tasks_of(client)
     token = call_options.set(CallOptions(want_handle=True))
     try:
-        return await client.call_tool(name, arguments)
+        return await client.call_tool(name, arguments, read_timeout_seconds, progress_callback)
     except HandleWanted as signal:
         return signal.handle
     finally:

@@ -111,13 +111,20 @@ class TaskHandle:
 
     async def answer(self, responses: Mapping[str, Any]) -> None:
         """Answer open questions by their keys, with results as the callbacks would give them."""
+        if self._ledger is None:
+            await update_task(self._session, self.id, responses)
+            return
         for key, response in responses.items():
-            if self._ledger is not None:
-                self._ledger.record_answer(self._server, self.id, key, response)
-        await update_task(self._session, self.id, responses)
+            self._ledger.record_answer(self._server, self.id, key, response)
+        try:
+            await update_task(self._session, self.id, responses)
+        except MCPError as exc:
+            if not is_transient(exc):
+                for key in responses:
+                    self._ledger.answer_refused(self._server, self.id, key)
+            raise
         for key in responses:
-            if self._ledger is not None:
-                self._ledger.answer_sent(self._server, self.id, key)
+            self._ledger.answer_sent(self._server, self.id, key)
 
     async def cancel(self) -> None:
         """Ask for the task to be cancelled. It may still end in another way, if it was about to."""
@@ -129,7 +136,7 @@ class TaskHandle:
         except UnknownTask:
             if self._ledger is not None:
                 # There is nothing left to come back for.
-                self._ledger.forget(self.id, server=self._server)
+                self._ledger.lost(self.id, server=self._server)
             raise
 
     def _saw(self, snapshot: TaskSnapshot) -> TaskSnapshot:
@@ -165,7 +172,7 @@ class TaskHandle:
     async def _follow(self, poller: Poller, wake: _Wake) -> AsyncGenerator[TaskSnapshot]:
         """Every state that differs from the one before, until the final one."""
         joined = nullcontext(Mailbox()) if self._hub is None else self._hub.join(self.id)
-        with joined as box:
+        async with joined as box:
             shown: TaskSnapshot | None = None
             while shown is None or not shown.is_final:
                 snapshot = await self._next(poller, box, wake)

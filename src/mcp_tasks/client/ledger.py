@@ -22,7 +22,7 @@ from mcp_tasks.wire.parse import TaskSnapshot
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS tasks (
     task_id TEXT NOT NULL, server TEXT NOT NULL, tool TEXT NOT NULL, started TEXT NOT NULL,
-    status TEXT NOT NULL, message TEXT, result TEXT, finished TEXT,
+    status TEXT NOT NULL, message TEXT, result TEXT, error TEXT, finished TEXT,
     PRIMARY KEY (server, task_id)
 );
 CREATE TABLE IF NOT EXISTS answers (
@@ -41,8 +41,10 @@ class LedgerEntry:
     tool: str
     started: datetime
     status: str
-    message: str | None
-    result: dict[str, Any] | None
+    message: str | None = None
+    result: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+    finished: datetime | None = None
 
     @property
     def is_final(self) -> bool:
@@ -88,11 +90,12 @@ class Ledger:
         if snapshot.is_final and not self.keep_results:
             self.forget(snapshot.id, server=server)
             return
-        result = None if snapshot.result is None else json.dumps(dict(snapshot.result))
-        finished = datetime.now(UTC).isoformat() if snapshot.is_final else None
+        finished = snapshot.updated_at.isoformat() if snapshot.is_final else None
+        outcome = (_text(snapshot.result), _text(snapshot.error), finished)
         self._run(
-            "UPDATE tasks SET status = ?, message = ?, result = ?, finished = ? WHERE server = ? AND task_id = ?",
-            (snapshot.status.value, snapshot.message, result, finished, server, snapshot.id),
+            "UPDATE tasks SET status = ?, message = ?, result = ?, error = ?, finished = ?"
+            " WHERE server = ? AND task_id = ?",
+            (snapshot.status.value, snapshot.message, *outcome, server, snapshot.id),
         )
 
     def pending(self, *, server: str | None = None) -> list[LedgerEntry]:
@@ -102,7 +105,7 @@ class Ledger:
     def entries(self, *, server: str | None = None) -> list[LedgerEntry]:
         """All tasks that are remembered, oldest first."""
         rows = self._run(
-            "SELECT task_id, server, tool, started, status, message, result FROM tasks"
+            "SELECT task_id, server, tool, started, status, message, result, error, finished FROM tasks"
             " WHERE ?1 IS NULL OR server = ?1 ORDER BY started",
             (server,),
         )
@@ -113,6 +116,12 @@ class Ledger:
         """Remember the task no longer."""
         self._run("DELETE FROM tasks WHERE server = ? AND task_id = ?", (server, task_id))
         self._run("DELETE FROM answers WHERE server = ? AND task_id = ?", (server, task_id))
+
+    def lost(self, task_id: str, *, server: str) -> None:
+        """The server knows the task no more. One that was seen to end is remembered all the same."""
+        ended = any(entry.task_id == task_id and entry.is_final for entry in self.entries(server=server))
+        if not ended:
+            self.forget(task_id, server=server)
 
     def record_answer(self, server: str, task_id: str, key: str, answer: Mapping[str, Any]) -> None:
         """Keep an answer before it is sent, in place of one that was kept before."""
@@ -150,7 +159,7 @@ class Ledger:
 
 
 def _entry(row: tuple[Any, ...]) -> LedgerEntry:
-    task_id, server, tool, started, status, message, result = row
+    task_id, server, tool, started, status, message, result, error, finished = row
     return LedgerEntry(
         task_id=task_id,
         server=server,
@@ -159,4 +168,10 @@ def _entry(row: tuple[Any, ...]) -> LedgerEntry:
         status=status,
         message=message,
         result=None if result is None else json.loads(result),
+        error=None if error is None else json.loads(error),
+        finished=None if finished is None else datetime.fromisoformat(finished),
     )
+
+
+def _text(value: Mapping[str, Any] | None) -> str | None:
+    return None if value is None else json.dumps(dict(value))

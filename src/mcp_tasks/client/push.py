@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 from weakref import ref
@@ -34,6 +34,9 @@ GATHER = 0.02
 """Seconds a stream waits for more tasks to share it; far below any poll interval."""
 
 MAX_IDS_PER_STREAM = 500
+
+CLOSING = 1.0
+"""Seconds to wait at most for a stream to close."""
 
 
 class Mailbox:
@@ -76,8 +79,8 @@ class PushHub:
         self._streams: dict[asyncio.Task[None], frozenset[str]] = {}
         self._opener: asyncio.Task[None] | None = None
 
-    @contextmanager
-    def join(self, task_id: str) -> Generator[Mailbox]:
+    @asynccontextmanager
+    async def join(self, task_id: str) -> AsyncGenerator[Mailbox]:
         """A mailbox for the states of a task, for as long as this is entered."""
         box = Mailbox()
         boxes = self._boxes.setdefault(task_id, set())
@@ -93,7 +96,7 @@ class PushHub:
             if not boxes:
                 del self._boxes[task_id]
                 self._unheard.discard(task_id)
-                self._close_idle_streams()
+                await self._close_idle_streams()
 
     def deliver(self, params: Mapping[str, Any]) -> None:
         """Hand a notification to whoever waits for its task."""
@@ -159,7 +162,11 @@ class PushHub:
             box.end()
         return lasted
 
-    def _close_idle_streams(self) -> None:
-        for stream, ids in self._streams.items():
-            if not any(task_id in self._boxes for task_id in ids):
-                stream.cancel()
+    async def _close_idle_streams(self) -> None:
+        idle = [s for s, ids in self._streams.items() if not any(task_id in self._boxes for task_id in ids)]
+        for stream in idle:
+            stream.cancel()
+        if idle:
+            # Until they are closed: an answer that arrives while a client leaves is an error of the SDK's transport.
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait(idle, timeout=CLOSING)

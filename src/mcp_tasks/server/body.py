@@ -137,7 +137,7 @@ class ToolBody:
                     return _success(request, result)
                 if self._guards.offer(run.record.id, result):
                     return Withdrawn()
-                responses = await _fulfil(run, result)
+                responses = await run.ask_all(questions_of(result, request.client_capabilities))
                 params = _params(request, responses, result.request_state)
         except Exception as exc:
             if not isinstance(exc, MCPError):
@@ -161,15 +161,19 @@ class ToolBody:
         )
 
 
-async def _fulfil(run: Run, asked: InputRequiredResult) -> dict[str, Any]:
-    """Put what the tool asked by returning to the client, all at once, and wait for all answers."""
-    requests: dict[str, InputRequest] = {}
+def questions_of(asked: InputRequiredResult, capabilities: JsonObject) -> dict[str, InputRequest]:
+    """What a tool asked by returning, by its own keys.
+
+    Raises:
+        MCPError: -32021, if the client did not declare that it can be asked such a thing.
+    """
+    questions: dict[str, InputRequest] = {}
     for key, request in (asked.input_requests or {}).items():
         dumped = request.model_dump(by_alias=True, mode="json", exclude_none=True)
-        params = dumped.get("params", {})
-        require_capability(dumped["method"], params, run.record.request.client_capabilities)
-        requests[key] = InputRequest(method=dumped["method"], params=params)
-    return dict(await run.ask_all(requests))
+        question = InputRequest(method=dumped["method"], params=dumped.get("params", {}))
+        require_capability(question.method, question.params, capabilities)
+        questions[key] = question
+    return questions
 
 
 def _params(request: TaskRequest, responses: JsonObject | None, state: str | None) -> CallToolRequestParams:

@@ -31,7 +31,7 @@ from mcp_tasks.core import TaskRecord, TaskStatus
 from mcp_tasks.engines import Engine
 from mcp_tasks.errors import TasksError, UsageError, WiringError
 from mcp_tasks.runtime import Settings, TaskRuntime
-from mcp_tasks.server.body import LowLevelHost, MCPServerHost
+from mcp_tasks.server.body import LowLevelHost, MCPServerHost, questions_of
 from mcp_tasks.server.guard import (
     ANNOUNCE_AFTER,
     STARTED_VERSION,
@@ -314,6 +314,7 @@ class Tasks(Extension):
             withdrawn = await runtime.wait_until(record.id, lambda task: task.is_final, ANNOUNCE_AFTER)
             if withdrawn is not None:
                 await runtime.discard(withdrawn)
+            questions_of(asked, record.request.client_capabilities)
         return asked
 
 

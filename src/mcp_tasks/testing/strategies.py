@@ -16,6 +16,7 @@ from mcp_tasks.core import (
     InputBook,
     InputRequest,
     InputRequested,
+    InputWithdrawn,
     JournalEntry,
     Progress,
     ProgressReported,
@@ -157,8 +158,8 @@ def _cancelled(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
 
 
 def _answered(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
-    # All open questions or the first of them, and one that was never asked.
-    keys = frozenset([*list(record.inputs.outstanding)[: chance.seconds % 3], "never asked"])
+    # One open question or two, and one that was never asked.
+    keys = frozenset([*list(record.inputs.outstanding)[: 1 + chance.choice % 2], "never asked"])
     answers = sorted(record.inputs.answerable(keys))
     return InputAnswered(keys=keys), [JournalEntry(kind="answer", key=key, value=chance.value) for key in answers]
 
@@ -172,6 +173,10 @@ def _asked(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
     request = InputRequest(method="elicitation/create", params=chance.value)
     event = InputRequested(attempt=record.attempt, requests={key: request})
     return event, [JournalEntry(kind="ask", key=key, value=chance.value)]
+
+
+def _withdrawn(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
+    return InputWithdrawn(attempt=record.attempt, keys=frozenset(list(record.inputs.outstanding)[:1])), ()
 
 
 def _stepped(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
@@ -202,4 +207,4 @@ def _failed(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
     return RunFailed(attempt=record.attempt, error={"code": -32603, "data": chance.value}), ()
 
 
-_OF_A_RUN = (_asked, _asked, _stepped, _slept, _reported, _released, _completed, _failed)
+_OF_A_RUN = (_asked, _asked, _withdrawn, _stepped, _slept, _reported, _released, _completed, _failed)

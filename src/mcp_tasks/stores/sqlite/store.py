@@ -159,11 +159,14 @@ class SqliteStore:
     def _connect(self) -> tuple[sqlite3.Connection, Writer]:
         try:
             prepare(self.path, patience=self._patience)
-            reader = connect(self.path, timeout=READ_PATIENCE)
-            reader.execute("PRAGMA query_only = ON")
             # No time-out for the writer's connection: it has its own way of waiting.
             writing = retry_while_busy(lambda: connect(self.path, timeout=0), patience=self._patience)
-            return reader, Writer(writing, self.path, patience=self._patience)
+            try:
+                reading = connect(self.path, timeout=READ_PATIENCE)
+            except BaseException:
+                writing.close()
+                raise
+            return reading, Writer(writing, self.path, patience=self._patience)
         except sqlite3.Error as exc:
             raise translate(exc, self.path) from exc
 

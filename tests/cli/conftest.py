@@ -1,0 +1,36 @@
+"""Servers for all tests here, and a command line with a ledger of its own for each."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from tests.cli.running import Cli, serving, zygote
+
+
+@pytest.fixture(scope="session")
+def fixture_url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    """The package's own fixture server."""
+    with serving("mcp_tasks.testing.fixture_server", tmp_path_factory.mktemp("fixture")) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def asking_url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    """The server that asks every kind of question."""
+    with serving("tests.cli.asking_server", tmp_path_factory.mktemp("asking")) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
+    """What commands are forked from."""
+    with zygote(tmp_path_factory.mktemp("zygote")) as path:
+        yield path
+
+
+@pytest.fixture
+def cli(commands: Path, tmp_path: Path) -> Cli:
+    """The command line."""
+    return Cli(commands, tmp_path)

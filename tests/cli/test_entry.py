@@ -1,0 +1,88 @@
+"""The command as it is installed: its entry point, its help, and what it says when its extra is missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+from tests.cli.running import ROOT, Cli
+
+from mcp_tasks.cli.app import COMMANDS
+
+_WITHOUT_RICH = """
+import sys
+sys.modules[sys.argv.pop(1)] = None
+from mcp_tasks.cli import main
+main()
+"""
+
+
+def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=40, check=False, cwd=ROOT
+    )
+
+
+def test_it_runs_as_a_module() -> None:
+    done = _python("-m", "mcp_tasks.cli", "--version")
+    assert (done.returncode, done.stdout) == (0, f"mcp-tasks, version {version('mcp-tasks')}\n")
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_a_missing_extra_says_what_to_install(missing: str) -> None:
+    done = _python("-c", _WITHOUT_RICH, missing, "ls")
+    assert done.returncode == 1
+    assert "pip install 'mcp-tasks[cli]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_every_command_explains_itself_with_examples(cli: Cli) -> None:
+    overview, *helps = cli.together(("--help",), *((name, "--help") for name in COMMANDS))
+    for name, done in zip(COMMANDS, helps, strict=True):
+        assert done.returncode == 0
+        assert f"\n  {name} " in overview.stdout
+        assert f"Usage: mcp-tasks {name}" in done.stdout
+        assert f"Examples:\n    mcp-tasks {name}" in done.stdout
+        assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_wrong_usage_is_said_in_words(cli: Cli) -> None:
+    unknown, nothing, scheme, empty, header, age = cli.together(
+        ("frobnicate",),
+        ("wait",),
+        ("tools", "ftp://example.com"),
+        ("tools", " "),
+        ("tools", "http://localhost:9", "--header", "nonsense"),
+        ("prune", "--older-than", "soon"),
+    )
+    assert {done.returncode for done in (unknown, nothing, scheme, empty, header, age)} == {2}
+    assert "No such command 'frobnicate'" in unknown.stderr
+    assert "begins with http:// or https://" in scheme.stderr
+    assert "--header takes NAME:VALUE" in header.stderr
+    assert "7d" in age.stderr
+
+
+def test_a_ledger_that_cannot_be_used_is_said_in_words(cli: Cli) -> None:
+    cli.ledger.write_text("this is no database, and long enough to be looked at as one" * 20)
+    done = cli("ls")
+    assert done.returncode == 9
+    assert "ledger" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(cli: Cli) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(os.devnull, "r+b") as nothing:
+        started = cli.begin(["--help"], [nothing.fileno(), writing, nothing.fileno()], terminal=False)
+    os.close(writing)
+    assert started.wait() == 0
+
+
+def test_verbose_says_what_happens_and_quiet_does_not(cli: Cli, fixture_url: str) -> None:
+    quiet, verbose = cli.together(("tools", fixture_url), ("tools", fixture_url, "-vv"))
+    assert len(quiet.stderr.splitlines()) == 1
+    assert "server/discover" in verbose.stderr

@@ -1,0 +1,144 @@
+"""What is typed, and what it becomes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.cli.asking_server import SURVEY
+
+from mcp_tasks.cli.arguments import read_arguments
+from mcp_tasks.cli.conversions import BadValue
+from mcp_tasks.cli.exits import Problem
+from mcp_tasks.cli.fields import field_of, fields_of
+from mcp_tasks.cli.target import Target, looks_like_address, parse_target
+from mcp_tasks.cli.views import ago, clean, clock, one_line
+
+DEFS = {"$defs": {"Colour": {"enum": ["red", "green"], "type": "string"}, "Point": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "3", "3"),
+        ({"type": "integer"}, "3", 3),
+        ({"type": "integer"}, "90071992547409931", 90071992547409931),
+        ({"type": "number"}, "3", 3),
+        ({"type": "number"}, "2.5", 2.5),
+        ({"type": "boolean"}, "YES", True),
+        ({"type": "boolean"}, "off", False),
+        ({"type": "array"}, "[1, 2]", [1, 2]),
+        ({"type": "object"}, '{"a": 1}', {"a": 1}),
+        ({"type": ["integer", "null"]}, "null", None),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "4", 4),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "yes", "yes"),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "4", 4),
+        ({"anyOf": [{"type": "boolean"}, {"type": "string"}]}, "yes", "yes"),
+        ({"anyOf": [{"type": "boolean"}, {"type": "string"}]}, "true", True),
+        ({"$ref": "#/$defs/Colour"}, "green", "green"),
+        ({"anyOf": [{"$ref": "#/$defs/Colour"}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"$ref": "#/$defs/Colour"}, {"type": "null"}]}, "red", "red"),
+        ({"$ref": "#/$defs/Point"}, "{}", {}),
+        ({"enum": [1, 2]}, "2", 2),
+        ({"oneOf": [{"const": "s", "title": "Small"}]}, "small", "s"),
+        ({"type": "array", "items": {"enum": ["a", "b"]}}, "a, b", ["a", "b"]),
+        ({"type": "array", "items": {"enum": ["a", "b"]}}, '["b"]', ["b"]),
+        ({}, "4", 4),
+        ({}, "yes", "yes"),
+        ({"type": "string", "format": "date"}, "2026-07-28", "2026-07-28"),
+        ({"type": "string", "format": "uri"}, "https://example.com", "https://example.com"),
+    ],
+)
+def test_a_text_becomes_what_its_schema_says(schema: dict[str, Any], text: str, value: Any) -> None:
+    read = field_of("x", schema, DEFS).read(text)
+    assert (read, type(read)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "integer"}, "3.5"),
+        ({"type": "integer"}, "1e999"),
+        ({"type": "number"}, "nan"),
+        ({"type": "number"}, "many"),
+        ({"type": "boolean"}, "1"),
+        ({"type": "object"}, "[1]"),
+        ({"type": "array"}, "a,b"),
+        ({"type": "integer", "minimum": 5}, "4"),
+        ({"type": "string", "maxLength": 2}, "abc"),
+        ({"type": "string", "pattern": "^a"}, "b"),
+        ({"$ref": "#/$defs/Colour"}, "blue"),
+        ({"type": "array", "items": {"enum": ["a"]}, "minItems": 1}, " "),
+        ({"type": "array", "items": {"enum": ["a"]}}, "a,z"),
+        ({"type": "string", "format": "email"}, "ann"),
+        ({"type": "string", "format": "date"}, "tomorrow"),
+        ({"type": "string", "format": "date-time"}, "2026-07-28T12:00:00"),
+        ({"type": "string", "format": "uri"}, "example"),
+    ],
+)
+def test_a_text_that_its_schema_does_not_allow_is_refused(schema: dict[str, Any], text: str) -> None:
+    with pytest.raises(BadValue):
+        field_of("x", schema, DEFS).read(text)
+
+
+def test_the_fields_of_a_question_say_what_they_want() -> None:
+    wanted = {field.name: field.wanted() for field in fields_of(SURVEY)}
+    assert wanted == {
+        "name": "text of at least 2 characters",
+        "email": "text (email)",
+        "age": "whole number from 1 to 120",
+        "weight": "number",
+        "subscribe": "yes or no",
+        "colour": "one of red, green",
+        "size": "one of s, l",
+        "days": "some of mon, tue",
+    }
+
+
+def test_a_schema_that_names_nothing_takes_anything() -> None:
+    assert read_arguments({}, ["a=1", "b=x"], None) == {"a": 1, "b": "x"}
+    assert read_arguments({"type": "object", "additionalProperties": True}, ["a=x"], None) == {"a": "x"}
+    with pytest.raises(Problem, match="unknown: a"):
+        read_arguments({"type": "object", "properties": {}}, ["a=1"], None)
+
+
+@pytest.mark.parametrize(
+    ("words", "json_text"),
+    [(["word"], None), (["=x"], None), (["a:={"], None), ([], "{"), ([], "[1]"), (["a=1", "a=2"], None)],
+)
+def test_words_that_are_no_arguments_are_refused(words: list[str], json_text: str | None) -> None:
+    with pytest.raises(Problem):
+        read_arguments({"properties": {"a": {"type": "integer"}}}, words, json_text)
+
+
+@pytest.mark.parametrize("text", ["http://x/mcp", "cd /tmp && python server.py --name 'a b'", "cd '/a b' && run"])
+def test_a_server_is_read_back_as_it_is_kept(text: str) -> None:
+    assert parse_target(text).spec == text
+
+
+def test_a_command_is_kept_with_its_folder() -> None:
+    target = parse_target("python server.py")
+    assert target.argv == ("python", "server.py")
+    assert target.spec.startswith("cd /")
+    assert parse_target(target.spec) == target == Target(argv=("python", "server.py"), folder=target.folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"), [("localhost:8000/mcp", True), ("example.com/mcp", True), ("h:80", True), ("python", False)]
+)
+def test_an_address_without_its_beginning_is_recognised(text: str, is_one: bool) -> None:
+    assert looks_like_address(text) is is_one
+
+
+def test_text_of_a_server_cannot_command_the_terminal() -> None:
+    assert clean("a\x1b[2Jb\x07\x9bc\n\td\u202ee") == "a[2Jbc\n\tde"
+    assert one_line(" a\n b\t\x1bc ") == "a b c"
+
+
+def test_times_are_said_as_people_say_them() -> None:
+    from datetime import UTC, datetime, timedelta
+
+    now = datetime(2026, 7, 28, tzinfo=UTC)
+    said = [ago(now - timedelta(seconds=seconds), now) for seconds in (5, 90, 7200, 200000)]
+    assert said == ["5 s ago", "1 min ago", "2 h ago", "2 d ago"]
+    assert [clock(timedelta(seconds=seconds)) for seconds in (7, 754, 3723)] == ["0:07", "12:34", "1:02:03"]

@@ -1,0 +1,125 @@
+"""The ledger's commands, and tasks by the beginning of their ids."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from tests.cli.running import Cli
+
+from mcp_tasks.cli.exits import Exit, Problem
+from mcp_tasks.cli.options import Access
+from mcp_tasks.cli.remembered import by_server, find_task, opened_ledger, short_id, short_ids
+from mcp_tasks.client import Ledger
+
+A, B = "http://a/mcp", "http://b/mcp"
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    book = Ledger(tmp_path / "ledger.db", keep_results=True)
+    for task_id, server in (("task_abcdefghij", A), ("task_abXYZ", A), ("task_zzz", B), ("786512e2-9e0d", B)):
+        book.add(task_id, server=server, tool="render")
+    book.add("task_zzz", server=A, tool="paint")
+    return book
+
+
+@pytest.mark.parametrize(
+    ("start", "server", "found"),
+    [
+        ("task_abc", None, "task_abcdefghij"),
+        ("abc", None, "task_abcdefghij"),
+        ("786", None, "786512e2-9e0d"),
+        ("task_zzz", A, "task_zzz"),
+        ("task_abXYZ", None, "task_abXYZ"),
+        ("never-seen", "http://c/mcp", "never-seen"),
+    ],
+)
+def test_a_task_is_found_by_a_start_that_only_it_has(
+    ledger: Ledger, start: str, server: str | None, found: str
+) -> None:
+    assert find_task(ledger, start, server=server).task_id == found
+
+
+@pytest.mark.parametrize(
+    ("start", "code"), [("task_ab", Exit.USAGE), ("task_zzz", Exit.USAGE), ("nope", Exit.UNKNOWN_TASK), ("", 8)]
+)
+def test_a_start_that_is_not_clear_is_refused(ledger: Ledger, start: str, code: int) -> None:
+    with pytest.raises(Problem) as problem:
+        find_task(ledger, start)
+    assert problem.value.code == code
+
+
+def test_short_ids_tell_tasks_apart(ledger: Ledger) -> None:
+    ledger.add("task_abcdefghZZ", server=A, tool="render")
+    short = short_ids(ledger.entries())
+    assert short["786512e2-9e0d"] == "786512e2"
+    assert short["task_abXYZ"] == "task_abXYZ"
+    assert short["task_abcdefghij"] == "task_abcdefghij"
+    assert short_id("task_abcdefghij") == "task_abcdefgh"
+
+
+def test_a_token_is_not_shown_to_two_servers(ledger: Ledger) -> None:
+    assert len(by_server(ledger.entries(), Access())) == 2
+    with pytest.raises(Problem, match="several servers"):
+        by_server(ledger.entries(), Access(headers={"Authorization": "Bearer x"}))
+
+
+def test_the_ledger_is_for_its_owner_only(tmp_path: Path) -> None:
+    with opened_ledger(tmp_path / "deep" / "ledger.db") as ledger:
+        assert stat.S_IMODE(ledger.path.stat().st_mode) == 0o600
+
+
+def test_tasks_are_listed_filtered_refreshed_forgotten_and_pruned(cli: Cli, fixture_url: str) -> None:
+    quick = cli.start(fixture_url, "slow_compute", "seconds=0.1", "label=x")
+    waiting = cli.start(fixture_url, "confirm_delete", "filename=x")
+    before, after = cli("ls"), cli("ls", "--refresh")
+    assert "Active (2)" in before.stdout
+    assert "Active (1)" in after.stdout
+    assert "Ended (1)" in after.stdout
+    active, found, nothing = cli.together(
+        ("ls", "--active"), ("ls", "--search", "SLOW"), ("ls", "--server", "http://elsewhere/mcp")
+    )
+    assert (waiting[:13] in active.stdout, quick[:13] in active.stdout) == (True, False)
+    assert (waiting[:13] in found.stdout, quick[:13] in found.stdout) == (False, True)
+    assert (nothing.stdout, nothing.stderr) == ("", "No tasks.\n")
+    assert cli.json("prune", "--older-than", "7d") == []
+    assert cli.json("prune", "--dry-run") == [quick]
+    assert cli.json("prune") == [quick]
+    assert "which goes on" in cli("forget", waiting).stderr
+    assert cli.json("ls") == []
+    stranger = cli("show", waiting, "--server", fixture_url)
+    assert (stranger.returncode, "input required" in stranger.stdout) == (0, True)
+    assert cli("cancel", waiting, "--server", fixture_url).returncode == 0
+    assert cli("show", "task_nothing", "--server", fixture_url).returncode == 8
+
+
+def test_a_result_that_is_kept_is_shown_without_its_server(cli: Cli, asking_url: str) -> None:
+    task_id = cli.start(asking_url, "look_around")
+    assert cli("wait", task_id).stdout == "nothing to see\n"
+    offline, again = cli.together(("show", task_id, "--offline"), ("wait", task_id, "-o", "json"))
+    assert "nothing to see" in offline.stdout
+    assert '"status": "completed"' in again.stdout
+
+
+def test_several_tasks_are_watched_without_a_terminal(cli: Cli, fixture_url: str) -> None:
+    first = cli.start(fixture_url, "slow_compute", "seconds=0.5", "label=x")
+    second = cli.start(fixture_url, "noop")
+    lines, objects = cli.together(("watch", first, second), ("watch", first, "-o", "json"))
+    assert lines.returncode == objects.returncode == 0
+    assert f"{first[:13]}  completed" in lines.stderr
+    assert f"{second[:13]}  completed" in lines.stderr
+    assert '"status": "completed"' in objects.stdout.splitlines()[-1]
+    assert "Nothing to watch" in cli("watch").stderr
+
+
+def test_tools_are_listed_with_what_is_known(cli: Cli, fixture_url: str) -> None:
+    modern, legacy, listed = cli.together(
+        ("tools", fixture_url), ("tools", fixture_url, "--era", "legacy"), ("tools", fixture_url, "-o", "json")
+    )
+    assert "the server decides" in modern.stdout
+    assert "seconds: number, required" in modern.stdout
+    assert "2026-07-28 with tasks" in modern.stderr
+    assert "2025-11-25" in legacy.stderr
+    assert '"tasks": true' in listed.stdout

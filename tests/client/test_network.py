@@ -1,0 +1,142 @@
+"""Connections that are refused, dropped and cut, under `reconnecting_http`."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import anyio
+import httpx2
+import pytest
+from mcp.shared.exceptions import MCPError
+from tests.client.connecting import LONG, Person, begin, connect, text, until
+from tests.client.peer import Frames, Peer, completed, pushed, stream_of, working
+from tests.client.relay import relaying
+from tests.helpers.rpc import MODERN, PATIENCE
+from tests.helpers.server import Desk
+
+from mcp_tasks.client import poller as poller_module
+from mcp_tasks.client import reconnecting_http
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("push", [True, False], ids=["push", "polls"])
+async def test_a_wait_survives_connections_that_are_dropped(url: str, desk: Desk, push: bool) -> None:
+    results: list[str] = []
+    async with (
+        relaying(url) as relay,
+        connect(reconnecting_http(relay.url), push=push, patience=LONG) as client,
+        anyio.create_task_group() as group,
+    ):
+        handle = await begin(client, "gated")
+
+        async def wait() -> None:
+            results.append(text(await handle.result()))
+
+        group.start_soon(wait)
+        for refusals in (0, 1, 2):
+            await anyio.sleep(0.1)
+            relay.refusals = refusals
+            relay.drop_all()
+        desk.gate.set()
+    assert results == ["through"]
+
+
+@pytest.mark.parametrize("keep", [0, 10, 40, 150, 300])
+async def test_a_look_whose_answer_is_cut_off_is_taken_again(url: str, desk: Desk, keep: int) -> None:
+    async with relaying(url) as relay:
+        relay.keep_bytes = keep
+        async with connect(reconnecting_http(relay.url), push=False, patience=LONG) as client:
+            handle = await begin(client, "gated")
+            relay.cuts = 2
+            desk.gate.set()
+            assert text(await handle.result()) == "through"
+    assert relay.cuts == 0
+
+
+async def test_an_answer_that_is_cut_off_on_its_way_is_given_again_and_asked_for_once(url: str) -> None:
+    results: list[str] = []
+    ready = asyncio.Event()
+    person = Person(ready=ready)
+    async with (
+        relaying(url) as relay,
+        connect(reconnecting_http(relay.url), person=person, push=False, patience=LONG) as client,
+        anyio.create_task_group() as group,
+    ):
+        handle = await begin(client, "ask_name")
+
+        async def wait() -> None:
+            results.append(text(await handle.result()))
+
+        group.start_soon(wait)
+        await person.until_asked()
+        relay.cuts = 2
+        ready.set()
+    assert results == ["Hello, Ada!"]
+    assert len(person.asked) == 1
+
+
+async def test_a_call_that_cannot_be_delivered_is_an_error_and_the_next_one_is_not(url: str) -> None:
+    async with relaying(url) as relay, connect(reconnecting_http(relay.url)) as client:
+        relay.refusals = 1
+        relay.drop_all()
+        with pytest.raises(MCPError, match="cannot be reached"):
+            await client.call_tool("echo", {"value": 1})
+        assert text(await client.call_tool("echo", {"value": 2})) == "2"
+
+
+async def test_headers_go_with_every_request(peer: Peer, peer_url: str) -> None:
+    peer.on("tasks/get", completed())
+    transport = reconnecting_http(peer_url, headers={"x-tenant": "seven"}, timeout=httpx2.Timeout(PATIENCE))
+    async with connect(transport) as client:
+        await client.call_tool("x", {})
+    assert {headers.get("x-tenant") for headers in peer.headers} == {"seven"}
+
+
+async def test_a_server_that_is_not_there_is_an_error_at_once() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        nowhere = f"http://127.0.0.1:{unused.getsockname()[1]}/mcp"
+        with anyio.fail_after(PATIENCE), pytest.raises((MCPError, ExceptionGroup, httpx2.TransportError)):
+            async with connect(reconnecting_http(nowhere)):
+                pytest.fail("there is nobody to connect to")
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="a first request that is dropped becomes a JSON-RPC error, and by that the server one of the older era",
+)
+async def test_an_outage_at_the_beginning_does_not_make_a_server_an_older_one(url: str) -> None:
+    async with relaying(url) as relay:
+        relay.refusals = 1
+        try:
+            async with connect(reconnecting_http(relay.url)) as client:
+                version = client.protocol_version
+        except Exception:
+            # Not connected at all is an honest answer too.
+            version = MODERN
+    assert version == MODERN
+
+
+async def test_a_result_that_is_too_big_for_a_stream_comes_all_the_same(url: str) -> None:
+    # The SDK's client takes a mebibyte per event.
+    async with connect(url, patience=LONG) as client:
+        with anyio.fail_after(PATIENCE):
+            assert len(text(await client.call_tool("echo", {"value": "x" * 2**21}))) == 2**21
+
+
+async def test_a_state_that_was_never_told_is_found_by_the_backstop(
+    peer: Peer, peer_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poller_module, "BACKSTOP", 0.3)
+    peer.on("subscriptions/listen", Frames(stream_of(pushed(1, working(1)))))
+    peer.on("tasks/get", working(1))
+    async with connect(peer_url) as client:
+        handle = await begin(client, "x")
+        async with anyio.create_task_group() as group:
+            group.start_soon(handle.result)
+            await until(lambda: peer.asked("subscriptions/listen"))
+            peer.on("tasks/get", completed("found"))
+            with anyio.fail_after(PATIENCE):
+                assert text(await handle.result()) == "found"
