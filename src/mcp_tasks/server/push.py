@@ -8,12 +8,14 @@ fewer states, never older ones: what waits for it is at most one hint per task.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 import anyio
+from anyio.abc import TaskGroup
 from mcp.server import ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
 from mcp.server.mcpserver.server import require_client_extension
@@ -45,9 +47,15 @@ MAX_TASK_IDS = 1_000
 class TaskPush:
     """Middleware that serves the `taskIds` of `subscriptions/listen`."""
 
-    def __init__(self, runtime: Callable[[], TaskRuntime], principal: Callable[[RequestContext], str | None]) -> None:
+    def __init__(
+        self,
+        runtime: Callable[[], TaskRuntime],
+        principal: Callable[[RequestContext], str | None],
+        stopping: Callable[[], asyncio.Event],
+    ) -> None:
         self._runtime = runtime
         self._principal = principal
+        self._stopping = stopping
 
     async def __call__(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         """Serve the stream, with task notifications if it asks for them; everything else passes."""
@@ -66,6 +74,7 @@ class TaskPush:
         result: HandlerResult = None
         async with anyio.create_task_group() as group:
             group.start_soon(self._pump, stream, records)
+            group.start_soon(self._end_when_stopping, group)
             try:
                 result = await serve()
             except MCPError as exc:
@@ -74,7 +83,12 @@ class TaskPush:
             group.cancel_scope.cancel()
         if refused is not None:
             raise refused
-        return result
+        # Ended by us: a result is how a stream ends gracefully.
+        return stream.end_result() if result is None else result
+
+    async def _end_when_stopping(self, group: TaskGroup) -> None:
+        await self._stopping().wait()
+        group.cancel_scope.cancel()
 
     async def _own(self, asked: Sequence[str], owner: str | None) -> list[TaskRecord]:
         """The caller's own tasks among those asked for. The others are left out, whatever they are."""
@@ -138,6 +152,10 @@ class _Stream:
         params = notification.params.model_copy(update={"notifications": filter_})
         await self._session.send_notification(notification.model_copy(update={"params": params}), related_request_id)
         self.acknowledged.set()
+
+    def end_result(self) -> dict[str, Any]:
+        """The answer to the listen request, which ends its stream."""
+        return {"resultType": "complete", "_meta": {SUBSCRIPTION_ID_META_KEY: self._request_id}}
 
     async def send_task(self, task: Mapping[str, Any]) -> None:
         """Send the state of a task, with the id of this subscription."""

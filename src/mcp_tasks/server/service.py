@@ -27,6 +27,7 @@ from mcp_tasks.server.options import TaskOptions
 from mcp_tasks.server.push import TaskPush
 from mcp_tasks.server.request import ignore_task_param
 from mcp_tasks.server.rpc_errors import describe
+from mcp_tasks.server.stopping import Stopping
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.url import default_store, store_from_url
 
@@ -55,7 +56,8 @@ class TaskService:
             raise UsageError("concurrency is for the local engine; give it to the engine you pass instead")
         self.extension_given = False
         self.guards = Guards()
-        self.push = TaskPush(self.runtime, principal)
+        self.push = TaskPush(self.runtime, principal, lambda: self._stopping.event)
+        self._stopping = Stopping()
         self._store = _as_store(store)
         self._engine = engine or LocalEngine(DEFAULT_CONCURRENCY if concurrency is None else concurrency)
         self._clock = clock
@@ -134,6 +136,8 @@ class TaskService:
             if self._runtime is None:
                 try:
                     self._runtime = await self._start(server.name, host)
+                    self._stopping = Stopping()
+                    self._stopping.watch()
                 except BaseException:
                     self._states.pop()
                     raise
@@ -183,6 +187,8 @@ class TaskService:
             try:
                 if len(self._states) == 1 and self._runtime is not None:
                     runtime, self._runtime = self._runtime, None
+                    self._stopping.event.set()
+                    self._stopping.unwatch()
                     await runtime.stop()
             finally:
                 # The state goes last: tools that are still running have it until they have ended.

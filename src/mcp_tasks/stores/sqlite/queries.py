@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
@@ -9,7 +10,10 @@ from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.stores.codec import decode_cursor, to_micros
 from mcp_tasks.stores.sqlite.connection import to_text
 
-Query: TypeAlias = tuple[str, tuple[Any, ...]]
+Values: TypeAlias = Sequence[Any] | Mapping[str, Any]
+"""What goes into the places of a statement, by position or by name."""
+
+Query: TypeAlias = tuple[str, Values]
 """A statement and its values."""
 
 # CROSS JOIN is SQLite's way of saying that the left side comes first.
@@ -43,14 +47,14 @@ _QUEUED = """
 SELECT t.id, r.request, t.state FROM (
     SELECT * FROM (
         SELECT key, id, created, state FROM tasks INDEXED BY tasks_ready
-        WHERE ready = ?1 ORDER BY created, id LIMIT ?3
+        WHERE ready = :always ORDER BY created, id LIMIT :limit
     )
     UNION ALL
     SELECT * FROM (
         SELECT key, id, created, state FROM tasks INDEXED BY tasks_ready
-        WHERE ready > ?1 AND ready <= ?2 ORDER BY created, id LIMIT ?3
+        WHERE ready > :always AND ready <= :now ORDER BY created, id LIMIT :limit
     )
-) t CROSS JOIN requests r ON r.task = t.key ORDER BY t.created, t.id LIMIT ?3
+) t CROSS JOIN requests r ON r.task = t.key ORDER BY t.created, t.id LIMIT :limit
 """
 _READY_ALWAYS = to_micros(datetime.min.replace(tzinfo=UTC))
 
@@ -62,7 +66,7 @@ WHERE {where} ORDER BY t.created, t.id LIMIT ?
 
 def queued(now: datetime, *, limit: int) -> Query:
     """The query for tasks that could run at `now`."""
-    return _QUEUED, (_READY_ALWAYS, to_micros(now), limit)
+    return _QUEUED, {"always": _READY_ALWAYS, "now": to_micros(now), "limit": limit}
 
 
 def listing(*, owner: str | None, status: TaskStatus | None, cursor: str | None, limit: int) -> Query:

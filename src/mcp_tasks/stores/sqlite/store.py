@@ -163,6 +163,7 @@ class SqliteStore:
             writing = retry_while_busy(lambda: connect(self.path, timeout=0), patience=self._patience)
             try:
                 reading = connect(self.path, timeout=READ_PATIENCE)
+                reading.execute("PRAGMA query_only = ON")
             except BaseException:
                 writing.close()
                 raise
@@ -175,7 +176,7 @@ class SqliteStore:
             raise UsageError(f"the store {self.path} is not open: `await store.open()` comes first")
         return self._writer
 
-    def _read(self, sql: str, values: Sequence[Any]) -> Sequence[Any]:
+    def _read(self, sql: str, values: queries.Values) -> Sequence[Any]:
         """All rows of one query, read on the event loop's own thread.
 
         A row by its key comes from the page cache in about 10 µs; the hop to a thread and back costs ten
@@ -189,6 +190,6 @@ class SqliteStore:
         except sqlite3.Error as exc:
             raise translate(exc, self.path) from exc
 
-    def _records(self, sql: str, values: Sequence[Any]) -> Sequence[TaskRecord]:
+    def _records(self, sql: str, values: queries.Values) -> Sequence[TaskRecord]:
         rows = self._read(sql, values)
         return [decode_record(from_text(task_id), request, state) for task_id, request, state in rows]
