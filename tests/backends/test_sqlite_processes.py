@@ -14,11 +14,11 @@ from tempfile import TemporaryDirectory
 
 import anyio
 import pytest
-from tests.backends.sqlite_child import CREATES, INCREMENTS, SHARED_TASK
 
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record
+from tests.backends.sqlite_child import CREATES, INCREMENTS, SHARED_TASK
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 60

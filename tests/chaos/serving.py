@@ -22,6 +22,9 @@ GATED = "tests.chaos.gated_server"
 START_LIMIT = 45.0
 """Seconds for a server to listen. One takes about two; several may start at once on a busy machine."""
 
+IDLE_LIMIT = 2.0
+"""Seconds after which a connection is not used again: uvicorn closes one that was idle for five."""
+
 FINAL = frozenset({"completed", "failed", "cancelled"})
 GONE = (ConnectionError, HTTPException, TimeoutError, OSError)
 """What a request ends with when the server dies under it."""
@@ -44,6 +47,7 @@ class Client:
     def __init__(self, port: int) -> None:
         self._port = port
         self._connection: HTTPConnection | None = None
+        self._last_used = 0.0
         self._number = 0
 
     def rpc(self, method: str, **params: Any) -> dict[str, Any]:
@@ -70,8 +74,11 @@ class Client:
             self._connection = None
 
     def _send(self, request: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+        if time.monotonic() - self._last_used > IDLE_LIMIT:
+            self.close()
         if self._connection is None:
             self._connection = HTTPConnection("127.0.0.1", self._port, timeout=20)
+        self._last_used = time.monotonic()
         try:
             self._connection.request("POST", "/mcp", json.dumps(request), headers)
             return json.loads(self._connection.getresponse().read())

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+
 from tests.chaos.serving import FINAL, GONE, RpcError, Server, Site, Task, site, until
 
 

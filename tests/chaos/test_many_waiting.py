@@ -7,8 +7,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.chaos.serving import Server, site
-
 from mcp_tasks.core import (
     InputRequest,
     InputRequested,
@@ -20,6 +18,7 @@ from mcp_tasks.core import (
     apply,
 )
 from mcp_tasks.stores.sqlite import SqliteStore
+from tests.chaos.serving import Server, site
 
 WAITING = 10_000
 KEY = "elicitation-1"

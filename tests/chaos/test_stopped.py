@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import anyio
-from tests.chaos.serving import Site, site, until
 
 from mcp_tasks.core import TaskRecord, TaskStatus
 from mcp_tasks.stores.sqlite import SqliteStore
+from tests.chaos.serving import Site, site, until
 
 
 def records(place: Site, task_ids: list[str]) -> list[TaskRecord]:

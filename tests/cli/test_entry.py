@@ -8,9 +8,9 @@ import sys
 from importlib.metadata import version
 
 import pytest
-from tests.cli.running import ROOT, Cli
 
 from mcp_tasks.cli.app import COMMANDS
+from tests.cli.running import ROOT, Cli
 
 _WITHOUT_RICH = """
 import sys

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.cli.asking_server import SURVEY
 
 from mcp_tasks.cli.arguments import read_arguments
 from mcp_tasks.cli.conversions import BadValue
@@ -13,6 +12,7 @@ from mcp_tasks.cli.exits import Problem
 from mcp_tasks.cli.fields import field_of, fields_of
 from mcp_tasks.cli.target import Target, looks_like_address, parse_target
 from mcp_tasks.cli.views import ago, clean, clock, one_line
+from tests.cli.asking_server import SURVEY
 
 DEFS = {"$defs": {"Colour": {"enum": ["red", "green"], "type": "string"}, "Point": {"type": "object"}}}
 

@@ -6,12 +6,12 @@ import stat
 from pathlib import Path
 
 import pytest
-from tests.cli.running import Cli
 
 from mcp_tasks.cli.exits import Exit, Problem
 from mcp_tasks.cli.options import Access
 from mcp_tasks.cli.remembered import by_server, find_task, opened_ledger, short_id, short_ids
 from mcp_tasks.client import Ledger
+from tests.cli.running import Cli
 
 A, B = "http://a/mcp", "http://b/mcp"
 

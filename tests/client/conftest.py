@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 import pytest
+
+from mcp_tasks import Tasks
 from tests.client.peer import Peer, serving_peer
 from tests.helpers.http import serving
 from tests.helpers.server import QUICK, Desk, build
-
-from mcp_tasks import Tasks
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import anyio
 from mcp import Client
 from mcp.client.session import ClientRequestContext
 from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, TextContent
-from tests.helpers.rpc import PATIENCE
 
 from mcp_tasks.client import TaskHandle, TasksClient, TaskSnapshot, start_task
 from mcp_tasks.client.poller import Patience
+from tests.helpers.rpc import PATIENCE
 
 SHORT = Patience(lasting=timedelta(seconds=0.3), base=timedelta(milliseconds=20), limit=timedelta(milliseconds=100))
 """For servers that do not come back."""

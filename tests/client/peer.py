@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+
 from tests.helpers.http import serving_app
 from tests.helpers.rpc import EXTENSION, INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, MODERN
 

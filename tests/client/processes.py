@@ -28,11 +28,11 @@ import anyio
 from mcp import Client
 from mcp.client.session import ClientRequestContext
 from mcp_types import ElicitRequestParams, ElicitResult
+
+from mcp_tasks.client import TaskHandle, TasksClient, pending_tasks, reconnecting_http, resume_task, start_task
 from tests.client.connecting import text
 from tests.helpers.process import ENVIRONMENT, ROOT
 from tests.helpers.rpc import PATIENCE
-
-from mcp_tasks.client import TaskHandle, TasksClient, pending_tasks, reconnecting_http, resume_task, start_task
 
 START_LIMIT = 30.0
 

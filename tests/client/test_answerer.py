@@ -14,14 +14,14 @@ from mcp.client.session import ClientRequestContext
 from mcp.shared.exceptions import MCPError
 from mcp_types import CreateMessageRequestParams, CreateMessageResult, ErrorData, ListRootsResult, Root, TextContent
 from pydantic import FileUrl
-from tests.client.connecting import LONG, SHORT, Person, accepted, begin, connect, seen, text, until
-from tests.client.peer import OUT_OF_ORDER, TASK_ID, Answer, Peer, Refusal, asking, completed, task
-from tests.helpers.rpc import INVALID_PARAMS, PATIENCE
 
 from mcp_tasks.client import Ledger, TasksClient, pending_tasks, resume_task
 from mcp_tasks.client.answerer import Answerer
 from mcp_tasks.errors import InvalidResponse, UnknownTask
 from mcp_tasks.wire.parse import parse_task
+from tests.client.connecting import LONG, SHORT, Person, accepted, begin, connect, seen, text, until
+from tests.client.peer import OUT_OF_ORDER, TASK_ID, Answer, Peer, Refusal, asking, completed, task
+from tests.helpers.rpc import INVALID_PARAMS, PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -43,6 +43,7 @@ def answers(peer: Peer) -> list[Mapping[str, Any]]:
     return [params["inputResponses"] for params in peer.asked("tasks/update")]
 
 
+@pytest.mark.requirement("client/deduplicates-keys")
 async def test_a_question_that_comes_with_every_look_is_put_once(peer: Peer, peer_url: str) -> None:
     ready = asyncio.Event()
     person = Person(ready=ready)
@@ -73,6 +74,7 @@ async def test_questions_that_are_open_together_are_asked_together_and_answered_
     assert len(person.asked) == 3
 
 
+@pytest.mark.requirement("client/same-trust")
 async def test_a_model_and_roots_are_asked_for_like_a_person(url: str) -> None:
     async def sample(context: ClientRequestContext, params: CreateMessageRequestParams) -> CreateMessageResult:
         return CreateMessageResult(role="assistant", content=TextContent(type="text", text="42"), model="m")
@@ -220,9 +222,6 @@ async def test_an_answer_that_the_server_refused_is_asked_for_again_the_next_tim
     assert len(person.asked) == 2
 
 
-@pytest.mark.xfail(
-    strict=True, reason="an answer that a server out of reach could not take is forgotten like a bad one"
-)
 async def test_an_answer_that_could_not_be_delivered_is_not_asked_for_again_the_next_time(
     peer: Peer, peer_url: str, ledger: Ledger
 ) -> None:

@@ -13,11 +13,6 @@ from mcp.client.session import ClientRequestContext
 from mcp.server import MCPServer
 from mcp.shared.exceptions import MCPError
 from mcp_types import ElicitRequestParams, ElicitResult
-from tests.client.connecting import Person, begin, connect, text
-from tests.helpers.http import serving
-from tests.helpers.lowlevel import build_lowlevel
-from tests.helpers.process import ENVIRONMENT, ROOT
-from tests.helpers.server import CUSTOM_ERROR, QUICK, build
 
 from mcp_tasks import Tasks
 from mcp_tasks.client import (
@@ -31,6 +26,11 @@ from mcp_tasks.client import (
 )
 from mcp_tasks.errors import UsageError
 from mcp_tasks.testing import fixture_server
+from tests.client.connecting import Person, begin, connect, text
+from tests.helpers.http import serving
+from tests.helpers.lowlevel import build_lowlevel
+from tests.helpers.process import ENVIRONMENT, ROOT
+from tests.helpers.server import CUSTOM_ERROR, QUICK, build
 
 pytestmark = pytest.mark.anyio
 
@@ -57,10 +57,12 @@ async def _target(way: str, stack: AsyncExitStack) -> Any:
     return reconnecting_http(wire.url) if way == "http-reconnecting" else wire.url
 
 
+@pytest.mark.requirement("client/either-result")
 async def test_a_tool_that_is_a_task_gives_its_result(client: Client) -> None:
     assert text(await client.call_tool("echo", {"value": "hello"})) == "hello"
 
 
+@pytest.mark.requirement("client/either-result")
 async def test_a_tool_that_is_none_answers_inline(client: Client) -> None:
     assert text(await client.call_tool("greet", {"name": "Ada"})) == "Hello, Ada!"
     assert text(await client.call_tool("never", {})) == "task: None"
@@ -82,6 +84,7 @@ async def test_errors_are_those_of_a_plain_call(client: Client) -> None:
     assert (caught.value.code, caught.value.error.data) == (CUSTOM_ERROR, {"hint": "ask again"})
 
 
+@pytest.mark.requirement("client/inspects-input-requests")
 async def test_questions_in_the_middle_are_answered(client: Client) -> None:
     assert text(await client.call_tool("ask_name", {})) == "Hello, Ada!"
     assert text(await client.call_tool("ask_both", {})) == "Ada is 36"

@@ -10,17 +10,17 @@ from typing import Any
 
 import anyio
 import pytest
+
+from mcp_tasks import Tasks
+from mcp_tasks.client import Ledger, reconnecting_http
+from mcp_tasks.core import TaskStatus
+from mcp_tasks.testing import fixture_server
 from tests.client.connecting import Person, begin, connect, seen, text, until
 from tests.client.peer import TASK_ID, Answer, Peer, asking, completed
 from tests.client.processes import client_process, lines_of, logged, server_process
 from tests.helpers.http import serving
 from tests.helpers.rpc import PATIENCE
 from tests.helpers.server import QUICK
-
-from mcp_tasks import Tasks
-from mcp_tasks.client import Ledger, reconnecting_http
-from mcp_tasks.core import TaskStatus
-from mcp_tasks.testing import fixture_server
 
 pytestmark = pytest.mark.anyio
 
@@ -121,6 +121,7 @@ def _yes(person: Person) -> Any:
 # The client dies
 
 
+@pytest.mark.requirement("client/persists-ids")
 async def test_a_client_that_is_killed_at_a_question_and_at_work_comes_back_for_both(
     fixture_url: str, ledger: Path, log: Path, tmp_path: Path
 ) -> None:
@@ -160,6 +161,7 @@ async def test_a_client_that_is_killed_between_two_answers_is_asked_for_the_miss
     assert lines_of(log)[-1] == f"answered: {sure}"
 
 
+@pytest.mark.requirement("client/deduplicates-keys")
 async def test_a_client_that_is_killed_before_its_answer_arrived_sends_it_again_and_asks_nobody(
     peer: Peer, peer_url: str, ledger: Path, log: Path
 ) -> None:

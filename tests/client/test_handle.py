@@ -13,15 +13,15 @@ import anyio
 import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult
-from tests.client.connecting import LONG, SHORT, Person, accepted, begin, connect, seen, text, until
-from tests.client.peer import OUT_OF_ORDER, TASK_ID, Answer, Peer, asking, completed, task
-from tests.helpers.rpc import PATIENCE
-from tests.helpers.server import CUSTOM_ERROR, Desk
 
 from mcp_tasks.client import TaskHandle, TaskSnapshot, call_tool, resume_task, start_task
 from mcp_tasks.client import handle as handle_module
 from mcp_tasks.core import Progress, TaskStatus
 from mcp_tasks.errors import TaskWasCancelled, UnknownTask, WaitTimedOut
+from tests.client.connecting import LONG, SHORT, Person, accepted, begin, connect, seen, text, until
+from tests.client.peer import OUT_OF_ORDER, TASK_ID, Answer, Peer, asking, completed, task
+from tests.helpers.rpc import PATIENCE
+from tests.helpers.server import CUSTOM_ERROR, Desk
 
 pytestmark = pytest.mark.anyio
 
@@ -122,6 +122,7 @@ async def test_status_is_one_look(url: str, desk: Desk) -> None:
     assert (done.status, done.is_final) == (TaskStatus.COMPLETED, True)
 
 
+@pytest.mark.requirement("client/polls-to-the-end")
 async def test_watch_shows_every_change_of_status_and_ends_with_the_final_one(url: str, push: bool) -> None:
     async with connect(url, push=push, person=Person()) as client:
         handle = await begin(client, "ask_name")
@@ -233,6 +234,7 @@ async def test_what_a_call_does_not_say_is_as_the_client_was_made(url: str, desk
 # Questions
 
 
+@pytest.mark.requirement("client/inspects-input-requests")
 async def test_a_wait_answers_through_the_callback_of_the_client(url: str, push: bool) -> None:
     person = Person()
     async with connect(url, push=push, person=person) as client:
@@ -309,6 +311,7 @@ async def test_a_task_that_ends_in_time_ends_the_wait_and_not_the_limit(url: str
 # Giving up
 
 
+@pytest.mark.requirement("client/cancels-with-tasks-cancel")
 async def test_a_wait_that_times_out_may_take_its_task_along(url: str, desk: Desk) -> None:
     async with connect(url) as client:
         handle = await begin(client, "gated")

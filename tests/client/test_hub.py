@@ -16,6 +16,13 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
+
+from mcp_tasks.client import TasksClient, resume_task
+from mcp_tasks.client import push as push_module
+from mcp_tasks.client.poller import BACKSTOP
+from mcp_tasks.client.push import Mailbox
+from mcp_tasks.core import TaskStatus
+from mcp_tasks.wire.parse import parse_task
 from tests.client.connecting import LONG, SHORT, begin, connect, seen, text, until
 from tests.client.peer import (
     OUT_OF_ORDER,
@@ -33,13 +40,6 @@ from tests.client.peer import (
 )
 from tests.helpers.rpc import PATIENCE
 from tests.helpers.server import Desk
-
-from mcp_tasks.client import TasksClient, resume_task
-from mcp_tasks.client import push as push_module
-from mcp_tasks.client.poller import BACKSTOP
-from mcp_tasks.client.push import Mailbox
-from mcp_tasks.core import TaskStatus
-from mcp_tasks.wire.parse import parse_task
 
 pytestmark = pytest.mark.anyio
 
@@ -260,6 +260,7 @@ async def test_a_flood_of_notifications_ends_with_the_newest_state(peer: Peer, p
             assert text(await client.call_tool("x", {})) == "after the flood"
 
 
+@pytest.mark.requirement("client/answers-what-is-pushed")
 async def test_a_question_that_is_pushed_again_and_again_is_put_once(peer: Peer, peer_url: str) -> None:
     asked: list[str] = []
 

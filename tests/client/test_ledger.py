@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.client.peer import TASK_ID, completed, task, working
-from tests.helpers.rpc import PATIENCE
 
 from mcp_tasks.client import Ledger
 from mcp_tasks.errors import StoreCorrupt, StoreError, StoreUnavailable
 from mcp_tasks.wire.parse import parse_task
+from tests.client.peer import TASK_ID, completed, task, working
+from tests.helpers.rpc import PATIENCE
 
 SERVER = "peer"
 
@@ -167,7 +167,6 @@ def test_a_file_that_is_no_database_is_named_as_corrupt(path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks Linux which files are open")
-@pytest.mark.xfail(strict=True, reason="Ledger leaves its connection open when the file is none of its own")
 def test_a_file_that_is_no_ledger_is_let_go_of(path: Path) -> None:
     path.write_bytes(b"no database" * 1_000)
     with pytest.raises(StoreCorrupt) as caught:

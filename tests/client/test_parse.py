@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.client.peer import TASK_ID, asking, completed, task
 
 from mcp_tasks.core import Progress, TaskRecord, TaskStatus
 from mcp_tasks.errors import InvalidResponse
@@ -17,6 +16,7 @@ from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.strategies import json_objects, json_values, records
 from mcp_tasks.wire import PROGRESS_META_KEY, render_created, render_detailed, render_task
 from mcp_tasks.wire.parse import TaskSnapshot, parse_created, parse_task
+from tests.client.peer import TASK_ID, asking, completed, task
 
 ERROR = {"code": -32603, "message": "no"}
 

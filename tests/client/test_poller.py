@@ -7,7 +7,6 @@ from datetime import timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.client.peer import task
 
 from mcp_tasks.client.poller import (
     BACKSTOP,
@@ -19,6 +18,7 @@ from mcp_tasks.client.poller import (
     Poller,
 )
 from mcp_tasks.wire.parse import TaskSnapshot, parse_task
+from tests.client.peer import task
 
 START = 1_000.0
 
@@ -40,12 +40,14 @@ def test_a_task_that_was_never_seen_is_looked_at_at_once() -> None:
     assert poller().next_look <= START
 
 
+@pytest.mark.requirement("client/poll-interval")
 def test_the_interval_that_the_server_suggests_is_kept() -> None:
     polls = poller()
     polls.saw(shown(2_500), START, pushed=False)
     assert polls.next_look == START + 2.5
 
 
+@pytest.mark.requirement("client/poll-interval")
 def test_an_interval_that_changes_is_followed_both_ways() -> None:
     polls = poller()
     for now, interval in ((START, 1_000), (START + 1, 9_000), (START + 10, 500)):

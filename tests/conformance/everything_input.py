@@ -103,9 +103,7 @@ async def test_input_required_result_multi_round(ctx: Context) -> str | InputReq
     first = _form(ctx, "step1")
     if first is not None:
         question = _elicit("Step 2: What is your favorite color?", "color")
-        return InputRequiredResult(
-            input_requests={"step2": question}, request_state=f"name {first.get('name')}"
-        )
+        return InputRequiredResult(input_requests={"step2": question}, request_state=f"name {first.get('name')}")
     question = _elicit("Step 1: What is your name?", "name")
     return InputRequiredResult(input_requests={"step1": question}, request_state="no name yet")
 

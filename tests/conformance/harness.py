@@ -107,9 +107,7 @@ def _show(title: str, outcome: Outcome) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance.harness")
     parser.add_argument("part", nargs="?", choices=("all", "tasks", "baseline"), default="all")
-    parser.add_argument(
-        "--server", default=shlex.join(FIXTURE_SERVER), help="the server's command for `tasks`"
-    )
+    parser.add_argument("--server", default=shlex.join(FIXTURE_SERVER), help="the server's command for `tasks`")
     parser.add_argument("--scenario", action="append", choices=TASK_SCENARIOS, help="only this; may repeat")
     options = parser.parse_args()
     good = True

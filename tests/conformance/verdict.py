@@ -40,9 +40,7 @@ def problems(checks: Sequence[Check], expected: Sequence[ExpectedFailure]) -> li
     ran = {check.scenario for check in checks}
     unexpected = [check for check in failed if not any(_excuses(entry, check) for entry in expected)]
     stale = [
-        entry
-        for entry in expected
-        if entry.scenario in ran and not any(_excuses(entry, check) for check in failed)
+        entry for entry in expected if entry.scenario in ran and not any(_excuses(entry, check) for check in failed)
     ]
     return [f"failed: {check.scenario} / {check.id}: {check.message}" for check in unexpected] + [
         f"stale: {entry.scenario} / {entry.check} does not fail any more; remove its entry ({entry.reason})"

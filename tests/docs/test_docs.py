@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from docs.generate import LIFECYCLE, filled
 
 ROOT = Path(__file__).parents[2]

@@ -15,6 +15,7 @@ import httpx2
 import uvicorn
 from mcp.server import MCPServer, Server
 from starlette.types import ASGIApp
+
 from tests.helpers.rpc import LEGACY, MODERN, PATIENCE, Reply, legacy_request, loads
 
 Headers = Sequence[tuple[str, str]]

@@ -13,6 +13,7 @@ from mcp.server import MCPServer, Server
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, Request, Result
 from pydantic import ConfigDict
+
 from tests.helpers.rpc import EXTENSION, MODERN, Reply
 
 

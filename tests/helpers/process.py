@@ -22,10 +22,10 @@ from typing import Any
 import uvicorn
 from mcp.server import MCPServer, Server
 from mcp.server.stdio import stdio_server
-from tests.helpers.lowlevel import build_lowlevel
-from tests.helpers.server import QUICK, build
 
 from mcp_tasks import Tasks
+from tests.helpers.lowlevel import build_lowlevel
+from tests.helpers.server import QUICK, build
 
 ROOT = Path(__file__).parent.parent.parent
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("MCP_TASKS")}

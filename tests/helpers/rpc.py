@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any, Final, Protocol
 
 import anyio
+
 from tests.helpers.schema import check_message
 
 MODERN: Final = "2026-07-28"

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+
 from tests.helpers.process import ENVIRONMENT, ROOT, STOP_LIMIT, command
 from tests.helpers.rpc import PATIENCE, Reply, loads
 

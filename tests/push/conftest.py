@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 import pytest
-from tests.helpers.http import HttpWire, serving
-from tests.helpers.rpc import EVERYTHING, Tasking
-from tests.helpers.server import QUICK, Desk, build
 
 from mcp_tasks import Tasks
 from mcp_tasks.stores.memory import MemoryStore
+from tests.helpers.http import HttpWire, serving
+from tests.helpers.rpc import EVERYTHING, Tasking
+from tests.helpers.server import QUICK, Desk, build
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 from jsonschema import Draft202012Validator
+
 from tests.helpers.http import HttpWire
 from tests.helpers.rpc import EVERYTHING, PATIENCE, loads, request
 from tests.helpers.schema import check_notification

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
+
 from tests.helpers.http import modern_headers
 from tests.helpers.rpc import PATIENCE, loads
 

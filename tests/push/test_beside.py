@@ -6,13 +6,13 @@ import anyio
 import pytest
 from mcp import Client
 from mcp.client.subscriptions import ToolsListChanged
+
+from mcp_tasks.client import TasksClient
 from tests.helpers.http import HttpWire
 from tests.helpers.rpc import NOTHING, PATIENCE, Tasking
 from tests.helpers.schema import check_notification
 from tests.helpers.server import Desk
 from tests.push.listening import TASKS, TOOLS_CHANGED, Stream, listen
-
-from mcp_tasks.client import TasksClient
 
 pytestmark = pytest.mark.anyio
 

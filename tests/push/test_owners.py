@@ -8,12 +8,12 @@ import pytest
 from mcp.server.auth.provider import AccessToken
 from mcp.server.auth.settings import AuthSettings
 from pydantic import AnyHttpUrl
+
+from mcp_tasks import Tasks
 from tests.helpers.http import HttpWire, serving
 from tests.helpers.rpc import EVERYTHING, Tasking
 from tests.helpers.server import QUICK, Desk, build
 from tests.push.listening import listen, listening
-
-from mcp_tasks import Tasks
 
 pytestmark = pytest.mark.anyio
 

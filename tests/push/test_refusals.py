@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
+from mcp_tasks import Tasks
 from tests.helpers.http import HttpWire, serving
 from tests.helpers.lowlevel import build_lowlevel
 from tests.helpers.rpc import (
@@ -19,8 +21,6 @@ from tests.helpers.rpc import (
 from tests.helpers.schema import check_message
 from tests.helpers.server import QUICK
 from tests.push.listening import Stream, listen
-
-from mcp_tasks import Tasks
 
 pytestmark = pytest.mark.anyio
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
+from mcp_tasks import Tasks
 from tests.helpers.http import HttpWire, http_client, serving
 from tests.helpers.process import http_process
 from tests.helpers.rpc import EVERYTHING, Tasking, accept, text_of
 from tests.helpers.server import QUICK, build
 from tests.push.listening import as_pushed, listening, timeless
-
-from mcp_tasks import Tasks
 
 pytestmark = pytest.mark.anyio
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import httpx2
 import pytest
+
 from tests.client.processes import server_process
 from tests.helpers.http import HttpWire, http_client
 from tests.helpers.process import http_process
@@ -23,10 +24,6 @@ SOON = 4.0
 """Seconds in which a server that was told to stop has stopped: nothing is running that it would wait for."""
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="nobody closes the listen streams when the server is told to stop, and uvicorn waits for them for good",
-)
 async def test_a_stream_ends_gracefully_when_the_server_is_told_to_stop(tmp_path: Path) -> None:
     async with server_process(tmp_path) as server, http_client() as http:
         wire = HttpWire(server.url, http)
@@ -43,7 +40,6 @@ async def test_a_stream_ends_gracefully_when_the_server_is_told_to_stop(tmp_path
         assert process.wait(SOON) in (0, -signal.SIGTERM)
 
 
-@pytest.mark.xfail(strict=True, reason="as above: one client that listens keeps a server from ever stopping")
 async def test_a_client_that_listens_does_not_keep_the_server_from_stopping(tmp_path: Path) -> None:
     async with server_process(tmp_path) as server, http_client() as http:
         wire = HttpWire(server.url, http)

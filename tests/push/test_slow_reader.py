@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import anyio
 import pytest
+
+from mcp_tasks.wire import PROGRESS_META_KEY
 from tests.helpers.http import HttpWire
 from tests.helpers.rpc import PATIENCE, Tasking
 from tests.helpers.server import Desk
 from tests.push.listening import listen, listening
 from tests.push.raw import raw_listening
-
-from mcp_tasks.wire import PROGRESS_META_KEY
 
 pytestmark = pytest.mark.anyio
 

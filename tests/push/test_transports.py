@@ -18,14 +18,14 @@ from mcp_types import (
     SubscriptionsListenRequestParams,
 )
 from pydantic import BaseModel, ConfigDict
+
+from mcp_tasks import Tasks
 from tests.helpers.http import serving
 from tests.helpers.official import ClaimsTasks, ClientWire
 from tests.helpers.rpc import EVERYTHING, MODERN, PATIENCE, Tasking
 from tests.helpers.server import QUICK, Desk, build
 from tests.helpers.stdio import StdioWire, stdio_process
 from tests.push.listening import SUBSCRIPTION, Stream, as_pushed, check_task_notification, listen, listening, shown
-
-from mcp_tasks import Tasks
 
 pytestmark = pytest.mark.anyio
 

@@ -9,13 +9,13 @@ from datetime import timedelta
 import anyio
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from tests.helpers.http import HttpWire, http_client, serving_app
-from tests.helpers.rpc import MODERN, PATIENCE, Tasking, request, text_of
-from tests.helpers.server import QUICK, Desk, build
 
 from mcp_tasks import Tasks
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.stores.memory import MemoryStore
+from tests.helpers.http import HttpWire, http_client, serving_app
+from tests.helpers.rpc import MODERN, PATIENCE, Tasking, request, text_of
+from tests.helpers.server import QUICK, Desk, build
 
 pytestmark = pytest.mark.anyio
 

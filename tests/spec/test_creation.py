@@ -8,14 +8,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tests.helpers.http import serving
-from tests.helpers.rpc import EVERYTHING, INTERNAL_ERROR, TASKS, Tasking, accept, text_of
-from tests.helpers.server import QUICK, Desk, build
 
 from mcp_tasks import Tasks
 from mcp_tasks.core import TaskRecord
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores.memory import MemoryStore
+from tests.helpers.http import serving
+from tests.helpers.rpc import EVERYTHING, INTERNAL_ERROR, TASKS, Tasking, accept, text_of
+from tests.helpers.server import QUICK, Desk, build
 
 pytestmark = pytest.mark.anyio
 

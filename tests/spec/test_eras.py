@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
+from mcp_tasks.stores.memory import MemoryStore
 from tests.helpers.http import HttpWire, initialize
 from tests.helpers.rpc import EXTENSION, METHOD_NOT_FOUND, MISSING_CAPABILITY, TASKS, Tasking, request, text_of
 from tests.helpers.schema import check_legacy_result
-
-from mcp_tasks.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.anyio
 

@@ -7,6 +7,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+
+from mcp_tasks import Tasks
+from mcp_tasks.core import TaskRecord
+from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
+from mcp_tasks.stores.memory import MemoryStore
+from mcp_tasks.testing.clock import FakeClock
 from tests.helpers.http import HttpWire, modern_headers, serving
 from tests.helpers.lowlevel import build_lowlevel
 from tests.helpers.rpc import (
@@ -23,12 +29,6 @@ from tests.helpers.rpc import (
     text_of,
 )
 from tests.helpers.server import CUSTOM_ERROR, QUICK, build
-
-from mcp_tasks import Tasks
-from mcp_tasks.core import TaskRecord
-from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
-from mcp_tasks.stores.memory import MemoryStore
-from mcp_tasks.testing.clock import FakeClock
 
 pytestmark = pytest.mark.anyio
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+
+from mcp_tasks import Tasks
 from tests.helpers.http import HttpWire, modern_headers, serving
 from tests.helpers.rpc import HEADER_MISMATCH, Reply, Tasking, request
 from tests.helpers.server import QUICK, build
-
-from mcp_tasks import Tasks
 
 pytestmark = pytest.mark.anyio
 

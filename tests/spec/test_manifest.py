@@ -7,20 +7,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.spec.requirements import REQUIREMENTS, Requirement
 
 HERE = Path(__file__).parent
 
 
 def _tests() -> dict[str, set[str]]:
-    """Every test of this folder but these, as `file::function`, with the entries it is marked with."""
-    return {
-        f"{path.stem}::{function.name}": set(_marks(function))
-        for path in sorted(HERE.glob("test_*.py"))
-        if path != Path(__file__)
+    """Every test of this folder but these, and those of the client's that are marked, with their entries."""
+    here = {name: marks for name, marks in _tests_in(HERE, "") if not name.startswith("test_manifest::")}
+    return here | {name: marks for name, marks in _tests_in(HERE.parent / "client", "client/") if marks}
+
+
+def _tests_in(folder: Path, prefix: str) -> Iterator[tuple[str, set[str]]]:
+    return (
+        (f"{prefix}{path.stem}::{function.name}", set(_marks(function)))
+        for path in sorted(folder.glob("test_*.py"))
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.name.startswith("test_")
-    }
+    )
 
 
 def _marks(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:

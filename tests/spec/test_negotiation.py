@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from tests.helpers.http import HttpWire, modern_headers
 from tests.helpers.rpc import EXTENSION, MISSING_CAPABILITY, NOTHING, TASKS, Tasking, accept, request, text_of
 

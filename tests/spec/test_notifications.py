@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
+
 from tests.helpers.http import HttpWire, modern_headers
 from tests.helpers.rpc import (
     EVERYTHING,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from tests.helpers.rpc import INVALID_PARAMS, MISSING_CAPABILITY, TASKS, Tasking, accept, text_of
 
 pytestmark = pytest.mark.anyio

@@ -345,7 +345,6 @@ async def test_a_task_that_was_answered_while_it_sleeps_too_is_not_started_befor
         assert (await until_final(runtime, task)).result == {"value": ["yes", None]}
 
 
-@pytest.mark.xfail(strict=True, reason="a sleep unwinds without asking whether another branch is in a step")
 async def test_a_run_that_sleeps_in_one_branch_and_works_in_another_stays_in_memory() -> None:
     clock, begun, worked = FakeClock(), Counter[str](), anyio.Event()
 

@@ -71,6 +71,7 @@ async def at_work(engine: Engine) -> AsyncGenerator[Work]:
     try:
         yield work
     finally:
+        await settle()
         work.end(*work.running)
         await engine.stop(LONG)
 

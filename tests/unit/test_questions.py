@@ -189,7 +189,6 @@ async def test_a_question_that_the_tool_gives_up_on_is_withdrawn() -> None:
         assert answers(await runtime.journal(task.id)) == {}
 
 
-@pytest.mark.xfail(strict=True, reason="replayed, a withdrawn question counts as answered: KeyError in the tool")
 async def test_a_run_that_gave_up_on_a_question_can_be_started_again() -> None:
     store, begun = MemoryStore(), anyio.Event()
 
@@ -220,7 +219,6 @@ async def test_open_questions_are_withdrawn_with_the_end_of_the_task() -> None:
         assert not record.inputs.outstanding
 
 
-@pytest.mark.xfail(strict=True, reason="it is put together with the next one, and nobody waits for its answer")
 async def test_a_question_that_could_not_be_stored_does_not_come_up_later() -> None:
     store = FailingStore()
 

@@ -417,7 +417,6 @@ class PickyStore(MemoryStore):
 NO_JSON = Progress(progress=cast(float, Decimal(1)))
 
 
-@pytest.mark.xfail(strict=True, reason="it is tried again with every try of the outcome: a loop that never awaits")
 async def test_progress_that_is_no_json_does_not_keep_the_result_from_being_written() -> None:
     store = PickyStore()
 
@@ -433,7 +432,6 @@ async def test_progress_that_is_no_json_does_not_keep_the_result_from_being_writ
         assert record.result == {"value": "precious"}
 
 
-@pytest.mark.xfail(strict=True, reason="the helper that writes progress ends with an exception that nobody sees")
 async def test_progress_that_is_no_json_is_dropped_and_what_follows_is_not(caplog: pytest.LogCaptureFixture) -> None:
     store = PickyStore()
 

@@ -6,6 +6,7 @@ from collections.abc import Generator
 from contextlib import ExitStack
 
 import pytest
+
 from tests.helpers.process import http_process
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+
 from tests.helpers.http import HttpWire, http_client, modern_headers
 from tests.helpers.rpc import (
     EVERYTHING,

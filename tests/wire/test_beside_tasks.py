@@ -28,12 +28,12 @@ from mcp_types import (
     TextResourceContents,
 )
 from pydantic import FileUrl
+
+from mcp_tasks import Tasks
 from tests.helpers.process import ENVIRONMENT, ROOT, command
 from tests.helpers.rpc import METHOD_NOT_FOUND, MISSING_CAPABILITY, MODERN, PATIENCE
 from tests.helpers.server import QUICK, build
 from tests.wire.conftest import HttpProcesses
-
-from mcp_tasks import Tasks
 
 pytestmark = pytest.mark.anyio
 

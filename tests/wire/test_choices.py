@@ -12,12 +12,12 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolRequestParams
-from tests.helpers.http import serving
-from tests.helpers.rpc import EVERYTHING, MISSING_CAPABILITY, NOTHING, PATIENCE, Tasking, accept, text_of
-from tests.helpers.server import CUSTOM_ERROR, QUICK, Desk, build
 
 from mcp_tasks import TaskMode, Tasks, current_task
 from mcp_tasks.stores.memory import MemoryStore
+from tests.helpers.http import serving
+from tests.helpers.rpc import EVERYTHING, MISSING_CAPABILITY, NOTHING, PATIENCE, Tasking, accept, text_of
+from tests.helpers.server import CUSTOM_ERROR, QUICK, Desk, build
 
 pytestmark = pytest.mark.anyio
 

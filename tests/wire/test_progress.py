@@ -12,12 +12,12 @@ import anyio
 import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
-from tests.helpers.http import serving
-from tests.helpers.rpc import PATIENCE, Tasking
-from tests.helpers.server import QUICK, Desk, build
 
 from mcp_tasks import Settings, Tasks
 from mcp_tasks.testing.clock import FakeClock
+from tests.helpers.http import serving
+from tests.helpers.rpc import PATIENCE, Tasking
+from tests.helpers.server import QUICK, Desk, build
 
 pytestmark = pytest.mark.anyio
 

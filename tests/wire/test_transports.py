@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+
+from mcp_tasks import Tasks
 from tests.helpers.http import HttpWire, http_client, initialize, serving
 from tests.helpers.lowlevel import build_lowlevel
 from tests.helpers.official import in_memory
@@ -28,8 +30,6 @@ from tests.helpers.schema import check_legacy_result
 from tests.helpers.server import QUICK, build
 from tests.helpers.stdio import StdioWire, stdio_process
 from tests.wire.conftest import HttpProcesses
-
-from mcp_tasks import Tasks
 
 pytestmark = pytest.mark.anyio
 

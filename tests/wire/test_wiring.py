@@ -16,11 +16,6 @@ import pytest
 from mcp.server import MCPServer, Server
 from mcp.server.mcpserver import Context, Resolve
 from mcp_types import CallToolRequestParams
-from tests.helpers.http import serving
-from tests.helpers.lowlevel import build_lowlevel
-from tests.helpers.official import in_memory
-from tests.helpers.rpc import PATIENCE, Tasking, text_of
-from tests.helpers.server import QUICK, Desk, Name, build
 
 from mcp_tasks import Settings, Tasks, TasksError
 from mcp_tasks.core import TaskRecord
@@ -29,6 +24,11 @@ from mcp_tasks.errors import UsageError, WiringError
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing.clock import FakeClock
+from tests.helpers.http import serving
+from tests.helpers.lowlevel import build_lowlevel
+from tests.helpers.official import in_memory
+from tests.helpers.rpc import PATIENCE, Tasking, text_of
+from tests.helpers.server import QUICK, Desk, Name, build
 
 pytestmark = pytest.mark.anyio
 

@@ -102,9 +102,11 @@ class Answerer:
                 return
             except (MCPError, OSError) as exc:
                 now = anyio.current_time()
-                if not is_transient(exc) or not retries.failed(now):
+                if not is_transient(exc):
                     if self._ledger is not None:
                         self._ledger.answer_refused(self._server, self._task_id, key)
+                    raise
+                if not retries.failed(now):
                     raise
                 await anyio.sleep(retries.next_look - now)
 

@@ -178,8 +178,9 @@ class TaskHandle:
                 snapshot = await self._next(poller, box, wake)
                 if snapshot is None or snapshot == shown:
                     continue
-                # A look and a notification may cross; what is older than what was shown is not news.
-                if shown is None or shown.updated_at <= snapshot.updated_at:
+                # A look and a notification may cross; what is older than what was shown is not news, but for the end:
+                # a server's machines may not agree about the time, and a task ends once.
+                if shown is None or snapshot.is_final or shown.updated_at <= snapshot.updated_at:
                     shown = self._saw(snapshot)
                     yield snapshot
 

@@ -17,6 +17,10 @@ import httpx2
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CONNECTION_CLOSED
 
+_CONNECTING = ("server/discover", "initialize")
+"""Requests that find out whom we talk to. An error in answer to them means an older server, so none may be made up: a
+server that is not there when the client connects is a failure to connect."""
+
 
 @asynccontextmanager
 async def reconnecting_http(
@@ -47,6 +51,8 @@ class _FailsAlone(httpx2.AsyncBaseTransport):
         try:
             response = await self._inner.handle_async_request(request)
         except httpx2.TransportError as exc:
+            if request.headers.get("mcp-method") in _CONNECTING:
+                raise
             return _unreachable(request, exc)
         if isinstance(response.stream, httpx2.AsyncByteStream):
             response.stream = _EndsQuietly(response.stream)

@@ -51,7 +51,7 @@ class Mailbox:
         """Keep a state that is not older than the one we have; notifications may overtake each other."""
         self.live = True
         known = self._snapshot
-        if known is None or (not known.is_final and known.updated_at <= snapshot.updated_at):
+        if known is None or snapshot.is_final or (not known.is_final and known.updated_at <= snapshot.updated_at):
             self._snapshot = snapshot
         self.changed.set()
 

@@ -51,6 +51,10 @@ class Questions:
         except asyncio.CancelledError:
             await self._withdraw(ask)
             raise
+        except BaseException:
+            # Not put: it must not come up with the next question.
+            self._drop_unsaved(ask)
+            raise
         finally:
             self._open.pop(ask.key, None)
         return self._replay.answers[ask.key]
@@ -63,12 +67,16 @@ class Questions:
 
     async def _withdraw(self, ask: Ask) -> None:
         """Take back a question that the tool gave up on; one whose run was stopped waits for the next run."""
-        if ask in self._unsaved:
-            self._unsaved.remove(ask)
-        elif not self._run.stopped.is_set():
+        if not self._drop_unsaved(ask) and not self._run.stopped.is_set():
             event = InputWithdrawn(attempt=self._run.attempt, keys={ask.key})
             with anyio.CancelScope(shield=True):
                 await self._run.change(event)
+
+    def _drop_unsaved(self, ask: Ask) -> bool:
+        if ask in self._unsaved:
+            self._unsaved.remove(ask)
+            return True
+        return False
 
     async def _put(self) -> None:
         # Let the other questions of a gather join.
@@ -90,7 +98,10 @@ class Questions:
         self.look(self._run.record)
         async with self._run.waiting():
             await self._held_wait(answered)
-        await self._fetch(key)
+            await self._fetch(key)
+            if key not in self._replay.answers:
+                # An earlier run gave up on it. It is not open any more, so there is only giving up on it again.
+                await asyncio.get_running_loop().create_future()
 
     async def _held_wait(self, answered: asyncio.Future[None]) -> None:
         hold = self._run.hold

@@ -173,11 +173,11 @@ class Run:
             self._alarms.remove(until)
 
     async def _sleep_until(self, until: datetime) -> None:
-        if self._policy.rerun and until - self._host.now() > self._policy.hold:
-            await self.unwind()
         async with self.waiting():
             # Looked at again once a second: an injected clock need not run like the event loop's.
-            while (seconds := remaining_seconds(until, self._host.now())) > 0:  # noqa: ASYNC110 - it waits for time
+            while (seconds := remaining_seconds(until, self._host.now())) > 0:
+                if self.may_unwind and seconds > self._policy.hold.total_seconds():
+                    await self.unwind()
                 await anyio.sleep(min(seconds, 1.0))
 
     async def _alarm(self, duration: timedelta) -> datetime:
@@ -332,9 +332,12 @@ class Run:
                 await self._write(*self._last_words(outcome))
                 return
             except (TypeError, ValueError, RecursionError) as exc:
-                # Not JSON, or too deep for it: there is nothing that could be kept or sent.
-                logger.error("the result of task %s cannot be stored: %r", self.record.id, exc)
-                outcome = Failure(self._host.describe(UsageError("the tool's result cannot be written as JSON")))
+                logger.error("what task %s ended with cannot be stored: %r", self.record.id, exc)
+                if self._progress is not None:
+                    self._progress = None
+                else:
+                    # Not JSON, or too deep for it: there is nothing that could be kept or sent.
+                    outcome = Failure(self._host.describe(UsageError("the tool's result cannot be written as JSON")))
             except StoreUnavailable as exc:
                 pause = backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=5))
                 logger.warning("the outcome of task %s is not stored yet: %s", self.record.id, exc)
@@ -361,8 +364,9 @@ class Run:
                 self._progress = None
                 try:
                     await self._write(ProgressReported(attempt=self.attempt, progress=progress))
-                except StoreUnavailable as exc:
-                    logger.warning("progress of task %s is not stored: %s", self.record.id, exc)
+                except Exception as exc:
+                    # Not there, or not JSON; the next one may do better.
+                    logger.warning("progress of task %s is not stored: %r", self.record.id, exc)
                 await anyio.sleep(self._host.settings.progress.total_seconds())
         finally:
             self._flushing = False

@@ -1,12 +1,12 @@
-"""The manifest: every sentence of SEP-2663 that binds a server, with its tests or the reason why it has none.
+"""The manifest: every MUST and SHOULD of SEP-2663, with its tests or the reason why it has none.
 
-`tests/spec/test_manifest.py` reads it both ways: no entry without its tests, no marked test without its entry. The
-sentences that bind clients will be further modules with `party="client"`.
+`tests/spec/test_manifest.py` reads it both ways: no entry without its tests, no marked test without its entry. What
+binds servers is tested in this folder, what binds clients in `tests/client`.
 """
 
 from __future__ import annotations
 
-from tests.spec.requirements import calls, eras, errors, lifecycle, transport
+from tests.spec.requirements import calls, clients, eras, errors, lifecycle, transport
 from tests.spec.requirements.model import Requirement
 
 REQUIREMENTS: tuple[Requirement, ...] = (
@@ -15,6 +15,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     *errors.REQUIREMENTS,
     *transport.REQUIREMENTS,
     *eras.REQUIREMENTS,
+    *clients.REQUIREMENTS,
 )
 
 __all__ = ["REQUIREMENTS", "Requirement"]

@@ -19,7 +19,7 @@ class Requirement:
     Attributes:
         section: The heading it stands under.
         says: The sentence, shortened or in our own words.
-        tests: Tests of this folder, as `file::function`.
+        tests: Tests of this folder, as `file::function`, or of `tests/client`, as `client/file::function`.
         gap: Why there is no test yet, instead of tests.
     """
 
