@@ -368,3 +368,22 @@ async def test_a_run_that_sleeps_in_one_branch_and_works_in_another_stays_in_mem
         await runtime.janitor.sweep()
         assert (await until_final(runtime, task)).result == {"value": ["worked", None]}
     assert begun == {"work": 1}
+
+
+async def test_a_step_that_failed_may_be_tried_again_under_its_name() -> None:
+    tries: list[int] = []
+
+    def work() -> int:
+        tries.append(1)
+        if len(tries) == 1:
+            raise OSError("not yet")
+        return len(tries)
+
+    async def body(run: Run) -> Outcome:
+        try:
+            return ok(await current_task().step("work", work))
+        except OSError:
+            return ok(await current_task().step("work", work))
+
+    async with running(body) as runtime:
+        assert (await until_final(runtime, await launch(runtime))).result == {"value": 2}

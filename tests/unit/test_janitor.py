@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 import anyio
 import pytest
 
-from mcp_tasks.core import InputRequested, RunStarted, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.core import InputRequested, RunStarted, TaskRecord, TaskRequest, TaskStatus, apply
 from mcp_tasks.errors import StoreUnavailable, UnknownTask
 from mcp_tasks.runtime import Outcome, Run, TaskRuntime
 from mcp_tasks.runtime.holder import new_holder
@@ -140,6 +140,18 @@ async def test_a_sweep_leaves_the_runs_of_its_own_process_alone() -> None:
         await runtime.janitor.sweep()
         await settle()
         assert await runtime.get(task.id, owner=None) == task
+
+
+async def test_a_task_of_our_own_that_nothing_runs_is_given_up_at_the_second_look() -> None:
+    async with running(at_once, policy=RERUN) as runtime:
+        record = await runtime.create(TaskRequest(name="tool", arguments={}), owner=None, ttl=None)
+        taken = apply(record, RunStarted(holder=runtime.holder), runtime.now())
+        await runtime.store.save(taken, expected=record.version)
+        await runtime.janitor.release_orphans()
+        assert (await runtime.get(record.id, owner=None)).holder == runtime.holder
+        await runtime.janitor.release_orphans()
+        await runtime.janitor.sweep()
+        assert (await until_final(runtime, record)).status is TaskStatus.COMPLETED
 
 
 async def test_more_lost_tasks_than_one_look_takes_are_all_recovered() -> None:

@@ -30,6 +30,9 @@ BATCH = 500
 CATCHING_UP = 0.05
 """Seconds between two looks while there is a backlog in the store."""
 
+ORPHANS_EVERY = 30
+"""Sweeps between two looks for tasks of our own that nothing runs: each reads all that do run."""
+
 
 class Janitor:
     """Keeps house for one runtime."""
@@ -37,6 +40,7 @@ class Janitor:
     def __init__(self, runtime: TaskRuntime) -> None:
         self._runtime = runtime
         self._more_queued = False
+        self._suspects: set[str] = set()
 
     async def beat(self) -> None:
         """Say that this process is alive."""
@@ -62,11 +66,15 @@ class Janitor:
 
     async def keep_sweeping(self) -> None:
         """Sweep for as long as this process serves."""
+        sweeps = 0
         while True:
             # With more queued than was taken, do not let the engine run dry in between.
             await anyio.sleep(CATCHING_UP if self._more_queued else self._runtime.settings.sweep.total_seconds())
             try:
                 await self.sweep()
+                sweeps += 1
+                if sweeps % ORPHANS_EVERY == 0:
+                    await self.release_orphans()
             except StoreError as exc:
                 logger.warning("a sweep did not finish: %s", exc)
             except Exception:
@@ -79,10 +87,27 @@ class Janitor:
         for holder, until in (await runtime.store.holders()).items():
             if holder == runtime.holder or (until > now and not is_gone(holder)):
                 continue
+            seen: set[tuple[str, int]] = set()
             while lost := await runtime.store.held(holder, limit=BATCH):
+                if seen.issuperset((record.id, record.version) for record in lost):
+                    # Nothing came of it the last time, and nothing would now; the next sweep may know better.
+                    return
+                seen.update((record.id, record.version) for record in lost)
                 # Together, so that a store which groups its commits can.
                 await asyncio.gather(*(self._recover(record) for record in lost))
             await runtime.store.retire(holder)
+
+    async def release_orphans(self) -> None:
+        """Give up tasks that are ours and that nothing here runs. There should be none; this is in case there are."""
+        runtime = self._runtime
+        held = await runtime.store.held(runtime.holder, limit=BATCH)
+        orphans = {record.id for record in held if not runtime.has(record.id)}
+        for record in held:
+            # Twice in a row, so that one which is just beginning or ending is left alone.
+            if record.id in orphans & self._suspects:
+                logger.error("task %s was ours and nothing ran it", record.id)
+                await self._recover(record)
+        self._suspects = orphans
 
     async def start_queued(self) -> None:
         """Submit tasks that could run and that nobody has: new to this process, forgotten, or awake again."""

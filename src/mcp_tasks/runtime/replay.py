@@ -75,6 +75,10 @@ class Replay:
         self._named.add(name)
         return name in self._steps
 
+    def leave_step(self, name: str) -> None:
+        """The step was not done; its name is free again."""
+        self._named.discard(name)
+
     def step_value(self, name: str) -> JsonValue:
         """What the step gave when it was done."""
         return self._steps[name]

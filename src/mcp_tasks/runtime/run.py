@@ -156,6 +156,10 @@ class Run:
         self._steps += 1
         try:
             value = await call()
+        except BaseException:
+            # Nothing is recorded, so the tool may try again.
+            self._replay.leave_step(name)
+            raise
         finally:
             self._steps -= 1
         await self.change(
@@ -335,6 +339,9 @@ class Run:
                 logger.error("what task %s ended with cannot be stored: %r", self.record.id, exc)
                 if self._progress is not None:
                     self._progress = None
+                elif isinstance(outcome, Failure):
+                    # Not the outcome's fault. Held on to, it would be held for good.
+                    raise
                 else:
                     # Not JSON, or too deep for it: there is nothing that could be kept or sent.
                     outcome = Failure(self._host.describe(UsageError("the tool's result cannot be written as JSON")))

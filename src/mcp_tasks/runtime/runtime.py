@@ -237,6 +237,10 @@ class TaskRuntime:
             # It will expire like any other.
             logger.debug("task %s is not removed yet: %s", record.id, exc)
 
+    def has(self, task_id: str) -> bool:
+        """Whether the task runs here, or is about to."""
+        return task_id in self._runs or task_id in self._taken
+
     async def wait_until(
         self, task_id: str, condition: Callable[[TaskRecord], bool], timeout: timedelta
     ) -> TaskRecord | None:
