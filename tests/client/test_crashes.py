@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import sys
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from mcp import StdioServerParameters
+from mcp.shared.exceptions import MCPError
 
 from mcp_tasks import Tasks
 from mcp_tasks.client import Ledger, reconnecting_http
@@ -19,6 +24,7 @@ from tests.client.connecting import Person, begin, connect, seen, text, until
 from tests.client.peer import TASK_ID, Answer, Peer, asking, completed
 from tests.client.processes import client_process, lines_of, logged, server_process
 from tests.helpers.http import serving
+from tests.helpers.process import ENVIRONMENT, ROOT
 from tests.helpers.rpc import PATIENCE
 from tests.helpers.server import QUICK
 
@@ -199,3 +205,27 @@ async def test_a_task_started_here_can_be_waited_for_in_another_process(fixture_
         snapshot = await handle.status()
     assert snapshot.status is TaskStatus.COMPLETED
     assert lines_of(log) == ["asked: Delete c.txt?", "answered: Delete c.txt?"]
+
+
+_WITH_PID = """
+import os, runpy, sys
+with open(sys.argv[1], "w") as file:
+    file.write(str(os.getpid()))
+sys.argv = ["process", "stdio"]
+runpy.run_module("tests.helpers.process", run_name="__main__")
+"""
+
+
+@pytest.mark.xfail(
+    strict=True, reason="a pipe that is closed is taken for a server that comes back, and tried again for five minutes"
+)
+async def test_a_server_at_the_end_of_a_pipe_that_dies_ends_the_wait(tmp_path: Path) -> None:
+    written = tmp_path / "pid"
+    command = StdioServerParameters(
+        command=sys.executable, args=["-c", _WITH_PID, str(written)], cwd=ROOT, env=ENVIRONMENT
+    )
+    async with connect(command) as client:
+        handle = await begin(client, "gated")
+        asyncio.get_running_loop().call_later(0.1, os.kill, int(written.read_text()), signal.SIGKILL)
+        with anyio.fail_after(3), pytest.raises(MCPError, match="closed"):
+            await handle.result()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 import subprocess
 import sys
 import threading
@@ -148,6 +149,13 @@ def test_odd_names_are_names_like_others(ledger: Ledger, odd: str) -> None:
 def test_a_folder_that_is_missing_is_made(tmp_path: Path) -> None:
     Ledger(tmp_path / "a" / "b" / "ledger.db").close()
     assert (tmp_path / "a" / "b" / "ledger.db").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other systems have other ways")
+@pytest.mark.xfail(strict=True, reason="answers and results are in a file that everybody on the machine can read")
+def test_a_ledger_is_for_its_owner_alone(path: Path) -> None:
+    Ledger(path).close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_closing_twice_is_safe(path: Path) -> None:
