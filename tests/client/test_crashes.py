@@ -216,9 +216,6 @@ runpy.run_module("tests.helpers.process", run_name="__main__")
 """
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a pipe that is closed is taken for a server that comes back, and tried again for five minutes"
-)
 async def test_a_server_at_the_end_of_a_pipe_that_dies_ends_the_wait(tmp_path: Path) -> None:
     written = tmp_path / "pid"
     command = StdioServerParameters(

@@ -152,7 +152,6 @@ def test_a_folder_that_is_missing_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="other systems have other ways")
-@pytest.mark.xfail(strict=True, reason="answers and results are in a file that everybody on the machine can read")
 def test_a_ledger_is_for_its_owner_alone(path: Path) -> None:
     Ledger(path).close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -7,6 +7,7 @@ answer is written down before it is sent, so that a person is never asked twice:
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -70,6 +71,8 @@ class Ledger:
         self.keep_results = keep_results
         with self._translated():
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            # For its owner alone: answers and results are in it as they are.
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
             self._db = sqlite3.connect(self.path, isolation_level=None, timeout=5, check_same_thread=False)
             try:
                 self._db.execute("PRAGMA journal_mode=WAL")

@@ -31,6 +31,11 @@ TRANSIENT_CODES = frozenset({CONNECTION_CLOSED, REQUEST_TIMEOUT, INTERNAL_ERROR,
 reports an answer that was cut off as one that cannot be parsed."""
 
 
+_SESSION_OVER = "Connection closed"
+"""What the SDK says of a connection that is gone for good, a stdio server that ended for one. A request over HTTP that
+was cut off has the same code and says something else."""
+
+
 class AnyResult(Result):
     """A result as it came; what is in it is looked at here."""
 
@@ -115,7 +120,7 @@ async def listen_to_tasks(session: ClientSession, task_ids: Sequence[str]) -> No
 def is_transient(exc: Exception) -> bool:
     """Whether the same request may succeed later, with nobody doing anything about it."""
     if isinstance(exc, MCPError):
-        return exc.code in TRANSIENT_CODES
+        return exc.code in TRANSIENT_CODES and exc.message != _SESSION_OVER
     return isinstance(exc, httpx2.TransportError | OSError)
 
 
