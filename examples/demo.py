@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -65,7 +66,7 @@ class Screen:
         if self._drawn:
             print(f"\x1b[{self._drawn}A", end="")
         for row in self._rows.values():
-            print(f"\x1b[2K{row[: os.get_terminal_size().columns - 1]}")
+            print(f"\x1b[2K{row[: shutil.get_terminal_size().columns - 1]}")
         self._drawn = len(self._rows)
         sys.stdout.flush()
 

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp import Client
 
 from docs.generate import LIFECYCLE, filled
+from mcp_tasks.client import TasksClient
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -30,6 +32,16 @@ async def test_the_test_on_the_testing_page_passes() -> None:
     names: dict[str, Any] = {"__name__": "docs.testing"}
     exec(compile(_python_of(ROOT / "docs" / "testing.md"), "testing.md", "exec"), names)
     await names["test_an_order_survives_anything"]()
+
+
+@pytest.mark.anyio
+async def test_the_server_and_the_client_of_the_readme_work_together() -> None:
+    names: dict[str, Any] = {"__name__": "docs.readme"}
+    exec(compile(_python_of(ROOT / "README.md").replace("Tasks()", 'Tasks("memory://")'), "README.md", "exec"), names)
+    client = Client(names["server"], extensions=[TasksClient()], elicitation_callback=names["ask_the_person"])
+    async with client:
+        result = await client.call_tool("render", {"frames": 3})
+    assert result.structured_content == {"result": "published"}
 
 
 def test_generated_parts_are_current() -> None:

@@ -197,7 +197,7 @@ class FailingStore(MemoryStore):
 class DeafNotifier(LocalNotifier):
     """Loses every hint."""
 
-    async def publish(self, hint: Hint) -> None:
+    async def publish(self, hint: Hint, *, origin: object = None) -> None:
         pass
 
 

@@ -489,3 +489,25 @@ async def test_what_varies_is_kept_still_by_a_step() -> None:
         await settle()
         await answer(runtime, task, elicitation_1="yes")
         assert (await until_final(runtime, task)).result == {"value": [1, "yes"]}
+
+
+async def test_answers_are_checked_against_the_questions_they_are_written_for() -> None:
+    async def body(run: Run) -> Outcome:
+        return ok([await run.ask(question("Name?")), await run.ask(question("Sure?"))])
+
+    checked: list[set[str]] = []
+
+    def check(record: TaskRecord) -> None:
+        checked.append(set(record.inputs.outstanding))
+        if "elicitation-2" in record.inputs.outstanding:
+            raise ValueError("no answer to that")
+
+    async with running(body) as runtime:
+        task = await until_asking(runtime, await launch(runtime))
+        await answer(runtime, task, elicitation_1="Ada")
+        await until(runtime, task, lambda record: "elicitation-2" in record.inputs.outstanding)
+        with pytest.raises(ValueError, match="no answer"):
+            # `task` is from before: the answer to the first question is in, and the second one is open by now.
+            await runtime.answer(task, {"elicitation-1": "Ada", "elicitation-2": "garbage"}, check=check)
+        assert checked == [{"elicitation-1"}, {"elicitation-2"}]
+        assert "elicitation-2" in (await runtime.get(task.id, owner=None)).inputs.outstanding

@@ -546,3 +546,15 @@ async def test_a_body_knows_its_task_and_the_number_of_its_run() -> None:
 def test_outside_a_task_there_is_a_context_too() -> None:
     context = current_task()
     assert (context.id, context.owner, context.attempt, context.cancelled) == (None, None, 1, False)
+
+
+async def test_a_tool_that_cancels_itself_has_failed() -> None:
+    async def body(run: Run) -> Outcome:
+        own = asyncio.current_task()
+        assert own is not None
+        own.cancel()
+        await asyncio.sleep(1)
+        return ok()
+
+    async with running(body) as runtime:
+        assert (await until_final(runtime, await launch(runtime))).status is TaskStatus.FAILED

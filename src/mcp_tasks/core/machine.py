@@ -38,7 +38,10 @@ from mcp_tasks.errors import StaleRun, TransitionRefused
 WORKING, INPUT_REQUIRED = TaskStatus.WORKING, TaskStatus.INPUT_REQUIRED
 COMPLETED, FAILED, CANCELLED = TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED
 
-Change: TypeAlias = Callable[[TaskRecord, Any, datetime], TaskRecord]
+Fields: TypeAlias = Mapping[str, Any] | None
+"""The fields of a record that an event changes; None if it makes no difference, empty if only the version grows."""
+
+Change: TypeAlias = Callable[[TaskRecord, Any, datetime], Fields]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,72 +56,71 @@ class Rule:
     visible: bool = True
 
 
-def _start(record: TaskRecord, event: RunStarted, now: datetime) -> TaskRecord:
+def _start(record: TaskRecord, event: RunStarted, now: datetime) -> Fields:
     if record.holder is not None:
         raise _refused(record, event, f"{record.holder} has it")
     if not record.is_queued(now):
         raise _refused(record, event, "it waits for an answer or a timer")
-    return replace(record, holder=event.holder, attempt=record.attempt + 1, started_at=now, wake_at=None)
+    return {"holder": event.holder, "attempt": record.attempt + 1, "started_at": now, "wake_at": None}
 
 
-def _release(record: TaskRecord, event: RunReleased, now: datetime) -> TaskRecord:
-    return replace(record, holder=None, wake_at=event.wake_at)
+def _release(record: TaskRecord, event: RunReleased, now: datetime) -> Fields:
+    return {"holder": None, "wake_at": event.wake_at}
 
 
-def _report(record: TaskRecord, event: ProgressReported, now: datetime) -> TaskRecord:
-    return replace(record, progress=event.progress)
+def _report(record: TaskRecord, event: ProgressReported, now: datetime) -> Fields:
+    return {"progress": event.progress}
 
 
-def _journalled(record: TaskRecord, event: StepRecorded, now: datetime) -> TaskRecord:
+def _journalled(record: TaskRecord, event: StepRecorded, now: datetime) -> Fields:
     # Nothing of the record changes but its version, and that is the point: the entry is written only by the
     # run that still has the task.
-    return replace(record)
+    return {}
 
 
-def _ask(record: TaskRecord, event: InputRequested, now: datetime) -> TaskRecord:
+def _ask(record: TaskRecord, event: InputRequested, now: datetime) -> Fields:
     try:
         inputs = record.inputs.ask(event.requests)
     except ValueError as exc:
         raise _refused(record, event, str(exc)) from exc
-    return replace(record, status=INPUT_REQUIRED, inputs=inputs)
+    return {"status": INPUT_REQUIRED, "inputs": inputs}
 
 
-def _close(record: TaskRecord, event: InputAnswered | InputWithdrawn, now: datetime) -> TaskRecord:
+def _close(record: TaskRecord, event: InputAnswered | InputWithdrawn, now: datetime) -> Fields:
     # SEP-2663: answers to keys that are not open SHOULD be ignored; a partial set leaves the rest open.
     if not record.inputs.answerable(event.keys):
-        return record
+        return None
     inputs = record.inputs.answer(event.keys)
     if inputs.outstanding:
-        return replace(record, inputs=inputs)
+        return {"inputs": inputs}
     # The last answer also ends a sleep: the tool may have waited for whichever came first.
-    return replace(record, status=WORKING, inputs=inputs, wake_at=None)
+    return {"status": WORKING, "inputs": inputs, "wake_at": None}
 
 
-def _complete(record: TaskRecord, event: RunCompleted, now: datetime) -> TaskRecord:
+def _complete(record: TaskRecord, event: RunCompleted, now: datetime) -> Fields:
     return _end(record, now, status=COMPLETED, result=event.result, status_message=None)
 
 
-def _fail(record: TaskRecord, event: RunFailed, now: datetime) -> TaskRecord:
+def _fail(record: TaskRecord, event: RunFailed, now: datetime) -> Fields:
     # SEP-2663, "Task Execution Errors": a failed task SHOULD say in statusMessage what went wrong.
     message = event.error.get("message")
     said = message if isinstance(message, str) else None
     return _end(record, now, status=FAILED, error=event.error, status_message=said)
 
 
-def _cancel(record: TaskRecord, event: TaskCancelled, now: datetime) -> TaskRecord:
+def _cancel(record: TaskRecord, event: TaskCancelled, now: datetime) -> Fields:
     return _end(record, now, status=CANCELLED, status_message=event.reason)
 
 
-def _end(record: TaskRecord, now: datetime, **outcome: Any) -> TaskRecord:
+def _end(record: TaskRecord, now: datetime, **outcome: Any) -> Fields:
     # The end keeps the last progress (a person may like to see how far it came) and closes open questions.
-    return replace(
-        record,
-        holder=None,
-        wake_at=None,
-        finished_at=max(now, record.created_at),
-        inputs=record.inputs.withdraw(),
+    return {
+        "holder": None,
+        "wake_at": None,
+        "finished_at": max(now, record.created_at),
+        "inputs": record.inputs.withdraw(),
         **outcome,
-    )
+    }
 
 
 _ENDINGS: Mapping[type[Event], Rule] = {
@@ -170,14 +172,11 @@ def apply(record: TaskRecord, event: Event, now: datetime) -> TaskRecord:
     if rule is None:
         raise _refused(record, event, "that cannot happen in this status")
     _check_attempt(record, event)
-    changed = rule.change(record, event, now)
-    if changed is record:
+    fields = rule.change(record, event, now)
+    if fields is None:
         return record
-    return replace(
-        changed,
-        version=record.version + 1,
-        updated_at=max(now, record.updated_at) if rule.visible else record.updated_at,
-    )
+    updated_at = max(now, record.updated_at) if rule.visible else record.updated_at
+    return replace(record, version=record.version + 1, updated_at=updated_at, **fields)
 
 
 def _check_attempt(record: TaskRecord, event: Event) -> None:

@@ -31,6 +31,17 @@ def is_gone(holder: str) -> bool:
     return not _is_running(int(pid), started)
 
 
+def is_alive(holder: str) -> bool:
+    """Whether another process of that name is known to be running on this machine. False when that cannot be told."""
+    place, _, rest = holder.partition("/")
+    pid, _, rest = rest.partition("/")
+    started, _, _ = rest.partition("/")
+    if place != _place() or not pid.isdecimal() or int(pid) == os.getpid() or os.name == "nt":
+        return False
+    # Without a start time the id may be somebody else's by now, and says nothing.
+    return started != "?" and _start_time(int(pid)) == started
+
+
 def _is_running(pid: int, started: str) -> bool:
     if os.name == "nt":
         # There `os.kill` with 0 is not a question but an interrupt.

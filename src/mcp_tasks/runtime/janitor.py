@@ -17,20 +17,21 @@ from mcp_tasks.core.events import Event, RunFailed, RunReleased
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import Interrupted, StoreError, TransitionRefused, UnknownTask, VersionConflict
-from mcp_tasks.runtime.holder import is_gone
+from mcp_tasks.runtime.holder import is_alive, is_gone
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
 
 logger = logging.getLogger(__name__)
 
-BATCH = 500
-"""Records per look: enough to catch up quickly, few enough not to hold the event loop for long."""
+BATCH = 100
+"""Records per look: enough to catch up quickly, few enough not to hold the event loop for long. Each comes with its
+request, which may be megabytes."""
 
 CATCHING_UP = 0.05
 """Seconds between two looks while there is a backlog in the store."""
 
-ORPHANS_EVERY = 30
+ORPHANS_EVERY = 10
 """Sweeps between two looks for tasks of our own that nothing runs: each reads all that do run."""
 
 
@@ -85,7 +86,9 @@ class Janitor:
         runtime = self._runtime
         now = runtime.now()
         for holder, until in (await runtime.store.holders()).items():
-            if holder == runtime.holder or (until > now and not is_gone(holder)):
+            if holder == runtime.holder or is_alive(holder) or (until > now and not is_gone(holder)):
+                # One that is alive here keeps its tasks whatever its lease says: after a suspended machine wakes up, or
+                # its clock was set, every lease has run out and nobody is gone.
                 continue
             seen: set[tuple[str, int]] = set()
             while lost := await runtime.store.held(holder, limit=BATCH):
@@ -112,12 +115,12 @@ class Janitor:
     async def start_queued(self) -> None:
         """Submit tasks that could run and that nobody has: new to this process, forgotten, or awake again."""
         runtime = self._runtime
-        if runtime.engine.backlog >= BATCH:
+        if runtime.engine.backlog:
+            # It could not start more than it has; looking for more would only cost.
             self._more_queued = True
             return
-        # At most half of these are known to the engine already, so there is something new among them.
-        queued = await runtime.store.queued(runtime.now(), limit=2 * BATCH)
-        self._more_queued = len(queued) == 2 * BATCH
+        queued = await runtime.store.queued(runtime.now(), limit=BATCH)
+        self._more_queued = len(queued) == BATCH
         for record in queued:
             await runtime.submit(record.id)
 
@@ -143,9 +146,9 @@ class Janitor:
     async def _verdict(self, record: TaskRecord) -> Event:
         tool = record.request.name
         if (await self._runtime.policy(tool)).rerun:
-            logger.info("task %s (%s) was interrupted and will run again", record.id, tool)
+            logger.info("task %s… (%s) was interrupted and will run again", record.id[:12], tool)
             return RunReleased(attempt=record.attempt, wake_at=await self._wake_at(record))
-        logger.warning("task %s (%s) was interrupted and may not run again", record.id, tool)
+        logger.warning("task %s… (%s) was interrupted and may not run again", record.id[:12], tool)
         return RunFailed(attempt=record.attempt, error=self._runtime.describe(Interrupted(tool)))
 
     async def _wake_at(self, record: TaskRecord) -> datetime | None:

@@ -316,12 +316,11 @@ class Run:
                 self._returned = True
                 return None if self._stopped else outcome
         except asyncio.CancelledError:
-            if self._stopped or _being_cancelled():
+            if self._stopped:
                 raise
-            # The body raised it by itself, for instance by awaiting something that was cancelled elsewhere.
+            # The body raised it by itself: it awaited something that was cancelled elsewhere, or cancelled itself.
+            _uncancel()
             return Failure(self._host.describe(RuntimeError("the tool cancelled itself")))
-        except KeyboardInterrupt:
-            raise
         except BaseException as exc:
             # Whatever a tool raises is its outcome, `SystemExit` included: the task must end, and the server go on.
             logger.exception("the run of task %s ended with an unexpected exception", self.record.id)
@@ -408,6 +407,7 @@ class Waiting:
         await self._run.end_wait()
 
 
-def _being_cancelled() -> bool:
+def _uncancel() -> None:
     task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    while task is not None and task.cancelling() > 0:
+        task.uncancel()

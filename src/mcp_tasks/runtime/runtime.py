@@ -99,7 +99,7 @@ class TaskRuntime:
             for name, service in (
                 ("janitor", self.janitor.keep_sweeping),
                 ("heartbeat", self.janitor.keep_beating),
-                ("hints", self._follow_hints),
+                ("hints", self._keep_following_hints),
             )
         ]
 
@@ -208,10 +208,21 @@ class TaskRuntime:
             raise UnknownTask(task_id)
         return record
 
-    async def answer(self, record: TaskRecord, responses: Mapping[str, JsonValue]) -> TaskRecord:
-        """Write down the answers to open questions; other keys are ignored. Wakes the run that asked."""
+    async def answer(
+        self,
+        record: TaskRecord,
+        responses: Mapping[str, JsonValue],
+        *,
+        check: Callable[[TaskRecord], None] | None = None,
+    ) -> TaskRecord:
+        """Write down the answers to open questions; other keys are ignored. Wakes the run that asked.
+
+        `check` sees the record that the answers are written against, each time it is read again, and may refuse.
+        """
         event = InputAnswered(keys=frozenset(responses))
         while True:
+            if check is not None:
+                check(record)
             entries = [
                 JournalEntry(kind="answer", key=key, value=responses[key])
                 for key in sorted(record.inputs.answerable(event.keys))
@@ -330,11 +341,19 @@ class TaskRuntime:
         self._taken.pop(record.id, None)
         hint = Hint(record.id, record.version)
         self.changes.put(hint)
-        await self.store.notifier().publish(hint)
+        await self.store.notifier().publish(hint, origin=self)
+
+    async def _keep_following_hints(self) -> None:
+        while True:
+            try:
+                await self._follow_hints()
+            except Exception:
+                logger.exception("hints are not followed for a moment")
+            await anyio.sleep(1)
 
     async def _follow_hints(self) -> None:
         """Tell the runs and the listeners of this process what others wrote."""
-        async with self.store.notifier().listen() as hints:
+        async with self.store.notifier().listen(origin=self) as hints:
             async for hint in hints:
                 self.changes.put(hint)
                 run = self._runs.get(hint.task_id)

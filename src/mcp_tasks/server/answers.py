@@ -5,6 +5,7 @@ Only answers to open questions are looked at: SEP-2663 has the others ignored, w
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,8 +20,12 @@ from mcp_types import (
     ListRootsResult,
 )
 from pydantic import TypeAdapter, ValidationError
+from referencing import Registry
+from referencing.exceptions import Unresolvable
 
 from mcp_tasks.core import InputRequest, TaskRecord
+
+logger = logging.getLogger(__name__)
 
 _SHAPES: Mapping[str, TypeAdapter[Any]] = {
     "elicitation/create": TypeAdapter(ElicitResult),
@@ -57,8 +62,12 @@ def _form_problem(params: Mapping[str, Any], content: Any) -> str | None:
     if schema is None:
         return None
     try:
-        error = next(Draft202012Validator(schema).iter_errors(content if content is not None else {}), None)
-    except SchemaError:
+        Draft202012Validator.check_schema(schema)
+        # With a registry of its own, so that a reference to elsewhere is never fetched.
+        form = Draft202012Validator(schema, registry=Registry())
+        error = next(form.iter_errors(content if content is not None else {}), None)
+    except (SchemaError, Unresolvable) as exc:
         # The tool's own mistake; the client cannot answer it any better.
+        logger.warning("an answer is not checked, because its question has a bad schema: %s", exc)
         return None
     return None if error is None else f"{error.json_path}: {error.message}"

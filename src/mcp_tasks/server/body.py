@@ -5,6 +5,7 @@ The tool gets the SDK's own context, built by hand over a `TaskChannel`, so it w
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias, cast
@@ -66,7 +67,7 @@ class MCPServerHost:
 
     async def call(self, ctx: RequestContext, params: CallToolRequestParams) -> Any:
         """Call the tool; what it raises becomes an `isError` result, as in a plain call."""
-        context = Context[Any, Any](
+        context: Context[Any, Any] = Context(
             request_context=ctx, mcp_server=self._server, input_params=params, subscriptions=self._bus
         )
         try:
@@ -193,7 +194,13 @@ def _success(request: TaskRequest, result: Any) -> Outcome:
         else dict(cast("Mapping[str, Any]", result or {}))
     )
     try:
-        return Success(mcp_methods.serialize_server_result(request.method, request.protocol_version, dumped))
+        result = mcp_methods.serialize_server_result(request.method, request.protocol_version, dumped)
+        # Half a character (a file name from `os.fsdecode`, say) is JSON to Python and to nobody else.
+        json.dumps(result, ensure_ascii=False).encode()
+        return Success(result)
+    except UnicodeEncodeError:
+        message = f"The result of tool {request.name!r} holds text that is not valid Unicode"
+        return Failure(describe(MCPError(code=INTERNAL_ERROR, message=message)))
     except ValidationError:
         logger.exception("tool %r returned an invalid result", request.name)
         return Failure(describe(MCPError(code=INTERNAL_ERROR, message="Handler returned an invalid result")))

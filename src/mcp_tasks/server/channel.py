@@ -105,6 +105,7 @@ def require_capability(method: str, params: Mapping[str, Any], declared: JsonObj
         return
     raise MCPError(
         code=MISSING_REQUIRED_CLIENT_CAPABILITY,
-        message=f"The client did not declare the {name} capability that {method} needs",
+        message=f"The tool asks with {method}, and the client did not declare the {name} capability on its call. "
+        f"A client of the Python SDK declares it by having a callback for it.",
         data={"requiredCapabilities": required},
     )

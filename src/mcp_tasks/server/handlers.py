@@ -49,9 +49,9 @@ class TaskHandlers:
     async def update(self, ctx: RequestContext, _: AnyParams) -> HandlerResult:
         """Take answers to open questions. Acknowledged once they are durable."""
         params, record = await self._find(ctx, UpdateTaskParams)
-        check_answers(record, params.input_responses)
+        answers = params.input_responses
         try:
-            await self._runtime().answer(record, params.input_responses)
+            await self._runtime().answer(record, answers, check=lambda task: check_answers(task, answers))
         except TasksError as exc:
             raise to_mcp_error(exc) from exc
         return dict(ACK)

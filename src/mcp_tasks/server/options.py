@@ -51,6 +51,10 @@ class TaskOptions:
             raise ValueError(f"recover must be 'rerun' or 'fail', got {self.recover!r}")
         for name in ("ttl", "max_runtime", "poll_interval"):
             _check_positive(name, getattr(self, name))
+        for name in ("grace", "hold"):
+            value: timedelta | None = getattr(self, name)
+            if value is not None and value < timedelta(0):
+                raise ValueError(f"{name} must not be negative, got {value}")
 
     def policy(self, annotations: ToolAnnotations | None) -> ToolPolicy:
         """How runs of the tool are treated, given what it says of itself."""

@@ -32,7 +32,6 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel
 
-from mcp_tasks.core import TaskRecord
 from mcp_tasks.errors import StoreError, TasksError, UnknownTask
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server.rpc_errors import to_mcp_error
@@ -63,17 +62,15 @@ class TaskPush:
         if asked is None:
             return await call_next(ctx)
         require_client_extension(ctx, EXTENSION_ID)
-        records = await self._own(asked, self._principal(ctx))
-        stream = _Stream(ctx.session, ctx.request_id, [record.id for record in records])
-        return await self._serve(stream, records, partial(call_next, replace(ctx, session=cast(ServerSession, stream))))
+        own = await self._own(asked, self._principal(ctx))
+        stream = _Stream(ctx.session, ctx.request_id, own)
+        return await self._serve(stream, partial(call_next, replace(ctx, session=cast(ServerSession, stream))))
 
-    async def _serve(
-        self, stream: _Stream, records: Sequence[TaskRecord], serve: Callable[[], Awaitable[HandlerResult]]
-    ) -> HandlerResult:
+    async def _serve(self, stream: _Stream, serve: Callable[[], Awaitable[HandlerResult]]) -> HandlerResult:
         refused: MCPError | None = None
         result: HandlerResult = None
         async with anyio.create_task_group() as group:
-            group.start_soon(self._pump, stream, records)
+            group.start_soon(self._pump, stream)
             group.start_soon(self._end_when_stopping, group)
             try:
                 result = await serve()
@@ -90,26 +87,30 @@ class TaskPush:
         await self._stopping().wait()
         group.cancel_scope.cancel()
 
-    async def _own(self, asked: Sequence[str], owner: str | None) -> list[TaskRecord]:
-        """The caller's own tasks among those asked for. The others are left out, whatever they are."""
-        found: dict[str, TaskRecord] = {}
+    async def _own(self, asked: Sequence[str], owner: str | None) -> list[str]:
+        """The caller's own tasks among those asked for. The others are left out, whatever they are.
+
+        Ids alone: a stream lasts long, and a record may be megabytes.
+        """
+        own: dict[str, None] = {}
         for task_id in asked:
             try:
-                found[task_id] = await self._runtime().get(task_id, owner=owner)
+                await self._runtime().get(task_id, owner=owner)
             except UnknownTask:
                 continue
             except TasksError as exc:
                 raise to_mcp_error(exc) from exc
-        return list(found.values())
+            own[task_id] = None
+        return list(own)
 
-    async def _pump(self, stream: _Stream, records: Sequence[TaskRecord]) -> None:
+    async def _pump(self, stream: _Stream) -> None:
         runtime = self._runtime()
-        sent = {record.id: record.version for record in records}
+        sent = dict.fromkeys(stream.task_ids, 0)
         with runtime.changes.listen(sent.keys()) as hints:
             await stream.acknowledged.wait()
-            for record in records:
+            for task_id in stream.task_ids:
                 # As it is by now; a change before we listened would otherwise never be told.
-                sent[record.id] = await self._send(stream, record.id, after=0)
+                sent[task_id] = await self._send(stream, task_id, after=0)
             async for hint in hints:
                 if hint.version > sent[hint.task_id]:
                     sent[hint.task_id] = await self._send(stream, hint.task_id, after=sent[hint.task_id])
@@ -134,7 +135,7 @@ class _Stream:
     def __init__(self, session: ServerSession, request_id: RequestId | None, task_ids: Sequence[str]) -> None:
         self._session = session
         self._request_id = request_id
-        self._task_ids = task_ids
+        self.task_ids = task_ids
         self.acknowledged = anyio.Event()
 
     def __getattr__(self, name: str) -> Any:
@@ -148,7 +149,7 @@ class _Stream:
             await self._session.send_notification(notification, related_request_id)
             return
         honored = notification.params.notifications.model_dump(by_alias=True, exclude_none=True)
-        filter_ = SubscriptionFilter.model_validate({**honored, "taskIds": list(self._task_ids)}, by_name=False)
+        filter_ = SubscriptionFilter.model_validate({**honored, "taskIds": list(self.task_ids)}, by_name=False)
         params = notification.params.model_copy(update={"notifications": filter_})
         await self._session.send_notification(notification.model_copy(update={"params": params}), related_request_id)
         self.acknowledged.set()

@@ -151,12 +151,14 @@ class Store(Protocol):
 class Notifier(Protocol):
     """Carries hints. Lose every one of them and polling the store still ends right."""
 
-    async def publish(self, hint: Hint) -> None:
+    async def publish(self, hint: Hint, *, origin: object = None) -> None:
         """Tell the others. Never raises: a hint is worth less than the work that caused it."""
         ...
 
-    def listen(self) -> AbstractAsyncContextManager[AsyncIterator[Hint]]:
+    def listen(self, *, origin: object = None) -> AbstractAsyncContextManager[AsyncIterator[Hint]]:
         """Hints from now on, this process's own included (a reader compares versions).
+
+        Those published with the same `origin` need not be given: their publisher knows. Given they do no harm.
 
         A slow reader loses the older of two hints for one task, never the newest.
         """

@@ -22,17 +22,18 @@ class HintFan:
         # By task, so that a change costs as much as it has listeners, not as much as there are listeners.
         self._of_task: dict[str, set[Inbox]] = {}
 
-    def put(self, hint: Hint) -> None:
-        """Hand on one hint. Call from the event loop's thread."""
+    def put(self, hint: Hint, *, origin: object = None) -> None:
+        """Hand on one hint, but not to where it came from. Call from the event loop's thread."""
         for inbox in self._of_all:
-            inbox.put(hint)
+            if origin is None or inbox.origin is not origin:
+                inbox.put(hint)
         for inbox in self._of_task.get(hint.task_id, ()):
             inbox.put(hint)
 
     @contextmanager
-    def listen(self, task_ids: Collection[str] | None = None) -> Generator[Inbox]:
+    def listen(self, task_ids: Collection[str] | None = None, *, origin: object = None) -> Generator[Inbox]:
         """Hints from now on, of all tasks or of these."""
-        inbox = Inbox()
+        inbox = Inbox(origin)
         if task_ids is None:
             self._of_all.add(inbox)
         else:
@@ -58,21 +59,22 @@ class LocalNotifier:
     def __init__(self) -> None:
         self._fan = HintFan()
 
-    async def publish(self, hint: Hint) -> None:
+    async def publish(self, hint: Hint, *, origin: object = None) -> None:
         """Tell the listeners of this process."""
-        self._fan.put(hint)
+        self._fan.put(hint, origin=origin)
 
     @asynccontextmanager
-    async def listen(self) -> AsyncGenerator[AsyncIterator[Hint]]:
+    async def listen(self, *, origin: object = None) -> AsyncGenerator[AsyncIterator[Hint]]:
         """Hints from now on."""
-        with self._fan.listen() as hints:
+        with self._fan.listen(origin=origin) as hints:
             yield hints
 
 
 class Inbox:
     """The newest unread hint of each task, in the order they first came."""
 
-    def __init__(self) -> None:
+    def __init__(self, origin: object = None) -> None:
+        self.origin = origin
         self._unread: dict[str, Hint] = {}
         self._arrived = anyio.Event()
 

@@ -29,6 +29,9 @@ class MemoryStore:
         self._holders: dict[str, datetime] = {}
         self._notifier = LocalNotifier()
 
+    def __repr__(self) -> str:
+        return "MemoryStore()"
+
     async def open(self) -> None:
         """Nothing to do."""
 

@@ -40,14 +40,14 @@ class SqliteNotifier:
         self._interval = interval.total_seconds()
         self._fan = HintFan()
 
-    async def publish(self, hint: Hint) -> None:
+    async def publish(self, hint: Hint, *, origin: object = None) -> None:
         """Tell the listeners of this process; the others see the change in the file."""
-        self._fan.put(hint)
+        self._fan.put(hint, origin=origin)
 
     @asynccontextmanager
-    async def listen(self) -> AsyncGenerator[AsyncIterator[Hint]]:
-        """Hints from now on."""
-        with self._fan.listen() as inbox:
+    async def listen(self, *, origin: object = None) -> AsyncGenerator[AsyncIterator[Hint]]:
+        """Hints from now on. Those of the same origin may come late, when the file is looked at, instead of at once."""
+        with self._fan.listen(origin=origin) as inbox:
             yield _Listener(inbox, self._read, self._interval)
 
 

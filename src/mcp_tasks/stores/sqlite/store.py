@@ -72,6 +72,9 @@ class SqliteStore:
         self._notifier = SqliteNotifier(self._read, interval=poll_interval)
         self._turn = anyio.Lock()
 
+    def __repr__(self) -> str:
+        return f"SqliteStore({str(self.path)!r})"
+
     async def open(self) -> None:
         """Make the file if need be, bring its schema up to date, and start the writer."""
         async with self._turn:
