@@ -326,3 +326,14 @@ def test_a_ledger_that_many_open_for_the_first_time_at_once_is_there_for_all(pat
     book = reopened(path)
     assert len(book.entries()) == 8
     book.close()
+
+
+_OPENER = (
+    "import sys; from mcp_tasks.client.ledger import Ledger; Ledger(sys.argv[1]).add(sys.argv[2], server='s', tool='x')"
+)
+
+
+def test_processes_that_make_the_file_at_the_same_moment_all_get_it(path: Path) -> None:
+    openers = [subprocess.Popen([sys.executable, "-c", _OPENER, path, str(number)]) for number in range(6)]
+    assert [opener.wait(30) for opener in openers] == [0] * 6
+    assert len(Ledger(path).entries()) == 6

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class Ledger:
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
             self._db = sqlite3.connect(self.path, isolation_level=None, timeout=5, check_same_thread=False)
             try:
-                self._db.execute("PRAGMA journal_mode=WAL")
+                _use_wal(self._db)
                 self._db.executescript(_SCHEMA)
             except sqlite3.Error:
                 self._db.close()
@@ -163,6 +164,19 @@ class Ledger:
             raise StoreUnavailable(f"the ledger {self.path} cannot be used now: {exc}") from exc
         except (sqlite3.DatabaseError, ValueError, TypeError) as exc:
             raise StoreCorrupt(f"the ledger {self.path} is damaged, or is none: {exc}") from exc
+
+
+def _use_wal(db: sqlite3.Connection) -> None:
+    # Two processes that make the file at the same moment: here SQLite does not wait for a lock, whatever its timeout.
+    for _ in range(100):
+        try:
+            db.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as exc:
+            if "locked" not in str(exc):
+                raise
+            time.sleep(0.02)
+    db.execute("PRAGMA journal_mode=WAL")
 
 
 def _entry(row: tuple[Any, ...]) -> LedgerEntry:

@@ -12,8 +12,8 @@ It decides which calls become tasks, and hands everything else on untouched.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -292,8 +292,8 @@ class Tasks(Extension):
                 return asked
         grace = self._grace if options.grace is None else options.grace
         if grace:
-            async with _not_announced(runtime, record):
-                finished = await runtime.wait_until(record.id, lambda task: task.is_final, grace)
+            # A caller that goes away meanwhile leaves the task: closing a stream cancels the request, never its task.
+            finished = await runtime.wait_until(record.id, lambda task: task.is_final, grace)
             if finished is not None and finished.status is not TaskStatus.CANCELLED:
                 await runtime.discard(finished)
                 return _inline(finished)
@@ -303,27 +303,20 @@ class Tasks(Extension):
         """What the tool asks by returning, before it works; None if it works."""
         guards = self._service.guards
         try:
-            async with _not_announced(runtime, record):
-                await runtime.wait_until(record.id, lambda task: task.version > STARTED_VERSION, ANNOUNCE_AFTER)
-        finally:
-            asked = guards.close(record.id)
+            await runtime.wait_until(record.id, lambda task: task.version > STARTED_VERSION, ANNOUNCE_AFTER)
+        except anyio.get_cancelled_exc_class():
+            guards.close(record.id)
+            with anyio.CancelScope(shield=True):
+                # The caller went away while the tool may still ask it something; nobody could ever answer that.
+                await runtime.cancel(record, "The caller went away before the task was announced")
+            raise
+        asked = guards.close(record.id)
         if asked is not None:
             withdrawn = await runtime.wait_until(record.id, lambda task: task.is_final, ANNOUNCE_AFTER)
             if withdrawn is not None:
                 await runtime.discard(withdrawn)
             questions_of(asked, record.request.client_capabilities)
         return asked
-
-
-@asynccontextmanager
-async def _not_announced(runtime: TaskRuntime, record: TaskRecord) -> AsyncGenerator[None]:
-    """While the caller has not been told of the task, it is cancelled with the call: nobody else could ever do so."""
-    try:
-        yield
-    except anyio.get_cancelled_exc_class():
-        with anyio.CancelScope(shield=True):
-            await runtime.cancel(record, "The caller went away before the task was announced")
-        raise
 
 
 def _inline(record: TaskRecord) -> HandlerResult:
