@@ -328,9 +328,11 @@ def test_a_ledger_that_many_open_for_the_first_time_at_once_is_there_for_all(pat
     book.close()
 
 
-_OPENER = (
-    "import sys; from mcp_tasks.client.ledger import Ledger; Ledger(sys.argv[1]).add(sys.argv[2], server='s', tool='x')"
-)
+_OPENER = """
+import sys
+from mcp_tasks.client.ledger import Ledger
+Ledger(sys.argv[1]).add(sys.argv[2], server="s", tool="x")
+"""
 
 
 def test_processes_that_make_the_file_at_the_same_moment_all_get_it(path: Path) -> None:

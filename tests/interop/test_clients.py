@@ -24,7 +24,7 @@ RESULTS = {
     "mrtr": ("Hello, Ada!", False),
 }
 PROTOCOL_ERROR = "the job ended in a protocol error, as it always does"
-UNDECLARED = "The client did not declare the elicitation capability"
+UNDECLARED = "the client did not declare the elicitation capability"
 NO_TASKS = "Client did not declare required extension 'io.modelcontextprotocol/tasks'"
 
 

@@ -13,7 +13,7 @@ from .conftest import Installs
 from .inspector import Inspector, inspecting
 
 PROTOCOL_ERROR = "the job ended in a protocol error, as it always does"
-UNDECLARED = "The client did not declare the elicitation capability"
+UNDECLARED = "the client did not declare the elicitation capability"
 
 
 @pytest.fixture(scope="module")

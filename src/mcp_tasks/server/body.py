@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, Protocol, TypeAlias, cast
 
 from mcp.server import MCPServer, Server, ServerRequestContext
@@ -36,6 +37,7 @@ from mcp_tasks.server.bus import ServerBus
 from mcp_tasks.server.channel import TaskChannel, require_capability
 from mcp_tasks.server.guard import Guards
 from mcp_tasks.server.rpc_errors import describe
+from mcp_tasks.stores.codec import encode_json
 
 logger = logging.getLogger(__name__)
 
@@ -148,9 +150,12 @@ class ToolBody:
     def _context(self, run: Run) -> RequestContext:
         request = run.record.request
         channel = TaskChannel(run)
-        connection = Connection.from_envelope(
-            request.protocol_version, request.client_info, request.client_capabilities, outbound=channel
+        client = _client(
+            request.protocol_version, encode_json(request.client_info), encode_json(dict(request.client_capabilities))
         )
+        connection = Connection(channel, protocol_version=request.protocol_version, client_params=client.client_params)
+        connection.client_capabilities = client.client_capabilities
+        connection.initialized.set()
         return ServerRequestContext(
             session=ServerSession(channel, connection),
             lifespan_context=self._lifespan_state(),
@@ -160,6 +165,12 @@ class ToolBody:
             request_id=run.record.id,
             meta=cast(Any, dict(request.meta)),
         )
+
+
+@lru_cache(maxsize=256)
+def _client(version: str, info: str, capabilities: str) -> Connection:
+    """Who the client is, parsed by the SDK. Kept: a server has few kinds of clients, and many tasks of each."""
+    return Connection.from_envelope(version, json.loads(info), json.loads(capabilities))
 
 
 def questions_of(asked: InputRequiredResult, capabilities: JsonObject) -> dict[str, InputRequest]:

@@ -20,12 +20,12 @@ from mcp_tasks.stores.sqlite.writer import Operation
 
 _INSERT_TASK = """
 INSERT INTO tasks (id, version, owner, status, holder, created, ready, expires, state, seq)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT seq FROM meta)) ON CONFLICT (id) DO NOTHING
 """
 _INSERT_REQUEST = "INSERT INTO requests (task, request) VALUES (?, ?)"
 # Owner and creation never change, and are left out so that their indexes are not touched.
 _UPDATE_TASK = """
-UPDATE tasks SET version = ?, status = ?, holder = ?, ready = ?, expires = ?, state = ?, seq = ?
+UPDATE tasks SET version = ?, status = ?, holder = ?, ready = ?, expires = ?, state = ?, seq = (SELECT seq FROM meta)
 WHERE id = ? AND version = ?
 """
 _INSERT_ENTRY = "INSERT INTO journal (task, kind, key, value) SELECT key, ?, ?, ? FROM tasks WHERE id = ?"
@@ -51,8 +51,8 @@ def create(record: TaskRecord) -> Operation:
         encode_state(record),
     )
 
-    def run(cursor: sqlite3.Cursor, seq: int) -> StoreError | None:
-        if cursor.execute(_INSERT_TASK, (*row, seq)).rowcount == 0:
+    def run(cursor: sqlite3.Cursor) -> StoreError | None:
+        if cursor.execute(_INSERT_TASK, row).rowcount == 0:
             return TaskExists(record.id)
         cursor.execute(_INSERT_REQUEST, (cursor.lastrowid, request))
         return None
@@ -73,8 +73,8 @@ def save(record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry]) 
     )
     lines = [(entry.kind, to_text(entry.key), encode_json(entry.value), task_id) for entry in entries]
 
-    def run(cursor: sqlite3.Cursor, seq: int) -> StoreError | None:
-        if cursor.execute(_UPDATE_TASK, (*row, seq, task_id, expected)).rowcount == 0:
+    def run(cursor: sqlite3.Cursor) -> StoreError | None:
+        if cursor.execute(_UPDATE_TASK, (*row, task_id, expected)).rowcount == 0:
             return VersionConflict(record.id, expected)
         for line in lines:
             cursor.execute(_INSERT_ENTRY, line)
@@ -86,7 +86,7 @@ def save(record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry]) 
 def delete(task_id: str, *, expected: int) -> Operation:
     """Remove a task; a trigger removes its request and journal."""
 
-    def run(cursor: sqlite3.Cursor, seq: int) -> StoreError | None:
+    def run(cursor: sqlite3.Cursor) -> StoreError | None:
         removed = cursor.execute(_DELETE_TASK, (to_text(task_id), expected)).rowcount
         return None if removed else VersionConflict(task_id, expected)
 
@@ -97,7 +97,7 @@ def beat(holder: str, *, until: datetime) -> Operation:
     """Note until when a holder is believed alive."""
     row = (to_text(holder), to_micros(until))
 
-    def run(cursor: sqlite3.Cursor, seq: int) -> None:
+    def run(cursor: sqlite3.Cursor) -> None:
         cursor.execute(_UPSERT_HOLDER, row)
 
     return run
@@ -106,7 +106,7 @@ def beat(holder: str, *, until: datetime) -> Operation:
 def retire(holder: str) -> Operation:
     """Forget a holder."""
 
-    def run(cursor: sqlite3.Cursor, seq: int) -> None:
+    def run(cursor: sqlite3.Cursor) -> None:
         cursor.execute(_DELETE_HOLDER, (to_text(holder),))
 
     return run

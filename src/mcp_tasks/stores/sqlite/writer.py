@@ -30,8 +30,8 @@ from anyio import to_thread
 from mcp_tasks.errors import StoreError
 from mcp_tasks.stores.sqlite.connection import retry_while_busy, translate
 
-Operation: TypeAlias = Callable[[sqlite3.Cursor, int], StoreError | None]
-"""Writes with the cursor, marks changed tasks with the number, and returns what to raise in its caller."""
+Operation: TypeAlias = Callable[[sqlite3.Cursor], StoreError | None]
+"""Writes with the cursor, marks changed tasks with the batch's number, and returns what to raise in its caller."""
 
 _Waiting: TypeAlias = tuple[Operation, "asyncio.Future[None]"]
 _Outcome: TypeAlias = StoreError | None
@@ -120,8 +120,7 @@ class Writer:
         retry_while_busy(lambda: cursor.execute("BEGIN IMMEDIATE"), patience=self._patience)
         # The number is taken under the write lock, so numbers become visible in their order.
         cursor.execute("UPDATE meta SET seq = seq + 1")
-        seq: int = cursor.execute("SELECT seq FROM meta").fetchall()[0][0]
-        outcomes = [operation(cursor, seq) for operation, _ in batch]
+        outcomes = [operation(cursor) for operation, _ in batch]
         cursor.execute("COMMIT")
         return outcomes
 
