@@ -60,6 +60,11 @@ class Screen:
         else:
             print(row, flush=True)
 
+    def settle(self) -> None:
+        """Leave the tasks as they stand, and go on below them."""
+        self._rows = {}
+        self._drawn = 0
+
     def _draw(self) -> None:
         if not self._live:
             return
@@ -219,6 +224,7 @@ async def _outcome(handle: TaskHandle) -> CallToolResult | MCPError:
 
 
 def _verdict(screen: Screen, outcomes: Outcomes, person: Person, done: Counter[str]) -> int:
+    screen.settle()
     screen.say("\nWhat came of them:\n")
     for name, outcome in outcomes.items():
         screen.say(f"  {name:<12} {_text(outcome)}")
