@@ -14,6 +14,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+import uvicorn
 from mcp.server import MCPServer
 from mcp.server.context import ServerRequestContext
 from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
@@ -60,9 +61,9 @@ async def _accept(ctx: ServerRequestContext[Any, Any], params: object) -> EmptyR
 def _add_legacy_methods(server: MCPServer[Any]) -> None:
     """Serve the methods that 2026-07-28 removed and the suite still tries in the older era.
 
-    `MCPServer` has no public way to bind them, hence the private attribute.
+    `MCPServer` binds none of them; the low-level server behind its HTTP app does.
     """
-    lowlevel = server._lowlevel_server  # pyright: ignore[reportPrivateUsage]
+    lowlevel = server.session_manager.app
     lowlevel.add_request_handler("logging/setLevel", SetLevelRequestParams, _accept)
     lowlevel.add_request_handler("resources/subscribe", SubscribeRequestParams, _accept)
     lowlevel.add_request_handler("resources/unsubscribe", UnsubscribeRequestParams, _accept)
@@ -77,7 +78,6 @@ def _furnish(server: MCPServer[Any], mark: Mark) -> MCPServer[Any]:
         server.add_tool(mark(fn))
     add_prompts(server)
     add_resources(server)
-    _add_legacy_methods(server)
     return server
 
 
@@ -108,7 +108,9 @@ def main() -> None:
     parser.add_argument("--db", default="everything.db", help="SQLite file of the tasks")
     options = parser.parse_args()
     server = tasks_server(options.db) if options.tasks else plain_server()
-    server.run("streamable-http", port=options.port, event_store=MemoryEvents(), retry_interval=100)
+    app = server.streamable_http_app(event_store=MemoryEvents(), retry_interval=100)
+    _add_legacy_methods(server)
+    uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import anyio
 import pytest
@@ -97,6 +100,33 @@ async def test_tasks_of_a_process_elsewhere_are_its_own_until_its_lease_has_run_
         clock.advance(timedelta(seconds=1))
         await runtime.janitor.sweep()
         assert (await until_final(runtime, task)).attempt == 2
+
+
+@contextmanager
+def _living() -> Generator[tuple[str, subprocess.Popen[bytes]]]:
+    """Another process of this machine, and the name that it would have given itself."""
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as process:
+        stat = Path(f"/proc/{process.pid}/stat").read_text()
+        place, _, _, nonce = new_holder().split("/")
+        yield "/".join((place, str(process.pid), stat[stat.rindex(")") + 2 :].split()[19], nonce)), process
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="start times are read from /proc")
+async def test_a_living_process_of_this_machine_keeps_its_tasks_when_every_lease_has_run_out() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    with _living() as (alive, process):
+        async with running(at_once, store=store, clock=clock, policy=ONCE) as runtime:
+            record = await runtime.create(TaskRequest(name="tool", arguments={}), owner=None, ttl=None)
+            await store.save(apply(record, RunStarted(holder=alive), clock()), expected=record.version)
+            await store.beat(alive, until=clock())
+            # As after a machine was suspended: the time is over, and nobody is gone.
+            clock.advance(48 * HOUR)
+            await runtime.janitor.sweep()
+            assert (await runtime.get(record.id, owner=None)).holder == alive
+            process.kill()
+            process.wait()
+            await runtime.janitor.sweep()
+            assert (await runtime.get(record.id, owner=None)).status is TaskStatus.FAILED
 
 
 async def test_a_holder_that_never_said_it_was_alive_is_not_believed_to_be() -> None:

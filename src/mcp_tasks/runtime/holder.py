@@ -19,27 +19,31 @@ def new_holder() -> str:
 
 def is_gone(holder: str) -> bool:
     """Whether the process of that name is known to have ended. False when that cannot be told."""
-    place, _, rest = holder.partition("/")
-    pid, _, rest = rest.partition("/")
-    started, _, _ = rest.partition("/")
-    if place != _place() or not pid.isdecimal():
+    pid, started = _process_here(holder)
+    if pid is None:
         return False
-    if int(pid) == os.getpid():
+    if pid == os.getpid():
         # A name of our own process that is not ours: an earlier runtime in this process, still running or
         # stopped in order. Only a start time that differs says that the id was used again.
-        return started not in ("?", _start_time(os.getpid()))
-    return not _is_running(int(pid), started)
+        return started not in ("?", _start_time(pid))
+    return not _is_running(pid, started)
 
 
 def is_alive(holder: str) -> bool:
     """Whether another process of that name is known to be running on this machine. False when that cannot be told."""
+    pid, started = _process_here(holder)
+    if pid is None or pid == os.getpid():
+        return False
+    # Without a start time the id may be somebody else's by now, and says nothing.
+    return started != "?" and _start_time(pid) == started
+
+
+def _process_here(holder: str) -> tuple[int | None, str]:
+    """Process id and start time in a name that was given on this boot and in this id space; no id for any other."""
     place, _, rest = holder.partition("/")
     pid, _, rest = rest.partition("/")
     started, _, _ = rest.partition("/")
-    if place != _place() or not pid.isdecimal() or int(pid) == os.getpid() or os.name == "nt":
-        return False
-    # Without a start time the id may be somebody else's by now, and says nothing.
-    return started != "?" and _start_time(int(pid)) == started
+    return (int(pid) if place == _place() and pid.isdecimal() else None), started
 
 
 def _is_running(pid: int, started: str) -> bool:

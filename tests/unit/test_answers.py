@@ -1,0 +1,36 @@
+"""Answers and the questions they are for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from mcp.shared.exceptions import MCPError
+
+from mcp_tasks.core import InputBook, InputRequest
+from mcp_tasks.server.answers import check_answers
+from mcp_tasks.testing import make_record
+
+
+def _check(schema: Any, content: Any) -> None:
+    question = InputRequest(method="elicitation/create", params={"message": "?", "requestedSchema": schema})
+    record = make_record(inputs=InputBook().ask({"q": question}))
+    check_answers(record, {"q": {"action": "accept", "content": content}})
+
+
+def test_content_that_does_not_fit_its_schema_is_refused() -> None:
+    with pytest.raises(MCPError, match="does not fit"):
+        _check({"type": "object", "required": ["name"]}, {})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "nonsense"},
+        {"type": "object", "properties": {"name": {"$ref": "#/nowhere"}}},
+        {"type": "object", "properties": {"name": {"$ref": "http://127.0.0.1:9/elsewhere.json"}}},
+    ],
+    ids=["no type", "no such place", "elsewhere"],
+)
+def test_a_question_with_a_bad_schema_can_be_answered(schema: Any) -> None:
+    _check(schema, {"name": "Ada"})
