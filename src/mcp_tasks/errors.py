@@ -5,18 +5,25 @@
     │   ├── WiringError             the server is not completely wired for tasks
     │   ├── ReplayMismatch          a tool that was started again did not ask what it asked before
     │   └── MissingExtra            an optional dependency is not installed
+    ├── StepError                   a step failed in an earlier run, with an exception that cannot be rebuilt
+    ├── QuestionTimedOut            nobody answered a question within its `timeout`
     ├── UnknownTask                 the caller named a task that is not there for this caller
     ├── TaskWasCancelled            what a caller waited for was cancelled
     ├── WaitTimedOut                a caller waited as long as it wanted to
     ├── InvalidResponse             the other side did not keep to the protocol
     ├── RunStopped                  the work was stopped before it had an outcome
     │   ├── Interrupted             its process went away, and the tool may not be run again
-    │   └── RanTooLong              it ran longer than its `max_runtime`
+    │   ├── RanTooLong              it ran longer than its `max_runtime`
+    │   ├── WaitedTooLong           nobody answered it within its `max_wait`
+    │   ├── LostTooOften            its process died with it again and again
+    │   └── JournalUnreadable       what earlier runs recorded cannot be read
     ├── TransitionRefused           what happened does not fit the task's state
     │   └── StaleRun                a run that lost its lease tried to write
     └── StoreError                  the place where tasks are kept did not do its part
         ├── StoreUnavailable        it cannot take the request now (full, locked, unreachable)
+        ├── ValueNotStorable        a value is too large, or of a kind, for the store to keep
         ├── StoreCorrupt            what is there cannot be read as ours
+        │   └── TaskUnreadable      one task's row or journal cannot be read
         ├── TaskExists              an id was created twice
         └── VersionConflict         somebody else saved this task first
 
@@ -113,6 +120,67 @@ class RanTooLong(RunStopped):
         super().__init__(f"The work was stopped: {tool!r} ran longer than its limit of {limit.total_seconds():g} s.")
 
 
+class WaitedTooLong(RunStopped):
+    """A question of the tool stayed unanswered for longer than its `max_wait`."""
+
+    reason = "max_wait"
+
+    def __init__(self, tool: str, limit: timedelta) -> None:
+        self.tool = tool
+        self.limit = limit
+        super().__init__(f"The work was stopped: nobody answered {tool!r} within {limit.total_seconds():g} s.")
+
+
+class LostTooOften(RunStopped):
+    """The processes that ran the tool died with it, one after the other."""
+
+    reason = "lost"
+
+    def __init__(self, tool: str, times: int) -> None:
+        self.tool = tool
+        self.times = times
+        super().__init__(
+            f"The server process died {times} times in a row while {tool!r} was running, so the tool is not started again."
+        )
+
+
+class JournalUnreadable(RunStopped):
+    """The task's journal cannot be read, so the tool cannot be started again."""
+
+    reason = "journal"
+
+    def __init__(self, tool: str) -> None:
+        self.tool = tool
+        super().__init__(
+            f"What earlier runs of {tool!r} recorded for this task cannot be read, so the tool is not started again."
+        )
+
+
+class StepError(TasksError):
+    """A step failed, and its exception cannot be kept as what it was: this one tells its class and message.
+
+    Attributes:
+        step: The name of the step.
+        error_type: The name of the exception's class.
+        message: Its text.
+    """
+
+    def __init__(self, step: str, error_type: str, message: str) -> None:
+        self.step = step
+        self.error_type = error_type
+        self.message = message
+        super().__init__(f"step {step!r} failed with {error_type}: {message}")
+
+
+class QuestionTimedOut(TasksError, TimeoutError):
+    """Nobody answered a question of the tool within its `timeout`."""
+
+    def __init__(self, timeout: timedelta | None = None) -> None:
+        self.timeout = timeout
+        limit = "" if timeout is None else f" within {timeout.total_seconds():g} s"
+        super().__init__(f"Nobody answered the question{limit}")
+
+
 class TransitionRefused(TasksError):
     """An event does not fit the state a task is in."""
 
@@ -137,6 +205,20 @@ class StoreUnavailable(StoreError):
 
 class StoreCorrupt(StoreError):
     """What the store holds is not ours, is damaged, or was written by a newer release."""
+
+
+class TaskUnreadable(StoreCorrupt):
+    """One task's row or journal is damaged, or was written by a newer release."""
+
+    def __init__(self, task_id: str, why: str, *, owner: str | None = None) -> None:
+        self.task_id = task_id
+        self.why = why
+        self.owner = owner
+        super().__init__(f"task {task_id} cannot be read: {why}")
+
+
+class ValueNotStorable(StoreError):
+    """The store can never keep this value, however often it is tried."""
 
 
 class TaskExists(StoreError):

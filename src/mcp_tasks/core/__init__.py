@@ -7,7 +7,8 @@ Glossary, used throughout the package:
 - *record*: everything known of a task at one moment, with its `version`.
 - *event*: something that happened to a task, in the past tense. `apply` turns record and event into a record.
 - *holder*: a process that runs tools. A record names the holder of its current run; that is its lease.
-- *queued*: a `working` task that no holder has; *parked*: an `input_required` one that no holder has.
+- *queued*: a task that could run and that no holder has; *parked*: one that no holder has because it waits.
+- *lost*: a run whose process died.
 - *journal*: answers and steps of a task, appended and never changed.
 """
 
@@ -19,6 +20,8 @@ from mcp_tasks.core.events import (
     ProgressReported,
     RunCompleted,
     RunFailed,
+    RunLost,
+    RunParked,
     RunReleased,
     RunStarted,
     StepRecorded,
@@ -46,6 +49,8 @@ __all__ = [
     "ProgressReported",
     "RunCompleted",
     "RunFailed",
+    "RunLost",
+    "RunParked",
     "RunReleased",
     "RunStarted",
     "StepRecorded",

@@ -25,13 +25,25 @@ class RunStarted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunReleased:
-    """The run ended without an outcome and may be started again: drained, unwound, or its holder died.
-
-    `wake_at` is for a run that slept: from then on it may be started, and not before.
-    """
+    """The run was given up in order, without an outcome, and may be started again at once."""
 
     attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunParked:
+    """The run left memory because it only waits: for an answer to one of `keys`, or for `wake_at`."""
+
+    attempt: int
+    keys: Set[str] = frozenset()
     wake_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunLost:
+    """The process that had the run died, or was silent for so long that it counts as dead."""
+
+    attempt: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +72,7 @@ class InputWithdrawn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecorded:
-    """A step of the tool is done, or a timer is set; which, says the journal."""
+    """The tool got further: a step ended, a timer was set, an answer was handed over. Which, says the journal."""
 
     attempt: int
 
@@ -98,6 +110,8 @@ class TaskCancelled:
 Event: TypeAlias = (
     RunStarted
     | RunReleased
+    | RunParked
+    | RunLost
     | ProgressReported
     | InputRequested
     | InputWithdrawn

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from types import MappingProxyType
 
 from mcp_tasks.core.json import JsonObject
@@ -18,10 +19,18 @@ _EMPTY: Mapping[str, InputRequest] = MappingProxyType({})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputRequest:
-    """One question to the client: the method and params of the server-to-client request it stands for."""
+    """One question to the client: the method and params of the server-to-client request it stands for.
+
+    From `deadline` on no answer counts: the tool has been told, or will be, that it waited in vain.
+    """
 
     method: str
     params: JsonObject
+    deadline: datetime | None = None
+
+    def is_overdue(self, now: datetime) -> bool:
+        """Whether it is too late for an answer."""
+        return self.deadline is not None and self.deadline <= now
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,13 +56,14 @@ class InputBook:
             used=self.used.union(requests),
         )
 
-    def answerable(self, keys: Iterable[str]) -> frozenset[str]:
-        """Those of `keys` that are open. The rest were never issued, or are answered: late, not wrong."""
-        return frozenset(keys) & self.outstanding.keys()
+    def answerable(self, keys: Iterable[str], now: datetime) -> frozenset[str]:
+        """Those of `keys` that an answer may still close. The rest are unknown, answered or overdue: late, not wrong."""
+        named = frozenset(keys)
+        return frozenset(key for key, ask in self.outstanding.items() if key in named and not ask.is_overdue(now))
 
-    def answer(self, keys: Iterable[str]) -> InputBook:
+    def close(self, keys: Iterable[str]) -> InputBook:
         """The book with these questions closed; keys that are not open are ignored."""
-        closed = self.answerable(keys)
+        closed = frozenset(keys)
         return replace(self, outstanding={k: r for k, r in self.outstanding.items() if k not in closed})
 
     def withdraw(self) -> InputBook:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias, get_args
 
 from mcp_tasks.core.json import JsonValue
+
+EntryKind: TypeAlias = Literal["ask", "answer", "step", "timer", "done"]
+
+ENTRY_KINDS: frozenset[str] = frozenset(get_args(EntryKind))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JournalEntry:
     """One thing that happened for good.
 
-    `ask`: a question was put, under `key`. `answer`: its answer arrived. `step`: a step was done, and gave
-    `value`. `timer`: a sleep began, and ends at `value`.
+    `ask`: a question was put, under `key`. `answer`: its answer arrived. `timer`: a sleep began, and ends at `value`.
+    `step`: a step ended, with `value`. `done`: the tool was handed the end of a question or a timer; `value` says how it
+    ended. The order of `step` and `done` entries is the order in which the tool learned of things.
     """
 
-    kind: Literal["ask", "answer", "step", "timer"]
+    kind: EntryKind
     key: str
     value: JsonValue

@@ -13,7 +13,7 @@ Rules of this file:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -26,12 +26,14 @@ from mcp_tasks.core.events import (
     ProgressReported,
     RunCompleted,
     RunFailed,
+    RunLost,
+    RunParked,
     RunReleased,
     RunStarted,
     StepRecorded,
     TaskCancelled,
 )
-from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.record import ALWAYS, TaskRecord
 from mcp_tasks.core.status import FINAL_STATUSES, TaskStatus
 from mcp_tasks.errors import StaleRun, TransitionRefused
 
@@ -64,8 +66,27 @@ def _start(record: TaskRecord, event: RunStarted, now: datetime) -> Fields:
     return {"holder": event.holder, "attempt": record.attempt + 1, "started_at": now, "wake_at": None}
 
 
-def _release(record: TaskRecord, event: RunReleased, now: datetime) -> Fields:
-    return {"holder": None, "wake_at": event.wake_at}
+def _release(record: TaskRecord, event: RunReleased | RunParked, now: datetime) -> Fields:
+    return {"holder": None, **_queue(record)}
+
+
+def _park(record: TaskRecord, event: RunParked, now: datetime) -> Fields:
+    if not record.inputs.outstanding.keys() >= event.keys:
+        # An answer came while the run was leaving; one of several may be all that the tool waits for.
+        return _release(record, event, now)
+    return {"holder": None, "wake_at": event.wake_at, "lost": 0}
+
+
+def _lose(record: TaskRecord, event: RunLost, now: datetime) -> Fields:
+    return {"holder": None, "lost": record.lost + 1, **_queue(record)}
+
+
+def _queue(record: TaskRecord) -> Mapping[str, Any]:
+    """What makes a task that nobody has ready to be started. `working` is enough; one that asks is woken.
+
+    Not by the time of now: a clock that is set back must not put the task to sleep.
+    """
+    return {"wake_at": ALWAYS if record.status is INPUT_REQUIRED else None}
 
 
 def _report(record: TaskRecord, event: ProgressReported, now: datetime) -> Fields:
@@ -73,9 +94,9 @@ def _report(record: TaskRecord, event: ProgressReported, now: datetime) -> Field
 
 
 def _journalled(record: TaskRecord, event: StepRecorded, now: datetime) -> Fields:
-    # Nothing of the record changes but its version, and that is the point: the entry is written only by the
-    # run that still has the task.
-    return {}
+    # Nothing else of the record changes but its version, and that is the point: the entry is written only by the
+    # run that still has the task. One that gets further is not what takes its process down.
+    return {"lost": 0} if record.lost else {}
 
 
 def _ask(record: TaskRecord, event: InputRequested, now: datetime) -> Fields:
@@ -86,15 +107,23 @@ def _ask(record: TaskRecord, event: InputRequested, now: datetime) -> Fields:
     return {"status": INPUT_REQUIRED, "inputs": inputs}
 
 
-def _close(record: TaskRecord, event: InputAnswered | InputWithdrawn, now: datetime) -> Fields:
+def _answer(record: TaskRecord, event: InputAnswered, now: datetime) -> Fields:
     # SEP-2663: answers to keys that are not open SHOULD be ignored; a partial set leaves the rest open.
-    if not record.inputs.answerable(event.keys):
+    return _close(record, record.inputs.answerable(event.keys, now))
+
+
+def _withdraw(record: TaskRecord, event: InputWithdrawn, now: datetime) -> Fields:
+    return _close(record, event.keys & record.inputs.outstanding.keys())
+
+
+def _close(record: TaskRecord, keys: Set[str]) -> Fields:
+    if not keys:
         return None
-    inputs = record.inputs.answer(event.keys)
-    if inputs.outstanding:
-        return {"inputs": inputs}
-    # The last answer also ends a sleep: the tool may have waited for whichever came first.
-    return {"status": WORKING, "inputs": inputs, "wake_at": None}
+    inputs = record.inputs.close(keys)
+    if not inputs.outstanding:
+        return {"status": WORKING, "inputs": inputs, "wake_at": None}
+    # A parked tool may wait for whichever answer comes first, so any of them wakes it.
+    return {"inputs": inputs, "wake_at": ALWAYS if record.holder is None else None}
 
 
 def _complete(record: TaskRecord, event: RunCompleted, now: datetime) -> Fields:
@@ -133,23 +162,27 @@ TABLE: Mapping[TaskStatus, Mapping[type[Event], Rule]] = {
     WORKING: {
         RunStarted: Rule(_start, (WORKING,), visible=False),
         RunReleased: Rule(_release, (WORKING,), visible=False),
+        RunParked: Rule(_park, (WORKING,), visible=False),
+        RunLost: Rule(_lose, (WORKING,), visible=False),
         ProgressReported: Rule(_report, (WORKING,)),
         StepRecorded: Rule(_journalled, (WORKING,), visible=False),
         InputRequested: Rule(_ask, (INPUT_REQUIRED,)),
         # Nothing is outstanding while working: the answer is late, and late answers are ignored.
-        InputAnswered: Rule(_close, (WORKING,)),
-        InputWithdrawn: Rule(_close, (WORKING,)),
+        InputAnswered: Rule(_answer, (WORKING,)),
+        InputWithdrawn: Rule(_withdraw, (WORKING,)),
         **_ENDINGS,
     },
     INPUT_REQUIRED: {
-        # An answer makes a parked task `working` before it is started; a timer starts it as it is.
+        # The last answer makes a parked task `working` before it is started; any other, or a timer, starts it as it is.
         RunStarted: Rule(_start, (INPUT_REQUIRED,), visible=False),
         RunReleased: Rule(_release, (INPUT_REQUIRED,), visible=False),
+        RunParked: Rule(_park, (INPUT_REQUIRED,), visible=False),
+        RunLost: Rule(_lose, (INPUT_REQUIRED,), visible=False),
         ProgressReported: Rule(_report, (INPUT_REQUIRED,)),
         StepRecorded: Rule(_journalled, (INPUT_REQUIRED,), visible=False),
         InputRequested: Rule(_ask, (INPUT_REQUIRED,)),
-        InputAnswered: Rule(_close, (INPUT_REQUIRED, WORKING)),
-        InputWithdrawn: Rule(_close, (INPUT_REQUIRED, WORKING)),
+        InputAnswered: Rule(_answer, (INPUT_REQUIRED, WORKING)),
+        InputWithdrawn: Rule(_withdraw, (INPUT_REQUIRED, WORKING)),
         **_ENDINGS,
     },
     # Final statuses absorb: whatever arrives now is late, and nothing comes of it.

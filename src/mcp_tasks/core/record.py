@@ -14,7 +14,9 @@ from mcp_tasks.core.inputs import InputBook
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.status import TaskStatus
 
-_ALWAYS = datetime.min.replace(tzinfo=UTC)
+ALWAYS = datetime.min.replace(tzinfo=UTC)
+"""An instant that has come for every clock: ready since ever."""
+
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
@@ -53,6 +55,7 @@ class TaskRecord:
 
     Attributes:
         owner: The principal that created the task; None on transports without authentication.
+        namespace: Which server the task belongs to. Processes of another server leave it alone.
         result: The result of the request, once `completed` (an `isError` result counts as one).
         error: The JSON-RPC error of the request, once `failed`.
         updated_at: When something that a client can see last changed.
@@ -61,7 +64,8 @@ class TaskRecord:
         attempt: How many runs were started. 0 means the tool never saw this task.
         holder: The process that has the current run, None while nobody has it.
         started_at: When the current (or last) run began.
-        wake_at: When a sleeping task may run again; None for one that is not asleep.
+        wake_at: When a parked task may run again without an answer; None for one that is not parked.
+        lost: How many runs in a row died with their process before they got any further.
     """
 
     id: str
@@ -82,6 +86,8 @@ class TaskRecord:
     holder: str | None = None
     started_at: datetime | None = None
     wake_at: datetime | None = None
+    lost: int = 0
+    namespace: str = ""
     version: int = 1
 
     @property
@@ -102,4 +108,4 @@ class TaskRecord:
         if self.wake_at is not None:
             return self.wake_at
         # Not `created_at`: a replica whose clock is behind must not wait for its clock to come up to ours.
-        return _ALWAYS if self.status is TaskStatus.WORKING else None
+        return ALWAYS if self.status is TaskStatus.WORKING else None

@@ -10,18 +10,22 @@ The contract, once for all verbs:
   store sees it, and it survives whatever the backend promises to survive (a backend says so at the top of its
   file). When one raises, nothing of that call was written. When its caller is cancelled, it may or may not
   have been written, but never in part.
-- *Errors.* A driver's exception never escapes: it becomes `StoreUnavailable` (try again later) or
-  `StoreCorrupt` (do not), with the cause kept.
+- *Errors.* A driver's exception never escapes: it becomes `StoreUnavailable` (try again later), `StoreCorrupt` (do
+  not) or `ValueNotStorable` (never with this value), with the cause kept.
+- *One bad row is one bad task.* A row that cannot be read raises `TaskUnreadable` from `get` and `journal` of that task
+  and from nothing else. Sweeps therefore return ids, which need no decoding; `list` leaves such tasks out.
+- *No clocks.* No store compares times of two processes: a heartbeat is a number that grows, and who watches it
+  measures on a clock of its own for how long it has not.
 - *Order.* `save` succeeds for exactly one of those who name the same expected version.
 - *Strings.* Any string may be asked for, also one that the backend cannot keep: that one is simply not there.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Protocol
 
 from mcp_tasks.core.journal import JournalEntry
@@ -34,6 +38,14 @@ class Page:
     """Some records of a listing, and where the next ones start (None when there are no more)."""
 
     records: Sequence[TaskRecord]
+    cursor: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IdPage:
+    """Some task ids of a sweep, and where the next ones start (None when there are no more)."""
+
+    ids: Sequence[str]
     cursor: str | None
 
 
@@ -113,34 +125,45 @@ class Store(Protocol):
         """
         ...
 
-    async def queued(self, now: datetime, *, limit: int) -> Sequence[TaskRecord]:
-        """Tasks that could run at `now` and nobody has (see `TaskRecord.is_queued`), oldest first."""
+    async def queued(self, namespace: str, *, cursor: str | None = None, limit: int) -> IdPage:
+        """Tasks of the namespace that could run at any time and nobody has, in the order of creation.
+
+        These are the ones whose `TaskRecord.ready_at` is `ALWAYS`.
+        """
         ...
 
-    async def held(self, holder: str, *, limit: int) -> Sequence[TaskRecord]:
-        """Tasks that `holder` has, oldest first."""
+    async def due(self, namespace: str, now: datetime, *, cursor: str | None = None, limit: int) -> IdPage:
+        """Parked tasks of the namespace whose `ready_at` has come, longest overdue first."""
         ...
 
-    async def expired(self, now: datetime, *, limit: int) -> Sequence[TaskRecord]:
-        """Tasks whose time after the end is over at `now`, longest overdue first."""
+    async def held(self, holder: str, *, cursor: str | None = None, limit: int) -> IdPage:
+        """Tasks that `holder` has, in the order of creation."""
         ...
 
-    async def beat(self, holder: str, *, until: datetime) -> None:
-        """Note that `holder` is alive, and is to be believed so until `until`.
+    async def expired(self, now: datetime, *, limit: int) -> Sequence[Hint]:
+        """Id and version of tasks whose time after the end is over at `now`, longest overdue first; of all namespaces."""
+        ...
+
+    async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
+        """The version of each of these tasks, in one look; those that are gone are left out."""
+        ...
+
+    async def beat(self, holder: str, *, namespace: str) -> None:
+        """Renew the lease of `holder`: its count goes up by one, from 1.
 
         One row per process instead of one per task: a lease costs the same with one running task or 10,000.
         """
         ...
 
-    async def holders(self) -> dict[str, datetime]:
-        """Every holder that ever beat or still has a task, and until when it is believed alive.
+    async def holders(self, namespace: str) -> dict[str, int]:
+        """Every holder that ever beat or still has a task in the namespace, and how often it has beaten.
 
-        A holder that has a task but never beat is listed with the earliest possible time.
+        A holder that has a task but no heartbeat (it retired, or never beat) is listed with 0.
         """
         ...
 
     async def retire(self, holder: str) -> None:
-        """Forget that `holder` was alive. Retiring an unknown one does nothing."""
+        """Forget the heartbeat of `holder`. Retiring an unknown one does nothing."""
         ...
 
     def notifier(self) -> Notifier:
@@ -163,7 +186,3 @@ class Notifier(Protocol):
         A slow reader loses the older of two hints for one task, never the newest.
         """
         ...
-
-
-NEVER_SEEN = datetime.min.replace(tzinfo=UTC)
-"""Until when a holder is believed alive of which only a task is known: no longer."""

@@ -16,14 +16,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from mcp_tasks.core.inputs import InputBook, InputRequest
-from mcp_tasks.core.journal import JournalEntry
+from mcp_tasks.core.journal import ENTRY_KINDS, EntryKind, JournalEntry
 from mcp_tasks.core.json import JsonObject, JsonValue
 from mcp_tasks.core.pacing import expires_at
 from mcp_tasks.core.record import Progress, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import StoreCorrupt
 
-FORMAT = 1
+FORMAT = 2
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -97,6 +97,10 @@ def encode_state(record: TaskRecord) -> str:
         state["error"] = _plain(record.error)
     if record.holder is not None:
         state["holder"] = record.holder
+    if record.lost:
+        state["lost"] = record.lost
+    if record.namespace:
+        state["namespace"] = record.namespace
     _put_times(state, record)
     return encode_json(state)
 
@@ -125,10 +129,10 @@ def decode_entry(kind: str, key: str, value: str) -> JournalEntry:
     Raises:
         StoreCorrupt: They are not ours.
     """
-    if kind not in ("ask", "answer", "step", "timer"):
+    if kind not in ENTRY_KINDS:
         raise StoreCorrupt(f"a journal entry is of the unknown kind {kind!r}: use the release that wrote it")
     try:
-        return JournalEntry(kind=kind, key=key, value=json.loads(value))
+        return JournalEntry(kind=cast(EntryKind, kind), key=key, value=json.loads(value))
     except ValueError as exc:
         raise StoreCorrupt(f"the journal entry {key!r} cannot be read: {exc!r}") from exc
 
@@ -149,13 +153,13 @@ def ready(record: TaskRecord) -> int | None:
     return None if record.ready_at is None else to_micros(record.ready_at)
 
 
-def encode_cursor(record: TaskRecord) -> str:
-    """The place after `record` in a listing."""
-    return f"{sort_key(record)}.{record.id}"
+def encode_cursor(place: int, task_id: str) -> str:
+    """The place after a task in a listing: where it stands, and its id for those that stand at the same place."""
+    return f"{place}.{task_id}"
 
 
 def decode_cursor(cursor: str) -> tuple[int, str]:
-    """Creation and id of the last task listed.
+    """Place and id of the last task listed.
 
     Raises:
         ValueError: It is not a cursor of ours.
@@ -173,7 +177,10 @@ def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _encode_inputs(inputs: InputBook) -> dict[str, Any]:
     return {
-        "open": {key: [ask.method, _plain(ask.params)] for key, ask in inputs.outstanding.items()},
+        "open": {
+            key: [ask.method, _plain(ask.params), None if ask.deadline is None else to_micros(ask.deadline)]
+            for key, ask in inputs.outstanding.items()
+        },
         "used": sorted(inputs.used),
     }
 
@@ -227,6 +234,8 @@ def _record(task_id: str, request: TaskRequest, fields: JsonObject) -> TaskRecor
         poll_interval=_duration(fields.get("poll")),
         attempt=fields["attempt"],
         holder=fields.get("holder"),
+        lost=fields.get("lost", 0),
+        namespace=fields.get("namespace", ""),
         version=fields["version"],
     )
 
@@ -234,7 +243,11 @@ def _record(task_id: str, request: TaskRequest, fields: JsonObject) -> TaskRecor
 def _decode_inputs(fields: JsonObject) -> InputBook:
     asked = cast("dict[str, list[Any]]", fields["open"])
     return InputBook(
-        outstanding={key: InputRequest(method=ask[0], params=ask[1]) for key, ask in asked.items()},
+        # Format 1 had no deadlines.
+        outstanding={
+            key: InputRequest(method=ask[0], params=ask[1], deadline=_instant(ask[2] if len(ask) > 2 else None))
+            for key, ask in asked.items()
+        },
         used=frozenset(fields["used"]),
     )
 

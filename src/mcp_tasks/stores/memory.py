@@ -7,16 +7,16 @@ not outlive them.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.pacing import expires_at, is_expired
-from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.record import ALWAYS, TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskExists, VersionConflict
-from mcp_tasks.stores.base import NEVER_SEEN, Page
-from mcp_tasks.stores.codec import decode_cursor, encode_cursor, sort_key
+from mcp_tasks.stores.base import Hint, IdPage, Page
+from mcp_tasks.stores.codec import decode_cursor, encode_cursor, sort_key, to_micros
 from mcp_tasks.stores.hints import LocalNotifier
 
 
@@ -26,7 +26,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._records: dict[str, TaskRecord] = {}
         self._journals: dict[str, list[JournalEntry]] = {}
-        self._holders: dict[str, datetime] = {}
+        self._beats: dict[str, tuple[str, int]] = {}
         self._notifier = LocalNotifier()
 
     def __repr__(self) -> str:
@@ -81,33 +81,46 @@ class MemoryStore:
         start = 0 if cursor is None else bisect_right(found, decode_cursor(cursor), key=_place)
         page = found[start : start + limit]
         more = start + limit < len(found)
-        return Page(records=page, cursor=encode_cursor(page[-1]) if more and page else None)
+        return Page(records=page, cursor=encode_cursor(*_place(page[-1])) if more and page else None)
 
-    async def queued(self, now: datetime, *, limit: int) -> Sequence[TaskRecord]:
-        """Tasks that could run at `now` and nobody has, oldest first."""
-        return [record for record in self._in_order() if record.is_queued(now)][:limit]
+    async def queued(self, namespace: str, *, cursor: str | None = None, limit: int) -> IdPage:
+        """Tasks of the namespace that could run at any time and nobody has, in the order of creation."""
+        return self._ids(lambda task: task.namespace == namespace and task.ready_at == ALWAYS, _place, cursor, limit)
 
-    async def held(self, holder: str, *, limit: int) -> Sequence[TaskRecord]:
-        """Tasks that `holder` has, oldest first."""
-        return [record for record in self._in_order() if record.holder == holder][:limit]
+    async def due(self, namespace: str, now: datetime, *, cursor: str | None = None, limit: int) -> IdPage:
+        """Parked tasks of the namespace whose time has come, longest overdue first."""
 
-    async def expired(self, now: datetime, *, limit: int) -> Sequence[TaskRecord]:
-        """Tasks whose time after the end is over, longest overdue first."""
+        def is_due(task: TaskRecord) -> bool:
+            return task.namespace == namespace and task.ready_at is not None and ALWAYS < task.ready_at <= now
+
+        return self._ids(is_due, _ready_place, cursor, limit)
+
+    async def held(self, holder: str, *, cursor: str | None = None, limit: int) -> IdPage:
+        """Tasks that `holder` has, in the order of creation."""
+        return self._ids(lambda task: task.holder == holder, _place, cursor, limit)
+
+    async def expired(self, now: datetime, *, limit: int) -> Sequence[Hint]:
+        """Id and version of tasks whose time after the end is over, longest overdue first."""
         overdue = [record for record in self._in_order() if is_expired(record, now)]
-        return sorted(overdue, key=lambda record: (expires_at(record), *_place(record)))[:limit]
+        overdue.sort(key=lambda record: (expires_at(record), *_place(record)))
+        return [Hint(record.id, record.version) for record in overdue[:limit]]
 
-    async def beat(self, holder: str, *, until: datetime) -> None:
-        """Note that `holder` is alive."""
-        self._holders[holder] = until
+    async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
+        """The version of each of these tasks; those that are gone are left out."""
+        return {task_id: self._records[task_id].version for task_id in task_ids if task_id in self._records}
 
-    async def holders(self) -> dict[str, datetime]:
-        """Every holder that ever beat or still has a task."""
-        having = {record.holder: NEVER_SEEN for record in self._records.values() if record.holder is not None}
-        return having | self._holders
+    async def beat(self, holder: str, *, namespace: str) -> None:
+        """Renew the lease of `holder`."""
+        self._beats[holder] = namespace, self._beats.get(holder, ("", 0))[1] + 1
+
+    async def holders(self, namespace: str) -> dict[str, int]:
+        """Every holder that ever beat or still has a task in the namespace, and how often it has beaten."""
+        having = {task.holder: 0 for task in self._records.values() if task.holder and task.namespace == namespace}
+        return having | {holder: beats for holder, (of, beats) in self._beats.items() if of == namespace}
 
     async def retire(self, holder: str) -> None:
-        """Forget that `holder` was alive."""
-        self._holders.pop(holder, None)
+        """Forget the heartbeat of `holder`."""
+        self._beats.pop(holder, None)
 
     def notifier(self) -> LocalNotifier:
         """Hints within this process; there is no other that could share this store."""
@@ -118,9 +131,26 @@ class MemoryStore:
         if current is None or current.version != expected:
             raise VersionConflict(task_id, expected)
 
+    def _ids(
+        self,
+        wanted: Callable[[TaskRecord], bool],
+        place: Callable[[TaskRecord], tuple[int, str]],
+        cursor: str | None,
+        limit: int,
+    ) -> IdPage:
+        found = sorted((record for record in self._records.values() if wanted(record)), key=place)
+        start = 0 if cursor is None else bisect_right(found, decode_cursor(cursor), key=place)
+        page = found[start : start + limit]
+        more = start + limit < len(found)
+        return IdPage(ids=[task.id for task in page], cursor=encode_cursor(*place(page[-1])) if more and page else None)
+
     def _in_order(self) -> Sequence[TaskRecord]:
         return sorted(self._records.values(), key=_place)
 
 
 def _place(record: TaskRecord) -> tuple[int, str]:
     return sort_key(record), record.id
+
+
+def _ready_place(record: TaskRecord) -> tuple[int, str]:
+    return to_micros(record.ready_at or ALWAYS), record.id
