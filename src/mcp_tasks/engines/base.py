@@ -45,7 +45,7 @@ class Engine(Protocol):
 
     @property
     def backlog(self) -> int:
-        """How many ids wait here for room; those that wait elsewhere do not count."""
+        """How many ids that were submitted `again` wait here for room; those that wait elsewhere do not count."""
         ...
 
     async def start(self, execute: Execute) -> None:
@@ -56,10 +56,11 @@ class Engine(Protocol):
         """Room for a run right here and now, if there is any and nobody waits for it."""
         ...
 
-    async def submit(self, task_id: str) -> None:
+    async def submit(self, task_id: str, *, again: bool = False) -> None:
         """Have the task run, once there is room, and not before an earlier run of it here has ended.
 
-        Submitting one that is queued does nothing.
+        Submitting one that is queued does nothing. New tasks and those submitted `again` (woken, recovered, left by
+        another process) have room by turns, so that neither keeps the other from running.
         """
         ...
 

@@ -35,7 +35,7 @@ class InlineEngine:
         """Nothing to keep free: `submit` runs at once."""
         return
 
-    async def submit(self, task_id: str) -> None:
+    async def submit(self, task_id: str, *, again: bool = False) -> None:
         """Run the task now. Returns when it ends, or when it waits for something other than itself."""
         if self._execute is None or task_id in self._running:
             return

@@ -29,19 +29,19 @@ class LocalEngine:
         self._context = contextvars.copy_context()
         self._execute: Execute | None = None
         self._places = _Places(concurrency)
-        self._queue: dict[str, None] = {}
+        self._lanes = _Lanes()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._again: set[str] = set()
 
     @property
     def backlog(self) -> int:
-        """How many ids wait for room."""
-        return len(self._queue)
+        """How many ids that were submitted `again` wait for room."""
+        return self._lanes.count(again=True)
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is queued, and whatever runs only waits."""
-        return self._places.all_free and not self._queue
+        return self._places.all_free and not self._lanes
 
     async def start(self, execute: Execute) -> None:
         """Begin to hand submitted ids to `execute`."""
@@ -58,18 +58,18 @@ class LocalEngine:
 
     def reserve(self) -> _Reservation | None:
         """Room for a run, if there is any and nobody waits for it."""
-        if self._execute is None or self._queue or not self._places.take_now():
+        if self._execute is None or self._lanes or not self._places.take_now():
             return None
         return _Reservation(self, self._places)
 
-    async def submit(self, task_id: str) -> None:
+    async def submit(self, task_id: str, *, again: bool = False) -> None:
         """Have the task run, once there is room; once it has ended, if it is still running."""
         if task_id in self._running:
             # It is on its way out (unwound, say) and wanted back already. If it is not, nothing is there to be
             # taken when its turn comes, and that is all.
             self._again.add(task_id)
         else:
-            self._queue[task_id] = None
+            self._lanes.put(task_id, again=again)
             self.fill()
 
     async def drain(self, timeout: timedelta) -> None:
@@ -77,7 +77,7 @@ class LocalEngine:
         if self._execute is not None:
             self._execute = None
             anyio.to_thread.current_default_thread_limiter().total_tokens -= self.concurrency
-        self._queue.clear()
+        self._lanes = _Lanes()
         self._again.clear()
         if self._running:
             await asyncio.wait(self._running.values(), timeout=timeout.total_seconds())
@@ -88,10 +88,8 @@ class LocalEngine:
 
     def fill(self) -> None:
         """Start what is queued, as far as there is room."""
-        while self._queue and self._execute is not None and self._places.take_now():
-            task_id = next(iter(self._queue))
-            del self._queue[task_id]
-            self.begin(task_id, self._places)
+        while self._lanes and self._execute is not None and self._places.take_now():
+            self.begin(self._lanes.take(), self._places)
 
     def begin(self, task_id: str, places: _Places) -> bool:
         """Start a run on a place that was taken for it; if nothing is started any more, the place is given back."""
@@ -111,9 +109,38 @@ class LocalEngine:
             del running[task_id]
             if running is self._running and task_id in self._again:
                 self._again.discard(task_id)
-                self._queue[task_id] = None
+                self._lanes.put(task_id, again=True)
             slot.release()
             self.fill()
+
+
+class _Lanes:
+    """Ids in line, in two lanes that have their turns: new ones, and those submitted again. No id is in line twice."""
+
+    def __init__(self) -> None:
+        self._new: dict[str, None] = {}
+        self._again: dict[str, None] = {}
+        self._again_next = True
+
+    def __len__(self) -> int:
+        return len(self._new) + len(self._again)
+
+    def count(self, *, again: bool) -> int:
+        """How many are in one lane."""
+        return len(self._again if again else self._new)
+
+    def put(self, task_id: str, *, again: bool) -> None:
+        """Put an id at the end of its lane, unless it is in line."""
+        if task_id not in self._new and task_id not in self._again:
+            (self._again if again else self._new)[task_id] = None
+
+    def take(self) -> str:
+        """The id whose turn it is."""
+        lane = self._again if self._again and (self._again_next or not self._new) else self._new
+        self._again_next = lane is self._new
+        task_id = next(iter(lane))
+        del lane[task_id]
+        return task_id
 
 
 class _Places:

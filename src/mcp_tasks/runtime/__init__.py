@@ -2,13 +2,17 @@
 
 from mcp_tasks.runtime.context import TaskContext, current_task
 from mcp_tasks.runtime.policy import Settings, ToolPolicy
+from mcp_tasks.runtime.questions import Asking
 from mcp_tasks.runtime.run import Body, Failure, Outcome, Run, Success, Withdrawn
 from mcp_tasks.runtime.runtime import TaskRuntime
+from mcp_tasks.runtime.steps import Retry
 
 __all__ = [
+    "Asking",
     "Body",
     "Failure",
     "Outcome",
+    "Retry",
     "Run",
     "Settings",
     "Success",

@@ -7,48 +7,49 @@ that do not know tasks, and must not care.
 from __future__ import annotations
 
 import inspect
-import json
 import subprocess
-import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar, overload
 
 import anyio
-import anyio.to_thread
 
-from mcp_tasks.errors import UsageError
+from mcp_tasks.core.durations import require_duration
+from mcp_tasks.errors import QuestionTimedOut, UsageError
 from mcp_tasks.runtime.process import run_process
+from mcp_tasks.runtime.questions import Asking
+from mcp_tasks.runtime.step_values import StepValue
+from mcp_tasks.runtime.steps import Retry, attempt, call_function
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.run import Run
 
 T = TypeVar("T")
 
-_current: ContextVar[TaskContext | None] = ContextVar("mcp_tasks_current_task", default=None)
+current_run: ContextVar[Run | None] = ContextVar("mcp_tasks_current_run", default=None)
+_asking: ContextVar[Asking | None] = ContextVar("mcp_tasks_asking", default=None)
+
+_ONCE = Retry(attempts=1)
 
 
 def current_task() -> TaskContext:
     """The task that the calling code runs for. Also from the thread of a sync tool."""
-    return _current.get() or TaskContext()
+    return TaskContext(current_run.get())
 
 
-def enter_task(run: Run, cancelled: threading.Event) -> TaskContext:
-    """Make `run` the current task of this context."""
-    context = TaskContext(run, cancelled)
-    _current.set(context)
-    return context
+def asking_now() -> Asking:
+    """What `TaskContext.ask` says of the question that is being asked."""
+    return _asking.get() or Asking()
 
 
 class TaskContext:
     """The task as its tool sees it."""
 
-    def __init__(self, run: Run | None = None, cancelled: threading.Event | None = None) -> None:
+    def __init__(self, run: Run | None = None) -> None:
         self._run = run
-        self._cancelled = cancelled
 
     @property
     def id(self) -> str | None:
@@ -71,30 +72,81 @@ class TaskContext:
 
         An async tool need not look: it is cancelled where it awaits.
         """
-        return self._cancelled is not None and self._cancelled.is_set()
+        return self._run is not None and self._run.is_cancelled
 
     @overload
-    async def step(self, name: str, fn: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any) -> T: ...
+    async def step(
+        self, name: str, fn: Callable[..., Awaitable[T]], /, *args: Any, retry: Retry | None = None, **kwargs: Any
+    ) -> T: ...
     @overload
-    async def step(self, name: str, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T: ...
-    async def step(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    async def step(
+        self, name: str, fn: Callable[..., T], /, *args: Any, retry: Retry | None = None, **kwargs: Any
+    ) -> T: ...
+    async def step(
+        self, name: str, fn: Callable[..., Any], /, *args: Any, retry: Retry | None = None, **kwargs: Any
+    ) -> Any:
         """Call `fn` once in the life of the task, and return what it gave, now and in every later run.
 
-        The value is kept as JSON and comes back as JSON makes it, the first time too (a tuple is a list). A sync
-        `fn` runs on a worker thread. If `fn` raises, nothing is recorded.
+        The value is kept as JSON. It comes back as what the annotation of `fn` names (Pydantic models, dataclasses and
+        whatever else Pydantic can read), and otherwise as JSON makes it, the first time too (a tuple is a list). A sync
+        `fn` runs on a worker thread. If `fn` raises, the step has failed, now and in every later run: the exception is
+        raised again, as its own class where that can be rebuilt, else as a `StepError`. `retry` gives it more attempts.
 
         Raises:
-            UsageError: The name is used twice in a run, or the value cannot be kept as JSON.
+            UsageError: The name is used twice in a run, or the value cannot be kept.
         """
-        call = partial(_call, name, fn, *args, **kwargs)
-        return await (call() if self._run is None else self._run.step(name, call))
+        call = partial(call_function, fn, *args, **kwargs)
+        if self._run is not None:
+            return await self._run.step(name, call, function=fn, retry=retry)
+        return StepValue(name, fn).keep(await attempt(retry or _ONCE, call))[1]
 
-    async def sleep(self, duration: timedelta) -> None:
-        """Wait, holding nothing and surviving restarts. A step as far as replay goes: it is slept once."""
+    async def sleep(
+        self, duration: timedelta | None = None, *, until: datetime | None = None, name: str | None = None
+    ) -> None:
+        """Wait, holding nothing and surviving restarts. A step as far as replay goes: it is slept once.
+
+        Args:
+            duration: For how long. In the next run it is the same sleep if it is as long, and as many equal ones came
+                before it.
+            until: Until when instead, for an instant that the tool computed. Aware, in any time zone.
+            name: What makes it the same sleep in the next run, however long it is then.
+        """
+        if (duration is None) == (until is None):
+            raise UsageError("sleep takes either a duration or until=, such as sleep(timedelta(hours=1))")
+        if duration is not None:
+            require_duration("sleep's duration", duration)
+        if until is not None and until.tzinfo is None:
+            raise UsageError("sleep(until=...) takes an aware datetime, such as datetime.now(UTC) + timedelta(hours=1)")
+        if self._run is not None:
+            await self._run.sleep(duration, until=until, name=name)
+            return
+        seconds = duration if duration is not None else (until or datetime.now(UTC)) - datetime.now(UTC)
+        await anyio.sleep(max(seconds.total_seconds(), 0.0))
+
+    async def ask(
+        self, question: Coroutine[Any, Any, T], *, key: str | None = None, timeout: timedelta | None = None
+    ) -> T:
+        """Ask a question with more to say of it: `await current_task().ask(ctx.elicit(...), timeout=...)`.
+
+        Args:
+            question: What asks: `ctx.elicit(...)`, `ctx.elicit_url(...)`, or a request of `ctx.session`.
+            key: What makes it the same question in the next run. Without it, what it asks does.
+            timeout: How long to wait for the answer, exactly, over restarts. The question is then withdrawn.
+
+        Raises:
+            QuestionTimedOut: Nobody answered in time. A `TimeoutError`.
+        """
+        if not inspect.iscoroutine(question):
+            raise UsageError("ask takes what asks, not awaited yet: current_task().ask(ctx.elicit(...))")
+        if timeout is not None:
+            require_duration("timeout", timeout)
         if self._run is None:
-            await anyio.sleep(duration.total_seconds())
-        else:
-            await self._run.sleep(duration)
+            return await _ask_in_call(question, timeout)
+        token = _asking.set(Asking(key=key, timeout=timeout))
+        try:
+            return await question
+        finally:
+            _asking.reset(token)
 
     async def run_process(
         self,
@@ -126,14 +178,7 @@ class TaskContext:
         )
 
 
-async def _call(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    if inspect.iscoroutinefunction(fn):
-        value = await fn(*args, **kwargs)
-    else:
-        value = await anyio.to_thread.run_sync(partial(fn, *args, **kwargs))
-        if inspect.isawaitable(value):
-            value = await value
-    try:
-        return json.loads(json.dumps(value))
-    except (TypeError, ValueError) as exc:
-        raise UsageError(f"step {name!r} gave a value that cannot be kept as JSON: {exc}") from exc
+async def _ask_in_call(question: Awaitable[T], timeout: timedelta | None) -> T:
+    with anyio.move_on_after(None if timeout is None else timeout.total_seconds()):
+        return await question
+    raise QuestionTimedOut(timeout)

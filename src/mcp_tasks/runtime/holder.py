@@ -29,15 +29,6 @@ def is_gone(holder: str) -> bool:
     return not _is_running(pid, started)
 
 
-def is_alive(holder: str) -> bool:
-    """Whether another process of that name is known to be running on this machine. False when that cannot be told."""
-    pid, started = _process_here(holder)
-    if pid is None or pid == os.getpid():
-        return False
-    # Without a start time the id may be somebody else's by now, and says nothing.
-    return started != "?" and _start_time(pid) == started
-
-
 def _process_here(holder: str) -> tuple[int | None, str]:
     """Process id and start time in a name that was given on this boot and in this id space; no id for any other."""
     place, _, rest = holder.partition("/")

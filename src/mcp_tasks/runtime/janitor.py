@@ -1,23 +1,33 @@
-"""Housekeeping: being alive, finding what was lost, forgetting what has expired.
+"""Housekeeping: finding what was lost, starting what waits, forgetting what has expired.
 
-Every process does all of it, without an election: each act is a compare-and-swap, and doing it twice does
-nothing. A sweep that fails is logged and comes again.
-"""
+Every process does all of it for its own namespace, without an election: each act is a compare-and-swap, and doing it
+twice does nothing. A sweep looks at a bounded number of tasks and goes on where the last one ended, so that no backlog
+of one kind keeps another from its turn. What goes wrong with one task costs that task only."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from datetime import datetime
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import anyio
 
-from mcp_tasks.core.events import Event, RunFailed, RunReleased
+from mcp_tasks.core.events import Event, RunFailed, RunLost, RunReleased
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import Interrupted, StoreError, TransitionRefused, UnknownTask, VersionConflict
-from mcp_tasks.runtime.holder import is_alive, is_gone
+from mcp_tasks.errors import (
+    Interrupted,
+    LostTooOften,
+    StoreCorrupt,
+    StoreError,
+    StoreUnavailable,
+    TransitionRefused,
+    UnknownTask,
+    VersionConflict,
+)
+from mcp_tasks.runtime.lease import Watch
+from mcp_tasks.runtime.policy import ToolPolicy
+from mcp_tasks.stores.base import Hint, IdPage
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
@@ -25,14 +35,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BATCH = 100
-"""Records per look: enough to catch up quickly, few enough not to hold the event loop for long. Each comes with its
-request, which may be megabytes."""
+"""Tasks per look: enough to catch up quickly, few enough not to hold the event loop for long."""
+
+PER_SWEEP = 1_000
+"""Tasks that one sweep recovers or removes at most; the next one goes on."""
 
 CATCHING_UP = 0.05
-"""Seconds between two looks while there is a backlog in the store."""
+"""Seconds between two sweeps while there is more to do than one sweep does."""
 
 ORPHANS_EVERY = 10
-"""Sweeps between two looks for tasks of our own that nothing runs: each reads all that do run."""
+"""Sweeps between two looks for tasks of our own that nothing runs."""
+
+MAX_TROUBLES = 10_000
+"""Tasks of which is remembered that they gave trouble."""
+
+TROUBLES_BEFORE_THE_END = 5
+"""How often the recovery of one task may fail before it is ended."""
 
 
 class Janitor:
@@ -40,38 +58,33 @@ class Janitor:
 
     def __init__(self, runtime: TaskRuntime) -> None:
         self._runtime = runtime
-        self._more_queued = False
+        settings = runtime.settings
+        self._watch = Watch(
+            settings.lease, longest_step=max(settings.sweep * 3, settings.lease / 3), clock=runtime.monotonic
+        )
+        self._queued_from: str | None = None
+        self._due_from: str | None = None
+        self._due_first = True
+        self._more = False
         self._suspects: set[str] = set()
-
-    async def beat(self) -> None:
-        """Say that this process is alive."""
-        runtime = self._runtime
-        await runtime.store.beat(runtime.holder, until=runtime.now() + runtime.settings.lease)
+        self._troubles: dict[str, int] = {}
 
     async def sweep(self) -> None:
         """Look once for everything there is to do."""
+        self._more = False
         await self.recover_lost()
-        await self.start_queued()
+        await self.start_waiting()
         await self.remove_expired()
-
-    async def keep_beating(self) -> None:
-        """Beat for as long as this process serves."""
-        # Three beats to a lease: one may be late and one lost, and we are still believed.
-        pause = self._runtime.settings.lease.total_seconds() / 3
-        while True:
-            await anyio.sleep(pause)
-            try:
-                await self.beat()
-            except StoreError as exc:
-                logger.warning("could not renew the lease of this process: %s", exc)
 
     async def keep_sweeping(self) -> None:
         """Sweep for as long as this process serves."""
         sweeps = 0
         while True:
-            # With more queued than was taken, do not let the engine run dry in between.
-            await anyio.sleep(CATCHING_UP if self._more_queued else self._runtime.settings.sweep.total_seconds())
+            pause = self._runtime.settings.sweep.total_seconds()
+            await anyio.sleep(min(pause, CATCHING_UP) if self._more else pause)
             try:
+                if not self._runtime.lease.is_held:
+                    continue
                 await self.sweep()
                 sweeps += 1
                 if sweeps % ORPHANS_EVERY == 0:
@@ -81,79 +94,178 @@ class Janitor:
             except Exception:
                 logger.exception("a sweep failed")
 
+    # Lost
+
     async def recover_lost(self) -> None:
-        """Take tasks from processes that are gone: to be run again, or ended as interrupted."""
+        """Take tasks from processes that are dead: to be run again, or ended."""
         runtime = self._runtime
-        now = runtime.now()
-        for holder, until in (await runtime.store.holders()).items():
-            if holder == runtime.holder or is_alive(holder) or (until > now and not is_gone(holder)):
-                # One that is alive here keeps its tasks whatever its lease says: after a suspended machine wakes up, or
-                # its clock was set, every lease has run out and nobody is gone.
-                continue
-            seen: set[tuple[str, int]] = set()
-            while lost := await runtime.store.held(holder, limit=BATCH):
-                if seen.issuperset((record.id, record.version) for record in lost):
-                    # Nothing came of it the last time, and nothing would now; the next sweep may know better.
-                    return
-                seen.update((record.id, record.version) for record in lost)
+        left = PER_SWEEP
+        holders = await runtime.store.holders(runtime.namespace)
+        for holder in self._watch.dead({name: beats for name, beats in holders.items() if name != runtime.holder}):
+            cursor: str | None = None
+            while True:
+                page = await runtime.store.held(holder, cursor=cursor, limit=BATCH)
                 # Together, so that a store which groups its commits can.
-                await asyncio.gather(*(self._recover(record) for record in lost))
-            await runtime.store.retire(holder)
+                await asyncio.gather(*(self._recover(task_id, lost=True) for task_id in page.ids))
+                left -= len(page.ids)
+                cursor = page.cursor
+                if cursor is None:
+                    await self._retire(holder)
+                    break
+                if left <= 0:
+                    self._more = True
+                    return
+
+    async def _retire(self, holder: str) -> None:
+        """Forget a dead process. It stays known for as long as it has a task that could not be recovered."""
+        if not (await self._runtime.store.held(holder, limit=1)).ids:
+            await self._runtime.store.retire(holder)
 
     async def release_orphans(self) -> None:
         """Give up tasks that are ours and that nothing here runs. There should be none; this is in case there are."""
-        runtime = self._runtime
-        held = await runtime.store.held(runtime.holder, limit=BATCH)
-        orphans = {record.id for record in held if not runtime.has(record.id)}
-        for record in held:
-            # Twice in a row, so that one which is just beginning or ending is left alone.
-            if record.id in orphans & self._suspects:
-                logger.error("task %s was ours and nothing ran it", record.id)
-                await self._recover(record)
+        held = await self._held_by_us()
+        orphans = {task_id for task_id in held if not self._runtime.has(task_id)}
+        # Twice in a row, so that one which is just beginning or ending is left alone.
+        for task_id in orphans & self._suspects:
+            logger.error("task %s… was claimed by this process and nothing ran it", task_id[:12])
+            await self._recover(task_id, lost=False)
         self._suspects = orphans
 
-    async def start_queued(self) -> None:
-        """Submit tasks that could run and that nobody has: new to this process, forgotten, or awake again."""
+    async def take_up(self) -> None:
+        """Give up at once what is ours and does not run here any more: its runs were stopped with the lease."""
+        for task_id in await self._held_by_us():
+            if not self._runtime.has(task_id):
+                await self._recover(task_id, lost=False)
+
+    async def _held_by_us(self) -> list[str]:
+        held: list[str] = []
+        cursor: str | None = None
+        while True:
+            page = await self._runtime.store.held(self._runtime.holder, cursor=cursor, limit=PER_SWEEP)
+            held += page.ids
+            cursor = page.cursor
+            if cursor is None:
+                return held
+
+    async def _recover(self, task_id: str, *, lost: bool) -> None:
+        """Release one task, or end it; whatever goes wrong with it costs the others nothing."""
+        try:
+            record = await self._runtime.store.get(task_id)
+            policy = None if record is None else await self._policy_of(record)
+            if record is not None and policy is not None:
+                await self._runtime.change(record, self._verdict(record, policy, lost=lost))
+        except (UnknownTask, TransitionRefused):
+            # Another process recovered it first, or its holder was only slow and has given it up.
+            logger.debug("task %s… was recovered by another process", task_id[:12])
+        except StoreUnavailable:
+            raise
+        except Exception as exc:
+            self.note_trouble(task_id, exc)
+
+    async def _policy_of(self, record: TaskRecord) -> ToolPolicy | None:
+        """How the tool is treated; None if this process should leave the task alone."""
+        try:
+            policy = await self._runtime.policy(record.request.name)
+        except Exception as exc:
+            if self.note_trouble(record.id, exc) < TROUBLES_BEFORE_THE_END:
+                return None
+            # It cannot be known whether the tool may run again, so it does not.
+            return ToolPolicy(rerun=False)
+        if policy is None:
+            self.note_missing_tool(record.request.name)
+        return policy
+
+    def _verdict(self, record: TaskRecord, policy: ToolPolicy, *, lost: bool) -> Event:
+        tool, short = record.request.name, record.id[:12]
+        if not policy.rerun:
+            logger.warning("task %s… (%s) was interrupted and may not run again", short, tool)
+            return RunFailed(attempt=record.attempt, error=self._runtime.describe(Interrupted(tool)))
+        times = record.lost + 1
+        if lost and times >= policy.max_lost_runs:
+            logger.error("task %s… (%s) was lost with its process %d times in a row: it is ended", short, tool, times)
+            return RunFailed(attempt=record.attempt, error=self._runtime.describe(LostTooOften(tool, times)))
+        logger.info("task %s… (%s) was interrupted and will run again", short, tool)
+        return RunLost(attempt=record.attempt) if lost else RunReleased(attempt=record.attempt)
+
+    # Waiting to be started
+
+    async def start_waiting(self) -> None:
+        """Submit what could be started: by turns, so that many of one kind do not keep the other back."""
+        first, second = (self.start_due, self.start_queued) if self._due_first else (self.start_queued, self.start_due)
+        self._due_first = not self._due_first
+        await first()
+        await second()
+
+    async def start_due(self) -> None:
+        """Submit parked tasks whose timer has run out."""
         runtime = self._runtime
-        if runtime.engine.backlog:
-            # It could not start more than it has; looking for more would only cost.
-            self._more_queued = True
-            return
-        queued = await runtime.store.queued(runtime.now(), limit=BATCH)
-        self._more_queued = len(queued) == BATCH
-        for record in queued:
-            await runtime.submit(record.id)
+        self._due_from = await self._submit_page(
+            lambda cursor: runtime.store.due(runtime.namespace, runtime.now(), cursor=cursor, limit=BATCH),
+            self._due_from,
+        )
+
+    async def start_queued(self) -> None:
+        """Submit tasks that could run and that nobody has: left by another process, forgotten, or awake again."""
+        runtime = self._runtime
+        self._queued_from = await self._submit_page(
+            lambda cursor: runtime.store.queued(runtime.namespace, cursor=cursor, limit=BATCH), self._queued_from
+        )
+
+    async def _submit_page(
+        self, page_from: Callable[[str | None], Awaitable[IdPage]], cursor: str | None
+    ) -> str | None:
+        """Submit the next tasks of a listing; where to go on. What the engine has no room for waits in the store."""
+        runtime = self._runtime
+        if runtime.engine.backlog >= BATCH:
+            self._more = True
+            return cursor
+        page = await page_from(cursor)
+        if page.cursor is not None:
+            self._more = True
+        for task_id in page.ids:
+            if not runtime.has(task_id):
+                await runtime.submit(task_id, again=True)
+        # From the start again after the end: what came before the cursor meanwhile has its turn too.
+        return page.cursor
+
+    # Expired
 
     async def remove_expired(self) -> None:
         """Forget tasks whose time after the end is over."""
         runtime = self._runtime
-        while expired := await runtime.store.expired(runtime.now(), limit=BATCH):
-            await asyncio.gather(*(self._remove(record) for record in expired))
+        for _ in range(0, PER_SWEEP, BATCH):
+            expired = await runtime.store.expired(runtime.now(), limit=BATCH)
+            await asyncio.gather(*(self._remove(task) for task in expired))
+            if len(expired) < BATCH:
+                return
+        self._more = True
 
-    async def _remove(self, record: TaskRecord) -> None:
+    async def _remove(self, task: Hint) -> None:
         try:
-            await self._runtime.store.delete(record.id, expected=record.version)
+            await self._runtime.store.delete(task.task_id, expected=task.version)
         except VersionConflict:
-            logger.debug("task %s was removed by another process", record.id)
+            logger.debug("task %s… was removed by another process", task.task_id[:12])
 
-    async def _recover(self, record: TaskRecord) -> None:
-        try:
-            await self._runtime.change(record, await self._verdict(record))
-        except (UnknownTask, TransitionRefused):
-            # Another process recovered it first, or its holder was only slow and has given it up.
-            logger.debug("task %s was recovered by somebody else", record.id)
+    # Trouble
 
-    async def _verdict(self, record: TaskRecord) -> Event:
-        tool = record.request.name
-        if (await self._runtime.policy(tool)).rerun:
-            logger.info("task %s… (%s) was interrupted and will run again", record.id[:12], tool)
-            return RunReleased(attempt=record.attempt, wake_at=await self._wake_at(record))
-        logger.warning("task %s… (%s) was interrupted and may not run again", record.id[:12], tool)
-        return RunFailed(attempt=record.attempt, error=self._runtime.describe(Interrupted(tool)))
+    def note_trouble(self, task_id: str, exc: Exception) -> int:
+        """Log once what is wrong with a task that everything else goes on without; how often that was so."""
+        known = self._troubles.pop(task_id, 0)
+        self._troubles[task_id] = known + 1
+        while len(self._troubles) > MAX_TROUBLES:
+            del self._troubles[next(iter(self._troubles))]
+        if known == 0:
+            advice = " Use the release that wrote it, or restore a backup." if isinstance(exc, StoreCorrupt) else ""
+            logger.error("task %s… is left as it is, and the others go on: %s.%s", task_id[:12], exc, advice)
+        return known + 1
 
-    async def _wake_at(self, record: TaskRecord) -> datetime | None:
-        """When a task that asks must be started even without an answer: it may sleep as well, so now, to find out."""
-        if record.status is not TaskStatus.INPUT_REQUIRED:
-            return None
-        entries = await self._runtime.store.journal(record.id)
-        return self._runtime.now() if any(entry.kind == "timer" for entry in entries) else None
+    def is_trouble(self, task_id: str) -> bool:
+        """Whether the task gave trouble before."""
+        return task_id in self._troubles
+
+    def note_missing_tool(self, tool: str) -> None:
+        """Log once that tasks of a tool wait for a process that has it."""
+        key = f"tool:{tool}"
+        if key not in self._troubles:
+            self._troubles[key] = 1
+            logger.warning("this server has no tool %r; its tasks wait for a process that has it", tool)

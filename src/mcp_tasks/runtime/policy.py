@@ -13,13 +13,17 @@ class ToolPolicy:
     Attributes:
         rerun: Whether the tool may be started again after its process went away.
         max_runtime: How long one run may take, waits for people and timers not counted; None for no limit.
-        hold: How long a run that may be started again stays in memory while it waits. After that it is unwound,
-            and started again when what it waits for has come.
+        hold: How long a run that may be started again stays in memory while it waits. After that it is parked, and
+            started again when what it waits for has come.
+        max_wait: How long a question may stay unanswered before the task fails; None for no limit.
+        max_lost_runs: How many runs in a row may die with their process before the task fails.
     """
 
     rerun: bool = False
     max_runtime: timedelta | None = None
     hold: timedelta = timedelta(seconds=30)
+    max_wait: timedelta | None = None
+    max_lost_runs: int = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,16 +31,21 @@ class Settings:
     """How a runtime keeps house.
 
     Attributes:
-        lease: For how long a process that says nothing is believed alive. A dead process on the same machine is
-            noticed at once; this is for the others, and for an event loop that is blocked.
+        lease: For how long a process whose heartbeat does not change is believed alive, measured by the one that
+            watches it. A dead process on the same machine is noticed at once; this is for the others, and for an event
+            loop that is blocked. A process that cannot renew its lease stops its own runs before it is over.
         sweep: How often to look for expired, lost and forgotten tasks.
+        look: How often to compare the runs of this process with their rows, for hints that were lost.
         drain: How long a shutdown waits for running tools.
         stop: How long it then waits for tools that were told to stop.
         progress: The least time between two progress reports of one task that reach the store.
+        waiting_runs: How many runs may wait in memory without a slot. Those beyond it keep theirs.
     """
 
     lease: timedelta = timedelta(seconds=15)
     sweep: timedelta = timedelta(seconds=1)
+    look: timedelta = timedelta(seconds=3)
     drain: timedelta = timedelta(seconds=5)
     stop: timedelta = timedelta(seconds=2)
     progress: timedelta = timedelta(milliseconds=200)
+    waiting_runs: int = 1_000

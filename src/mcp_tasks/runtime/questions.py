@@ -1,30 +1,62 @@
 """The questions a run has put, and their answers as they arrive.
 
-Questions asked at the same moment (an `asyncio.gather`) are put together, so that a client which sees the task
-ask sees everything it asks. While all that is left is waiting, the run holds nothing, and after a while it
-leaves memory altogether if it can be started again.
+Questions asked at the same moment (an `asyncio.gather`) are put together, so that a client which sees the task ask sees
+everything it asks. They are written by a scribe of the run, not by the branch that asks: a branch that is cancelled in
+the middle of the write takes nothing down with it, and its question is withdrawn once it is written.
 """
 
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-import anyio
-import anyio.lowlevel
-
-from mcp_tasks.core.events import InputRequested, InputWithdrawn
+from mcp_tasks.core.events import InputRequested, InputWithdrawn, StepRecorded
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.json import JsonValue
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.runtime.replay import Ask, Replay, ask_entry
+from mcp_tasks.errors import QuestionTimedOut, WaitedTooLong
+from mcp_tasks.runtime.alarms import Bell
+from mcp_tasks.runtime.replay import Ask, Replay, ResultId, ask_entry, ask_identity, done_entry
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.run import Run
 
-STAY_ON = timedelta(milliseconds=200)
-"""How long a run that could not leave memory waits before it tries again."""
+ANSWERED, TIMED_OUT = "answer", "timeout"
+"""How a question ends for the tool."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asking:
+    """What a tool says of a question beside the question itself.
+
+    Attributes:
+        key: What makes it the same question in the next run; without it, what it asks does.
+        timeout: How long to wait for an answer, restarts included.
+    """
+
+    key: str | None = None
+    timeout: timedelta | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Open:
+    """One question that a branch of this run asks."""
+
+    request: InputRequest
+    asking: Asking
+    ask: Ask | None = None
+    result: ResultId | None = None
+    bell: Bell = field(default_factory=Bell)
+    put: asyncio.Future[None] | None = None
+    given_up: bool = False
+
+    @property
+    def key(self) -> str:
+        """Its key; it has one from the moment it is looked up or put."""
+        return "" if self.ask is None else self.ask.key
 
 
 class Questions:
@@ -33,86 +65,217 @@ class Questions:
     def __init__(self, run: Run, replay: Replay) -> None:
         self._run = run
         self._replay = replay
-        self._unsaved: list[Ask] = []
-        self._saving = asyncio.Lock()
-        self._open: dict[str, asyncio.Future[None]] = {}
+        self._unwritten: list[_Open] = []
+        self._to_withdraw: set[str] = set()
+        self._writing = False
+        self._open: dict[str, _Open] = {}
 
-    async def ask(self, request: InputRequest) -> JsonValue:
+    @property
+    def is_writing(self) -> bool:
+        """Whether something about questions is not written yet."""
+        return self._writing
+
+    async def ask(self, request: InputRequest, asking: Asking | None = None) -> JsonValue:
         """Put the question, unless an earlier run did, and wait for its answer."""
-        ask = self._replay.next_ask(request)
-        if not ask.known:
-            self._unsaved.append(ask)
-        # Registered before it is put: the answer may come before we are back from the store.
-        answered = self._open[ask.key] = asyncio.get_running_loop().create_future()
+        return (await self.ask_all([request], asking or Asking()))[0]
+
+    async def ask_all(self, requests: Sequence[InputRequest], asking: Asking | None = None) -> list[JsonValue]:
+        """Put several questions together, and wait for all their answers."""
+        asked = [self._look_up(request, asking or Asking()) for request in requests]
         try:
-            await self._put()
-            if ask.key not in self._replay.answers:
-                await self._wait(ask.key, answered)
-        except asyncio.CancelledError:
-            await self._withdraw(ask)
-            raise
-        except BaseException:
-            # Not put: it must not come up with the next question.
-            self._drop_unsaved(ask)
-            raise
+            await self._put([each for each in asked if each.ask is None])
+            fresh = [each for each in asked if not self._is_recorded(each)]
+            if fresh:
+                await self._wait(fresh)
+                await self._hand_over(fresh)
+            return [await self._outcome(each) for each in asked]
         finally:
-            self._open.pop(ask.key, None)
-        return self._replay.answers[ask.key]
+            for each in asked:
+                if each.ask is not None:
+                    self._open.pop(each.ask.key, None)
 
     def look(self, record: TaskRecord) -> None:
         """See whether an answer has come."""
-        for key, answered in self._open.items():
-            if key in record.inputs.used and key not in record.inputs.outstanding and not answered.done():
-                answered.set_result(None)
+        for key, each in self._open.items():
+            if key in record.inputs.used and key not in record.inputs.outstanding:
+                each.bell.ring()
 
-    async def _withdraw(self, ask: Ask) -> None:
-        """Take back a question that the tool gave up on; one whose run was stopped waits for the next run."""
-        if not self._drop_unsaved(ask) and not self._run.stopped.is_set():
-            event = InputWithdrawn(attempt=self._run.attempt, keys={ask.key})
-            with anyio.CancelScope(shield=True):
-                await self._run.change(event)
+    def _look_up(self, request: InputRequest, asking: Asking) -> _Open:
+        known = self._replay.find_ask(ask_identity(request, asking.key))
+        each = _Open(request=request, asking=asking, ask=known)
+        if known is not None:
+            each.result = ResultId("question", known.key)
+            self._open[known.key] = each
+        return each
 
-    def _drop_unsaved(self, ask: Ask) -> bool:
-        if ask in self._unsaved:
-            self._unsaved.remove(ask)
-            return True
-        return False
+    def _is_recorded(self, each: _Open) -> bool:
+        return each.result is not None and self._run.deliveries.has(each.result)
 
-    async def _put(self) -> None:
-        # Let the other questions of a gather join.
-        await anyio.lowlevel.checkpoint()
-        async with self._saving:
-            if not self._unsaved:
-                return
-            asks, self._unsaved = self._unsaved, []
-            event = InputRequested(attempt=self._run.attempt, requests={ask.key: ask.request for ask in asks})
-            try:
-                await self._run.change(event, entries=[ask_entry(ask) for ask in asks])
-            except BaseException:
-                # Not put. Whoever waits for the lock with a question of this lot tries again, and is told.
-                self._unsaved = asks + self._unsaved
-                raise
+    # Putting and withdrawing
 
-    async def _wait(self, key: str, answered: asyncio.Future[None]) -> None:
+    async def _put(self, new: Sequence[_Open]) -> None:
+        if not new:
+            return
+        what = ", ".join(f"the question {_short(each.request)}" for each in new)
+        await self._run.deliveries.caught_up(what)
+        loop = asyncio.get_running_loop()
+        for each in new:
+            each.put = loop.create_future()
+            self._unwritten.append(each)
+        self._write_soon()
+        branch = self._run.branches.rest()
+        try:
+            for put in [each.put for each in new if each.put is not None]:
+                # Waited for and not awaited: a branch that is cancelled must not cancel what the scribe will set.
+                await asyncio.wait({put})
+                put.result()
+        except asyncio.CancelledError:
+            for each in new:
+                each.given_up = True
+            self._unwritten = [each for each in self._unwritten if not each.given_up]
+            raise
+        finally:
+            self._run.branches.go_on(branch)
+
+    def _write_soon(self) -> None:
+        if not self._writing:
+            self._writing = True
+            self._run.help(self._write())
+
+    async def _write(self) -> None:
+        """Write what is to be put or withdrawn, as long as there is any."""
+        try:
+            # Let the other questions of a gather join.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            while self._unwritten or self._to_withdraw:
+                if self._unwritten:
+                    asks, self._unwritten = self._unwritten, []
+                    await self._write_asks(asks)
+                if self._to_withdraw:
+                    keys, self._to_withdraw = self._to_withdraw, set()
+                    await self._run.record_result(InputWithdrawn(attempt=self._run.attempt, keys=keys))
+        finally:
+            self._writing = False
+
+    async def _write_asks(self, asks: Sequence[_Open]) -> None:
+        run = self._run
+        now = run.now()
+        for each in asks:
+            self._name(each, now)
+        try:
+            await run.record_result(
+                InputRequested(
+                    attempt=run.attempt,
+                    requests={each.key: each.ask.request for each in asks if each.ask is not None},
+                ),
+                entries=[ask_entry(each.ask, each.asking.key) for each in asks if each.ask is not None],
+            )
+        except Exception as exc:
+            for each in asks:
+                self._open.pop(each.key, None)
+            if len(asks) > 1:
+                # A value that cannot be stored: whoever brought it fails alone.
+                for each in asks:
+                    await self._write_asks([each])
+            elif asks[0].put is not None and not asks[0].put.done():
+                asks[0].put.set_exception(exc)
+            return
+        for each in asks:
+            if each.put is not None and not each.put.done():
+                each.put.set_result(None)
+            if each.given_up:
+                self._to_withdraw.add(each.key)
+
+    def _name(self, each: _Open, now: datetime) -> None:
+        """Give a new question its key for the life of the task, and open it: an answer may come at once."""
+        if each.ask is None:
+            kind = each.request.method.partition("/")[0]
+            wanted = each.asking.key or f"{kind}-{self._replay.number_ask()}"
+            timeout = each.asking.timeout
+            request = each.request if timeout is None else replace(each.request, deadline=now + timeout)
+            each.ask = Ask(key=self._replay.new_key(wanted), request=request, asked_at=now, identity="")
+            each.result = ResultId("question", each.ask.key)
+        self._open[each.key] = each
+
+    def _withdraw(self, asked: Sequence[_Open]) -> None:
+        """Take back questions that the tool gave up on; those of a run that was stopped wait for the next run."""
+        if self._run.life.counts:
+            outstanding = self._run.record.inputs.outstanding
+            self._to_withdraw.update(each.key for each in asked if each.key in outstanding)
+            self._write_soon()
+
+    # Waiting
+
+    async def _wait(self, asked: Sequence[_Open]) -> None:
         # A known question may have been answered between the reading of the journal and now.
         self.look(self._run.record)
-        async with self._run.waiting():
-            await self._held_wait(answered)
-            await self._fetch(key)
-            if key not in self._replay.answers:
-                # An earlier run gave up on it. It is not open any more, so there is only giving up on it again.
-                await asyncio.get_running_loop().create_future()
+        keys = frozenset(each.key for each in asked)
+        try:
+            async with self._run.park_while_waiting(keys=keys, wake_at=self._wake_at(asked)):
+                for each in asked:
+                    await self._wait_for(each)
+        except asyncio.CancelledError:
+            self._withdraw(asked)
+            raise
 
-    async def _held_wait(self, answered: asyncio.Future[None]) -> None:
-        hold = self._run.hold
-        while not answered.done():
-            await asyncio.wait({answered}, timeout=None if hold is None else hold.total_seconds())
-            if not answered.done() and self._run.may_unwind:
-                await self._run.unwind()
-            # Still here: another branch is in a step, or the store is away.
-            hold = STAY_ON
+    async def _wait_for(self, each: _Open) -> None:
+        """Wait until the question is answered, or until its time is over."""
+        if each.key in self._replay.answers:
+            return
+        rung = await self._run.alarms.wait(each.bell, self._wake_at([each]))
+        # Also when its time is over: an answer that was taken before that counts, whether we heard of it or not.
+        await self._fetch()
+        if each.key in self._replay.answers:
+            return
+        if rung:
+            # An earlier run gave up on it. It is not open any more, so there is only giving up on it again: that it
+            # cannot be parked for, because nothing would ever wake it.
+            self._run.keep_in_memory()
+            await asyncio.get_running_loop().create_future()
+        limit, gives_up_at = self._run.policy.max_wait, self._gives_up_at(each)
+        if limit is not None and gives_up_at is not None and gives_up_at <= self._run.now():
+            await self._run.judge(WaitedTooLong(self._run.record.request.name, limit))
+            await self._run.go_no_further()
 
-    async def _fetch(self, key: str) -> None:
-        if key not in self._replay.answers:
-            entries = await self._run.host.journal(self._run.record.id)
-            self._replay.answers.update({e.key: e.value for e in entries if e.kind == "answer"})
+    def _wake_at(self, asked: Sequence[_Open]) -> datetime | None:
+        times = [each.ask.request.deadline for each in asked if each.ask is not None]
+        return min((at for at in (*times, *map(self._gives_up_at, asked)) if at is not None), default=None)
+
+    def _gives_up_at(self, each: _Open) -> datetime | None:
+        """When the task has waited too long for this answer."""
+        limit, asked_at = self._run.policy.max_wait, None if each.ask is None else each.ask.asked_at
+        return None if limit is None or asked_at is None else asked_at + limit
+
+    async def _fetch(self) -> None:
+        entries = await self._run.journal()
+        self._replay.answers.update({entry.key: entry.value for entry in entries if entry.kind == "answer"})
+
+    # Handing over
+
+    async def _hand_over(self, asked: Sequence[_Open]) -> None:
+        """Record that the tool learns how these ended, in the same breath in which it does."""
+        run = self._run
+        await run.deliveries.caught_up(f"the answer to {_short(asked[0].request)}")
+        overdue = {each.key for each in asked if each.key not in self._replay.answers}
+        entries = [
+            done_entry(each.result, TIMED_OUT if each.key in overdue else ANSWERED, branch=not run.branches.in_own)
+            for each in asked
+            if each.result is not None
+        ]
+        withdrawn = [InputWithdrawn(attempt=run.attempt, keys=overdue)] if overdue else []
+        async with run.deliveries.turn():
+            await run.record_result(StepRecorded(attempt=run.attempt), *withdrawn, entries=entries)
+
+    async def _outcome(self, each: _Open) -> JsonValue:
+        recorded = None
+        if each.result is not None and self._is_recorded(each):
+            recorded = await self._run.deliveries.recorded(each.result)
+        if (recorded is None or recorded["how"] == ANSWERED) and each.key in self._replay.answers:
+            return self._replay.answers[each.key]
+        raise QuestionTimedOut(each.asking.timeout)
+
+
+def _short(request: InputRequest) -> str:
+    text = repr(request.params.get("message", request.method))
+    return text if len(text) <= 100 else text[:97] + "..."

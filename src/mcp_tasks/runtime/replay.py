@@ -1,127 +1,175 @@
-"""What earlier runs of a task already did, handed to the current run in the same order.
+"""What earlier runs of a task recorded, found again by what it is and not by when it came.
 
-A run that is started again asks the same questions in the same order, or it is refused: a recorded answer must
-never become the answer to another question. Steps go by name, so work between the waits may change its order.
-"""
+A step is known by its name; a question by its `key`, or else by what it asks and how many equal ones came before it; a
+timer by its name, or else by its duration and how many equal ones came before. So branches of a tool may come in any
+order. What the tool was handed (the ends of steps, questions and timers) has an order, that of the journal;
+`Deliveries` keeps to it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, Literal, TypeAlias
 
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json import JsonValue
-from mcp_tasks.errors import ReplayMismatch, UsageError
+from mcp_tasks.errors import UsageError
+from mcp_tasks.stores.codec import from_micros, to_micros
+
+Kind: TypeAlias = Literal["step", "question", "timer"]
+
+BRANCH = "branch"
+"""Marks what was handed to a branch of the tool, not to its own asyncio task: the tool may have cancelled that
+branch."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultId:
+    """What a tool is handed: the end of a step, of a question or of a timer."""
+
+    kind: Kind
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.key!r}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ask:
-    """A question and the key it has for the life of the task; `known` if an earlier run put it already."""
+    """A question with the key that it has for the life of the task."""
 
     key: str
     request: InputRequest
-    known: bool
+    asked_at: datetime | None
+    identity: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timer:
+    """A sleep and when it ends."""
+
+    key: str
+    until: datetime
 
 
 class Replay:
-    """The journal of a task, read by one run from the beginning."""
+    """The journal of a task, as one run finds its way through it."""
 
     def __init__(self, entries: Sequence[JournalEntry] = ()) -> None:
         self.answers: dict[str, JsonValue] = {}
-        self._asks: list[tuple[str, InputRequest]] = []
-        self._steps: dict[str, JsonValue] = {}
-        self._timers: list[int] = []
+        self.results: dict[ResultId, Mapping[str, Any]] = {}
+        """What the tool was handed, in the order in which it was."""
+        self._asks: dict[str, list[Ask]] = {}
         self._asked = 0
-        self._slept = 0
-        self._named: set[str] = set()
+        self._keys: set[str] = set()
+        self._timers: dict[str, datetime] = {}
+        self._met: Counter[str] = Counter()
+        self._steps: set[str] = set()
         for entry in entries:
             self._add(entry)
 
-    def next_ask(self, request: InputRequest) -> Ask:
-        """The next question of this run.
+    def find_ask(self, identity: str) -> Ask | None:
+        """The question of that identity that an earlier run put, if it did; each one is found once."""
+        place = self._met[identity]
+        self._met[identity] += 1
+        known = self._asks.get(identity, ())
+        return known[place] if place < len(known) else None
 
-        Raises:
-            ReplayMismatch: An earlier run asked something else at this place.
-        """
-        place, self._asked = self._asked, self._asked + 1
-        if place < len(self._asks):
-            key, recorded = self._asks[place]
-            if recorded != request:
-                raise ReplayMismatch(_difference(place + 1, recorded, request))
-            return Ask(key=key, request=request, known=True)
-        kind = request.method.partition("/")[0]
-        return Ask(key=f"{kind}-{place + 1}", request=request, known=False)
+    def number_ask(self) -> int:
+        """The number of the next new question in the life of the task."""
+        self._asked += 1
+        return self._asked
 
-    def next_timer(self) -> int | None:
-        """When the next sleep of this run ends, if an earlier run began it."""
-        place, self._slept = self._slept, self._slept + 1
-        return self._timers[place] if place < len(self._timers) else None
+    def new_key(self, wanted: str) -> str:
+        """A key that was never used in this task, `wanted` if that is free."""
+        key, number = wanted, 1
+        while key in self._keys:
+            number += 1
+            key = f"{wanted}-{number}"
+        self._keys.add(key)
+        return key
 
-    @property
-    def timer_key(self) -> str:
-        """The name of the sleep that `next_timer` was just asked for."""
-        return f"sleep-{self._slept}"
+    def find_timer(self, identity: str) -> tuple[str, datetime | None]:
+        """The key of the next timer of that identity, and when it ends if an earlier run set it."""
+        self._met[identity] += 1
+        key = f"{identity}#{self._met[identity]}"
+        return key, self._timers.get(key)
 
-    def enter_step(self, name: str) -> bool:
-        """Begin a step; whether an earlier run has done it.
+    def enter_step(self, name: str) -> None:
+        """Begin a step.
 
         Raises:
             UsageError: This run has a step of that name already, so one of them would get the other's value.
         """
-        if name in self._named:
+        if name in self._steps:
             raise UsageError(f"step {name!r} is there twice in one run; give every step its own name")
-        self._named.add(name)
-        return name in self._steps
+        self._steps.add(name)
 
     def leave_step(self, name: str) -> None:
         """The step was not done; its name is free again."""
-        self._named.discard(name)
-
-    def step_value(self, name: str) -> JsonValue:
-        """What the step gave when it was done."""
-        return self._steps[name]
+        self._steps.discard(name)
 
     def _add(self, entry: JournalEntry) -> None:
         match entry.kind:
             case "ask":
-                self._asks.append((entry.key, InputRequest(**entry.value)))
+                ask = _read_ask(entry)
+                self._asks.setdefault(ask.identity, []).append(ask)
+                self._keys.add(ask.key)
+                self._asked += 1
             case "answer":
                 self.answers[entry.key] = entry.value
-            case "step":
-                self._steps[entry.key] = entry.value
             case "timer":
-                self._timers.append(entry.value)
+                self._timers[entry.key] = from_micros(entry.value)
+            case "step":
+                self.results[ResultId("step", entry.key)] = entry.value
+            case "done":
+                self.results[ResultId(entry.value["kind"], entry.key)] = entry.value
 
 
-def ask_entry(ask: Ask) -> JournalEntry:
+def ask_identity(request: InputRequest, key: str | None) -> str:
+    """What makes a question the same one in the next run."""
+    return f"key:{key}" if key is not None else json.dumps([request.method, request.params], sort_keys=True)
+
+
+def ask_entry(ask: Ask, key: str | None) -> JournalEntry:
     """What the journal keeps of a question."""
-    return JournalEntry(
-        kind="ask", key=ask.key, value={"method": ask.request.method, "params": dict(ask.request.params)}
+    request = ask.request
+    value: dict[str, Any] = {"method": request.method, "params": request.params}
+    if ask.asked_at is not None:
+        value["asked"] = to_micros(ask.asked_at)
+    if request.deadline is not None:
+        value["deadline"] = to_micros(request.deadline)
+    if key is not None:
+        value["key"] = key
+    return JournalEntry(kind="ask", key=ask.key, value=value)
+
+
+def timer_entry(timer: Timer) -> JournalEntry:
+    """What the journal keeps of a sleep."""
+    return JournalEntry(kind="timer", key=timer.key, value=to_micros(timer.until))
+
+
+def done_entry(result: ResultId, how: str, *, branch: bool) -> JournalEntry:
+    """That the tool was handed the end of a question or a timer, and how it ended."""
+    value = {"kind": result.kind, "how": how, **({BRANCH: True} if branch else {})}
+    return JournalEntry(kind="done", key=result.key, value=value)
+
+
+def _read_ask(entry: JournalEntry) -> Ask:
+    value = entry.value
+    deadline, asked = value.get("deadline"), value.get("asked")
+    request = InputRequest(
+        method=value["method"],
+        params=value["params"],
+        deadline=None if deadline is None else from_micros(deadline),
     )
-
-
-def _difference(number: int, recorded: InputRequest, asked: InputRequest) -> str:
-    where = f"question {number} differs from the one asked in an earlier run of this task"
-    if recorded.method != asked.method:
-        return f"{where}: it was {recorded.method}, now it is {asked.method}"
-    names = sorted(recorded.params.keys() | asked.params.keys())
-    for name in names:
-        was, now = recorded.params.get(name), asked.params.get(name)
-        if was != now:
-            return (
-                f"{where}: {name} was {_short(was)}, now it is {_short(now)}. "
-                "A tool that may run again must ask the same things in the same order; put what varies into a step."
-            )
-    return where
-
-
-def _short(value: JsonValue) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else text[:97] + "..."
-
-
-def remaining_seconds(until: datetime, now: datetime) -> float:
-    """How long a sleep still lasts; not below zero."""
-    return max((until - now).total_seconds(), 0.0)
+    return Ask(
+        key=entry.key,
+        request=request,
+        asked_at=None if asked is None else from_micros(asked),
+        identity=ask_identity(request, value.get("key")),
+    )

@@ -1,18 +1,23 @@
-"""One run: a tool at work for a task, from the moment it was taken to the moment nothing more is to be said.
+"""One run: a tool at work for a task, from the moment it was claimed to the moment nothing more is to be said.
 
-Everything a run writes carries its attempt number. If the task meanwhile went to another run, or ended, the
-machine refuses or ignores it, and the body is stopped. So a run never has to ask whether it still may.
+Everything a run writes carries its attempt number. If the task meanwhile went to another run, or ended, the machine
+refuses or ignores it, and the body is stopped. So a run never has to ask whether it still may. Where the run itself
+stands is a table too (`life.py`); its parts have files of their own: questions, timers, steps, progress, what it holds
+while it works (`rest.py`), and in which order it learns of things (`deliveries.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import NoReturn, Protocol, TypeAlias
+from math import inf
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import anyio
 import anyio.lowlevel
@@ -22,8 +27,8 @@ from mcp_tasks.core.events import (
     ProgressReported,
     RunCompleted,
     RunFailed,
+    RunParked,
     RunReleased,
-    StepRecorded,
     TaskCancelled,
 )
 from mcp_tasks.core.inputs import InputRequest
@@ -32,12 +37,32 @@ from mcp_tasks.core.json import JsonObject, JsonValue
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.core.record import Progress, TaskRecord
 from mcp_tasks.engines.base import Slot
-from mcp_tasks.errors import Interrupted, RanTooLong, StaleRun, StoreUnavailable, UnknownTask, UsageError
-from mcp_tasks.runtime.context import enter_task
+from mcp_tasks.errors import (
+    Interrupted,
+    ReplayMismatch,
+    RunStopped,
+    StaleRun,
+    StoreError,
+    StoreUnavailable,
+    UnknownTask,
+    UsageError,
+    ValueNotStorable,
+)
+from mcp_tasks.runtime.alarms import Alarms
+from mcp_tasks.runtime.branches import Branches
+from mcp_tasks.runtime.context import asking_now, current_run
+from mcp_tasks.runtime.deliveries import Deliveries
+from mcp_tasks.runtime.life import Life, State, Turn
+from mcp_tasks.runtime.parking import Parking
 from mcp_tasks.runtime.policy import Settings, ToolPolicy
-from mcp_tasks.runtime.questions import Questions
-from mcp_tasks.runtime.replay import Replay, remaining_seconds
-from mcp_tasks.stores.codec import from_micros, to_micros
+from mcp_tasks.runtime.progress import ProgressThrottle
+from mcp_tasks.runtime.questions import Asking, Questions
+from mcp_tasks.runtime.replay import Replay
+from mcp_tasks.runtime.rest import Rest
+from mcp_tasks.runtime.steps import Retry, Steps
+from mcp_tasks.runtime.time_limit import TimeLimit
+from mcp_tasks.runtime.timers import Timers
+from mcp_tasks.runtime.uncancelled import uncancelled
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +101,12 @@ class Host(Protocol):
     def now(self) -> Callable[[], datetime]: ...
 
     @property
+    def alarms(self) -> Alarms: ...
+
+    @property
+    def parking(self) -> Parking: ...
+
+    @property
     def describe(self) -> Callable[[Exception], JsonObject]:
         """An exception as the JSON-RPC error that a client sees."""
         ...
@@ -84,7 +115,7 @@ class Host(Protocol):
 
     async def journal(self, task_id: str) -> Sequence[JournalEntry]: ...
 
-    async def submit(self, task_id: str) -> None: ...
+    async def submit(self, task_id: str, *, again: bool = False) -> None: ...
 
 
 class Run:
@@ -93,32 +124,34 @@ class Run:
     def __init__(self, record: TaskRecord, *, host: Host, slot: Slot, policy: ToolPolicy, replay: Replay) -> None:
         self.record = record
         self.attempt = record.attempt
+        self.policy = policy
+        self.life = Life()
+        self.branches = Branches(current_run, self)
+        # Taken before the tool's context is entered: what runs in it is no branch of the tool.
+        self._context = contextvars.copy_context()
+        self.deliveries = Deliveries(replay.results, self.branches, self._context, self._refuse)
+        self.rest = Rest(self.life, slot, self.branches, host.parking.room, self._context)
+        self.now = host.now
+        self.alarms = host.alarms
+        self.stopped = asyncio.Event()
         self._host = host
-        self._slot = slot
-        self._policy = policy
-        self._replay = replay
         self._questions = Questions(self, replay)
+        self._timers = Timers(self, replay)
+        self._steps = Steps(self, replay)
+        self._progress = ProgressThrottle(self._write_progress, host.settings.progress)
         self._scope = anyio.CancelScope()
         self._cancelled = threading.Event()
-        self.stopped = asyncio.Event()
         self._writing = asyncio.Lock()
-        self._progress: Progress | None = None
         self._helpers: set[asyncio.Task[None]] = set()
-        self._flushing = False
-        self._alarms: list[datetime] = []
-        self._waits = 0
-        self._waited_since = 0.0
-        self._limit_moved = 0.0
+        self._parks_for: RunParked | None = None
         self._verdict: Failure | None = None
-        self._steps = 0
-        self._returned = False
-        self._stopped = False
 
     async def execute(self, body: Body) -> None:
         """Run the tool and write down how it ended."""
-        enter_task(self, self._cancelled)
-        if self._policy.max_runtime is not None:
-            self._help(self._watch_limit(self._policy.max_runtime))
+        self.branches.enter()
+        current_run.set(self)
+        if self.policy.max_runtime is not None:
+            self.help(TimeLimit(self.policy.max_runtime, self.rest, self.judge).watch(self.record.request.name))
         try:
             outcome = await self._outcome(body)
             # What a tool returns because it was told that its time is up is no result.
@@ -126,72 +159,47 @@ class Run:
             if outcome is not None:
                 await self._finish(outcome)
         finally:
-            for helper in self._helpers:
-                helper.cancel()
+            self._clear_up()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the work should stop. Also for the thread of a sync tool."""
+        return self._cancelled.is_set()
 
     # What the tool does
 
     async def report(self, progress: Progress) -> None:
         """Keep the newest progress; it reaches the store at once or a moment later, never per call."""
-        self._progress = progress
-        if not self._flushing:
-            self._flushing = True
-            self._help(self._flush_progress())
+        if self._progress.put(progress):
+            self.help(self._progress.flush())
         await anyio.lowlevel.checkpoint()
 
-    async def ask(self, request: InputRequest) -> JsonValue:
+    async def ask(self, request: InputRequest, asking: Asking | None = None) -> JsonValue:
         """Put a question to the client and wait for the answer, however long it takes."""
-        return await self._questions.ask(request)
+        return await self._questions.ask(request, asking or asking_now())
 
     async def ask_all(self, requests: Mapping[str, InputRequest]) -> dict[str, JsonValue]:
         """Put several questions together and wait for all answers, under the caller's own labels."""
-        answers = await asyncio.gather(*(self._questions.ask(request) for request in requests.values()))
+        answers = await self._questions.ask_all(list(requests.values()))
         await anyio.lowlevel.checkpoint()
         return dict(zip(requests, answers, strict=True))
 
-    async def step(self, name: str, call: Callable[[], Awaitable[JsonValue]]) -> JsonValue:
-        """Do something once in the life of the task."""
-        if self._replay.enter_step(name):
-            return self._replay.step_value(name)
-        self._steps += 1
-        try:
-            value = await call()
-        except BaseException:
-            # Nothing is recorded, so the tool may try again.
-            self._replay.leave_step(name)
-            raise
-        finally:
-            self._steps -= 1
-        await self.change(
-            StepRecorded(attempt=self.attempt), entries=[JournalEntry(kind="step", key=name, value=value)]
-        )
-        return value
+    async def step(
+        self,
+        name: str,
+        call: Callable[[], Coroutine[Any, Any, Any]],
+        *,
+        function: Callable[..., Any] | None = None,
+        retry: Retry | None = None,
+    ) -> Any:
+        """Do something once in the life of the task. `function` is what says what the value is, if it is not `call`."""
+        return await self._steps.do(name, call, function or call, retry or Retry(attempts=1))
 
-    async def sleep(self, duration: timedelta) -> None:
+    async def sleep(
+        self, duration: timedelta | None = None, *, until: datetime | None = None, name: str | None = None
+    ) -> None:
         """Wait for a time that is set once in the life of the task."""
-        until = await self._alarm(duration)
-        self._alarms.append(until)
-        try:
-            await self._sleep_until(until)
-        finally:
-            self._alarms.remove(until)
-
-    async def _sleep_until(self, until: datetime) -> None:
-        async with self.waiting():
-            # Looked at again once a second: an injected clock need not run like the event loop's.
-            while (seconds := remaining_seconds(until, self._host.now())) > 0:
-                if self.may_unwind and seconds > self._policy.hold.total_seconds():
-                    await self.unwind()
-                await anyio.sleep(min(seconds, 1.0))
-
-    async def _alarm(self, duration: timedelta) -> datetime:
-        recorded = self._replay.next_timer()
-        if recorded is not None:
-            return from_micros(recorded)
-        until = self._host.now() + duration
-        entry = JournalEntry(kind="timer", key=self._replay.timer_key, value=to_micros(until))
-        await self.change(StepRecorded(attempt=self.attempt), entries=[entry])
-        return until
+        await self._timers.sleep(duration, until, name)
 
     # What happens to it
 
@@ -207,40 +215,97 @@ class Run:
 
     def stop(self) -> None:
         """Stop the body; nothing it still says counts. An async one is cancelled, a thread is told."""
-        self._stopped = True
-        if not self._returned:
+        returned = self.life.state is State.RETURNED
+        self.life.take(Turn.STOPPED)
+        if not returned:
             # Most runs end by themselves, and then there is nothing to cancel.
-            self._cancelled.set()
-            self.stopped.set()
-            self._scope.cancel()
+            self._cancel()
+
+    async def judge(self, verdict: RunStopped | ReplayMismatch) -> None:
+        """End the task with a verdict, whatever the tool is doing."""
+        await self.life.parking_decided()
+        if not self.life.take(Turn.JUDGED):
+            return
+        self._verdict = Failure(self._host.describe(verdict))
+        self._cancelled.set()
+        # Written at once, and not when the body has ended: a thread may take its time to notice.
+        await self._finish(self._verdict)
+        self._cancel()
 
     async def interrupt(self) -> None:
         """Give the run up because its process stops: another may take over, or the task ends as interrupted."""
-        event: Event = RunReleased(attempt=self.attempt, wake_at=min(self._alarms, default=None))
-        if not self._policy.rerun:
-            error = self._host.describe(Interrupted(self.record.request.name))
-            event = RunFailed(attempt=self.attempt, error=error)
+        event: Event = RunReleased(attempt=self.attempt)
+        if not self.policy.rerun:
+            event = RunFailed(attempt=self.attempt, error=self._host.describe(Interrupted(self.record.request.name)))
         try:
             await self._write(event)
         finally:
             self.stop()
 
-    async def unwind(self) -> None:
-        """Leave memory while there is only waiting to do; what was journalled brings the run back."""
+    # Leaving memory
+
+    @asynccontextmanager
+    async def park_while_waiting(
+        self, *, keys: frozenset[str] = frozenset(), wake_at: datetime | None = None
+    ) -> AsyncGenerator[None]:
+        """While this is entered, and nothing else of the tool is at work, the run may leave memory.
+
+        Only in the tool's own asyncio task, and only with no deadline around it: what else waits for this one, and with
+        which time-out, cannot be seen from a branch.
+        """
+        own = asyncio.current_task() is self.branches.own
+        if not (own and self.policy.rerun and anyio.current_effective_deadline() == inf):
+            async with self.rest.waiting(parkable=False):
+                yield
+            return
+        self._parks_for = RunParked(attempt=self.attempt, keys=keys, wake_at=wake_at)
         try:
-            await self._write(RunReleased(attempt=self.attempt, wake_at=min(self._alarms, default=None)))
-        except StoreUnavailable as exc:
-            logger.info("task %s waits on in memory: %s", self.record.id, exc)
+            async with self.rest.waiting(parkable=True):
+                self._host.parking.add(self, self._park_after(keys, wake_at))
+                yield
+        finally:
+            self.keep_in_memory()
+
+    def keep_in_memory(self) -> None:
+        """This wait is none to be parked for."""
+        self._parks_for = None
+        self._host.parking.remove(self)
+
+    def may_park(self, branches: set[asyncio.Task[Any]]) -> bool:
+        """Whether the run only waits, given the asyncio tasks that belong to it."""
+        alone = branches <= {self.branches.own}
+        return self._parks_for is not None and alone and not self.rest.in_steps and not self._questions.is_writing
+
+    async def park(self) -> None:
+        """Leave memory; what was journalled brings the run back."""
+        if self._parks_for is None or not self.life.take(Turn.PARKS):
+            return
+        try:
+            written = await self._write(self._parks_for)
+        except StoreError as exc:
+            logger.info("task %s… waits on in memory: %s", self.record.id[:12], exc)
+            self.life.take(Turn.STAYS)
             return
         self.stop()
-        if self.record.is_queued(self._host.now()):
-            # What it waited for came while it was being released.
-            await self._host.submit(self.record.id)
-        await self.go_no_further()
+        if written and self.record.is_queued(self.now()):
+            # What it waited for came while it was being parked.
+            await self._host.submit(self.record.id, again=True)
 
-    async def change(self, *events: Event, entries: Sequence[JournalEntry] = ()) -> None:
-        """Write what the tool says happened. If it may not say so any more, the tool goes no further."""
-        if not await self._write(*events, entries=entries):
+    def _park_after(self, keys: frozenset[str], wake_at: datetime | None) -> float:
+        """Seconds to stay in memory first. A sleep is known to be long or short; an answer may come any time."""
+        hold = self.policy.hold.total_seconds()
+        if keys or wake_at is None:
+            return hold
+        return 0.0 if (wake_at - self.now()).total_seconds() > hold else inf
+
+    # Writing
+
+    async def record_result(self, *events: Event, entries: Sequence[JournalEntry] = ()) -> None:
+        """Write what the tool did or learned, however long the store takes to be there again.
+
+        The tool never sees a half of it: it is written to the end even if the branch is cancelled meanwhile. If the
+        tool may not say such things any more, it goes no further."""
+        if not await uncancelled(self._write_patiently(events, entries), context=self._context.copy()):
             await self.go_no_further()
 
     async def go_no_further(self) -> NoReturn:
@@ -249,112 +314,96 @@ class Run:
         # Reached in a branch that the tool started outside of its own scope: there the cancellation does not come.
         raise asyncio.CancelledError
 
+    async def journal(self) -> Sequence[JournalEntry]:
+        """The task's journal, as soon as the store gives it."""
+        return await self._patiently(lambda: self._host.journal(self.record.id), "read the journal")
+
+    def help(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside the tool, until the run is over."""
+        helper = asyncio.get_running_loop().create_task(work, context=self._context.copy())
+        self._helpers.add(helper)
+        helper.add_done_callback(self._helped)
+
+    def _helped(self, helper: asyncio.Task[None]) -> None:
+        self._helpers.discard(helper)
+        if not helper.cancelled() and helper.exception() is not None:
+            logger.error("task %s…: %r", self.record.id[:12], helper.exception(), exc_info=helper.exception())
+
+    async def _write_patiently(self, events: Sequence[Event], entries: Sequence[JournalEntry]) -> bool:
+        return await self._patiently(lambda: self._write(*events, entries=entries), "be written")
+
+    async def _patiently(self, work: Callable[[], Awaitable[Any]], what: str) -> Any:
+        failures = 0
+        while True:
+            try:
+                return await work()
+            except StoreUnavailable as exc:
+                logger.warning("task %s… cannot %s yet: %s", self.record.id[:12], what, exc)
+            if not self.life.counts and self.life.state is not State.JUDGED:
+                return False
+            pause = backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=5))
+            failures += 1
+            await asyncio.sleep(pause.total_seconds())
+
     async def _write(self, *events: Event, entries: Sequence[JournalEntry] = ()) -> bool:
         """Write what happened to this run. False, and the run is stopped, if its task is not its own any more."""
         async with self._writing:
             try:
-                self.record = await self._host.change(self.record, *events, entries=entries)
+                record = await self._host.change(self.record, *events, entries=entries)
             except (StaleRun, UnknownTask):
                 self.stop()
                 return False
-        if self.record.is_final:
-            self._stopped = True
+            # A change that lost against another's write has read it; what it says is news to the questions.
+            self.reconcile(record)
         return True
 
-    def waiting(self) -> Waiting:
-        """While this is entered the run uses no slot and its time limit stands still."""
-        return Waiting(self)
+    async def _write_progress(self, progress: Progress) -> bool:
+        return await self._write(ProgressReported(attempt=self.attempt, progress=progress))
 
-    def begin_wait(self) -> None:
-        """Give the slot back. Another branch of the tool may go on meanwhile; it is worth no slot of its own."""
-        if not self._waits:
-            self._waited_since = asyncio.get_running_loop().time()
-        self._waits += 1
-        self._slot.release()
-
-    async def end_wait(self) -> None:
-        """Have the slot again before going on."""
-        try:
-            if not self._stopped:
-                # The time in line for a slot is no running time either.
-                await self._slot.acquire()
-        finally:
-            self._waits -= 1
-            if not self._waits:
-                self._limit_moved += asyncio.get_running_loop().time() - self._waited_since
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether some part of the tool waits for an answer or a timer."""
-        return self._waits > 0
-
-    @property
-    def may_unwind(self) -> bool:
-        """Whether the run can leave memory while it waits: it can be started again, and is in no step."""
-        return self._policy.rerun and not self._steps
-
-    @property
-    def hold(self) -> timedelta | None:
-        """How long it stays in memory first; None for as long as it waits."""
-        return self._policy.hold if self._policy.rerun else None
-
-    @property
-    def host(self) -> Host:
-        """The runtime this run belongs to."""
-        return self._host
-
-    def _help(self, work: Awaitable[None]) -> None:
-        helper = asyncio.ensure_future(work)
-        self._helpers.add(helper)
-        helper.add_done_callback(self._helpers.discard)
+    # Ending
 
     async def _outcome(self, body: Body) -> Outcome | None:
         """How the body ended; None if it was stopped and nobody wants to know."""
+        outcome: Outcome | None = None
         try:
             with self._scope:
+                self.life.take(Turn.ENTERED)
                 outcome = await body(self)
-                self._returned = True
-                return None if self._stopped else outcome
         except asyncio.CancelledError:
-            if self._stopped:
+            if not self.life.counts:
                 raise
             # The body raised it by itself: it awaited something that was cancelled elsewhere, or cancelled itself.
             _uncancel()
-            return Failure(self._host.describe(RuntimeError("the tool cancelled itself")))
+            outcome = Failure(self._host.describe(RuntimeError("the tool cancelled itself")))
         except BaseException as exc:
             # Whatever a tool raises is its outcome, `SystemExit` included: the task must end, and the server go on.
-            logger.exception("the run of task %s ended with an unexpected exception", self.record.id)
-            return Failure(self._host.describe(exc if isinstance(exc, Exception) else RuntimeError(repr(exc))))
-        return None
+            logger.exception("the run of task %s… ended with an unexpected exception", self.record.id[:12])
+            outcome = Failure(self._host.describe(exc if isinstance(exc, Exception) else RuntimeError(repr(exc))))
+        await self.life.parking_decided()
+        return outcome if self.life.take(Turn.RETURNED) else None
 
     async def _finish(self, outcome: Outcome) -> None:
         """Write the outcome down, however long the store takes to be there again: it must not be lost."""
-        failures = 0
-        while not self._stopped:
+        progress = self._progress.take()
+        while True:
             try:
-                await self._write(*self._last_words(outcome))
+                await self._write_patiently(self._last_words(outcome, progress), ())
                 return
-            except (TypeError, ValueError, RecursionError) as exc:
-                logger.error("what task %s ended with cannot be stored: %r", self.record.id, exc)
-                if self._progress is not None:
-                    self._progress = None
+            except (TypeError, ValueError, RecursionError, ValueNotStorable) as exc:
+                logger.error("what task %s… ended with cannot be stored: %r", self.record.id[:12], exc)
+                if progress is not None:
+                    progress = None
                 elif isinstance(outcome, Failure):
                     # Not the outcome's fault. Held on to, it would be held for good.
                     raise
                 else:
-                    # Not JSON, or too deep for it: there is nothing that could be kept or sent.
-                    outcome = Failure(self._host.describe(UsageError("the tool's result cannot be written as JSON")))
-            except StoreUnavailable as exc:
-                pause = backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=5))
-                logger.warning("the outcome of task %s is not stored yet: %s", self.record.id, exc)
-                failures += 1
-                await anyio.sleep(pause.total_seconds())
+                    # Not JSON, too deep for it or too large: there is nothing that could be kept or sent.
+                    outcome = Failure(self._host.describe(UsageError(f"the tool's result cannot be stored: {exc}")))
 
-    def _last_words(self, outcome: Outcome) -> list[Event]:
+    def _last_words(self, outcome: Outcome, progress: Progress | None) -> list[Event]:
         events: list[Event] = []
-        if self._progress is not None:
-            # Progress that had no time to be written goes with the outcome, in one write.
-            events.append(ProgressReported(attempt=self.attempt, progress=self._progress))
+        if progress is not None:
+            events.append(ProgressReported(attempt=self.attempt, progress=progress))
         match outcome:
             case Success(result):
                 events.append(RunCompleted(attempt=self.attempt, result=result))
@@ -364,50 +413,25 @@ class Run:
                 events.append(TaskCancelled(reason="Answered on the original call"))
         return events
 
-    async def _flush_progress(self) -> None:
-        try:
-            while (progress := self._progress) is not None:
-                self._progress = None
-                try:
-                    await self._write(ProgressReported(attempt=self.attempt, progress=progress))
-                except Exception as exc:
-                    # Not there, or not JSON; the next one may do better.
-                    logger.warning("progress of task %s is not stored: %r", self.record.id, exc)
-                await anyio.sleep(self._host.settings.progress.total_seconds())
-        finally:
-            self._flushing = False
+    def _refuse(self, mismatch: ReplayMismatch) -> None:
+        self.help(self.judge(mismatch))
 
-    async def _watch_limit(self, limit: timedelta) -> None:
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        while True:
-            left = started + limit.total_seconds() + self._limit_moved - loop.time()
-            if self._waits:
-                left = max(left, 1.0)
-            elif left <= 0:
-                break
-            await anyio.sleep(left)
-        self._verdict = Failure(self._host.describe(RanTooLong(self.record.request.name, limit)))
+    def _cancel(self) -> None:
         self._cancelled.set()
-        # Written at once, and not when the body has ended: a thread may take its time to notice.
-        await self._finish(self._verdict)
-        self.stop()
+        self.stopped.set()
+        self._scope.cancel()
 
-
-class Waiting:
-    """A wait of a run: `async with run.waiting(): ...`."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    async def __aenter__(self) -> None:
-        self._run.begin_wait()
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._run.end_wait()
+    def _clear_up(self) -> None:
+        self.life.take(Turn.ENDED)
+        self.keep_in_memory()
+        self.rest.end()
+        self.deliveries.close()
+        for helper in self._helpers:
+            helper.cancel()
+        self.branches.cancel_leftovers()
 
 
 def _uncancel() -> None:
-    task = asyncio.current_task()
-    while task is not None and task.cancelling() > 0:
-        task.uncancel()
+    current = asyncio.current_task()
+    while current is not None and current.cancelling() > 0:
+        current.uncancel()

@@ -9,23 +9,37 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 import anyio
 
-from mcp_tasks.core.events import Event, InputAnswered, RunReleased, RunStarted, TaskCancelled
+from mcp_tasks.core.events import Event, InputAnswered, RunFailed, RunReleased, RunStarted, TaskCancelled
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json import JsonObject, JsonValue
 from mcp_tasks.core.machine import apply
 from mcp_tasks.core.pacing import is_expired
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.engines.base import Engine, Slot
-from mcp_tasks.errors import StoreError, StoreUnavailable, TransitionRefused, UnknownTask, VersionConflict
+from mcp_tasks.errors import (
+    JournalUnreadable,
+    StoreError,
+    StoreUnavailable,
+    TaskUnreadable,
+    TransitionRefused,
+    UnknownTask,
+    VersionConflict,
+)
+from mcp_tasks.runtime.alarms import Alarms
+from mcp_tasks.runtime.context import current_run
 from mcp_tasks.runtime.holder import new_holder
 from mcp_tasks.runtime.janitor import Janitor
+from mcp_tasks.runtime.lease import Lease, uptime
+from mcp_tasks.runtime.parking import Parking
 from mcp_tasks.runtime.policy import Settings, ToolPolicy
 from mcp_tasks.runtime.replay import Replay
+from mcp_tasks.runtime.rest import WaitingRoom
 from mcp_tasks.runtime.run import Body, Run
 from mcp_tasks.stores.base import Hint, Store
 from mcp_tasks.stores.hints import HintFan
@@ -46,8 +60,12 @@ class TaskRuntime:
 
     Args:
         body: Runs the tool of a record.
-        policy: How runs of a tool are treated, by the tool's name.
+        policy: How runs of a tool are treated, by the tool's name; None for a tool that this process does not have.
         describe: An exception as the JSON-RPC error a client sees.
+        namespace: Which server this is. Tasks of other servers in the same store are left alone.
+        clock: The time as people tell it; it may be set at any moment.
+        monotonic: Seconds on a clock that is never set, by which other processes are watched.
+        uptime: The same, but going on while the machine sleeps, by which this process's own lease is measured.
     """
 
     def __init__(
@@ -56,24 +74,41 @@ class TaskRuntime:
         store: Store,
         engine: Engine,
         body: Body,
-        policy: Callable[[str], Awaitable[ToolPolicy]],
+        policy: Callable[[str], Awaitable[ToolPolicy | None]],
         describe: Callable[[Exception], JsonObject],
         clock: Callable[[], datetime],
+        namespace: str = "",
         settings: Settings | None = None,
         new_id: Callable[[], str] = new_task_id,
+        monotonic: Callable[[], float] = time.monotonic,
+        uptime: Callable[[], float] = uptime,
     ) -> None:
         self.store = store
         self.engine = engine
         self.settings = settings or Settings()
         self.policy = policy
+        self.namespace = namespace
         self.holder = new_holder()
-        self.janitor = Janitor(self)
         self.describe = describe
         self.now = clock
+        self.monotonic = monotonic
+        self.alarms = Alarms(clock)
+        self.parking = Parking(current_run, WaitingRoom(self.settings.waiting_runs))
+        self.janitor = Janitor(self)
+        self.lease = Lease(
+            self.settings.lease,
+            beat=lambda: store.beat(self.holder, namespace=namespace),
+            look=self.look_at_store,
+            stop_runs=self._stop_runs,
+            take_up=self.janitor.take_up,
+            clock=uptime,
+        )
         self._body = body
         self._new_id = new_id
         self._runs: dict[str, Run] = {}
         self._taken: dict[str, TaskRecord] = {}
+        self._alone: str | None = None
+        self._seen: dict[str, int] = {}
         self.changes = HintFan()
         self._services: list[asyncio.Task[None]] = []
         self._abandoned = False
@@ -88,9 +123,10 @@ class TaskRuntime:
         await self.store.open()
         self._open = True
         try:
-            await self.janitor.beat()
+            await self.lease.renew()
             await self.engine.start(self.execute)
-            await self.janitor.sweep()
+            await self.janitor.recover_lost()
+            await self.janitor.start_waiting()
         except BaseException:
             await self.stop()
             raise
@@ -98,8 +134,10 @@ class TaskRuntime:
             asyncio.create_task(service(), name=f"mcp-tasks-{name}")
             for name, service in (
                 ("janitor", self.janitor.keep_sweeping),
-                ("heartbeat", self.janitor.keep_beating),
+                ("lease", self.lease.keep),
+                ("parking", self.parking.serve),
                 ("hints", self._keep_following_hints),
+                ("look", self._keep_looking),
             )
         ]
 
@@ -110,6 +148,8 @@ class TaskRuntime:
             return
         self._open = False
         try:
+            # What a run that only waits is waiting for may take days: it will not end in the time it is given.
+            await self.parking.park_all()
             await self._hand_over_waiting()
             await self.engine.drain(self.settings.drain)
         finally:
@@ -123,8 +163,7 @@ class TaskRuntime:
         for service in self._services:
             service.cancel()
         self._services = []
-        for run in list(self._runs.values()):
-            run.stop()
+        self._stop_runs()
         await self.engine.stop(self.settings.stop)
         # What a real death leaves to the lease: here the process goes on, and would seem alive.
         await self.store.retire(self.holder)
@@ -191,19 +230,27 @@ class TaskRuntime:
             updated_at=now,
             ttl=ttl,
             poll_interval=poll_interval,
+            namespace=self.namespace,
         )
 
-    async def submit(self, task_id: str) -> None:
-        """Have the task run, here or elsewhere, when there is room."""
-        await self.engine.submit(task_id)
+    async def submit(self, task_id: str, *, again: bool = False) -> None:
+        """Have the task run, here or elsewhere, when there is room. `again` for one that is not new."""
+        await self.engine.submit(task_id, again=again)
 
     async def get(self, task_id: str, *, owner: str | None) -> TaskRecord:
         """The task as it is now, for its owner.
 
         Raises:
             UnknownTask: There is no such task for this owner.
+            TaskUnreadable: There is, and its row cannot be read.
         """
-        record = await self.store.get(task_id) if len(task_id) <= MAX_ID_LENGTH else None
+        try:
+            record = await self.store.get(task_id) if len(task_id) <= MAX_ID_LENGTH else None
+        except TaskUnreadable as exc:
+            self.janitor.note_trouble(task_id, exc)
+            if exc.owner == owner:
+                raise
+            raise UnknownTask(task_id) from exc
         if record is None or record.owner != owner or is_expired(record, self.now()):
             raise UnknownTask(task_id)
         return record
@@ -225,7 +272,7 @@ class TaskRuntime:
                 check(record)
             entries = [
                 JournalEntry(kind="answer", key=key, value=responses[key])
-                for key in sorted(record.inputs.answerable(event.keys))
+                for key in sorted(record.inputs.answerable(event.keys, self.now()))
             ]
             try:
                 changed = await self._swap(record, (event,), entries)
@@ -233,7 +280,7 @@ class TaskRuntime:
                 record = await self._reload(record.id)
                 continue
             if changed.is_queued(self.now()):
-                await self.submit(changed.id)
+                await self.submit(changed.id, again=True)
             return changed
 
     async def cancel(self, record: TaskRecord, reason: str) -> TaskRecord:
@@ -259,7 +306,9 @@ class TaskRuntime:
         with self.changes.listen([task_id]) as hints, anyio.move_on_after(timeout.total_seconds()):
             record = await self.store.get(task_id)
             while record is not None and not condition(record):
-                await anext(hints)
+                with anyio.move_on_after(self.settings.look.total_seconds()):
+                    # A hint may be lost; the store is the truth.
+                    await anext(hints)
                 record = await self.store.get(task_id)
             return record
         return None
@@ -284,36 +333,74 @@ class TaskRuntime:
     async def execute(self, task_id: str, slot: Slot) -> None:
         """Run the task if it is there to be run. What an engine calls; it raises nothing."""
         try:
-            run = await self._take(task_id, slot)
+            run = await self._claim(task_id, slot)
             if run is None:
                 return
             self._runs[task_id] = run
             try:
+                if run.record.is_final or not self.lease.is_held:
+                    run.stop()
                 await run.execute(self._body)
             finally:
                 del self._runs[task_id]
-        except Exception:
+                if self._alone == task_id:
+                    self._alone = None
+        except StoreUnavailable as exc:
             # The record is as it was, or says who has it; the janitor will come by.
-            logger.exception("task %s could not be run now", task_id)
+            logger.warning("task %s… could not be run now: %s", task_id[:12], exc)
+        except Exception as exc:
+            if self.janitor.note_trouble(task_id, exc) == 1 and not isinstance(exc, StoreError):
+                logger.exception("task %s… could not be run", task_id[:12])
 
-    async def _take(self, task_id: str, slot: Slot) -> Run | None:
-        """Take the task by compare-and-swap. Whoever comes second finds it taken, and that is all."""
+    async def _claim(self, task_id: str, slot: Slot) -> Run | None:
+        """Claim the task by compare-and-swap. Whoever comes second finds it claimed, and that is all."""
         if task_id in self._taken:
             policy = await self.policy(self._taken[task_id].request.name)
             if (made := self._taken.pop(task_id, None)) is not None:
-                return Run(made, host=self, slot=slot, policy=policy, replay=Replay())
+                return Run(made, host=self, slot=slot, policy=policy or ToolPolicy(), replay=Replay())
         record = await self.store.get(task_id)
-        if record is None or not record.is_queued(self.now()):
+        if record is None or not self.lease.is_held or not record.is_queued(self.now()):
             return None
-        # Read before it is taken: were the store to fail afterwards, we would have a task that we do not run. Nothing
-        # is added to the journal of a queued task but with a new version, and then the swap does not succeed.
-        replay = Replay(await self.store.journal(task_id) if record.attempt else ())
         policy = await self.policy(record.request.name)
-        try:
-            taken = await self._swap(record, (RunStarted(holder=self.holder),), ())
-        except (VersionConflict, TransitionRefused):
+        if record.namespace != self.namespace or policy is None:
+            if policy is None:
+                self.janitor.note_missing_tool(record.request.name)
             return None
-        return Run(taken, host=self, slot=slot, policy=policy, replay=replay)
+        if not self._may_start(record, policy):
+            return None
+        # Read before it is claimed: were the store to fail afterwards, we would have a task that we do not run. Nothing
+        # is added to the journal of a queued task but with a new version, and then the swap does not succeed.
+        replay = await self._replay_of(record)
+        try:
+            if replay is None:
+                error = self.describe(JournalUnreadable(record.request.name))
+                failed = RunFailed(attempt=record.attempt + 1, error=error)
+                await self._swap(record, (RunStarted(holder=self.holder), failed), ())
+                return None
+            claimed = await self._swap(record, (RunStarted(holder=self.holder),), ())
+        except (VersionConflict, TransitionRefused):
+            if self._alone == task_id:
+                self._alone = None
+            return None
+        return Run(claimed, host=self, slot=slot, policy=policy, replay=replay)
+
+    def _may_start(self, record: TaskRecord, policy: ToolPolicy) -> bool:
+        """Whether the task may be claimed now. One that would fail if it were lost once more runs apart from others
+        like it: so that a tool which takes its process down is told from those that happened to run beside it."""
+        if record.lost == 0 or record.lost + 1 < policy.max_lost_runs:
+            return True
+        if self._alone not in (None, record.id):
+            return False
+        self._alone = record.id
+        return True
+
+    async def _replay_of(self, record: TaskRecord) -> Replay | None:
+        """What earlier runs recorded; None if it cannot be read."""
+        try:
+            return Replay(await self.store.journal(record.id) if record.attempt else ())
+        except (TaskUnreadable, LookupError, TypeError, ValueError, AttributeError) as exc:
+            logger.error("task %s… is ended, because its journal cannot be read: %s", record.id[:12], exc)
+            return None
 
     async def _swap(self, record: TaskRecord, events: Sequence[Event], entries: Sequence[JournalEntry]) -> TaskRecord:
         if self._abandoned:
@@ -357,14 +444,47 @@ class TaskRuntime:
             async for hint in hints:
                 self.changes.put(hint)
                 run = self._runs.get(hint.task_id)
-                if run is None or hint.version <= run.record.version:
-                    continue
-                try:
-                    run.reconcile(await self._reload(hint.task_id))
-                except UnknownTask:
-                    run.stop()
-                except StoreError as exc:
-                    logger.warning("could not look at task %s: %s", hint.task_id, exc)
+                if run is not None and hint.version > run.record.version:
+                    await self._refresh(run)
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await anyio.sleep(self.settings.look.total_seconds())
+            try:
+                await self.look_at_store()
+            except StoreError as exc:
+                logger.warning("the runs of this process could not be compared with the store: %s", exc)
+            except Exception:
+                logger.exception("the runs of this process could not be compared with the store")
+
+    async def look_at_store(self) -> None:
+        """Tell the runs and the listeners of this process what they were not told: hints may be lost.
+
+        Raises:
+            StoreError: The store could not be read.
+        """
+        runs = dict(self._runs)
+        versions = await self.store.versions(runs.keys() | self.changes.listened())
+        for task_id, run in runs.items():
+            if versions.get(task_id) != run.record.version:
+                await self._refresh(run)
+        for task_id in self.changes.listened():
+            if task_id in versions and versions[task_id] != self._seen.get(task_id):
+                self.changes.put(Hint(task_id, versions[task_id]))
+        self._seen = versions
+
+    async def _refresh(self, run: Run) -> None:
+        task_id = run.record.id
+        try:
+            run.reconcile(await self._reload(task_id))
+        except (UnknownTask, TaskUnreadable):
+            run.stop()
+        except StoreError as exc:
+            logger.warning("could not look at task %s…: %s", task_id[:12], exc)
+
+    def _stop_runs(self) -> None:
+        for run in list(self._runs.values()):
+            run.stop()
 
     async def _hand_over(self) -> None:
         for service in self._services:
@@ -381,9 +501,9 @@ class TaskRuntime:
             await self.store.close()
 
     async def _hand_over_waiting(self) -> None:
-        """A run that only waits will not end in the time it is given; what it waits for may take days."""
+        """Give up runs of which nothing can go on but by an answer or a timer."""
         for run in list(self._runs.values()):
-            if run.is_waiting:
+            if run.life.is_waiting and not run.branches.can_advance():
                 await self._interrupt(run)
 
     async def _interrupt(self, run: Run) -> None:

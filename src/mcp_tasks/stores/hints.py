@@ -22,6 +22,10 @@ class HintFan:
         # By task, so that a change costs as much as it has listeners, not as much as there are listeners.
         self._of_task: dict[str, set[Inbox]] = {}
 
+    def listened(self) -> Collection[str]:
+        """The tasks that somebody listens to in particular."""
+        return list(self._of_task)
+
     def put(self, hint: Hint, *, origin: object = None) -> None:
         """Hand on one hint, but not to where it came from. Call from the event loop's thread."""
         for inbox in self._of_all:

@@ -1,0 +1,196 @@
+"""What of a tool is there to go on: its asyncio tasks, and what each of them waits for.
+
+A tool may do several things at once (`gather`, task groups, `create_task`), and nobody tells us. But asyncio tasks
+carry their context, and the context says which run it belongs to; and a suspended coroutine says what it awaits. So it
+can be seen whether a tool still has something to do besides waiting for us. Where it cannot be seen, the answer is yes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import inspect
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakSet
+
+_WAITING_FOR_TASKS = frozenset(
+    {
+        ("asyncio/tasks.py", "_wait"),
+        ("asyncio/taskgroups.py", "TaskGroup.__aexit__"),
+        ("anyio/_backends/_asyncio.py", "TaskGroup.__aexit__"),
+    }
+)
+"""Where code waits for asyncio tasks of its own: file and function, as a code object names them."""
+
+_ANYIO = "anyio/_backends/_asyncio.py"
+_WAITING_FOR_A_THREAD = frozenset({(_ANYIO, "AsyncIOBackend.run_sync_in_worker_thread")})
+_FOR_A_THREAD = frozenset({(_ANYIO, "AsyncIOBackend.run_async_from_thread.<locals>.task_wrapper")})
+
+
+class Branches:
+    """The asyncio tasks of one run: the tool's own, and those that it started.
+
+    Args:
+        mark: Set in the context of the run and of nobody else.
+        value: To this.
+    """
+
+    def __init__(self, mark: contextvars.ContextVar[Any], value: object) -> None:
+        self._mark = mark
+        self._value = value
+        self._own: asyncio.Task[Any] | None = None
+        self._known: WeakSet[asyncio.Task[Any]] = WeakSet()
+        self._in_our_hands: set[asyncio.Task[Any]] = set()
+        self.cancelled = 0
+        """How many branches were seen to be cancelled: what they had recorded is not missed."""
+
+    def enter(self) -> None:
+        """From now on the calling asyncio task is the tool's own."""
+        self._own = asyncio.current_task()
+
+    @property
+    def own(self) -> asyncio.Task[Any] | None:
+        """The tool's own asyncio task."""
+        return self._own
+
+    @property
+    def in_own(self) -> bool:
+        """Whether the calling code belongs to the tool's own asyncio task, or to the thread that this one waits for."""
+        caller = asyncio.current_task()
+        return caller is self._own or (caller is not None and _is_from_thread(caller))
+
+    def contact(self, *, look_around: bool) -> None:
+        """Take note of the calling branch, and with `look_around` of those that came into being with it."""
+        caller = asyncio.current_task()
+        if caller is None or caller is self._own or caller in self._known or _is_from_thread(caller):
+            return
+        for task in self._of_this_run() if look_around else ():
+            self._meet(task)
+        self._meet(caller)
+
+    @property
+    def several(self) -> bool:
+        """Whether more than the tool's own task has been seen and is not done yet."""
+        return any(not task.done() for task in self._known)
+
+    def rest(self) -> asyncio.Task[Any] | None:
+        """The calling branch waits for us from now on. Pass what this returns to `go_on`."""
+        task = asyncio.current_task()
+        if task is not None:
+            self._in_our_hands.add(task)
+        return task
+
+    def go_on(self, task: asyncio.Task[Any] | None) -> None:
+        """The branch has what it waited for."""
+        if task is not None:
+            self._in_our_hands.discard(task)
+
+    def can_advance(self) -> bool:
+        """Whether some branch may go on without us. True where that cannot be told."""
+        live = {task for task in self._of_this_run() if not task.done()}
+        for task in live:
+            self._meet(task)
+        # A sync tool does one thing at a time: while its thread waits for us, nothing else of it is at work.
+        thread_waits = any(_is_from_thread(task) for task in live & self._in_our_hands)
+        return any(
+            task not in self._in_our_hands
+            and not _waits_for_tasks(task)
+            and not (thread_waits and task is self._own and _waits_for_thread(task))
+            for task in live
+        )
+
+    def cancel_leftovers(self) -> None:
+        """The run is over: what of it still waits for us would wait for ever."""
+        for task in self._in_our_hands - {self._own}:
+            task.cancel()
+
+    def _of_this_run(self) -> Iterator[asyncio.Task[Any]]:
+        for task in asyncio.all_tasks():
+            context = context_of(task)
+            # One whose context cannot be seen might be ours; then nothing is known for certain. asyncio's own can.
+            if context is not None and context.get(self._mark) is self._value:
+                yield task
+
+    def _meet(self, task: asyncio.Task[Any]) -> None:
+        if task is not self._own and task not in self._known:
+            self._known.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        if task.cancelled():
+            self.cancelled += 1
+
+
+def tasks_by_value(mark: contextvars.ContextVar[Any]) -> dict[Any, set[asyncio.Task[Any]]]:
+    """The asyncio tasks of this event loop by what `mark` is in their contexts: one look for all runs."""
+    found: dict[Any, set[asyncio.Task[Any]]] = {}
+    for task in asyncio.all_tasks():
+        context = context_of(task)
+        value = None if context is None else context.get(mark)
+        if value is not None:
+            found.setdefault(value, set()).add(task)
+    return found
+
+
+def context_of(task: asyncio.Task[Any]) -> contextvars.Context | None:
+    """The context that a task runs in."""
+    get_context = getattr(task, "get_context", None)
+    if get_context is not None:
+        return get_context()
+    # Python 3.11 has it and does not show it; what an object refers to is public.
+    return next((found for found in gc.get_referents(task) if isinstance(found, contextvars.Context)), None)
+
+
+def _waits_for_tasks(task: asyncio.Task[Any]) -> bool:
+    """Whether the task is suspended until other asyncio tasks have ended, and nothing else will wake it."""
+    innermost, future = _suspended_in(task)
+    if future is None or future.done():
+        return False
+    if isinstance(future, asyncio.Task) or type(future).__name__ == "_GatheringFuture":
+        return True
+    # `asyncio.wait(..., timeout=...)` is woken by the time as well.
+    frame = getattr(innermost, "cr_frame", None)
+    return _is_in(innermost, _WAITING_FOR_TASKS) and (frame is None or frame.f_locals.get("timeout") is None)
+
+
+def _waits_for_thread(task: asyncio.Task[Any]) -> bool:
+    return _is_in(_suspended_in(task)[0], _WAITING_FOR_A_THREAD)
+
+
+def _is_from_thread(task: asyncio.Task[Any]) -> bool:
+    """Whether the task does something for a thread that waits for it, as `anyio.from_thread.run` has it done."""
+    return _is_in(task.get_coro(), _FOR_A_THREAD)
+
+
+def _is_in(coroutine: Any, places: frozenset[tuple[str, str]]) -> bool:
+    code = getattr(coroutine, "cr_code", None)
+    if code is None:
+        return False
+    file = code.co_filename.replace("\\", "/")
+    return any(code.co_qualname == name and file.endswith(end) for end, name in places)
+
+
+def _suspended_in(task: asyncio.Task[Any]) -> tuple[Any, asyncio.Future[Any] | None]:
+    """The innermost coroutine of a suspended task, and the future that it awaits if that can be seen."""
+    coroutine: Any = task.get_coro()
+    while (awaited := _awaited(coroutine)) is not None and _is_suspendable(awaited):
+        coroutine = awaited
+    if awaited is None:
+        return coroutine, None
+    futures: list[asyncio.Future[Any]] = [
+        found for found in gc.get_referents(awaited) if isinstance(found, asyncio.Future)
+    ]
+    return coroutine, futures[0] if futures else None
+
+
+def _awaited(suspended: Any) -> Any:
+    for attribute in ("cr_await", "gi_yieldfrom", "ag_await"):
+        if (awaited := getattr(suspended, attribute, None)) is not None:
+            return awaited
+    return None
+
+
+def _is_suspendable(thing: Any) -> bool:
+    return inspect.iscoroutine(thing) or inspect.isgenerator(thing) or inspect.isasyncgen(thing)

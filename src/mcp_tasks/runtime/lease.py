@@ -1,0 +1,147 @@
+"""Who is alive: this process's own lease, and what it sees of the others.
+
+Times of two machines are never compared. A heartbeat is a number that grows; whoever watches it measures on a clock of
+its own for how long it has not, and counts only time in which it was itself awake and looking. So a clock that is set,
+a laptop that sleeps and a virtual machine that is resumed end nothing.
+
+The other side of it: a process that cannot renew in time must expect that its tasks are given to others, so it stops
+its runs before that. It measures on a clock that goes on while the machine sleeps, and after a long gap it looks at the
+store before it does anything else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+from mcp_tasks.errors import StoreError
+from mcp_tasks.runtime.holder import is_gone
+
+logger = logging.getLogger(__name__)
+
+BEATS_PER_LEASE = 6
+"""One may be late and some lost before anything comes of it."""
+
+STOPS_AFTER = 2 / 3
+"""The part of a lease after which a process that could not renew it stops its runs: well before others may claim
+them."""
+
+
+def uptime() -> float:
+    """Seconds on a clock that is never set, and that goes on while the machine sleeps."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    # Without it: macOS's CLOCK_MONOTONIC goes on too; elsewhere there is nothing better than `monotonic`.
+    if clock is None:
+        clock = getattr(time, "CLOCK_MONOTONIC", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
+class Lease:
+    """This process's right to its claims.
+
+    Args:
+        beat: Renews it in the store.
+        look: Compares the runs of this process with their rows.
+        stop_runs: Stops them all, without a word to the store.
+        take_up: Gives up what is claimed by this process and not run by it any more.
+        clock: Goes on while the machine sleeps.
+    """
+
+    def __init__(
+        self,
+        length: timedelta,
+        *,
+        beat: Callable[[], Awaitable[None]],
+        look: Callable[[], Awaitable[None]],
+        stop_runs: Callable[[], None],
+        take_up: Callable[[], Awaitable[None]],
+        clock: Callable[[], float] = uptime,
+    ) -> None:
+        self._length = length.total_seconds()
+        self._beat = beat
+        self._look = look
+        self._stop_runs = stop_runs
+        self._take_up = take_up
+        self._clock = clock
+        self._renewed = clock()
+        self.is_held = True
+        """Whether this process may claim tasks and run them."""
+
+    async def renew(self) -> None:
+        """Renew it now.
+
+        Raises:
+            StoreError: The store did not take it.
+        """
+        began = self._clock()
+        overslept = began - self._renewed > self._length
+        if overslept:
+            # Others may have claimed what we run, while this machine slept or its event loop was blocked.
+            await self._look()
+        await self._beat()
+        self._renewed = began
+        if not self.is_held:
+            logger.warning("the lease of this process is renewed; its tasks are taken up again")
+            await self._look()
+            await self._take_up()
+            self.is_held = True
+
+    async def keep(self) -> None:
+        """Renew it for as long as this process serves, and stop the runs when that does not succeed in time."""
+        pause = self._length / BEATS_PER_LEASE
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                # Bounded: a store that does not answer is as bad as one that refuses.
+                async with asyncio.timeout(pause * 2):
+                    await self.renew()
+            except (StoreError, TimeoutError) as exc:
+                logger.warning("the lease of this process could not be renewed: %s", exc or type(exc).__name__)
+            except Exception:
+                logger.exception("the lease of this process could not be renewed")
+            self.check()
+
+    def check(self) -> None:
+        """Stop the runs if the lease could not be renewed in time."""
+        if self.is_held and self._clock() - self._renewed > self._length * STOPS_AFTER:
+            self.is_held = False
+            logger.error("the lease of this process could not be renewed in time; its runs are stopped")
+            self._stop_runs()
+
+
+class Watch:
+    """What one process sees of the heartbeats of the others.
+
+    Args:
+        lease: How long a heartbeat may stay the same.
+        longest_step: What one look may count for at most: time in which nobody looked proves nothing.
+        clock: A clock that is never set.
+    """
+
+    def __init__(
+        self, lease: timedelta, *, longest_step: timedelta, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._lease = lease.total_seconds()
+        self._longest_step = longest_step.total_seconds()
+        self._clock = clock
+        self._looked = clock()
+        self._beats: dict[str, int] = {}
+        self._silent: dict[str, float] = {}
+
+    def dead(self, beats: dict[str, int]) -> list[str]:
+        """Those of the holders that are dead, given their heartbeats as of now."""
+        now = self._clock()
+        step = min(max(now - self._looked, 0.0), self._longest_step)
+        self._looked = now
+        self._silent = {
+            holder: self._silent.get(holder, 0.0) + step if self._beats.get(holder) == count else 0.0
+            for holder, count in beats.items()
+        }
+        self._beats = dict(beats)
+        return [holder for holder, count in beats.items() if self._is_dead(holder, count)]
+
+    def _is_dead(self, holder: str, count: int) -> bool:
+        # One without a heartbeat has signed off: it beats before it claims anything.
+        return count == 0 or self._silent[holder] >= self._lease or is_gone(holder)

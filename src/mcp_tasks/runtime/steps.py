@@ -1,0 +1,131 @@
+"""Steps: work that is done once in the life of a task, and whose end, good or bad, every later run finds recorded."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+
+from mcp_tasks.core.events import StepRecorded
+from mcp_tasks.core.journal import JournalEntry
+from mcp_tasks.core.pacing import backoff
+from mcp_tasks.errors import UsageError, ValueNotStorable
+from mcp_tasks.runtime.replay import BRANCH, Replay, ResultId
+from mcp_tasks.runtime.step_values import StepValue, keep_error, restore_error
+
+if TYPE_CHECKING:
+    from mcp_tasks.runtime.run import Run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retry:
+    """How often a step is tried before it has failed. The attempts happen inside the step, in memory.
+
+    Attributes:
+        attempts: How often in all.
+        wait: The pause after the first failure; it doubles with every further one.
+        max_wait: The longest pause.
+        on: Exceptions after which it is worth another attempt.
+    """
+
+    attempts: int = 3
+    wait: timedelta = timedelta(seconds=1)
+    max_wait: timedelta = timedelta(minutes=1)
+    on: type[Exception] | tuple[type[Exception], ...] = Exception
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise UsageError(f"Retry(attempts=...) must be at least 1, got {self.attempts}")
+
+    def pause_after(self, failures: int) -> float:
+        """Seconds to wait after so many failures."""
+        return backoff(failures - 1, base=self.wait, limit=self.max_wait).total_seconds()
+
+
+class Steps:
+    """The steps of one run."""
+
+    def __init__(self, run: Run, replay: Replay) -> None:
+        self._run = run
+        self._replay = replay
+
+    async def do(self, name: str, call: Callable[[], Any], function: Callable[..., Any], retry: Retry) -> Any:
+        """The value of the step, from the journal or by doing it now."""
+        run = self._run
+        kept_as = StepValue(name, function)
+        self._replay.enter_step(name)
+        result = ResultId("step", name)
+        try:
+            if run.deliveries.has(result):
+                stored = await run.deliveries.recorded(result)
+                if "error" in stored:
+                    raise restore_error(name, stored)
+                return kept_as.restore(stored)
+            await run.deliveries.caught_up(str(result))
+        except BaseException:
+            self._leave_if_unrecorded(result)
+            raise
+        # A step counts as running until it is recorded.
+        async with run.rest.stepping():
+            return await self._do_and_record(result, kept_as, retry, call)
+
+    async def _do_and_record(self, result: ResultId, kept_as: StepValue, retry: Retry, call: Callable[[], Any]) -> Any:
+        try:
+            stored, value = kept_as.keep(await attempt(retry, call))
+        except Exception as exc:
+            raise await self._record_failure(result, exc) from exc
+        except BaseException:
+            # Cancelled, and so not done: it is no outcome of the step.
+            self._replay.leave_step(result.key)
+            raise
+        try:
+            await self._record(result, stored)
+        except ValueNotStorable as exc:
+            failure = UsageError(f"step {result.key!r} gave a value that the store cannot keep: {exc}")
+            raise await self._record_failure(result, failure) from exc
+        return value
+
+    async def _record_failure(self, result: ResultId, exc: Exception) -> Exception:
+        """Record that the step failed; the exception for the tool, the same one that a later run will get."""
+        stored = keep_error(exc)
+        await self._record(result, stored)
+        rebuilt = restore_error(result.key, stored)
+        return exc if type(rebuilt) is type(exc) else rebuilt
+
+    async def _record(self, result: ResultId, stored: dict[str, Any]) -> None:
+        run = self._run
+        value = stored if run.branches.in_own else stored | {BRANCH: True}
+        entry = JournalEntry(kind="step", key=result.key, value=value)
+        async with run.deliveries.turn():
+            await run.record_result(StepRecorded(attempt=run.attempt), entries=[entry])
+
+    def _leave_if_unrecorded(self, result: ResultId) -> None:
+        if not self._run.deliveries.has(result):
+            self._replay.leave_step(result.key)
+
+
+async def attempt(retry: Retry, call: Callable[[], Any]) -> Any:
+    """What `call` gives, tried as often as `retry` says."""
+    failures = 0
+    while True:
+        try:
+            return await call()
+        except retry.on:
+            failures += 1
+            if failures >= retry.attempts:
+                raise
+        await anyio.sleep(retry.pause_after(failures))
+
+
+async def call_function(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """What a function gives: awaited if it is async, on a worker thread if it is not."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*args, **kwargs)
+    value = await anyio.to_thread.run_sync(partial(function, *args, **kwargs))
+    return await value if inspect.isawaitable(value) else value

@@ -1,0 +1,50 @@
+"""Sleeps that survive restarts: each is set once in the life of the task."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from mcp_tasks.core.events import StepRecorded
+from mcp_tasks.runtime.alarms import Bell
+from mcp_tasks.runtime.replay import Replay, ResultId, Timer, done_entry, timer_entry
+
+if TYPE_CHECKING:
+    from mcp_tasks.runtime.run import Run
+
+
+class Timers:
+    """The sleeps of one run."""
+
+    def __init__(self, run: Run, replay: Replay) -> None:
+        self._run = run
+        self._replay = replay
+
+    async def sleep(self, duration: timedelta | None, until: datetime | None, name: str | None) -> None:
+        """Wait for a time that is set once in the life of the task."""
+        run = self._run
+        key, recorded = self._replay.find_timer(_identity(duration, until, name))
+        result = ResultId("timer", key)
+        if run.deliveries.has(result):
+            await run.deliveries.recorded(result)
+            return
+        timer = Timer(key=key, until=recorded if recorded is not None else _end(run.now(), duration, until))
+        if recorded is None:
+            await run.deliveries.caught_up(str(result))
+            await run.record_result(StepRecorded(attempt=run.attempt), entries=[timer_entry(timer)])
+        async with run.park_while_waiting(wake_at=timer.until):
+            await run.alarms.wait(Bell(), timer.until)
+        await run.deliveries.caught_up(f"the end of {result}")
+        async with run.deliveries.turn():
+            entry = done_entry(result, "over", branch=not run.branches.in_own)
+            await run.record_result(StepRecorded(attempt=run.attempt), entries=[entry])
+
+
+def _identity(duration: timedelta | None, until: datetime | None, name: str | None) -> str:
+    if name is not None:
+        return f"name:{name}"
+    return f"until:{until.isoformat()}" if until is not None else f"sleep:{duration}"
+
+
+def _end(now: datetime, duration: timedelta | None, until: datetime | None) -> datetime:
+    return until if until is not None else now + (duration or timedelta(0))

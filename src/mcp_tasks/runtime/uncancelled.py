@@ -1,0 +1,33 @@
+"""Finishing what must not be left half done, although the code that waits for it is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import anyio
+
+T = TypeVar("T")
+
+
+async def uncancelled(work: Coroutine[Any, Any, T], *, context: contextvars.Context | None = None) -> T:
+    """The result of `work`, which runs to its end. A cancellation that comes meanwhile is raised after that.
+
+    A shield of anyio's holds off the cancellation of a scope and not `Task.cancel()`; this holds off both.
+    """
+    inner = asyncio.get_running_loop().create_task(work, context=context)
+    cancelled: asyncio.CancelledError | None = None
+    with anyio.CancelScope(shield=True):
+        while not inner.done():
+            try:
+                await asyncio.wait({inner})
+            except asyncio.CancelledError as exc:
+                cancelled = exc
+    if cancelled is not None:
+        if not inner.cancelled():
+            # Looked at, so that asyncio does not report it as never retrieved.
+            inner.exception()
+        raise cancelled
+    return inner.result()
