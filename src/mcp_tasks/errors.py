@@ -140,7 +140,8 @@ class LostTooOften(RunStopped):
         self.tool = tool
         self.times = times
         super().__init__(
-            f"The server process died {times} times in a row while {tool!r} was running, so it is not started again."
+            f"The server process died {times} times in a row while {tool!r} was running, "
+            "so the tool is not started again."
         )
 
 

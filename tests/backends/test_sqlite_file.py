@@ -98,6 +98,18 @@ async def test_a_database_of_another_application_is_refused_and_left_alone(path:
     assert path.read_bytes() == content
 
 
+async def test_the_ledger_of_a_client_is_refused_by_name_and_left_alone(path: Path) -> None:
+    execute(path, "PRAGMA application_id = 0x4D43504C", "CREATE TABLE tasks (task_id TEXT)")
+    content = path.read_bytes()
+    with pytest.raises(
+        StoreCorrupt, match="is the ledger of a client; choose another path for the task store"
+    ) as refused:
+        await SqliteStore(path).open()
+    assert str(path) in str(refused.value)
+    assert path.read_bytes() == content
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
 async def test_a_schema_of_a_newer_release_is_refused_with_its_name(path: Path) -> None:
     await open_and_close(path)
     execute(path, "PRAGMA user_version = 99", "UPDATE meta SET release = '42.7'")

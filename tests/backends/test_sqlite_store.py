@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,10 +14,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mcp_tasks.core import JournalEntry, TaskRequest, TaskStatus
-from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.core import JournalEntry, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.errors import StoreError, StoreUnavailable, ValueNotStorable
 from mcp_tasks.stores import Hint, Store
-from mcp_tasks.stores.sqlite import SqliteStore, queries
+from mcp_tasks.stores.sqlite import SqliteStore, operations, queries
+from mcp_tasks.stores.sqlite.connection import connect, connect_reader, fetch
+from mcp_tasks.stores.sqlite.writer import Writer
 from mcp_tasks.testing import make_record
 from mcp_tasks.testing.store_suite import StoreSuite
 
@@ -58,16 +60,21 @@ def query(store: SqliteStore, sql: str) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize("text", STRANGE, ids=lambda text: ascii(text)[:20])
 async def test_any_string_can_be_an_id_an_owner_a_holder_and_a_key(store: SqliteStore, text: str) -> None:
     request = TaskRequest(name=text, arguments={text: text})
-    record = make_record(id=text, owner=text, holder=text, status_message=text, request=request)
+    record = make_record(id=text, owner=text, namespace=text, holder=text, status_message=text, request=request)
     step = JournalEntry(kind="step", key=text, value={text: [text]})
     await store.create(record)
     await store.save(record, expected=1, entries=[step])
-    await store.beat(text, until=NOW)
+    await store.beat(text, namespace=text)
     assert await store.get(text) == record
     assert list(await store.journal(text)) == [step]
     assert list((await store.list(owner=text)).records) == [record]
-    assert list(await store.held(text, limit=1)) == [record]
-    assert await store.holders() == {text: NOW}
+    assert list((await store.held(text, limit=1)).ids) == [text]
+    assert await store.versions([text]) == {text: 1}
+    assert await store.holders(text) == {text: 1}
+    free = make_record(id=text + "1", namespace=text)
+    await store.create(free)
+    assert list((await store.queued(text, limit=1)).ids) == [free.id]
+    await store.delete(free.id, expected=1)
     second = make_record(id=text + "2")
     await store.create(second)
     first = await store.list(limit=1)
@@ -75,6 +82,24 @@ async def test_any_string_can_be_an_id_an_owner_a_holder_and_a_key(store: Sqlite
     await store.retire(text)
     await store.delete(text, expected=1)
     assert await store.get(text) is None
+
+
+async def create_at_once(
+    create: Callable[[TaskRecord], Awaitable[None]], records: Sequence[TaskRecord]
+) -> list[StoreError]:
+    """Create all in one batch, and return what was raised."""
+    refused: list[StoreError] = []
+
+    async def attempt(record: TaskRecord) -> None:
+        try:
+            await create(record)
+        except StoreError as exc:
+            refused.append(exc)
+
+    async with anyio.create_task_group() as group:
+        for record in records:
+            group.start_soon(attempt, record)
+    return refused
 
 
 @pytest.mark.anyio
@@ -101,28 +126,60 @@ async def test_more_writes_than_a_batch_holds_are_all_written(store: SqliteStore
 async def test_a_value_that_cannot_be_written_fails_alone(store: SqliteStore) -> None:
     # No integer of SQLite holds this version.
     impossible, good = make_record(version=2**70), [make_record() for _ in range(20)]
-    refused: list[StoreUnavailable] = []
-
-    async def create_impossible() -> None:
-        try:
-            await store.create(impossible)
-        except StoreUnavailable as exc:
-            refused.append(exc)
-
-    async with anyio.create_task_group() as group:
-        for record in good[:10]:
-            group.start_soon(store.create, record)
-        group.start_soon(create_impossible)
-        for record in good[10:]:
-            group.start_soon(store.create, record)
-    assert [type(exc.__cause__) for exc in refused] == [OverflowError]
+    (refused,) = await create_at_once(store.create, [*good[:10], impossible, *good[10:]])
+    assert isinstance(refused, ValueNotStorable)
+    assert str(store.path) in str(refused)
+    assert isinstance(refused.__cause__, OverflowError)
     assert [await store.get(record.id) for record in good] == good
 
 
 @pytest.mark.anyio
-async def test_a_value_that_is_no_json_fails_where_it_came_from(store: SqliteStore) -> None:
-    with pytest.raises(TypeError):
-        await store.create(make_record(result={"x": object()}))
+async def test_a_value_that_is_too_large_fails_alone(store: SqliteStore) -> None:
+    large, good = make_record(status_message="x" * 20_000), [make_record() for _ in range(20)]
+    connection = connect(store.path, timeout=1)
+    # A gigabyte would do without this, and take a while.
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000)
+    writer = Writer(connection, store.path, patience=1)
+
+    async def write(record: TaskRecord) -> None:
+        await writer.run(operations.create(record))
+
+    (refused,) = await create_at_once(write, [*good[:10], large, *good[10:]])
+    entry = JournalEntry(kind="step", key="large", value={"value": "x" * 20_000})
+    with pytest.raises(ValueNotStorable):
+        await writer.run(operations.save(replace(good[0], version=2), expected=1, entries=[entry]))
+    await writer.close()
+    assert isinstance(refused, ValueNotStorable)
+    assert isinstance(refused.__cause__, sqlite3.DataError)
+    assert await store.get(large.id) is None
+    # The save of the record went with its entry.
+    assert [await store.get(record.id) for record in good] == good
+
+
+@pytest.mark.anyio
+async def test_a_string_that_no_row_can_hold_is_not_there(store: SqliteStore) -> None:
+    await store.create(make_record())
+    with closing(connect_reader(store.path, timeout=1)) as connection:
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1_000)
+        for sql, values in (
+            (queries.GET, ("x" * 2_000,)),
+            (queries.GET, ("\N{SNOWMAN}" * 400,)),
+            queries.held("x" * 2_000, cursor=None, limit=1),
+        ):
+            assert fetch(connection, sql, values) == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("deep", [False, True], ids=["an object", "too deep"])
+async def test_a_value_that_is_no_json_fails_where_it_came_from(store: SqliteStore, deep: bool) -> None:
+    value: object = object()
+    if deep:
+        value = []
+        for _ in range(100_000):
+            value = [value]
+    with pytest.raises(ValueNotStorable, match="JSON") as refused:
+        await store.create(make_record(result={"x": value}))
+    assert refused.value.__cause__ is not None
     record = make_record()
     await store.create(record)
     assert await store.get(record.id) == record
@@ -149,7 +206,10 @@ async def test_reading_leaves_no_transaction_open(store: SqliteStore) -> None:
     page = await store.list(limit=1)
     await store.get(page.records[0].id)
     await store.held("worker", limit=1)
-    await store.queued(NOW, limit=1)
+    await store.queued("", limit=1)
+    await store.due("", NOW, limit=1)
+    await store.holders("")
+    await store.versions([page.records[0].id])
     async with store.notifier().listen() as hints:
         with anyio.move_on_after(0.1):
             await anext(hints)
@@ -231,12 +291,10 @@ async def test_a_listener_outlives_the_store(store: SqliteStore) -> None:
 QUERIES: dict[str, queries.Query] = {
     "get": (queries.GET, ("x",)),
     "journal": (queries.JOURNAL, ("x",)),
-    "held": (queries.HELD, ("x", 1)),
-    "expired": (queries.EXPIRED, (1, 1)),
-    "queued": queries.queued(NOW, limit=1),
     "list of an owner": queries.listing(owner="x", status=None, cursor="1.x", limit=1),
     "list in a status": queries.listing(owner=None, status=TaskStatus.FAILED, cursor="1.x", limit=1),
     "list of both": queries.listing(owner="x", status=TaskStatus.FAILED, cursor="1.x", limit=1),
+    "versions": next(queries.versions(["x", "y"])),
     "next page": queries.listing(owner=None, status=None, cursor="1.x", limit=1),
 }
 
@@ -247,7 +305,35 @@ async def test_no_query_looks_at_all_tasks(store: SqliteStore, name: str) -> Non
     sql, values = QUERIES[name]
     with closing(sqlite3.connect(store.path)) as connection:
         plan = [str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
-    assert [step for step in plan if step.startswith(("SCAN t", "SCAN r", "SCAN j")) and step != "SCAN t"] == []
+    assert [step for step in plan if step.startswith("SCAN")] == []
+
+
+SWEEPS: dict[str, tuple[queries.Query, str]] = {
+    "queued": (queries.queued("x", cursor="1.x", limit=1), "tasks_queued"),
+    "due": (queries.due("x", NOW, cursor="1.x", limit=1), "tasks_due"),
+    "held": (queries.held("x", cursor="1.x", limit=1), "tasks_held"),
+    "expired": (queries.expired(NOW, limit=1), "tasks_expires"),
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", SWEEPS)
+async def test_a_sweep_reads_its_index_in_order_and_no_row(store: SqliteStore, name: str) -> None:
+    (sql, values), index = SWEEPS[name]
+    with closing(sqlite3.connect(store.path)) as connection:
+        plan = [str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
+    # One step: no row is fetched, and nothing is sorted, so what is not asked for is not looked at.
+    (step,) = plan
+    assert step.startswith(f"SEARCH tasks USING COVERING INDEX {index} (")
+
+
+@pytest.mark.anyio
+async def test_holders_are_read_from_the_heartbeats_and_the_index_of_held_tasks(store: SqliteStore) -> None:
+    with closing(sqlite3.connect(store.path)) as connection:
+        rows = connection.execute(f"EXPLAIN QUERY PLAN {queries.HOLDERS}", {"namespace": "x"})
+        plan = [str(row[3]) for row in rows if "heartbeats" in str(row[3]) or " t " in str(row[3])]
+    assert plan[0] == "SCAN heartbeats"
+    assert plan[1].startswith("SEARCH t USING COVERING INDEX tasks_held (")
 
 
 @pytest.mark.anyio

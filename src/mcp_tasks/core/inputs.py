@@ -57,8 +57,10 @@ class InputBook:
         )
 
     def answerable(self, keys: Iterable[str], now: datetime) -> frozenset[str]:
-        """Those of `keys` that an answer may still close. The rest are unknown, answered or overdue: late, not
-        wrong."""
+        """Those of `keys` that an answer may still close.
+
+        The rest were never issued, are answered or are overdue: late, not wrong.
+        """
         named = frozenset(keys)
         return frozenset(key for key, ask in self.outstanding.items() if key in named and not ask.is_overdue(now))
 

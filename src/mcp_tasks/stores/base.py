@@ -60,8 +60,11 @@ class Hint:
 class Store(Protocol):
     """Keeps task records, their journals, and who is alive to run them."""
 
-    async def open(self) -> None:
+    async def open(self, namespace: str = "") -> None:
         """Make the store ready for use. Opening an open store does nothing.
+
+        Tasks that were written before tasks had a namespace become those of `namespace`, once: who opens the store of
+        the first release first, gets them. Otherwise the store is the same whatever the namespace.
 
         Raises:
             StoreUnavailable: It cannot be reached or locked now.
@@ -78,11 +81,16 @@ class Store(Protocol):
 
         Raises:
             TaskExists: The id is taken.
+            ValueNotStorable: The record is too large, or not JSON. Nobody else's write fails with it.
         """
         ...
 
     async def get(self, task_id: str) -> TaskRecord | None:
-        """The record as of now, or None. The one read on the path of every poll: it must be cheap."""
+        """The record as of now, or None. The one read on the path of every poll: it must be cheap.
+
+        Raises:
+            TaskUnreadable: There is such a task, but not in a state that can be read.
+        """
         ...
 
     async def save(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry] = ()) -> None:
@@ -93,6 +101,7 @@ class Store(Protocol):
 
         Raises:
             VersionConflict: Somebody saved first, or the task is gone.
+            ValueNotStorable: The record or an entry is too large, or not JSON. Nobody else's write fails with it.
         """
         ...
 
@@ -105,7 +114,11 @@ class Store(Protocol):
         ...
 
     async def journal(self, task_id: str) -> Sequence[JournalEntry]:
-        """The task's journal in the order of writing; empty for an unknown task."""
+        """The task's journal in the order of writing; empty for an unknown task.
+
+        Raises:
+            TaskUnreadable: An entry cannot be read.
+        """
         ...
 
     async def list(
@@ -118,7 +131,8 @@ class Store(Protocol):
     ) -> Page:
         """Tasks in the order of creation (then id), of one owner or all, in one status or any.
 
-        The cursor is opaque. Tasks that exist from the first page to the last are listed exactly once.
+        The cursor is opaque. Tasks that exist from the first page to the last are listed exactly once. Tasks that
+        cannot be read are left out and logged, so a page may be short of `limit` and yet not be the last.
 
         Raises:
             ValueError: The cursor is not one of ours.
@@ -128,7 +142,11 @@ class Store(Protocol):
     async def queued(self, namespace: str, *, cursor: str | None = None, limit: int) -> IdPage:
         """Tasks of the namespace that could run at any time and nobody has, in the order of creation.
 
-        These are the ones whose `TaskRecord.ready_at` is `ALWAYS`.
+        These are the ones whose `TaskRecord.ready_at` is `ALWAYS`. With the cursor, tasks that stay queued are given
+        exactly once, whatever is created or claimed in between; so it is for `due` and `held`.
+
+        Raises:
+            ValueError: The cursor is not one of ours. So it is for `due` and `held`.
         """
         ...
 
@@ -141,7 +159,7 @@ class Store(Protocol):
         ...
 
     async def expired(self, now: datetime, *, limit: int) -> Sequence[Hint]:
-        """Id and version of tasks whose time after the end is over at `now`, longest overdue first; of all namespaces."""
+        """Id and version of tasks of all namespaces whose time after the end is over, longest overdue first."""
         ...
 
     async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
@@ -149,16 +167,17 @@ class Store(Protocol):
         ...
 
     async def beat(self, holder: str, *, namespace: str) -> None:
-        """Renew the lease of `holder`: its count goes up by one, from 1.
+        """Renew the lease of `holder`: its count goes up by one, from 1. It beats for one namespace, the last it named.
 
         One row per process instead of one per task: a lease costs the same with one running task or 10,000.
         """
         ...
 
     async def holders(self, namespace: str) -> dict[str, int]:
-        """Every holder that ever beat or still has a task in the namespace, and how often it has beaten.
+        """Every holder that beats for the namespace or has a task in it, and how often it has beaten.
 
-        A holder that has a task but no heartbeat (it retired, or never beat) is listed with 0.
+        A holder that has a task but no heartbeat (it retired, or never beat) is listed with 0. One that has a task
+        here and beats for another namespace is listed with its beats: it is alive.
         """
         ...
 

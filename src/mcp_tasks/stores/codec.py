@@ -1,8 +1,12 @@
 """Record and journal to stored text and back, with a format number.
 
 A backend keeps two texts per task. The *request* is written once and never again: a progress report on a call
-with a megabyte of arguments costs no megabyte. The *state* is all the rest. Instants are microseconds since
-1970 (exact, and they sort), durations microseconds.
+with a megabyte of arguments costs no megabyte. The *state* is the rest, but for id and namespace, which a backend
+keeps beside the texts. Instants are microseconds since 1970 (exact, and they sort), durations microseconds.
+
+Format 1 is that of the first release. Format 2 adds the deadlines of questions and the count of lost runs, and its
+journals hold the outcome of a step as an object (a backend's migration brings older journals there). This release
+writes format 2 and reads both.
 
 Changing what is written: raise `FORMAT`, keep reading every older number, and add a row to the tests that
 load records as older releases wrote them.
@@ -13,7 +17,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from types import NoneType
+from typing import Any, TypeAlias, cast
 
 from mcp_tasks.core.inputs import InputBook, InputRequest
 from mcp_tasks.core.journal import ENTRY_KINDS, EntryKind, JournalEntry
@@ -21,7 +26,7 @@ from mcp_tasks.core.json import JsonObject, JsonValue
 from mcp_tasks.core.pacing import expires_at
 from mcp_tasks.core.record import Progress, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import StoreCorrupt
+from mcp_tasks.errors import TaskUnreadable, ValueNotStorable
 
 FORMAT = 2
 
@@ -45,8 +50,14 @@ def encode_json(value: JsonValue) -> str:
 
     A lone surrogate (valid in a JSON escape, not in UTF-8) makes the text unencodable, so such a value is
     written with escapes throughout; it is rare enough to try the short way first.
+
+    Raises:
+        ValueNotStorable: The value is not JSON, or is nested too deeply.
     """
-    text = _encoder.encode(value)
+    try:
+        text = _encoder.encode(value)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise ValueNotStorable(f"a value cannot be stored because it cannot be written as JSON: {exc}") from exc
     if text.isascii():
         return text
     try:
@@ -75,7 +86,7 @@ def encode_request(request: TaskRequest) -> str:
 
 
 def encode_state(record: TaskRecord) -> str:
-    """All of a record but its request. What is unset is left out."""
+    """All of a record but its id, namespace and request. What is unset is left out."""
     state: dict[str, Any] = {
         "format": FORMAT,
         "owner": record.owner,
@@ -99,42 +110,43 @@ def encode_state(record: TaskRecord) -> str:
         state["holder"] = record.holder
     if record.lost:
         state["lost"] = record.lost
-    if record.namespace:
-        state["namespace"] = record.namespace
     _put_times(state, record)
     return encode_json(state)
 
 
-def decode_record(task_id: str, request: str, state: str) -> TaskRecord:
+def decode_record(
+    task_id: str, request: str, state: str, *, namespace: str = "", owner: str | None = None
+) -> TaskRecord:
     """The record behind the two texts.
 
+    Args:
+        owner: Whose task it is by what the backend keeps beside the texts; for the error, if there is one.
+
     Raises:
-        StoreCorrupt: They are not ours, or a newer release wrote them.
+        TaskUnreadable: The texts are damaged, or a newer release wrote them.
     """
     try:
         fields = json.loads(state)
         if fields["format"] > FORMAT:
-            raise StoreCorrupt(
-                f"task {task_id} was written in format {fields['format']}; this release reads {FORMAT}. "
-                "Use the release that wrote it, or a newer one."
-            )
-        return _record(task_id, _request(json.loads(request)), fields)
-    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
-        raise StoreCorrupt(f"the stored state of task {task_id} cannot be read: {exc!r}") from exc
+            raise TaskUnreadable(task_id, _newer(f"format {fields['format']}"), owner=owner)
+        asked_for = _request(_checked(json.loads(request), _REQUEST_TYPES))
+        return _record(task_id, namespace, asked_for, _checked(fields, _STATE_TYPES))
+    except _NOT_OURS as exc:
+        raise TaskUnreadable(task_id, _damaged("its row", exc), owner=owner) from exc
 
 
-def decode_entry(kind: str, key: str, value: str) -> JournalEntry:
+def decode_entry(task_id: str, kind: str, key: str, value: str, *, owner: str | None = None) -> JournalEntry:
     """The journal entry behind its stored parts; the value is `encode_json`'s text.
 
     Raises:
-        StoreCorrupt: They are not ours.
+        TaskUnreadable: The entry is damaged, or a newer release wrote it.
     """
     if kind not in ENTRY_KINDS:
-        raise StoreCorrupt(f"a journal entry is of the unknown kind {kind!r}: use the release that wrote it")
+        raise TaskUnreadable(task_id, _newer(f"a journal entry of the unknown kind {kind!r}"), owner=owner)
     try:
         return JournalEntry(kind=cast(EntryKind, kind), key=key, value=json.loads(value))
-    except ValueError as exc:
-        raise StoreCorrupt(f"the journal entry {key!r} cannot be read: {exc!r}") from exc
+    except _NOT_OURS as exc:
+        raise TaskUnreadable(task_id, _damaged(f"its journal entry {key!r}", exc), owner=owner) from exc
 
 
 def sort_key(record: TaskRecord) -> int:
@@ -171,6 +183,52 @@ def decode_cursor(cursor: str) -> tuple[int, str]:
     return int(created), task_id
 
 
+_NOT_OURS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What reading a text may raise that this file did not write."""
+
+_Types: TypeAlias = Mapping[str, type | tuple[type, ...]]
+
+_STATE_TYPES: _Types = {
+    "owner": (str, NoneType),
+    "created": int,
+    "updated": int,
+    "finished": int,
+    "started": int,
+    "wake": int,
+    "ttl": int,
+    "poll": int,
+    "version": int,
+    "attempt": int,
+    "lost": int,
+    "message": str,
+    "holder": str,
+    "progress": list,
+    "inputs": dict,
+    "result": dict,
+    "error": dict,
+}
+_REQUEST_TYPES: _Types = {
+    "method": str,
+    "name": str,
+    "version": str,
+    "arguments": dict,
+    "meta": dict,
+    "clientInfo": (dict, NoneType),
+    "clientCapabilities": dict,
+    "inputResponses": dict,
+    "requestState": str,
+}
+
+
+def _newer(what: str) -> str:
+    return f"it has {what}, which this release does not know; use the release that wrote it, or a newer one"
+
+
+def _damaged(part: str, exc: Exception) -> str:
+    # Not `repr`: that of a decoding error shows the whole text, and arguments and results are private.
+    return f"{part} is damaged ({type(exc).__name__}: {exc})"
+
+
 def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
     return value if isinstance(value, dict) else dict(value)
 
@@ -198,6 +256,14 @@ def _put_times(state: dict[str, Any], record: TaskRecord) -> None:
             state[key] = duration // _MICROSECOND
 
 
+def _checked(fields: JsonObject, types: _Types) -> JsonObject:
+    """The fields, unless one is of another type than is ever written."""
+    for key, value in fields.items():
+        if key in types and not isinstance(value, types[key]):
+            raise TypeError(f"{key!r} is of the type {type(value).__name__}")
+    return fields
+
+
 def _request(fields: JsonObject) -> TaskRequest:
     return TaskRequest(
         method=fields["method"],
@@ -212,16 +278,17 @@ def _request(fields: JsonObject) -> TaskRequest:
     )
 
 
-def _record(task_id: str, request: TaskRequest, fields: JsonObject) -> TaskRecord:
+def _record(task_id: str, namespace: str, request: TaskRequest, fields: JsonObject) -> TaskRecord:
     progress = fields.get("progress")
     inputs = fields.get("inputs")
     return TaskRecord(
         id=task_id,
+        namespace=namespace,
         owner=fields["owner"],
         request=request,
         status=TaskStatus(fields["status"]),
         status_message=fields.get("message"),
-        progress=None if progress is None else Progress(progress=progress[0], total=progress[1], message=progress[2]),
+        progress=None if progress is None else _progress(*progress),
         inputs=InputBook() if inputs is None else _decode_inputs(inputs),
         result=fields.get("result"),
         error=fields.get("error"),
@@ -235,21 +302,31 @@ def _record(task_id: str, request: TaskRequest, fields: JsonObject) -> TaskRecor
         attempt=fields["attempt"],
         holder=fields.get("holder"),
         lost=fields.get("lost", 0),
-        namespace=fields.get("namespace", ""),
         version=fields["version"],
     )
+
+
+def _progress(progress: float, total: float | None, message: str | None) -> Progress:
+    if not isinstance(progress, int | float) or not isinstance(total, int | float | None):
+        raise TypeError("'progress' is not a number")
+    if not isinstance(message, str | None):
+        raise TypeError("the message of 'progress' is not text")
+    return Progress(progress=progress, total=total, message=message)
 
 
 def _decode_inputs(fields: JsonObject) -> InputBook:
     asked = cast("dict[str, list[Any]]", fields["open"])
     return InputBook(
-        # Format 1 had no deadlines.
-        outstanding={
-            key: InputRequest(method=ask[0], params=ask[1], deadline=_instant(ask[2] if len(ask) > 2 else None))
-            for key, ask in asked.items()
-        },
+        outstanding={key: _ask(*ask) for key, ask in asked.items()},
         used=frozenset(fields["used"]),
     )
+
+
+def _ask(method: str, params: JsonObject, deadline: int | None = None) -> InputRequest:
+    # Format 1 had no deadlines.
+    if not isinstance(method, str) or not isinstance(params, dict):
+        raise TypeError("an open question is not a method with its params")
+    return InputRequest(method=method, params=params, deadline=_instant(deadline))
 
 
 def _instant(micros: int | None) -> datetime | None:

@@ -32,8 +32,8 @@ class MemoryStore:
     def __repr__(self) -> str:
         return "MemoryStore()"
 
-    async def open(self) -> None:
-        """Nothing to do."""
+    async def open(self, namespace: str = "") -> None:
+        """Nothing to do: no task here is older than namespaces."""
 
     async def close(self) -> None:
         """Nothing to do; what is kept stays until the object goes."""
@@ -114,9 +114,10 @@ class MemoryStore:
         self._beats[holder] = namespace, self._beats.get(holder, ("", 0))[1] + 1
 
     async def holders(self, namespace: str) -> dict[str, int]:
-        """Every holder that ever beat or still has a task in the namespace, and how often it has beaten."""
-        having = {task.holder: 0 for task in self._records.values() if task.holder and task.namespace == namespace}
-        return having | {holder: beats for holder, (of, beats) in self._beats.items() if of == namespace}
+        """Every holder that beats for the namespace or has a task in it, and how often it has beaten."""
+        beating = {holder for holder, (beats_for, _) in self._beats.items() if beats_for == namespace}
+        having = {task.holder for task in self._records.values() if task.namespace == namespace}
+        return {holder: self._beats.get(holder, ("", 0))[1] for holder in beating | having if holder is not None}
 
     async def retire(self, holder: str) -> None:
         """Forget the heartbeat of `holder`."""

@@ -1,4 +1,4 @@
-"""Store suite: many tasks. `list` and its cursor, `queued`, `held`, `expired`, and the holders."""
+"""Store suite: `list` and its cursor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.stores.base import NEVER_SEEN, Store
+from mcp_tasks.stores.base import Store
 from mcp_tasks.testing._store_tests import StoreTests, create_all, ids
 from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.records import make_record
@@ -28,13 +28,8 @@ async def pages(store: Store, *, limit: int, owner: str | None = None) -> list[l
     return found
 
 
-def finished(finished_at: datetime, *, ttl: timedelta | None) -> TaskRecord:
-    """A completed task."""
-    return make_record(status=TaskStatus.COMPLETED, result={}, finished_at=finished_at, ttl=ttl)
-
-
 class ListingTests(StoreTests):
-    """Many tasks."""
+    """Pages of tasks, for people and programs that look at them."""
 
     async def test_tasks_are_listed_by_creation_and_then_by_id(self, store: Store) -> None:
         later = make_record(id="a", created_at=NOON + MICROSECOND)
@@ -90,104 +85,3 @@ class ListingTests(StoreTests):
     async def test_a_cursor_of_somebody_else_is_refused(self, store: Store, cursor: str) -> None:
         with pytest.raises(ValueError, match="cursor"):
             await store.list(cursor=cursor)
-
-    async def test_queued_are_those_that_could_run_and_nobody_has_oldest_first(self, store: Store) -> None:
-        await create_all(
-            store,
-            make_record(id="late", created_at=NOON + SECOND),
-            make_record(id="b", created_at=NOON),
-            make_record(id="a", created_at=NOON),
-            make_record(id="held", holder="worker"),
-            make_record(id="parked", status=TaskStatus.INPUT_REQUIRED),
-            make_record(id="ended", status=TaskStatus.CANCELLED),
-        )
-        assert ids(await store.queued(NOON, limit=10)) == ["a", "b", "late"]
-        assert ids(await store.queued(NOON, limit=2)) == ["a", "b"]
-
-    async def test_a_sleeping_task_is_queued_once_its_time_has_come(self, store: Store) -> None:
-        await create_all(
-            store,
-            make_record(id="awake", created_at=NOON + SECOND),
-            make_record(id="asleep", wake_at=NOON + SECOND * 5),
-            make_record(id="parked", created_at=NOON + SECOND * 2, status=TaskStatus.INPUT_REQUIRED, wake_at=NOON),
-            make_record(id="ended", status=TaskStatus.FAILED, wake_at=NOON),
-        )
-        just_before = NOON + SECOND * 5 - MICROSECOND
-        assert ids(await store.queued(just_before, limit=10)) == ["awake", "parked"]
-        assert ids(await store.queued(NOON + SECOND * 5, limit=10)) == ["asleep", "awake", "parked"]
-        assert ids(await store.queued(NOON + SECOND * 5, limit=2)) == ["asleep", "awake"]
-
-    async def test_held_are_the_tasks_of_one_holder_oldest_first(self, store: Store) -> None:
-        await create_all(
-            store,
-            make_record(id="late", created_at=NOON + SECOND, holder="worker"),
-            make_record(id="b", holder="worker"),
-            make_record(id="a", holder="worker", status=TaskStatus.INPUT_REQUIRED),
-            make_record(id="other", holder="worker 2"),
-            make_record(id="free"),
-        )
-        assert ids(await store.held("worker", limit=10)) == ["a", "b", "late"]
-        assert ids(await store.held("worker", limit=2)) == ["a", "b"]
-        assert ids(await store.held("nobody", limit=10)) == []
-
-    async def test_expired_are_the_ended_ones_whose_time_is_over_longest_overdue_first(self, store: Store) -> None:
-        minute = timedelta(minutes=1)
-        due_now = finished(NOON - minute, ttl=minute)
-        overdue = finished(NOON - minute, ttl=SECOND)
-        await create_all(
-            store,
-            due_now,
-            overdue,
-            finished(NOON - minute, ttl=minute + MICROSECOND),
-            finished(NOON - minute, ttl=None),
-            make_record(created_at=NOON - timedelta(days=999), ttl=SECOND),
-        )
-        assert list(await store.expired(NOON, limit=10)) == [overdue, due_now]
-        assert list(await store.expired(NOON, limit=1)) == [overdue]
-        assert list(await store.expired(NOON - MICROSECOND, limit=10)) == [overdue]
-
-    async def test_a_save_moves_a_task_from_one_listing_to_the_next(self, store: Store) -> None:
-        record = make_record(ttl=SECOND)
-        held = replace(record, version=2, holder="worker", attempt=1)
-        ended = replace(held, version=3, holder=None, status=TaskStatus.COMPLETED, finished_at=NOON)
-        later = NOON + SECOND
-
-        async def seen() -> tuple[list[str], list[str], list[str], list[str]]:
-            return (
-                ids(await store.queued(later, limit=9)),
-                ids(await store.held("worker", limit=9)),
-                ids((await store.list(status=TaskStatus.COMPLETED)).records),
-                ids(await store.expired(later, limit=9)),
-            )
-
-        await store.create(record)
-        assert await seen() == ([record.id], [], [], [])
-        await store.save(held, expected=1)
-        assert await seen() == ([], [record.id], [], [])
-        await store.save(ended, expected=2)
-        assert await seen() == ([], [], [record.id], [record.id])
-        await store.delete(record.id, expected=3)
-        assert await seen() == ([], [], [], [])
-
-    async def test_a_holder_is_believed_until_its_last_beat_says(self, store: Store) -> None:
-        await store.beat("worker", until=NOON)
-        await store.beat("other ☃", until=NOON + MICROSECOND)
-        await store.beat("worker", until=NOON - MICROSECOND)
-        assert await store.holders() == {"worker": NOON - MICROSECOND, "other ☃": NOON + MICROSECOND}
-
-    async def test_a_holder_that_never_beat_is_known_by_its_tasks(self, store: Store) -> None:
-        record = make_record(holder="silent")
-        await create_all(store, record, make_record(holder="silent"), make_record(holder="beating"))
-        await store.beat("beating", until=NOON)
-        assert await store.holders() == {"silent": NEVER_SEEN, "beating": NOON}
-
-    async def test_a_retired_holder_is_known_only_while_it_has_a_task(self, store: Store) -> None:
-        record = make_record(holder="busy")
-        await store.create(record)
-        await store.beat("busy", until=NOON)
-        await store.beat("idle", until=NOON)
-        for holder in ("busy", "idle", "unknown"):
-            await store.retire(holder)
-        assert await store.holders() == {"busy": NEVER_SEEN}
-        await store.save(replace(record, version=2, holder=None), expected=1)
-        assert await store.holders() == {}

@@ -15,10 +15,11 @@ from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskExists, VersionConflict
 from mcp_tasks.stores.base import Store
 from mcp_tasks.testing._store_tests import StoreTests
+from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.records import make_record
 
 ANSWER = JournalEntry(kind="answer", key="q1", value={"action": "accept", "content": {"ok": True}})
-STEP = JournalEntry(kind="step", key="frame-1", value=[1, None, "done"])
+STEP = JournalEntry(kind="step", key="frame-1", value={"value": [1, None, "done"]})
 
 STRANGE_IDS = (
     "",
@@ -51,6 +52,7 @@ def full_record() -> TaskRecord:
     return TaskRecord(
         id="every-field",
         owner="https://issuer.example/ü|user☃",
+        namespace="render farm ☃",
         request=TaskRequest(
             name="render",
             arguments=ANY_VALUE,
@@ -68,8 +70,11 @@ def full_record() -> TaskRecord:
         status_message="half\nway \0 ☃",
         progress=Progress(progress=0.1, total=3, message="one of three"),
         inputs=InputBook(
-            outstanding={"q2": InputRequest(method="elicitation/create", params=ANY_VALUE)},
-            used=frozenset({"q1", "q2"}),
+            outstanding={
+                "q2": InputRequest(method="elicitation/create", params=ANY_VALUE),
+                "q3": InputRequest(method="roots/list", params={}, deadline=created + timedelta(microseconds=11)),
+            },
+            used=frozenset({"q1", "q2", "q3"}),
         ),
         result=ANY_VALUE,
         error={"code": -32603, "message": "broken", "data": ANY_VALUE},
@@ -80,6 +85,7 @@ def full_record() -> TaskRecord:
         holder="worker-1",
         started_at=created + timedelta(microseconds=3),
         wake_at=created + timedelta(days=1, microseconds=5),
+        lost=2,
         version=2**40,
     )
 
@@ -113,11 +119,15 @@ class RecordTests(StoreTests):
 
     @pytest.mark.parametrize("task_id", STRANGE_IDS, ids=lambda text: ascii(text)[:20])
     async def test_any_string_may_be_asked_for(self, store: Store, task_id: str) -> None:
-        await store.create(make_record())
+        await store.create(make_record(namespace="demo"))
         assert await store.get(task_id) is None
         assert list(await store.journal(task_id)) == []
         assert list((await store.list(owner=task_id)).records) == []
-        assert list(await store.held(task_id, limit=1)) == []
+        for page in (await store.held(task_id, limit=1), await store.queued(task_id, limit=1)):
+            assert (list(page.ids), page.cursor) == ([], None)
+        assert list((await store.due(task_id, NOON, limit=1)).ids) == []
+        assert await store.holders(task_id) == {}
+        assert await store.versions([task_id]) == {}
         with pytest.raises(VersionConflict):
             await store.save(make_record(id=task_id, version=2), expected=1)
         with pytest.raises(VersionConflict):
@@ -135,7 +145,7 @@ class RecordTests(StoreTests):
         record = make_record()
         await store.create(record)
         changed = replace(full_record(), id=record.id, owner=record.owner, request=record.request, version=2)
-        changed = replace(changed, created_at=record.created_at)
+        changed = replace(changed, namespace=record.namespace, created_at=record.created_at)
         await store.save(changed, expected=1)
         assert await store.get(record.id) == changed
 
@@ -215,12 +225,11 @@ class RecordTests(StoreTests):
 
     async def test_closing_and_opening_again_loses_nothing(self, store: Store) -> None:
         record = full_record()
-        until = datetime(2026, 3, 1, 0, 0, 0, 1, tzinfo=UTC)
         await store.create(record)
         await store.save(record, expected=record.version, entries=[STEP])
-        await store.beat("worker-2", until=until)
+        await store.beat("worker-2", namespace="demo")
         await store.close()
-        await store.open()
+        await store.open(namespace="another server")
         assert await store.get(record.id) == record
         assert list(await store.journal(record.id)) == [STEP]
-        assert (await store.holders())["worker-2"] == until
+        assert await store.holders("demo") == {"worker-2": 1}

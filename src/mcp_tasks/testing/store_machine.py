@@ -14,10 +14,11 @@ where `fresh_stores()` is a context manager that gives stores, not yet open, on 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeAlias
 
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from mcp_tasks.core import JournalEntry, TaskRecord, TaskRequest, TaskStatus, apply
 from mcp_tasks.core.pacing import expires_at
 from mcp_tasks.errors import TransitionRefused
-from mcp_tasks.stores.base import Store
+from mcp_tasks.stores.base import IdPage, Store
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
 from mcp_tasks.testing.records import make_record
@@ -43,7 +44,7 @@ from mcp_tasks.testing.store_operations import (
     perform,
     perform_at_once,
 )
-from mcp_tasks.testing.strategies import HOLDERS, MOMENTS, Chance, chances
+from mcp_tasks.testing.strategies import HOLDERS, MOMENTS, NAMESPACES, Chance, chances
 
 Factory: TypeAlias = Callable[[], AbstractContextManager[Sequence[Store]]]
 """Gives one or more stores, not yet open, that share one empty place."""
@@ -81,7 +82,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.place.__exit__(None, None, None)
 
     def in_all(self, verb: str) -> None:
-        """Call a verb without arguments on each store."""
+        """Call `open` or `close` on each store."""
         for store in self.stores:
             self.runner.run(getattr(store, verb)())
 
@@ -146,13 +147,16 @@ class StoreMachine(RuleBasedStateMachine):
 
     async def _readings(self, store: Store) -> Mapping[str, Any]:
         now = self.clock()
-        readings: dict[str, Any] = {"holders": await store.holders()}
+        readings: dict[str, Any] = {"versions": await store.versions([*self.known, "never there"])}
         for task_id in self.known:
             readings[f"task {task_id}"] = await store.get(task_id), list(await store.journal(task_id))
         for holder in HOLDERS:
-            readings[f"held by {holder}"] = list(await store.held(holder, limit=3))
+            readings[f"held by {holder}"] = await _all_ids(partial(store.held, holder), limit=3)
+        for namespace in NAMESPACES:
+            readings[f"holders {namespace}"] = await store.holders(namespace)
+            readings[f"queued {namespace}"] = await _all_ids(partial(store.queued, namespace), limit=2)
+            readings[f"due {namespace}"] = await _all_ids(partial(store.due, namespace, now), limit=2)
         for limit in (2, 100):
-            readings[f"queued {limit}"] = list(await store.queued(now, limit=limit))
             readings[f"expired {limit}"] = list(await store.expired(now, limit=limit))
         readings["all"] = await _list_all(store, limit=2)
         for status in TaskStatus:
@@ -181,6 +185,15 @@ async def _list_all(store: Store, *, limit: int, **filters: Any) -> list[TaskRec
     return found
 
 
+async def _all_ids(sweep: Callable[..., Awaitable[IdPage]], *, limit: int) -> list[str]:
+    page = await sweep(limit=limit)
+    found = list(page.ids)
+    while page.cursor is not None:
+        page = await sweep(limit=limit, cursor=page.cursor)
+        found += page.ids
+    return found
+
+
 def _issues() -> st.SearchStrategy[tuple[Plan, int, int]]:
     """A plan, the store it is for, and its delay."""
     # What happens most is drawn most. Each is made anew, because `one_of` drops what it has already.
@@ -193,13 +206,14 @@ _numbers = st.integers(0, 9)
 
 
 def _creations() -> st.SearchStrategy[Plan]:
-    def make(number: int, owner: str | None, request: TaskRequest, age: int, ttl: int | None) -> Plan:
+    def make(number: int, owner: str | None, namespace: str, request: TaskRequest, age: int, ttl: int | None) -> Plan:
         def plan(machine: StoreMachine) -> Operation:
             machine.lives += 1
             return Create(
                 make_record(
                     id=machine.new_id(number),
                     owner=owner,
+                    namespace=namespace,
                     request=request,
                     created_at=machine.clock() - timedelta(seconds=age),
                     ttl=None if ttl is None else timedelta(seconds=ttl),
@@ -211,7 +225,8 @@ def _creations() -> st.SearchStrategy[Plan]:
 
     owners = st.sampled_from([None, "alice", "bob"])
     calls = st.sampled_from([TaskRequest(name="render", arguments={"n": n}) for n in (1, "☃", None)])
-    return st.builds(make, _numbers, owners, calls, st.integers(0, 1), st.sampled_from([None, 0, 60]))
+    servers, ttls = st.sampled_from(NAMESPACES), st.sampled_from([None, 0, 60])
+    return st.builds(make, _numbers, owners, servers, calls, st.integers(0, 1), ttls)
 
 
 def _events() -> st.SearchStrategy[Plan]:
@@ -261,11 +276,8 @@ def _reads() -> st.SearchStrategy[Plan]:
 
 
 def _beats() -> st.SearchStrategy[Plan]:
-    def make(holder: str, seconds: int) -> Plan:
-        return lambda machine: Beat(holder, machine.clock() + timedelta(seconds=seconds))
-
-    return st.builds(make, st.sampled_from(HOLDERS), st.integers(-10, 10))
+    return st.sampled_from(list(HOLDERS)).map(lambda holder: lambda machine: Beat(holder))
 
 
 def _retirements() -> st.SearchStrategy[Plan]:
-    return st.sampled_from(HOLDERS).map(lambda holder: lambda machine: Retire(holder))
+    return st.sampled_from(list(HOLDERS)).map(lambda holder: lambda machine: Retire(holder))

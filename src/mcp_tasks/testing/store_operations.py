@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import permutations
 from typing import Any, TypeAlias
 
@@ -13,8 +12,9 @@ import anyio.lowlevel
 
 from mcp_tasks.core import JournalEntry, TaskRecord
 from mcp_tasks.errors import TaskExists, VersionConflict
-from mcp_tasks.stores.base import NEVER_SEEN, Store
+from mcp_tasks.stores.base import Store
 from mcp_tasks.stores.memory import MemoryStore
+from mcp_tasks.testing.strategies import HOLDERS
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,13 @@ class Delete:
 @dataclass(frozen=True)
 class Beat:
     holder: str
-    until: datetime
 
     @property
     def subject(self) -> str:
         return f"holder {self.holder}"
 
     async def run(self, store: Store) -> object:
-        return await store.beat(self.holder, until=self.until)
+        return await store.beat(self.holder, namespace=HOLDERS[self.holder])
 
 
 @dataclass(frozen=True)
@@ -163,8 +162,8 @@ async def _explains(order: Sequence[Done], oracle: MemoryStore, stores: Sequence
 
 async def _copy(source: Store, target: Store, kind: str, name: str) -> None:
     if kind == "holder":
-        if until := await _beaten_until(source, name):
-            await target.beat(name, until=until)
+        for _ in range(await _beats(source, name)):
+            await target.beat(name, namespace=HOLDERS[name])
     elif record := await source.get(name):
         await target.create(record)
         await target.save(record, expected=record.version, entries=await source.journal(name))
@@ -172,11 +171,10 @@ async def _copy(source: Store, target: Store, kind: str, name: str) -> None:
 
 async def _reading(store: Store, kind: str, name: str) -> object:
     if kind == "holder":
-        return await _beaten_until(store, name)
+        return await _beats(store, name)
     return await store.get(name), list(await store.journal(name))
 
 
-async def _beaten_until(store: Store, holder: str) -> datetime | None:
-    # A holder that is known only by its tasks did not beat.
-    until = (await store.holders()).get(holder)
-    return None if until == NEVER_SEEN else until
+async def _beats(store: Store, holder: str) -> int:
+    # A holder that is known only by its tasks did not beat, and neither did one that is not known.
+    return (await store.holders(HOLDERS[holder])).get(holder, 0)

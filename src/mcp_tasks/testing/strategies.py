@@ -22,6 +22,8 @@ from mcp_tasks.core import (
     ProgressReported,
     RunCompleted,
     RunFailed,
+    RunLost,
+    RunParked,
     RunReleased,
     RunStarted,
     StepRecorded,
@@ -30,9 +32,14 @@ from mcp_tasks.core import (
     TaskRequest,
     TaskStatus,
 )
+from mcp_tasks.core.journal import ENTRY_KINDS
+from mcp_tasks.core.record import ALWAYS
 
-HOLDERS = ("worker-1", "worker-2", "worker-☃")
-"""Few, so that tasks and beats meet."""
+HOLDERS = {"worker-1": "demo", "worker-2": "demo", "worker-☃": "dëmo ☃"}
+"""Holders and the namespace that each beats for. Few, so that tasks and beats meet."""
+
+NAMESPACES = ("", *dict.fromkeys(HOLDERS.values()))
+"""Few, so that servers meet in one store."""
 
 MOMENTS = (0, 1, 2, 30, 60)
 """Seconds. Few, so that timers run out exactly when somebody looks."""
@@ -84,13 +91,13 @@ def requests() -> st.SearchStrategy[TaskRequest]:
 
 def entries() -> st.SearchStrategy[JournalEntry]:
     """One line of a journal."""
-    kinds = st.sampled_from(("ask", "answer", "step", "timer"))
+    kinds = st.sampled_from(sorted(ENTRY_KINDS))
     return st.builds(JournalEntry, kind=kinds, key=_names, value=json_values())
 
 
 def records(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[TaskRecord]:
     """Records of any shape, possible or not: a store keeps what it is given. `fields` replaces strategies."""
-    asks = st.builds(InputRequest, method=_any_text, params=json_objects())
+    asks = st.builds(InputRequest, method=_any_text, params=json_objects(), deadline=st.none() | _instants)
     inputs = st.dictionaries(_names, asks, max_size=2).flatmap(
         lambda open_: st.frozensets(_names, max_size=2).map(
             lambda closed: InputBook(outstanding=open_, used=closed | open_.keys())
@@ -113,9 +120,11 @@ def records(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[TaskRecord]:
         "ttl": st.none() | _durations,
         "poll_interval": st.none() | _durations,
         "attempt": st.integers(0, 2**31),
-        "holder": st.none() | st.sampled_from(HOLDERS),
+        "holder": st.none() | st.sampled_from(list(HOLDERS)),
         "started_at": st.none() | _instants,
-        "wake_at": st.none() | _instants,
+        "wake_at": st.none() | st.just(ALWAYS) | _instants,
+        "lost": st.integers(0, 2**31),
+        "namespace": _names,
         "version": st.integers(1, 2**53),
     }
     return st.builds(TaskRecord, **(shapes | fields))
@@ -149,7 +158,7 @@ def chances() -> st.SearchStrategy[Chance]:
         # A few odd ones: what JSON may be is for `records`, and each drawn byte here is one step less.
         value=st.sampled_from([{}, {"a": None}, {"text": "☃ \0 \ud800", "n": [2**70, 0.1]}]),
         seconds=st.sampled_from(MOMENTS),
-        holder=st.sampled_from(HOLDERS),
+        holder=st.sampled_from(list(HOLDERS)),
     )
 
 
@@ -160,7 +169,7 @@ def _cancelled(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
 def _answered(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
     # One open question or two, and one that was never asked.
     keys = frozenset([*list(record.inputs.outstanding)[: 1 + chance.choice % 2], "never asked"])
-    answers = sorted(record.inputs.answerable(keys))
+    answers = sorted(record.inputs.answerable(keys, now))
     return InputAnswered(keys=keys), [JournalEntry(kind="answer", key=key, value=chance.value) for key in answers]
 
 
@@ -170,7 +179,8 @@ def _started(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
 
 def _asked(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
     key = f"q{len(record.inputs.used)}"
-    request = InputRequest(method="elicitation/create", params=chance.value)
+    deadline = now + timedelta(seconds=chance.seconds) if chance.choice % 2 else None
+    request = InputRequest(method="elicitation/create", params=chance.value, deadline=deadline)
     event = InputRequested(attempt=record.attempt, requests={key: request})
     return event, [JournalEntry(kind="ask", key=key, value=chance.value)]
 
@@ -180,14 +190,25 @@ def _withdrawn(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
 
 
 def _stepped(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
-    steps = [JournalEntry(kind="step", key=f"step {n}", value=chance.value) for n in range(chance.choice % 3)]
+    value = {"value": chance.value}
+    steps = [JournalEntry(kind="step", key=f"step {n}", value=value) for n in range(chance.choice % 3)]
     return StepRecorded(attempt=record.attempt), steps
 
 
 def _slept(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
     until = now + timedelta(seconds=chance.seconds)
     timer = JournalEntry(kind="timer", key="nap", value=until.isoformat())
-    return RunReleased(attempt=record.attempt, wake_at=until), [timer]
+    return RunParked(attempt=record.attempt, wake_at=until), [timer]
+
+
+def _parked(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
+    # Waiting for the first of its questions, if it has one, or for one that has been answered meanwhile.
+    keys = frozenset([*record.inputs.outstanding, *sorted(record.inputs.used)][:1])
+    return RunParked(attempt=record.attempt, keys=keys), ()
+
+
+def _lost(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
+    return RunLost(attempt=record.attempt), ()
 
 
 def _reported(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
@@ -207,4 +228,16 @@ def _failed(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
     return RunFailed(attempt=record.attempt, error={"code": -32603, "data": chance.value}), ()
 
 
-_OF_A_RUN = (_asked, _asked, _withdrawn, _stepped, _slept, _reported, _released, _completed, _failed)
+_OF_A_RUN = (
+    _asked,
+    _asked,
+    _withdrawn,
+    _stepped,
+    _slept,
+    _parked,
+    _reported,
+    _released,
+    _lost,
+    _completed,
+    _failed,
+)

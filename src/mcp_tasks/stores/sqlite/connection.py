@@ -6,14 +6,17 @@ import os
 import random
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from mcp_tasks.errors import StoreCorrupt, StoreError, StoreUnavailable
+from mcp_tasks.errors import StoreCorrupt, StoreError, StoreUnavailable, ValueNotStorable
 
 T = TypeVar("T")
+
+Values: TypeAlias = Sequence[Any] | Mapping[str, Any]
+"""What goes into the places of a statement, by position or by name."""
 
 JOURNAL_SIZE_LIMIT = 16 * 1024 * 1024
 """To what the WAL file is cut after a burst: four times what it needs between two checkpoints."""
@@ -50,6 +53,48 @@ def connect(path: Path, *, timeout: float) -> sqlite3.Connection:
     return connection
 
 
+def connect_reader(path: Path, *, timeout: float) -> sqlite3.Connection:
+    """A connection that only reads, and gives text that is not UTF-8 as bytes.
+
+    The driver's own way with such text is to refuse the answer, and one damaged row would hide all others.
+    """
+    connection = connect(path, timeout=timeout)
+    try:
+        connection.execute("PRAGMA query_only = ON")
+    except BaseException:
+        connection.close()
+        raise
+    connection.text_factory = _text_or_bytes
+    return connection
+
+
+def _size(text: str | bytes) -> int:
+    return len(text.encode() if isinstance(text, str) else text)
+
+
+def _text_or_bytes(raw: bytes) -> str | bytes:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
+
+
+def fetch(connection: sqlite3.Connection, sql: str, values: Values) -> list[Any]:
+    """All rows of one query; none if it asks by a string that is too long for any row.
+
+    `fetchall` ends the statement and with it the read transaction: one left open would show the next read an old
+    state, and keep the WAL from being folded.
+    """
+    try:
+        return connection.execute(sql, values).fetchall()
+    except (sqlite3.DataError, OverflowError):
+        longest = connection.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
+        asked = values.values() if isinstance(values, Mapping) else values
+        if any(_size(value) > longest for value in asked if isinstance(value, str | bytes)):
+            return []
+        raise
+
+
 def retry_while_busy(action: Callable[[], T], *, patience: float) -> T:
     """The result of `action`, tried again while another process has the lock, for `patience` seconds.
 
@@ -69,12 +114,17 @@ def retry_while_busy(action: Callable[[], T], *, patience: float) -> T:
 
 def translate(exc: Exception, path: Path) -> StoreError:
     """What a driver's exception means for the caller. Raise it `from exc`."""
+    if isinstance(exc, _NOT_STORABLE):
+        return ValueNotStorable(f"a value is too large, or of a kind, for {path} to keep ({exc})")
     name = _errorname(exc)
     for prefix, (kind, meaning) in _MEANINGS.items():
         if name.startswith(prefix):
             return kind(f"{path} {meaning} ({exc})")
     return StoreUnavailable(f"{path} cannot be used: {exc}")
 
+
+# A value and not the file is at fault: too large (SQLITE_TOOBIG is a DataError), or of a kind that cannot be bound.
+_NOT_STORABLE = (OverflowError, ValueError, sqlite3.DataError, sqlite3.InterfaceError)
 
 _MEANINGS: dict[str, tuple[type[StoreError], str]] = {
     "SQLITE_BUSY": (
@@ -118,5 +168,10 @@ def to_text(text: str) -> str | bytes:
 
 
 def from_text(value: str | bytes) -> str:
-    """The string that `to_text` was given."""
-    return value if isinstance(value, str) else value.decode("utf-8", "surrogatepass")
+    """The string that `to_text` was given; for bytes that it never wrote, a text that names nothing."""
+    if isinstance(value, str):
+        return value
+    try:
+        return value.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return value.decode("utf-8", "backslashreplace")

@@ -9,31 +9,31 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from datetime import datetime
 
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import StoreError, TaskExists, VersionConflict
-from mcp_tasks.stores.codec import encode_json, encode_request, encode_state, expiry, ready, sort_key, to_micros
+from mcp_tasks.stores.codec import encode_json, encode_request, encode_state, expiry, ready, sort_key
 from mcp_tasks.stores.sqlite.connection import to_text
 from mcp_tasks.stores.sqlite.writer import Operation
 
 _INSERT_TASK = """
-INSERT INTO tasks (id, version, owner, status, holder, created, ready, expires, state, seq)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT seq FROM meta)) ON CONFLICT (id) DO NOTHING
+INSERT INTO tasks (id, version, owner, namespace, status, holder, created, ready, expires, state, seq)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT seq FROM meta)) ON CONFLICT (id) DO NOTHING
 """
 _INSERT_REQUEST = "INSERT INTO requests (task, request) VALUES (?, ?)"
-# Owner and creation never change, and are left out so that their indexes are not touched.
+# Owner, namespace and creation never change, and are left out so that their indexes are not touched.
 _UPDATE_TASK = """
 UPDATE tasks SET version = ?, status = ?, holder = ?, ready = ?, expires = ?, state = ?, seq = (SELECT seq FROM meta)
 WHERE id = ? AND version = ?
 """
 _INSERT_ENTRY = "INSERT INTO journal (task, kind, key, value) SELECT key, ?, ?, ? FROM tasks WHERE id = ?"
 _DELETE_TASK = "DELETE FROM tasks WHERE id = ? AND version = ?"
-_UPSERT_HOLDER = """
-INSERT INTO holders (holder, until) VALUES (?, ?) ON CONFLICT (holder) DO UPDATE SET until = excluded.until
+_BEAT = """
+INSERT INTO heartbeats (holder, namespace, beats) VALUES (?, ?, 1)
+ON CONFLICT (holder) DO UPDATE SET namespace = excluded.namespace, beats = beats + 1
 """
-_DELETE_HOLDER = "DELETE FROM holders WHERE holder = ?"
+_DELETE_HEARTBEAT = "DELETE FROM heartbeats WHERE holder = ?"
 
 
 def create(record: TaskRecord) -> Operation:
@@ -43,6 +43,7 @@ def create(record: TaskRecord) -> Operation:
         to_text(record.id),
         record.version,
         _optional_text(record.owner),
+        to_text(record.namespace),
         record.status.value,
         _optional_text(record.holder),
         sort_key(record),
@@ -93,21 +94,21 @@ def delete(task_id: str, *, expected: int) -> Operation:
     return run
 
 
-def beat(holder: str, *, until: datetime) -> Operation:
-    """Note until when a holder is believed alive."""
-    row = (to_text(holder), to_micros(until))
+def beat(holder: str, *, namespace: str) -> Operation:
+    """Count one heartbeat more."""
+    row = (to_text(holder), to_text(namespace))
 
     def run(cursor: sqlite3.Cursor) -> None:
-        cursor.execute(_UPSERT_HOLDER, row)
+        cursor.execute(_BEAT, row)
 
     return run
 
 
 def retire(holder: str) -> Operation:
-    """Forget a holder."""
+    """Forget the heartbeat of a holder."""
 
     def run(cursor: sqlite3.Cursor) -> None:
-        cursor.execute(_DELETE_HOLDER, (to_text(holder),))
+        cursor.execute(_DELETE_HEARTBEAT, (to_text(holder),))
 
     return run
 

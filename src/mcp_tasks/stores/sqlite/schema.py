@@ -16,13 +16,16 @@ from importlib.resources import files
 from pathlib import Path
 
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
-from mcp_tasks.stores.sqlite.connection import connect, create_file, retry_while_busy
+from mcp_tasks.stores.sqlite.connection import connect, create_file, retry_while_busy, to_text
 
 APPLICATION_ID = int.from_bytes(b"MCPT", "big")
 
+LEDGER_APPLICATION_ID = int.from_bytes(b"MCPL", "big")
+"""What a client's ledger is marked with: the other file of this package, and easily taken for this one."""
 
-def prepare(path: Path, *, patience: float) -> None:
-    """Make the file at `path` a task store of this release.
+
+def prepare(path: Path, *, namespace: str, patience: float) -> None:
+    """Make the file at `path` a task store of this release; tasks without a namespace get this one.
 
     Raises:
         StoreUnavailable: It cannot be made or written.
@@ -31,21 +34,24 @@ def prepare(path: Path, *, patience: float) -> None:
     """
     create_file(path)
     # All of it again when another process has the lock: each step finds what is done, and so does the retry.
-    retry_while_busy(lambda: _prepare(path), patience=patience)
+    retry_while_busy(lambda: _prepare(path, namespace), patience=patience)
 
 
-def _prepare(path: Path) -> None:
+def _prepare(path: Path, namespace: str) -> None:
     with closing(connect(path, timeout=0)) as connection:
         schema = _schema_of(connection, path)
         _use_wal(connection, path)
         if schema < len(migrations()):
             connection.execute("BEGIN IMMEDIATE")
-            _migrate(connection, path)
+            _migrate(connection, path, namespace)
 
 
 @cache
 def migrations() -> tuple[str, ...]:
-    """The SQL scripts in their order; script number n takes a file from schema n - 1 to n."""
+    """The SQL scripts in their order; script number n takes a file from schema n - 1 to n.
+
+    A script may use `:namespace`, that of the server for which the file is opened.
+    """
     folder = files("mcp_tasks.stores.sqlite") / "migrations"
     scripts = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".sql")), key=lambda e: e.name)
     return tuple(script.read_text(encoding="utf-8") for script in scripts)
@@ -54,6 +60,8 @@ def migrations() -> tuple[str, ...]:
 def _schema_of(connection: sqlite3.Connection, path: Path) -> int:
     """The schema number of the file, 0 for an empty one; raises if it is not ours to use."""
     application, schema, tables = _identity(connection)
+    if application == LEDGER_APPLICATION_ID:
+        raise StoreCorrupt(f"{path} is the ledger of a client; choose another path for the task store.")
     if application != APPLICATION_ID:
         if application or schema or tables:
             raise StoreCorrupt(f"{path} is a SQLite database of another application. Choose another path.")
@@ -83,13 +91,13 @@ def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
         raise StoreUnavailable(f"{path} is where SQLite's WAL mode does not work. Choose a path on a local disk.")
 
 
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+def _migrate(connection: sqlite3.Connection, path: Path, namespace: str) -> None:
     """Apply what is missing, in the transaction that the caller began."""
     try:
         # Asked again under the lock: another process may have been first.
         for script in migrations()[_schema_of(connection, path) :]:
             for statement in _statements(script):
-                connection.execute(statement)
+                connection.execute(statement, {"namespace": to_text(namespace)})
         connection.execute("UPDATE meta SET release = ?", (_this_release(),))
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {len(migrations())}")

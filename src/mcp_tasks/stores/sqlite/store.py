@@ -21,9 +21,10 @@ Weaknesses:
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,20 @@ from anyio import to_thread
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import UsageError
-from mcp_tasks.stores.base import NEVER_SEEN, Page
-from mcp_tasks.stores.codec import decode_entry, decode_record, encode_cursor, from_micros, to_micros
+from mcp_tasks.errors import TaskUnreadable, UsageError
+from mcp_tasks.stores.base import Hint, IdPage, Page
+from mcp_tasks.stores.codec import decode_entry, decode_record, encode_cursor
 from mcp_tasks.stores.sqlite import operations, queries
-from mcp_tasks.stores.sqlite.connection import connect, from_text, retry_while_busy, to_text, translate
+from mcp_tasks.stores.sqlite.connection import (
+    Values,
+    connect,
+    connect_reader,
+    fetch,
+    from_text,
+    retry_while_busy,
+    to_text,
+    translate,
+)
 from mcp_tasks.stores.sqlite.notifier import SqliteNotifier
 from mcp_tasks.stores.sqlite.schema import prepare
 from mcp_tasks.stores.sqlite.writer import Writer
@@ -46,6 +56,11 @@ from mcp_tasks.stores.sqlite.writer import Writer
 READ_PATIENCE = 0.25
 """Seconds a read may wait for a lock. In WAL mode it waits only for a recovery after a crash, and the event
 loop waits with it."""
+
+MAX_REPORTED = 1_000
+"""Unreadable tasks remembered as logged; beyond that some are logged again."""
+
+logger = logging.getLogger(__name__)
 
 
 class SqliteStore:
@@ -71,15 +86,16 @@ class SqliteStore:
         self._writer: Writer | None = None
         self._notifier = SqliteNotifier(self._read, interval=poll_interval)
         self._turn = anyio.Lock()
+        self._reported: dict[str, None] = {}
 
     def __repr__(self) -> str:
         return f"SqliteStore({str(self.path)!r})"
 
-    async def open(self) -> None:
+    async def open(self, namespace: str = "") -> None:
         """Make the file if need be, bring its schema up to date, and start the writer."""
         async with self._turn:
             if self._writer is None:
-                self._reader, self._writer = await to_thread.run_sync(self._connect)
+                self._reader, self._writer = await to_thread.run_sync(self._connect, namespace)
 
     async def close(self) -> None:
         """Write what waits and let go of the file."""
@@ -106,23 +122,26 @@ class SqliteStore:
         """Forget the task and its journal if it is still at version `expected`."""
         await self._opened().run(operations.delete(task_id, expected=expected))
 
-    async def beat(self, holder: str, *, until: datetime) -> None:
-        """Note that `holder` is alive."""
-        await self._opened().run(operations.beat(holder, until=until))
+    async def beat(self, holder: str, *, namespace: str) -> None:
+        """Renew the lease of `holder`."""
+        await self._opened().run(operations.beat(holder, namespace=namespace))
 
     async def retire(self, holder: str) -> None:
-        """Forget that `holder` was alive."""
+        """Forget the heartbeat of `holder`."""
         await self._opened().run(operations.retire(holder))
 
     async def get(self, task_id: str) -> TaskRecord | None:
         """The record as of now, or None."""
         rows = self._read(queries.GET, (to_text(task_id),))
-        return decode_record(task_id, *rows[0]) if rows else None
+        return _record(*rows[0]) if rows else None
 
     async def journal(self, task_id: str) -> Sequence[JournalEntry]:
         """The task's journal in the order of writing."""
         rows = self._read(queries.JOURNAL, (to_text(task_id),))
-        return [decode_entry(kind, from_text(key), value) for kind, key, value in rows]
+        return [
+            decode_entry(task_id, kind, from_text(key), value, owner=_optional(owner))
+            for owner, kind, key, value in rows
+        ]
 
     async def list(
         self,
@@ -134,39 +153,47 @@ class SqliteStore:
     ) -> Page:
         """Tasks in the order of creation, of one owner or all, in one status or any."""
         # One more than asked for tells whether there is a next page.
-        found = self._records(*queries.listing(owner=owner, status=status, cursor=cursor, limit=limit + 1))
-        page = found[:limit]
-        return Page(records=page, cursor=encode_cursor(page[-1]) if page and len(found) > limit else None)
+        rows = self._read(*queries.listing(owner=owner, status=status, cursor=cursor, limit=limit + 1))
+        return Page(records=self._readable(rows[:limit]), cursor=_cursor(rows, limit))
 
-    async def queued(self, now: datetime, *, limit: int) -> Sequence[TaskRecord]:
-        """Tasks that could run at `now` and nobody has, oldest first."""
-        return self._records(*queries.queued(now, limit=limit))
+    async def queued(self, namespace: str, *, cursor: str | None = None, limit: int) -> IdPage:
+        """Tasks of the namespace that could run at any time and nobody has, in the order of creation."""
+        return _page(self._read(*queries.queued(namespace, cursor=cursor, limit=limit + 1)), limit)
 
-    async def held(self, holder: str, *, limit: int) -> Sequence[TaskRecord]:
-        """Tasks that `holder` has, oldest first."""
-        return self._records(queries.HELD, (to_text(holder), limit))
+    async def due(self, namespace: str, now: datetime, *, cursor: str | None = None, limit: int) -> IdPage:
+        """Parked tasks of the namespace whose time has come, longest overdue first."""
+        return _page(self._read(*queries.due(namespace, now, cursor=cursor, limit=limit + 1)), limit)
 
-    async def expired(self, now: datetime, *, limit: int) -> Sequence[TaskRecord]:
-        """Tasks whose time after the end is over, longest overdue first."""
-        return self._records(queries.EXPIRED, (to_micros(now), limit))
+    async def held(self, holder: str, *, cursor: str | None = None, limit: int) -> IdPage:
+        """Tasks that `holder` has, in the order of creation."""
+        return _page(self._read(*queries.held(holder, cursor=cursor, limit=limit + 1)), limit)
 
-    async def holders(self) -> dict[str, datetime]:
-        """Every holder that ever beat or still has a task."""
-        rows = self._read(queries.HOLDERS, ())
-        return {from_text(name): NEVER_SEEN if until is None else from_micros(until) for name, until in rows}
+    async def expired(self, now: datetime, *, limit: int) -> Sequence[Hint]:
+        """Id and version of tasks whose time after the end is over, longest overdue first."""
+        rows = self._read(*queries.expired(now, limit=limit))
+        return [Hint(from_text(task_id), version) for task_id, version in rows]
+
+    async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
+        """The version of each of these tasks; those that are gone are left out."""
+        rows = [row for query in queries.versions(task_ids) for row in self._read(*query)]
+        return {from_text(task_id): version for task_id, version in rows}
+
+    async def holders(self, namespace: str) -> dict[str, int]:
+        """Every holder that beats for the namespace or has a task in it, and how often it has beaten."""
+        rows = self._read(queries.HOLDERS, {"namespace": to_text(namespace)})
+        return {from_text(holder): beats for holder, beats in rows}
 
     def notifier(self) -> SqliteNotifier:
         """Hints between the processes that share the file."""
         return self._notifier
 
-    def _connect(self) -> tuple[sqlite3.Connection, Writer]:
+    def _connect(self, namespace: str) -> tuple[sqlite3.Connection, Writer]:
         try:
-            prepare(self.path, patience=self._patience)
+            prepare(self.path, namespace=namespace, patience=self._patience)
             # No time-out for the writer's connection: it has its own way of waiting.
             writing = retry_while_busy(lambda: connect(self.path, timeout=0), patience=self._patience)
             try:
-                reading = connect(self.path, timeout=READ_PATIENCE)
-                reading.execute("PRAGMA query_only = ON")
+                reading = connect_reader(self.path, timeout=READ_PATIENCE)
             except BaseException:
                 writing.close()
                 raise
@@ -179,20 +206,57 @@ class SqliteStore:
             raise UsageError(f"the store {self.path} is not open: `await store.open()` comes first")
         return self._writer
 
-    def _read(self, sql: str, values: queries.Values) -> Sequence[Any]:
+    def _read(self, sql: str, values: Values) -> Sequence[Any]:
         """All rows of one query, read on the event loop's own thread.
 
         A row by its key comes from the page cache in about 10 µs; the hop to a thread and back costs ten
-        times that. WAL readers never wait for the writer. `fetchall` ends the statement and with it the read
-        transaction: one left open would show the next read an old state, and keep the WAL from being folded.
+        times that. WAL readers never wait for the writer.
         """
         if self._reader is None:
             raise UsageError(f"the store {self.path} is not open: `await store.open()` comes first")
         try:
-            return self._reader.execute(sql, values).fetchall()
-        except sqlite3.Error as exc:
+            return fetch(self._reader, sql, values)
+        except (sqlite3.Error, OverflowError) as exc:
             raise translate(exc, self.path) from exc
 
-    def _records(self, sql: str, values: queries.Values) -> Sequence[TaskRecord]:
-        rows = self._read(sql, values)
-        return [decode_record(from_text(task_id), request, state) for task_id, request, state in rows]
+    def _readable(self, rows: Sequence[Any]) -> list[TaskRecord]:
+        """The records of a listing. What cannot be read is left out and logged once."""
+        records: list[TaskRecord] = []
+        for _, *row in rows:
+            try:
+                records.append(_record(*row))
+            except TaskUnreadable as exc:
+                self._report(exc)
+        return records
+
+    def _report(self, unreadable: TaskUnreadable) -> None:
+        if unreadable.task_id in self._reported:
+            return
+        if len(self._reported) == MAX_REPORTED:
+            del self._reported[next(iter(self._reported))]
+        self._reported[unreadable.task_id] = None
+        logger.error(
+            "%s. It is left out of listings of %s; all other tasks are as they were. Restore a backup, or remove it "
+            "with: DELETE FROM tasks WHERE id = '...'",
+            unreadable,
+            self.path,
+        )
+
+
+def _record(
+    task_id: str | bytes, owner: str | bytes | None, namespace: str | bytes, request: str, state: str
+) -> TaskRecord:
+    return decode_record(from_text(task_id), request, state, namespace=from_text(namespace), owner=_optional(owner))
+
+
+def _optional(text: str | bytes | None) -> str | None:
+    return None if text is None else from_text(text)
+
+
+def _cursor(rows: Sequence[Any], limit: int) -> str | None:
+    """Where the next page starts, if there is a row that is not on this one."""
+    return encode_cursor(rows[limit - 1][0], from_text(rows[limit - 1][1])) if len(rows) > limit > 0 else None
+
+
+def _page(rows: Sequence[Any], limit: int) -> IdPage:
+    return IdPage(ids=[from_text(task_id) for _, task_id in rows[:limit]], cursor=_cursor(rows, limit))

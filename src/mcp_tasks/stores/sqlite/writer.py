@@ -9,8 +9,9 @@ Rules of this file:
 
 1. An operation reports its own outcome (a conflict, an id that is taken) as a value; the others in its batch
    do not notice.
-2. When a statement or the commit fails, the batch is rolled back, each of its callers gets
-   `StoreUnavailable`, and the thread goes on with the next batch.
+2. When the disk or a lock fails a batch, it is rolled back, each of its callers gets `StoreUnavailable`, and the
+   thread goes on with the next batch. When a value cannot be kept, who brought it gets `ValueNotStorable`, and the
+   others are written without it.
 3. A caller that was cancelled while it waited is skipped; its operation may still have been written.
 """
 

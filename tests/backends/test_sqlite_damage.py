@@ -1,0 +1,231 @@
+"""One bad row is one bad task: rows that were damaged in the file, beside others that were not."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcp_tasks.core import InputBook, InputRequest, JournalEntry, Progress, TaskStatus
+from mcp_tasks.errors import StoreCorrupt, TaskUnreadable
+from mcp_tasks.stores.sqlite import SqliteStore
+from mcp_tasks.testing import make_record
+from mcp_tasks.testing.clock import NOON
+
+pytestmark = pytest.mark.anyio
+
+BEFORE, BAD, AFTER = (
+    make_record(
+        id=name,
+        owner="alice",
+        namespace="demo",
+        created_at=NOON + timedelta(seconds=number),
+        progress=Progress(progress=1, total=2, message="half"),
+        inputs=InputBook(outstanding={"q": InputRequest(method="roots/list", params={})}, used=frozenset({"q"})),
+    )
+    for number, name in enumerate(("before", "bad", "after"))
+)
+STEP = JournalEntry(kind="step", key="done", value={"value": 1})
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    """A store with three tasks, each with a journal."""
+    store = SqliteStore(tmp_path / "tasks.db")
+    await store.open()
+    for record in (BEFORE, BAD, AFTER):
+        await store.create(record)
+        await store.save(record, expected=1, entries=[STEP])
+    yield store
+    await store.close()
+
+
+def execute(store: SqliteStore, sql: str, *values: Any) -> None:
+    """Change the file as somebody else would."""
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as connection:
+        assert connection.execute(sql, values).rowcount > 0
+
+
+def change_state(store: SqliteStore, **changes: Any) -> None:
+    """Write other values into the state of the bad task."""
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as connection:
+        ((state,),) = connection.execute("SELECT state FROM tasks WHERE id = 'bad'").fetchall()
+    execute(store, "UPDATE tasks SET state = ? WHERE id = 'bad'", json.dumps(json.loads(state) | changes))
+
+
+ROW = "WHERE task = (SELECT key FROM tasks WHERE id = 'bad')"
+
+DAMAGES = {
+    "cut short": ("UPDATE tasks SET state = substr(state, 1, 40) WHERE id = 'bad'",),
+    "empty": ("UPDATE tasks SET state = '' WHERE id = 'bad'",),
+    "not text": ("UPDATE tasks SET state = 7 WHERE id = 'bad'",),
+    "not UTF-8": ("UPDATE tasks SET state = CAST(x'7b22ff227d' AS TEXT) WHERE id = 'bad'",),
+    "a list": ("UPDATE tasks SET state = '[]' WHERE id = 'bad'",),
+    "the request cut short": (f"UPDATE requests SET request = substr(request, 1, 40) {ROW}",),
+    "the request gone": (f"DELETE FROM requests {ROW}",),
+    "the request of another shape": (f"UPDATE requests SET request = json_set(request, '$.arguments', 'text') {ROW}",),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_a_damaged_row_is_one_unreadable_task(store: SqliteStore, damage: str) -> None:
+    execute(store, *DAMAGES[damage])
+    with pytest.raises(TaskUnreadable, match="task bad cannot be read: its row is damaged") as unreadable:
+        await store.get("bad")
+    assert (unreadable.value.task_id, unreadable.value.owner) == ("bad", "alice")
+    assert unreadable.value.__cause__ is not None
+    assert [await store.get(record.id) for record in (BEFORE, AFTER)] == [BEFORE, AFTER]
+    assert list((await store.list(owner="alice")).records) == [BEFORE, AFTER]
+    # What needs nothing of the damaged part goes on.
+    assert list(await store.journal("bad")) == [STEP]
+    assert list((await store.queued("demo", limit=9)).ids) == ["before", "bad", "after"]
+    assert await store.versions(["bad", "after"]) == {"bad": 1, "after": 1}
+    await store.delete("bad", expected=1)
+    assert await store.get("bad") is None
+
+
+WRONG_FIELDS: Sequence[dict[str, Any]] = [
+    {"status": "invented"},
+    {"status": None},
+    {"format": "2"},
+    {"owner": 5},
+    {"version": "1"},
+    {"attempt": None},
+    {"attempt": [1]},
+    {"created": "yesterday"},
+    {"created": 10**30},
+    {"updated": 1.5},
+    {"finished": {}},
+    {"ttl": "long"},
+    {"ttl": 10**30},
+    {"lost": "often"},
+    {"message": ["text"]},
+    {"holder": 7},
+    {"result": [1]},
+    {"error": "text"},
+    {"progress": [1]},
+    {"progress": ["half", None, None]},
+    {"progress": [1, 2, 3]},
+    {"inputs": []},
+    {"inputs": {"open": {"q": "text"}, "used": []}},
+    {"inputs": {"open": {"q": ["roots/list", []]}, "used": []}},
+    {"inputs": {"open": {"q": ["roots/list", {}, "soon"]}, "used": []}},
+]
+
+
+@pytest.mark.parametrize("changes", WRONG_FIELDS, ids=str)
+async def test_a_field_that_is_not_what_it_should_be_is_damage(store: SqliteStore, changes: dict[str, Any]) -> None:
+    change_state(store, **changes)
+    with pytest.raises(TaskUnreadable, match="its row is damaged") as unreadable:
+        await store.get("bad")
+    assert unreadable.value.owner == "alice"
+    assert list((await store.list()).records) == [BEFORE, AFTER]
+
+
+async def test_a_task_of_a_newer_release_says_so(store: SqliteStore) -> None:
+    change_state(store, format=99, status="a status of tomorrow")
+    with pytest.raises(TaskUnreadable, match=r"format 99.*use the release that wrote it, or a newer one") as unreadable:
+        await store.get("bad")
+    assert unreadable.value.owner == "alice"
+    assert list((await store.list(status=TaskStatus.WORKING)).records) == [BEFORE, AFTER]
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        (f"UPDATE journal SET value = '{{' {ROW}", "its journal entry 'done' is damaged"),
+        (f"UPDATE journal SET value = x'22ff22' {ROW}", "its journal entry 'done' is damaged"),
+        (f"UPDATE journal SET value = CAST(x'22ff22' AS TEXT) {ROW}", "its journal entry 'done' is damaged"),
+        (f"UPDATE journal SET kind = 'dream' {ROW}", "unknown kind 'dream'.*use the release that wrote it"),
+        (f"UPDATE journal SET kind = x'ff' {ROW}", "unknown kind"),
+    ],
+)
+async def test_a_damaged_journal_is_one_unreadable_journal(store: SqliteStore, statement: str, message: str) -> None:
+    execute(store, statement)
+    with pytest.raises(TaskUnreadable, match=message) as unreadable:
+        await store.journal("bad")
+    assert (unreadable.value.task_id, unreadable.value.owner) == ("bad", "alice")
+    # The task itself can be read, and so can all others with their journals.
+    assert await store.get("bad") == BAD
+    assert list(await store.journal("after")) == [STEP]
+
+
+async def test_a_page_goes_on_after_tasks_that_cannot_be_read(store: SqliteStore) -> None:
+    execute(store, "UPDATE tasks SET state = '{' WHERE id IN ('before', 'bad')")
+    page = await store.list(limit=1)
+    seen = [list(page.records)]
+    while page.cursor is not None:
+        page = await store.list(limit=1, cursor=page.cursor)
+        seen.append(list(page.records))
+    assert seen == [[], [], [AFTER]]
+
+
+async def test_an_unreadable_task_is_logged_once_with_what_to_do(
+    store: SqliteStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    execute(store, "UPDATE tasks SET state = '{' WHERE id = 'bad'")
+    with caplog.at_level(logging.ERROR, logger="mcp_tasks"):
+        for _ in range(3):
+            await store.list()
+    (logged,) = caplog.messages
+    assert "task bad cannot be read" in logged
+    assert str(store.path) in logged
+    assert "DELETE FROM tasks WHERE id" in logged
+
+
+async def test_memory_of_what_was_logged_is_bounded(store: SqliteStore, caplog: pytest.LogCaptureFixture) -> None:
+    records = [make_record(created_at=NOON + timedelta(minutes=1)) for _ in range(1_100)]
+    for record in records:
+        await store.create(record)
+    execute(store, "UPDATE tasks SET state = '{' WHERE created = (SELECT max(created) FROM tasks)")
+    with caplog.at_level(logging.ERROR, logger="mcp_tasks"):
+        await store.list(limit=9_999)
+        assert len(caplog.messages) == 1_100
+        page = await store.list(limit=9_999)
+    assert list(page.records) == [BEFORE, BAD, AFTER]
+    # Some were forgotten, and are logged again.
+    assert len(caplog.messages) > 1_100
+
+
+async def test_what_is_private_is_not_in_the_message(store: SqliteStore) -> None:
+    execute(store, "UPDATE tasks SET state = CAST('{\"secret\":\"' || x'ff' AS TEXT) WHERE id = 'bad'")
+    with pytest.raises(TaskUnreadable) as unreadable:
+        await store.get("bad")
+    assert "secret" not in str(unreadable.value)
+
+
+async def test_an_id_that_is_not_text_stops_no_sweep(store: SqliteStore) -> None:
+    execute(store, "UPDATE tasks SET id = x'ff00' WHERE id = 'bad'")
+    found = await store.queued("demo", limit=9)
+    assert {"before", "after"} < set(found.ids)
+    # What it is called names no task.
+    (other,) = set(found.ids) - {"before", "after"}
+    assert await store.get(other) is None
+    assert len((await store.list()).records) == 3
+
+
+async def test_a_damaged_page_is_a_damaged_store(store: SqliteStore) -> None:
+    for number in range(50):
+        await store.create(make_record(id=f"t{number}", status_message="x" * 2_000))
+    await store.close()
+    content = store.path.read_bytes()
+    page = content.index(b"x" * 1_000) // 4096 * 4096
+    store.path.write_bytes(content[:page] + b"\xff" * 4096 + content[page + 4096 :])
+    await store.open()
+    with pytest.raises(StoreCorrupt, match=r"is damaged\. Restore a backup") as corrupt:
+        await store.list()
+    assert not isinstance(corrupt.value, TaskUnreadable)
+
+
+async def test_a_readable_task_can_be_written_over_a_damaged_one(store: SqliteStore) -> None:
+    execute(store, "UPDATE tasks SET state = '{' WHERE id = 'bad'")
+    await store.save(replace(BAD, version=2), expected=1)
+    assert await store.get("bad") == replace(BAD, version=2)
