@@ -19,7 +19,7 @@ from typing import Any
 
 from mcp_tasks.errors import ReplayMismatch
 from mcp_tasks.runtime.branches import Branches
-from mcp_tasks.runtime.replay import BRANCH, ResultId
+from mcp_tasks.runtime.replay import BRANCH, ResultId, name_of
 
 SETTLE = 30
 """Turns of the event loop given to what follows from a result. A level of nested gathers and groups takes three or
@@ -36,6 +36,7 @@ class Deliveries:
 
     Args:
         recorded: What earlier runs were handed, in their order.
+        begun: What earlier runs came to, and were not handed the end of.
         context: Where to run what is not part of the tool.
         refuse: Called when the tool is found to do something else than before.
     """
@@ -43,12 +44,14 @@ class Deliveries:
     def __init__(
         self,
         recorded: Mapping[ResultId, Mapping[str, Any]],
+        begun: Mapping[ResultId, Mapping[str, Any]],
         branches: Branches,
         context: contextvars.Context,
         refuse: Callable[[ReplayMismatch], None],
     ) -> None:
         self._recorded = recorded
         self._ahead = dict(recorded)
+        self._begun = dict(begun)
         self._passed: dict[ResultId, Mapping[str, Any]] = {}
         self._branches = branches
         self._context = context
@@ -62,6 +65,11 @@ class Deliveries:
     def has(self, result: ResultId) -> bool:
         """Whether an earlier run was handed this."""
         return result in self._recorded
+
+    def met(self, result: ResultId) -> None:
+        """The tool came to a question or a timer."""
+        if self._begun.pop(result, None) is not None:
+            self._came.set()
 
     async def recorded(self, result: ResultId) -> Mapping[str, Any]:
         """What an earlier run was handed, when its turn has come."""
@@ -78,7 +86,7 @@ class Deliveries:
     async def caught_up(self, what: str) -> None:
         """Wait until everything recorded has been handed over, before `what` begins or is handed over as new."""
         self._branches.contact(look_around=bool(self._ahead))
-        if self._ahead or self._passed:
+        if self._ahead or self._passed or self._begun:
             ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._new[ready] = what
             await self._wait(ready)
@@ -139,7 +147,7 @@ class Deliveries:
             head = next(iter(self._ahead), None)
             if head in self._wanted:
                 self._hand(head)
-            elif head is None and not self._passed:
+            elif head is None and not self._passed and not self._begun:
                 self._let_new_begin()
             elif await self._somebody_came():
                 pass
@@ -183,20 +191,25 @@ class Deliveries:
         if head is not None:
             self._hand(head)
         elif self._new:
-            unmet = next((result for result, value in self._passed.items() if not self._is_excused(value)), None)
-            if unmet is None:
-                self._passed.clear()
-                self._let_new_begin()
-            else:
-                self._refuse(_mismatch(next(iter(self._new.values())), unmet))
-                self._new.clear()
+            self._go_past_everything({**self._passed, **self._begun})
+
+    def _go_past_everything(self, unmet: Mapping[ResultId, Mapping[str, Any]]) -> None:
+        """Let what is new begin, unless the tool missed something that it would have had to come to."""
+        missed = next((name_of(result, value) for result, value in unmet.items() if not self._is_excused(value)), None)
+        if missed is None:
+            self._passed.clear()
+            self._begun.clear()
+            self._let_new_begin()
+        else:
+            self._refuse(_mismatch(next(iter(self._new.values())), missed))
+            self._new.clear()
 
     def _is_excused(self, value: Mapping[str, Any]) -> bool:
         """Whether a recorded result may be of a branch that the tool itself cancelled, or that is busy elsewhere."""
         return bool(value.get(BRANCH)) and (self._branches.cancelled > 0 or self._branches.can_advance())
 
 
-def _mismatch(new: str, unmet: ResultId) -> ReplayMismatch:
+def _mismatch(new: str, unmet: str) -> ReplayMismatch:
     return ReplayMismatch(
         f"the tool was started again and came to {new}, which is new, without coming to {unmet}, which an earlier run "
         "recorded. A tool that may run again must do the same things each time; put what varies (the time, chance, a "

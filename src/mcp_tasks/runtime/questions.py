@@ -19,7 +19,7 @@ from mcp_tasks.core.json import JsonValue
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import QuestionTimedOut, WaitedTooLong
 from mcp_tasks.runtime.alarms import Bell
-from mcp_tasks.runtime.replay import Ask, Replay, ResultId, ask_entry, ask_identity, done_entry
+from mcp_tasks.runtime.replay import Ask, Replay, ResultId, ask_entry, ask_identity, done_entry, short
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.run import Run
@@ -47,6 +47,7 @@ class _Open:
 
     request: InputRequest
     asking: Asking
+    in_branch: bool
     ask: Ask | None = None
     result: ResultId | None = None
     bell: Bell = field(default_factory=Bell)
@@ -102,10 +103,11 @@ class Questions:
 
     def _look_up(self, request: InputRequest, asking: Asking) -> _Open:
         known = self._replay.find_ask(ask_identity(request, asking.key))
-        each = _Open(request=request, asking=asking, ask=known)
+        each = _Open(request=request, asking=asking, ask=known, in_branch=not self._run.branches.in_own)
         if known is not None:
             each.result = ResultId("question", known.key)
             self._open[known.key] = each
+            self._run.deliveries.met(each.result)
         return each
 
     def _is_recorded(self, each: _Open) -> bool:
@@ -169,7 +171,9 @@ class Questions:
                     attempt=run.attempt,
                     requests={each.key: each.ask.request for each in asks if each.ask is not None},
                 ),
-                entries=[ask_entry(each.ask, each.asking.key) for each in asks if each.ask is not None],
+                entries=[
+                    ask_entry(each.ask, each.asking.key, branch=each.in_branch) for each in asks if each.ask is not None
+                ],
             )
         except Exception as exc:
             for each in asks:
@@ -210,19 +214,22 @@ class Questions:
     async def _wait(self, asked: Sequence[_Open]) -> None:
         # A known question may have been answered between the reading of the journal and now.
         self.look(self._run.record)
-        keys = frozenset(each.key for each in asked)
+        if any(each.bell.rung for each in asked):
+            await self._fetch()
+        waited_for = [each for each in asked if each.key not in self._replay.answers]
+        if not waited_for:
+            return
+        keys = frozenset(each.key for each in waited_for)
         try:
-            async with self._run.park_while_waiting(keys=keys, wake_at=self._wake_at(asked)):
-                for each in asked:
+            async with self._run.park_while_waiting(keys=keys, wake_at=self._wake_at(waited_for)):
+                for each in waited_for:
                     await self._wait_for(each)
         except asyncio.CancelledError:
-            self._withdraw(asked)
+            self._withdraw(waited_for)
             raise
 
     async def _wait_for(self, each: _Open) -> None:
         """Wait until the question is answered, or until its time is over."""
-        if each.key in self._replay.answers:
-            return
         rung = await self._run.alarms.wait(each.bell, self._wake_at([each]))
         # Also when its time is over: an answer that was taken before that counts, whether we heard of it or not.
         await self._fetch()
@@ -259,7 +266,7 @@ class Questions:
         await run.deliveries.caught_up(f"the answer to {_short(asked[0].request)}")
         overdue = {each.key for each in asked if each.key not in self._replay.answers}
         entries = [
-            done_entry(each.result, TIMED_OUT if each.key in overdue else ANSWERED, branch=not run.branches.in_own)
+            done_entry(each.result, TIMED_OUT if each.key in overdue else ANSWERED, branch=each.in_branch)
             for each in asked
             if each.result is not None
         ]
@@ -277,5 +284,4 @@ class Questions:
 
 
 def _short(request: InputRequest) -> str:
-    text = repr(request.params.get("message", request.method))
-    return text if len(text) <= 100 else text[:97] + "..."
+    return short(request.params.get("message", request.method))

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.journal import JournalEntry
@@ -59,10 +59,12 @@ class Timer:
 class Replay:
     """The journal of a task, as one run finds its way through it."""
 
-    def __init__(self, entries: Sequence[JournalEntry] = ()) -> None:
+    def __init__(self, entries: Sequence[JournalEntry] = (), *, outstanding: Collection[str] = ()) -> None:
         self.answers: dict[str, JsonValue] = {}
         self.results: dict[ResultId, Mapping[str, Any]] = {}
         """What the tool was handed, in the order in which it was."""
+        self.begun: dict[ResultId, Mapping[str, Any]] = {}
+        """Questions and timers that the tool came to and had not been handed the end of."""
         self._asks: dict[str, list[Ask]] = {}
         self._asked = 0
         self._keys: set[str] = set()
@@ -71,6 +73,10 @@ class Replay:
         self._steps: set[str] = set()
         for entry in entries:
             self._add(entry)
+        for result in list(self.begun):
+            # Neither open nor answered: the tool gave up on it.
+            if result.kind == "question" and result.key not in outstanding and result.key not in self.answers:
+                del self.begun[result]
 
     def find_ask(self, identity: str) -> Ask | None:
         """The question of that identity that an earlier run put, if it did; each one is found once."""
@@ -120,14 +126,20 @@ class Replay:
                 self._asks.setdefault(ask.identity, []).append(ask)
                 self._keys.add(ask.key)
                 self._asked += 1
+                self.begun[ResultId("question", ask.key)] = entry.value
             case "answer":
                 self.answers[entry.key] = entry.value
             case "timer":
-                self._timers[entry.key] = from_micros(entry.value)
+                if not isinstance(entry.value, int):
+                    # The first release kept the instant alone, by its place; such a sleep is begun anew.
+                    self._timers[entry.key] = from_micros(entry.value["until"])
+                    self.begun[ResultId("timer", entry.key)] = entry.value
             case "step":
                 self.results[ResultId("step", entry.key)] = entry.value
             case "done":
-                self.results[ResultId(entry.value["kind"], entry.key)] = entry.value
+                result = ResultId(entry.value["kind"], entry.key)
+                self.results[result] = entry.value
+                self.begun.pop(result, None)
 
 
 def ask_identity(request: InputRequest, key: str | None) -> str:
@@ -135,10 +147,10 @@ def ask_identity(request: InputRequest, key: str | None) -> str:
     return f"key:{key}" if key is not None else json.dumps([request.method, request.params], sort_keys=True)
 
 
-def ask_entry(ask: Ask, key: str | None) -> JournalEntry:
+def ask_entry(ask: Ask, key: str | None, *, branch: bool) -> JournalEntry:
     """What the journal keeps of a question."""
     request = ask.request
-    value: dict[str, Any] = {"method": request.method, "params": request.params}
+    value: dict[str, Any] = {"method": request.method, "params": request.params, **_tag(branch)}
     if ask.asked_at is not None:
         value["asked"] = to_micros(ask.asked_at)
     if request.deadline is not None:
@@ -148,15 +160,36 @@ def ask_entry(ask: Ask, key: str | None) -> JournalEntry:
     return JournalEntry(kind="ask", key=ask.key, value=value)
 
 
-def timer_entry(timer: Timer) -> JournalEntry:
+def timer_entry(timer: Timer, *, branch: bool) -> JournalEntry:
     """What the journal keeps of a sleep."""
-    return JournalEntry(kind="timer", key=timer.key, value=to_micros(timer.until))
+    return JournalEntry(kind="timer", key=timer.key, value={"until": to_micros(timer.until), **_tag(branch)})
 
 
 def done_entry(result: ResultId, how: str, *, branch: bool) -> JournalEntry:
     """That the tool was handed the end of a question or a timer, and how it ended."""
-    value = {"kind": result.kind, "how": how, **({BRANCH: True} if branch else {})}
-    return JournalEntry(kind="done", key=result.key, value=value)
+    return JournalEntry(kind="done", key=result.key, value={"kind": result.kind, "how": how, **_tag(branch)})
+
+
+def step_entry(result: ResultId, stored: Mapping[str, Any], *, branch: bool) -> JournalEntry:
+    """What the journal keeps of a step."""
+    return JournalEntry(kind="step", key=result.key, value={**stored, **_tag(branch)})
+
+
+def name_of(result: ResultId, value: Mapping[str, Any]) -> str:
+    """What an author would call a recorded thing."""
+    params = value.get("params")
+    message = cast("Mapping[str, Any]", params).get("message") if isinstance(params, Mapping) else None
+    return str(result) if message is None else f"the question {short(message)}"
+
+
+def short(value: JsonValue) -> str:
+    """A value for a person to read."""
+    text = repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def _tag(branch: bool) -> dict[str, Any]:
+    return {BRANCH: True} if branch else {}
 
 
 def _read_ask(entry: JournalEntry) -> Ask:

@@ -129,7 +129,7 @@ class Run:
         self.branches = Branches(current_run, self)
         # Taken before the tool's context is entered: what runs in it is no branch of the tool.
         self._context = contextvars.copy_context()
-        self.deliveries = Deliveries(replay.results, self.branches, self._context, self._refuse)
+        self.deliveries = Deliveries(replay.results, replay.begun, self.branches, self._context, self._refuse)
         self.rest = Rest(self.life, slot, self.branches, host.parking.room, self._context)
         self.now = host.now
         self.alarms = host.alarms
@@ -258,13 +258,14 @@ class Run:
             async with self.rest.waiting(parkable=False):
                 yield
             return
-        self._parks_for = RunParked(attempt=self.attempt, keys=keys, wake_at=wake_at)
-        try:
-            async with self.rest.waiting(parkable=True):
-                self._host.parking.add(self, self._park_after(keys, wake_at))
+        async with self.rest.waiting(parkable=True):
+            self._parks_for = RunParked(attempt=self.attempt, keys=keys, wake_at=wake_at)
+            self._host.parking.add(self, self._park_after(keys, wake_at))
+            try:
                 yield
-        finally:
-            self.keep_in_memory()
+            finally:
+                # Before it stands in line for a slot: what it waited for is there.
+                self.keep_in_memory()
 
     def keep_in_memory(self) -> None:
         """This wait is none to be parked for."""

@@ -49,6 +49,9 @@ logger = logging.getLogger(__name__)
 MAX_ID_LENGTH = 256
 """Longer than any id of ours; a longer one names no task, and need not be looked up to know that."""
 
+DRAIN_LOOK = 0.05
+"""Seconds between two looks for runs that only wait, while the process stops."""
+
 
 def new_task_id() -> str:
     """An id nobody can guess: 160 bits, where SEP-2663 asks for enough that ids cannot be enumerated."""
@@ -148,10 +151,7 @@ class TaskRuntime:
             return
         self._open = False
         try:
-            # What a run that only waits is waiting for may take days: it will not end in the time it is given.
-            await self.parking.park_all()
-            await self._hand_over_waiting()
-            await self.engine.drain(self.settings.drain)
+            await self._drain()
         finally:
             # Reached by the time limit as well as by whoever loses patience and cancels the shutdown.
             with anyio.CancelScope(shield=True):
@@ -397,7 +397,8 @@ class TaskRuntime:
     async def _replay_of(self, record: TaskRecord) -> Replay | None:
         """What earlier runs recorded; None if it cannot be read."""
         try:
-            return Replay(await self.store.journal(record.id) if record.attempt else ())
+            entries = await self.store.journal(record.id) if record.attempt else ()
+            return Replay(entries, outstanding=record.inputs.outstanding)
         except (TaskUnreadable, LookupError, TypeError, ValueError, AttributeError) as exc:
             logger.error("task %s… is ended, because its journal cannot be read: %s", record.id[:12], exc)
             return None
@@ -485,6 +486,19 @@ class TaskRuntime:
     def _stop_runs(self) -> None:
         for run in list(self._runs.values()):
             run.stop()
+
+    async def _drain(self) -> None:
+        """Give running tools their time. What a run that only waits is waiting for may take days: it is let go at once,
+        and so is one that comes to such a wait meanwhile."""
+        draining = asyncio.create_task(self.engine.drain(self.settings.drain))
+        try:
+            while not draining.done():
+                await self.parking.park_all()
+                await self._hand_over_waiting()
+                await asyncio.wait({draining}, timeout=DRAIN_LOOK)
+            await draining
+        finally:
+            draining.cancel()
 
     async def _hand_over(self) -> None:
         for service in self._services:

@@ -13,10 +13,9 @@ import anyio
 import anyio.to_thread
 
 from mcp_tasks.core.events import StepRecorded
-from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.errors import UsageError, ValueNotStorable
-from mcp_tasks.runtime.replay import BRANCH, Replay, ResultId
+from mcp_tasks.runtime.replay import Replay, ResultId, step_entry
 from mcp_tasks.runtime.step_values import StepValue, keep_error, restore_error
 
 if TYPE_CHECKING:
@@ -100,8 +99,7 @@ class Steps:
 
     async def _record(self, result: ResultId, stored: dict[str, Any]) -> None:
         run = self._run
-        value = stored if run.branches.in_own else stored | {BRANCH: True}
-        entry = JournalEntry(kind="step", key=result.key, value=value)
+        entry = step_entry(result, stored, branch=not run.branches.in_own)
         async with run.deliveries.turn():
             await run.record_result(StepRecorded(attempt=run.attempt), entries=[entry])
 

@@ -25,19 +25,22 @@ class Timers:
         run = self._run
         key, recorded = self._replay.find_timer(_identity(duration, until, name))
         result = ResultId("timer", key)
+        branch = not run.branches.in_own
+        run.deliveries.met(result)
         if run.deliveries.has(result):
             await run.deliveries.recorded(result)
             return
         timer = Timer(key=key, until=recorded if recorded is not None else _end(run.now(), duration, until))
         if recorded is None:
             await run.deliveries.caught_up(str(result))
-            await run.record_result(StepRecorded(attempt=run.attempt), entries=[timer_entry(timer)])
+            await run.record_result(StepRecorded(attempt=run.attempt), entries=[timer_entry(timer, branch=branch)])
         async with run.park_while_waiting(wake_at=timer.until):
             await run.alarms.wait(Bell(), timer.until)
         await run.deliveries.caught_up(f"the end of {result}")
         async with run.deliveries.turn():
-            entry = done_entry(result, "over", branch=not run.branches.in_own)
-            await run.record_result(StepRecorded(attempt=run.attempt), entries=[entry])
+            await run.record_result(
+                StepRecorded(attempt=run.attempt), entries=[done_entry(result, "over", branch=branch)]
+            )
 
 
 def _identity(duration: timedelta | None, until: datetime | None, name: str | None) -> str:
