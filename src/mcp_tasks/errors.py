@@ -3,6 +3,9 @@
     TasksError
     ├── UsageError                  the author's code asks for something that cannot work
     │   ├── WiringError             the server is not completely wired for tasks
+    │   ├── InvalidMark             a tool is marked in a way that cannot work
+    │   ├── InvalidOption           an option has a value that it cannot have
+    │   │   └── InvalidDuration     a duration is not a timedelta, or not a possible one
     │   ├── ReplayMismatch          a tool that was started again did not ask what it asked before
     │   └── MissingExtra            an optional dependency is not installed
     ├── UnknownTask                 the caller named a task that is not there for this caller
@@ -17,6 +20,7 @@
     └── StoreError                  the place where tasks are kept did not do its part
         ├── StoreUnavailable        it cannot take the request now (full, locked, unreachable)
         ├── StoreCorrupt            what is there cannot be read as ours
+        │   └── TaskUnreadable      one task cannot be read; the others can
         ├── TaskExists              an id was created twice
         └── VersionConflict         somebody else saved this task first
 
@@ -38,6 +42,18 @@ class UsageError(TasksError):
 
 class WiringError(UsageError):
     """A server was built with only a part of what tasks need."""
+
+
+class InvalidMark(UsageError, TypeError):
+    """A tool is marked in a way that cannot work; refused where the decorator stands."""
+
+
+class InvalidOption(UsageError, ValueError):
+    """An option has a value that it cannot have; refused where it is given."""
+
+
+class InvalidDuration(InvalidOption, TypeError):
+    """A duration is not a `timedelta`, or is negative, or is zero where that means nothing."""
 
 
 class ReplayMismatch(UsageError):
@@ -75,7 +91,7 @@ class WaitTimedOut(TasksError, TimeoutError):
     def __init__(self, task_id: str, seconds: float) -> None:
         self.task_id = task_id
         self.seconds = seconds
-        super().__init__(f"task {task_id} did not end within {seconds:g} s")
+        super().__init__(f"task {task_id} did not end within {seconds:.15g} s")
 
 
 class InvalidResponse(TasksError):
@@ -110,7 +126,7 @@ class RanTooLong(RunStopped):
     def __init__(self, tool: str, limit: timedelta) -> None:
         self.tool = tool
         self.limit = limit
-        super().__init__(f"The work was stopped: {tool!r} ran longer than its limit of {limit.total_seconds():g} s.")
+        super().__init__(f"The work was stopped: {tool!r} ran longer than its limit of {limit.total_seconds():.15g} s.")
 
 
 class TransitionRefused(TasksError):
@@ -137,6 +153,16 @@ class StoreUnavailable(StoreError):
 
 class StoreCorrupt(StoreError):
     """What the store holds is not ours, is damaged, or was written by a newer release."""
+
+
+class TaskUnreadable(StoreCorrupt):
+    """What the store holds of one task cannot be read; the others are not affected."""
+
+    def __init__(self, task_id: str, why: str, *, owner: str | None = None) -> None:
+        self.task_id = task_id
+        self.why = why
+        self.owner = owner
+        super().__init__(f"task {task_id} cannot be read: {why}")
 
 
 class TaskExists(StoreError):
