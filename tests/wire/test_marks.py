@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
+from mcp_types import CallToolRequestParams
 
 from mcp_tasks import Tasks, current_task
 from mcp_tasks.errors import UsageError
@@ -252,8 +253,12 @@ async def test_a_renamed_tool_that_may_run_again_is_started_again_after_a_crash(
         assert (await tester.result(task)).structured_content == {"result": "attempt 2"}
 
 
+def _always(params: CallToolRequestParams) -> bool:
+    return True
+
+
 async def test_a_tool_that_is_not_there_is_answered_as_the_plain_call_answers() -> None:
-    tasks = _tasks(augment=lambda params: True)
+    tasks = _tasks(augment=_always)
     server = _server(tasks)
     tasks.mark("gone")
     async with in_memory(server) as wire:
