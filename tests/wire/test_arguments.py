@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
+from mcp_types import CallToolRequestParams
 from pydantic import AfterValidator, BaseModel, Field
 
 from mcp_tasks import Tasks
@@ -107,3 +109,43 @@ async def test_arguments_that_the_sdk_takes_become_a_task(
     wire: HttpWire, tool: str, arguments: dict[str, Any], result: str
 ) -> None:
     assert text_of((await Tasking(wire).finish(tool, **arguments))["result"]) == result
+
+
+# Tools of which only the name is known
+
+
+def _unmarked_server(tasks: Tasks, gate: asyncio.Event) -> MCPServer[Any]:
+    server: MCPServer[Any] = MCPServer("unmarked", extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
+
+    @server.tool()
+    async def wait(times: int) -> str:
+        """Wait for the test."""
+        await gate.wait()
+        return f"waited {times} times"
+
+    return server
+
+
+def _always(params: CallToolRequestParams) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("way", ["by a rule", "by name"])
+async def test_a_tool_that_is_no_marked_function_answers_arguments_that_do_not_fit_at_once_as_well(
+    store: MemoryStore, way: str
+) -> None:
+    tasks = Tasks(store, augment=_always if way == "by a rule" else None, settings=QUICK)
+    gate = asyncio.Event()
+    server = _unmarked_server(tasks, gate)
+    if way == "by name":
+        tasks.mark("wait")
+    async with serving(server) as wire:
+        client = Tasking(wire)
+        answer = await _answer(client, "wait", {"times": "often"})
+        assert answer == await _answer(client.declaring(NOTHING), "wait", {"times": "often"})
+        assert answer["isError"] is True
+        assert (await store.list()).records == []
+        # The SDK takes a number in a string, whatever the schema says: then it is a task like any other.
+        task_id = await client.create("wait", times="3")
+        gate.set()
+        assert text_of((await client.until(task_id, "completed"))["result"]) == "waited 3 times"

@@ -34,6 +34,7 @@ from mcp_tasks.runtime import Settings, TaskRuntime
 from mcp_tasks.server.body import LowLevelHost, MCPServerHost
 from mcp_tasks.server.creation import answer_with_task
 from mcp_tasks.server.guard import (
+    ANNOUNCE_AFTER,
     BodyReached,
     asks_by_returning,
     only_parameters,
@@ -283,13 +284,17 @@ class Tasks(Extension):
                 except BodyReached:
                     pass
             options = mark.options
+            grace = self._grace if options.grace is None else options.grace
+            if mark.may_refuse(params.arguments or {}):
+                # It shows as soon as the tool begins; then the refusal is the answer, and no task is left.
+                grace = max(grace or ANNOUNCE_AFTER, ANNOUNCE_AFTER)
             return await answer_with_task(
                 self._service.runtime(),
                 self._service.guards,
                 task_request(params, ctx),
                 owner=self._principal(ctx),
                 ttl=self._default_ttl if isinstance(options.ttl, Unset) else options.ttl,
-                grace=self._grace if options.grace is None else options.grace,
+                grace=grace,
                 options=options,
             )
         except TasksError as exc:
@@ -302,7 +307,7 @@ class Tasks(Extension):
             return None
         if tool.mark is None:
             agreed = self._augment is not None and self._augment(params)
-            return Mark(name=params.name, options=TaskOptions()) if agreed else None
+            return Mark(name=params.name, options=TaskOptions(), schema=tool.schema) if agreed else None
         mode = tool.mark.options.mode
         if mode == "optional" and self._augment is not None and not self._augment(params):
             return None

@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from jsonschema import Draft202012Validator
 from mcp.server.mcpserver.tools import Tool as ServerTool
 from mcp_types import Tool, ToolAnnotations
+from referencing import Registry
 
 from mcp_tasks.errors import InvalidMark
 from mcp_tasks.runtime import ToolPolicy
@@ -36,6 +38,7 @@ class Mark:
         is_named: Whether the author said it.
         function: The function behind the tool; None for a tool that was marked by its name alone.
         resolves: Whether the SDK asks for parameters of the tool before it enters the body.
+        schema: What the tool's arguments look like, where the SDK made that of a function which is not known here.
     """
 
     name: str
@@ -43,9 +46,10 @@ class Mark:
     is_named: bool = True
     function: Callable[..., Any] | None = None
     resolves: bool = False
+    schema: Mapping[str, Any] | None = None
 
     def takes(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether the SDK will let the tool have these arguments, as far as can be known without calling it."""
+        """Whether the SDK will let the tool have these arguments, as far as can be known without its function."""
         if self._as_tool is None:
             return True
         try:
@@ -54,6 +58,17 @@ class Mark:
             # Whatever it is: the SDK will run into it too, and knows how to answer.
             return False
         return True
+
+    def may_refuse(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether the SDK may refuse what `takes` lets pass. It is more lenient than a schema: "7" may be a number."""
+        if self.schema is None:
+            return False
+        try:
+            # With a registry of its own, so that a reference to elsewhere is never fetched.
+            return not Draft202012Validator(self.schema, registry=Registry()).is_valid(dict(arguments))
+        except Exception:
+            # Too deep, or a schema that is none.
+            return True
 
     def tools_among(self, tools: Sequence[Tool]) -> list[Tool]:
         """The tools that this mark belongs to: one as a rule, none if there is none yet."""
@@ -69,7 +84,7 @@ class Mark:
     def for_tool(self, tool: Tool) -> Mark:
         """The mark as it holds for `tool`: its function counts only if it is the one behind the tool."""
         is_behind = self._as_tool is not None and self._as_tool.parameters == tool.input_schema
-        return self if is_behind else replace(self, function=None)
+        return self if is_behind else replace(self, function=None, schema=tool.input_schema)
 
     @cached_property
     def _as_tool(self) -> ServerTool | None:
@@ -89,6 +104,7 @@ class ServedTool:
 
     annotations: ToolAnnotations | None = None
     mark: Mark | None = None
+    schema: Mapping[str, Any] | None = None
 
     @property
     def policy(self) -> ToolPolicy:
@@ -136,7 +152,9 @@ class Marks:
         # A mark that names its tool stands above one that was found by its function.
         marks = sorted(self._marks.values(), key=lambda mark: mark.is_named)
         owners = {tool.name: mark.for_tool(tool) for mark in marks for tool in mark.tools_among(tools)}
-        self._served = {tool.name: ServedTool(tool.annotations, owners.get(tool.name)) for tool in tools}
+        self._served = {
+            tool.name: ServedTool(tool.annotations, owners.get(tool.name), tool.input_schema) for tool in tools
+        }
 
     def serve_by_name(self, tools: Sequence[Tool]) -> None:
         """The same for a low-level server: its schemas are its author's own, so names are all there is."""

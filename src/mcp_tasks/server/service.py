@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from mcp.server import MCPServer, Server
+from mcp_types import Tool
 
 from mcp_tasks.engines import Engine, LocalEngine
 from mcp_tasks.engines.local import DEFAULT_CONCURRENCY
@@ -167,8 +168,9 @@ class TaskService:
         _require_asyncio()
         self._host = host
         await host.prepare()
-        await self._list_tools(host)
-        self.marks.warn_of_unused()
+        if await self._list_tools(host) or host.publishes_schemas:
+            # A low-level server that lists nothing has not said that there is nothing.
+            self.marks.warn_of_unused()
         return TaskRuntime(
             store=store,
             engine=engine,
@@ -212,12 +214,13 @@ class TaskService:
             await self._list_tools(self._host)
         return (await self.tool(tool) or ServedTool()).policy
 
-    async def _list_tools(self, host: ToolHost) -> None:
+    async def _list_tools(self, host: ToolHost) -> Sequence[Tool]:
         tools = await host.tools()
         if host.publishes_schemas:
             self.marks.serve(tools)
         else:
             self.marks.serve_by_name(tools)
+        return tools
 
 
 def _as_store(store: Store | str | None) -> Store | None:
