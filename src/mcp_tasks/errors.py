@@ -3,6 +3,9 @@
     TasksError
     ├── UsageError                  the author's code asks for something that cannot work
     │   ├── WiringError             the server is not completely wired for tasks
+    │   ├── InvalidMark             a tool is marked in a way that cannot work
+    │   ├── InvalidOption           an option has a value that it cannot have
+    │   │   └── InvalidDuration     a duration is not a timedelta, or not a possible one
     │   ├── ReplayMismatch          a tool that was started again did not ask what it asked before
     │   └── MissingExtra            an optional dependency is not installed
     ├── StepError                   a step failed in an earlier run, with an exception that cannot be rebuilt
@@ -47,6 +50,18 @@ class WiringError(UsageError):
     """A server was built with only a part of what tasks need."""
 
 
+class InvalidMark(UsageError, TypeError):
+    """A tool is marked in a way that cannot work; refused where the decorator stands."""
+
+
+class InvalidOption(UsageError, ValueError):
+    """An option has a value that it cannot have; refused where it is given."""
+
+
+class InvalidDuration(InvalidOption, TypeError):
+    """A duration is not a `timedelta`, or is negative, or is zero where that means nothing."""
+
+
 class ReplayMismatch(UsageError):
     """A tool that was started again did something else than the first time, where it must do the same."""
 
@@ -82,7 +97,7 @@ class WaitTimedOut(TasksError, TimeoutError):
     def __init__(self, task_id: str, seconds: float) -> None:
         self.task_id = task_id
         self.seconds = seconds
-        super().__init__(f"task {task_id} did not end within {seconds:g} s")
+        super().__init__(f"task {task_id} did not end within {seconds:.15g} s")
 
 
 class InvalidResponse(TasksError):
@@ -117,7 +132,7 @@ class RanTooLong(RunStopped):
     def __init__(self, tool: str, limit: timedelta) -> None:
         self.tool = tool
         self.limit = limit
-        super().__init__(f"The work was stopped: {tool!r} ran longer than its limit of {limit.total_seconds():g} s.")
+        super().__init__(f"The work was stopped: {tool!r} ran longer than its limit of {limit.total_seconds():.15g} s.")
 
 
 class WaitedTooLong(RunStopped):
@@ -128,7 +143,7 @@ class WaitedTooLong(RunStopped):
     def __init__(self, tool: str, limit: timedelta) -> None:
         self.tool = tool
         self.limit = limit
-        super().__init__(f"The work was stopped: nobody answered {tool!r} within {limit.total_seconds():g} s.")
+        super().__init__(f"The work was stopped: nobody answered {tool!r} within {limit.total_seconds():.15g} s.")
 
 
 class LostTooOften(RunStopped):
@@ -178,7 +193,7 @@ class QuestionTimedOut(TasksError, TimeoutError):
 
     def __init__(self, timeout: timedelta | None = None) -> None:
         self.timeout = timeout
-        limit = "" if timeout is None else f" within {timeout.total_seconds():g} s"
+        limit = "" if timeout is None else f" within {timeout.total_seconds():.15g} s"
         super().__init__(f"Nobody answered the question{limit}")
 
 

@@ -24,6 +24,18 @@ from tests.push.listening import Stream, listen
 
 pytestmark = pytest.mark.anyio
 
+WRONG_IDS = [
+    pytest.param("task_1", id="a string"),
+    pytest.param(5, id="a number"),
+    pytest.param({"0": "task_1"}, id="an object"),
+    pytest.param(True, id="a boolean"),
+    pytest.param(["task_1", 5], id="a number among strings"),
+    pytest.param(["task_1", None], id="a null among strings"),
+    pytest.param([["task_1"]], id="a list in a list"),
+    pytest.param([f"task_{number}" for number in range(1_001)], id="too many"),
+]
+"""What `taskIds` cannot be."""
+
 
 @pytest.mark.parametrize(
     "capabilities", [NOTHING, {"elicitation": {}}, {"extensions": {}}, {"extensions": {"com.example/tasks": {}}}]
@@ -46,24 +58,21 @@ async def test_that_counts_for_each_request_on_its_own(client: Tasking, wire: Ht
         assert await Stream(message["id"], frames).acknowledged() == {"taskIds": [task_id]}
 
 
-@pytest.mark.parametrize(
-    "ids",
-    [
-        pytest.param("task_1", id="a string"),
-        pytest.param(5, id="a number"),
-        pytest.param({"0": "task_1"}, id="an object"),
-        pytest.param(True, id="a boolean"),
-        pytest.param(["task_1", 5], id="a number among strings"),
-        pytest.param(["task_1", None], id="a null among strings"),
-        pytest.param([["task_1"]], id="a list in a list"),
-        pytest.param([f"task_{number}" for number in range(1_001)], id="too many"),
-    ],
-)
+@pytest.mark.parametrize("ids", WRONG_IDS)
 async def test_ids_that_are_none_are_refused(wire: HttpWire, ids: Any) -> None:
     reply = await wire.send(listen(ids))
     check_message("subscriptions/listen", reply.message)
     assert (reply.status, reply.code) == (400, INVALID_PARAMS)
     assert "taskIds" in reply.error["message"]
+
+
+@pytest.mark.parametrize("ids", WRONG_IDS)
+async def test_a_client_without_the_extension_is_told_that_and_not_what_is_wrong_with_its_ids(
+    wire: HttpWire, ids: Any
+) -> None:
+    reply = await wire.send(listen(ids, capabilities=NOTHING))
+    check_message("subscriptions/listen", reply.message)
+    assert (reply.status, reply.code) == (400, MISSING_CAPABILITY)
 
 
 async def test_no_ids_at_all_is_a_stream_like_any_other(wire: HttpWire) -> None:

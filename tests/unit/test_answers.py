@@ -23,6 +23,12 @@ def test_content_that_does_not_fit_its_schema_is_refused() -> None:
         _check({"type": "object", "required": ["name"]}, {})
 
 
+def test_a_refusal_that_quotes_what_is_not_valid_unicode_is_valid_all_the_same() -> None:
+    with pytest.raises(MCPError, match="does not fit") as refused:
+        _check({"type": "object", "additionalProperties": {"type": "string"}}, {"half \udcff": 5})
+    assert refused.value.error.message.encode()
+
+
 @pytest.mark.parametrize(
     "schema",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -125,6 +126,23 @@ def test_progress_is_no_message_once_the_task_has_ended() -> None:
 def test_the_detailed_task_is_the_same_without_the_result_type() -> None:
     record = running(RunCompleted(attempt=1, result={}))
     assert {"resultType": "complete", **render_detailed(record, NOON)} == render_task(record, NOON)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ProgressReported(attempt=1, progress=Progress(progress=1, message="half \udcff")),
+        RunFailed(attempt=1, error={"code": 1, "message": "half \udcff", "data": {"\udcff": ["\udcff"]}}),
+        TaskCancelled(reason="half \udcff"),
+        InputRequested(
+            attempt=1,
+            requests={"a": InputRequest(method="elicitation/create", params={"message": "\udcff", "\udcff": 1})},
+        ),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_what_an_older_release_wrote_that_is_not_valid_unicode_can_be_sent_all_the_same(event: Event) -> None:
+    assert "\ufffd" in json.dumps(render_task(running(event), NOON), ensure_ascii=False).encode().decode()
 
 
 def test_instants_are_in_utc_with_milliseconds() -> None:

@@ -19,6 +19,7 @@ from mcp_tasks.errors import (
     StoreUnavailable,
     TaskExists,
     TasksError,
+    TaskUnreadable,
     UnknownTask,
     UsageError,
     VersionConflict,
@@ -71,6 +72,26 @@ def test_where_and_how_tasks_are_kept_is_not_told_to_clients(failure: StoreError
 
 def test_a_store_that_cannot_take_it_now_says_to_try_again() -> None:
     assert "try again later" in to_error_data(StoreUnavailable("full")).message
+
+
+def test_a_task_that_cannot_be_read_says_so_and_where_to_look() -> None:
+    error = to_error_data(TaskUnreadable("task_secret", "/home/alice/tasks.db: no JSON", owner="alice"))
+    assert error.code == INTERNAL_ERROR
+    assert error.message == "This task cannot be read; the server's log says why"
+
+
+@pytest.mark.parametrize(
+    "exc",
+    [
+        MCPError(code=-1, message="no file \udcff", data={"na\udcffme": ["\ud800", {"deep": "\udfff"}]}),
+        UsageError("no step \udcff"),
+        ReplayMismatch("\udcff differs"),
+    ],
+    ids=lambda exc: type(exc).__name__,
+)
+def test_text_that_is_not_valid_unicode_does_not_get_into_an_error(exc: Exception) -> None:
+    for error in (describe(exc), to_mcp_error(exc).error.model_dump(exclude_none=True)):
+        assert "\ufffd" in json.dumps(error, ensure_ascii=False).encode().decode()
 
 
 @pytest.mark.parametrize("exc", [UsageError("give every step its own name"), TasksError("something of ours")])

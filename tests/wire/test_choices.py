@@ -6,6 +6,7 @@ import asyncio
 from datetime import timedelta
 from typing import Any
 
+import anyio
 import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
@@ -160,11 +161,12 @@ async def test_a_tool_may_have_no_grace_where_the_others_have_one() -> None:
         assert (await Tasking(wire).call("work", how="end"))["resultType"] == "task"
 
 
-async def test_a_question_within_the_grace_is_asked_in_the_task() -> None:
-    tasks = Tasks("memory://", grace=timedelta(milliseconds=50), settings=QUICK)
+async def test_the_grace_ends_when_the_tool_asks_and_the_question_is_asked_in_the_task() -> None:
+    tasks = Tasks("memory://", grace=timedelta(hours=1), settings=QUICK)
     async with serving(_grace_server(tasks, Desk())) as wire:
         client = Tasking(wire, EVERYTHING)
-        task_id = await client.create("work", how="ask")
+        with anyio.fail_after(PATIENCE):
+            task_id = await client.create("work", how="ask")
         [key] = (await client.until(task_id, "input_required"))["inputRequests"]
         await client.update(task_id, **{key: accept()})
         assert text_of((await client.until(task_id, "completed"))["result"]) == "ask"

@@ -6,6 +6,8 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator
 from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import anyio
@@ -16,8 +18,8 @@ from mcp.server.mcpserver import Context
 from mcp_tasks import Settings, Tasks
 from mcp_tasks.testing.clock import FakeClock
 from tests.helpers.http import serving
-from tests.helpers.rpc import PATIENCE, Tasking
-from tests.helpers.server import QUICK, Desk, build
+from tests.helpers.rpc import EVERYTHING, PATIENCE, Tasking
+from tests.helpers.server import QUICK, Desk, Name, build
 
 pytestmark = pytest.mark.anyio
 
@@ -128,6 +130,44 @@ async def test_a_tool_that_reports_all_the_time_does_not_write_all_the_time() ->
         assert (await client.until(task_id, "completed"))["_meta"][KEY]["progress"] == 9_999
 
 
+@pytest.mark.parametrize(
+    ("progress", "total", "text"),
+    [
+        (1_234_567, 2_000_000, "1234567 of 2000000"),
+        (1234567.0, 2e6, "1234567 of 2000000"),
+        (2**53 + 1, None, "9007199254740993"),
+        (1e21, None, "1000000000000000000000"),
+        (0.1 + 0.2, 1, "0.3 of 1"),
+        (1234567.891, None, "1234567.891"),
+        (0.00001, None, "0.00001"),
+        (-2.5, None, "-2.5"),
+        (Fraction(1, 4), Decimal("1.5"), "0.25 of 1.5"),
+        (True, None, "1"),
+        (1, 10**400, "1"),
+    ],
+    ids=lambda value: str(value)[:25],
+)
+async def test_numbers_are_written_as_people_write_them(progress: Any, total: Any, text: str) -> None:
+    tasks = Tasks("memory://", settings=QUICK)
+    server = MCPServer("counting", extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
+
+    @server.tool()
+    @tasks.task(recover="rerun")
+    async def count(ctx: Context) -> str:
+        await ctx.report_progress(progress, total)
+        await ctx.elicit("Go on?", Name)
+        return "done"
+
+    async with serving(server) as wire:
+        client = Tasking(wire, EVERYTHING)
+        task_id = await client.create("count")
+        with anyio.fail_after(PATIENCE):
+            while "statusMessage" not in (task := await client.get(task_id)):
+                assert task["status"] in ("working", "input_required"), task
+                await anyio.sleep(0.005)
+    assert task["statusMessage"] == text
+
+
 async def test_numbers_that_json_does_not_have_are_left_out() -> None:
     tasks = Tasks("memory://", settings=QUICK)
     server = MCPServer("odd", extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
@@ -137,6 +177,7 @@ async def test_numbers_that_json_does_not_have_are_left_out() -> None:
     async def odd(ctx: Context) -> str:
         await ctx.report_progress(1, math.inf, "no end in sight")
         await ctx.report_progress(math.nan, 2, "lost count")
+        await ctx.report_progress(10**400, 2, "beyond counting")
         return "done"
 
     async with serving(server) as wire:

@@ -68,18 +68,42 @@ async def test_a_lifespan_around_the_authors_own_without_the_extension_is_refuse
             pass
 
 
-async def test_a_marked_tool_that_does_not_exist_is_named_at_the_start() -> None:
+async def test_a_mark_that_belongs_to_no_tool_is_warned_of_at_the_start_with_the_tools_that_there_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     tasks = _tasks()
     server = _server(tasks)
 
     @tasks.task()
-    def renamed() -> None: ...
+    def forgotten() -> None: ...
 
-    server.tool(name="known")(renamed)
-    with pytest.raises(WiringError, match="'renamed'") as refused:
-        async with in_memory(server):
-            pass
-    assert "name=" in str(refused.value)
+    tasks.mark("misspelled")
+
+    @server.tool()
+    @tasks.task()
+    def known() -> str:
+        return "here"
+
+    async with in_memory(server) as wire:
+        assert text_of((await Tasking(wire).finish("known"))["result"]) == "here"
+    [warning] = [record.getMessage() for record in caplog.records if record.name.startswith("mcp_tasks")]
+    marked, _, there = warning.partition("It has ")
+    assert "'forgotten'" in marked
+    assert "'misspelled'" in marked
+    assert "'known'" in there
+    assert "'known'" not in marked
+
+
+async def test_a_low_level_server_is_warned_of_marks_that_it_does_not_list(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tasks = _tasks()
+    server = build_lowlevel(tasks)
+    tasks.mark("unlisted")
+    async with in_memory(server):
+        pass
+    [warning] = [record.getMessage() for record in caplog.records if record.name.startswith("mcp_tasks")]
+    assert "no such tool: 'unlisted'. It has 'ask_name', 'crashes', 'echo'" in warning
 
 
 async def test_the_two_decorators_of_a_tool_may_stand_in_either_order() -> None:
@@ -113,20 +137,24 @@ def _known_name() -> Name:
     return Name(name="Ada")
 
 
-async def test_a_server_that_was_refused_serves_once_it_is_mended() -> None:
+async def test_a_tool_that_is_marked_first_and_added_while_the_server_runs_becomes_a_task() -> None:
     tasks = _tasks()
     server = _server(tasks)
     tasks.mark("late")
-    with pytest.raises(WiringError, match="'late'"):
-        async with in_memory(server):
-            pass
 
-    @server.tool()
-    def late() -> str:
-        return "here now"
+    @tasks.task(mode="required")
+    def later() -> str:
+        return "here at last"
 
     async with in_memory(server) as wire:
+
+        @server.tool()
+        def late() -> str:
+            return "here now"
+
+        server.tool(name="renamed")(later)
         assert text_of((await Tasking(wire).finish("late"))["result"]) == "here now"
+        assert text_of((await Tasking(wire).finish("renamed"))["result"]) == "here at last"
 
 
 async def test_one_tasks_object_cannot_serve_two_servers_at_a_time() -> None:

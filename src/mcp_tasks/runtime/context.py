@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar, overload
 
 import anyio
 
-from mcp_tasks.core.durations import require_duration
+from mcp_tasks.core.durations import check_duration
 from mcp_tasks.errors import QuestionTimedOut, UsageError
 from mcp_tasks.runtime.process import run_process
 from mcp_tasks.runtime.questions import Asking
@@ -114,7 +114,7 @@ class TaskContext:
         if (duration is None) == (until is None):
             raise UsageError("sleep takes either a duration or until=, such as sleep(timedelta(hours=1))")
         if duration is not None:
-            require_duration("sleep's duration", duration)
+            check_duration("duration", duration, zero=True)
         if until is not None and until.tzinfo is None:
             raise UsageError("sleep(until=...) takes an aware datetime, such as datetime.now(UTC) + timedelta(hours=1)")
         if self._run is not None:
@@ -139,7 +139,7 @@ class TaskContext:
         if not inspect.iscoroutine(question):
             raise UsageError("ask takes what asks, not awaited yet: current_task().ask(ctx.elicit(...))")
         if timeout is not None:
-            require_duration("timeout", timeout)
+            check_duration("timeout", timeout)
         if self._run is None:
             return await _ask_in_call(question, timeout)
         token = _asking.set(Asking(key=key, timeout=timeout))

@@ -24,6 +24,7 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from mcp_tasks.core import InputRequest, TaskRecord
+from mcp_tasks.core.text import valid_text
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,9 @@ def check_answers(record: TaskRecord, responses: Mapping[str, Any]) -> None:
     for key in sorted(record.inputs.answerable(responses)):
         problem = _problem(record.inputs.outstanding[key], responses[key])
         if problem is not None:
-            raise MCPError(code=INVALID_PARAMS, message=f"The answer to {key!r} does not fit: {problem}")
+            # The problem quotes the answer, and that may hold anything.
+            message = valid_text(f"The answer to {key!r} does not fit: {problem}")
+            raise MCPError(code=INVALID_PARAMS, message=message)
 
 
 def _problem(request: InputRequest, answer: Any) -> str | None:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, cast
 
 from mcp.server import MCPServer, Server, ServerRequestContext
@@ -25,19 +24,20 @@ from mcp_types import (
     ListToolsResult,
     PaginatedRequestParams,
     TextContent,
-    ToolAnnotations,
+    Tool,
 )
 from mcp_types import methods as mcp_methods
 from mcp_types.version import LATEST_MODERN_VERSION
 from pydantic import BaseModel, ValidationError
 
 from mcp_tasks.core import InputRequest, JsonObject, TaskRequest
+from mcp_tasks.core.text import valid_json, valid_text
 from mcp_tasks.runtime import Failure, Outcome, Run, Success, Withdrawn
 from mcp_tasks.server.bus import ServerBus
 from mcp_tasks.server.channel import TaskChannel, require_capability
+from mcp_tasks.server.clients import ClientCache
 from mcp_tasks.server.guard import Guards
 from mcp_tasks.server.rpc_errors import describe
-from mcp_tasks.stores.codec import encode_json
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,11 @@ RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 class ToolHost(Protocol):
     """A server as the source of tools, whichever of the SDK's two kinds it is."""
 
+    @property
+    def publishes_schemas(self) -> bool:
+        """Whether the schemas of its tools are those that the SDK makes of functions."""
+        ...
+
     async def prepare(self) -> None:
         """Get ready, before the server serves anybody."""
         ...
@@ -55,13 +60,15 @@ class ToolHost(Protocol):
         """Call the tool as the server would for a request."""
         ...
 
-    async def annotations(self) -> dict[str, ToolAnnotations | None]:
-        """What each tool says of itself, by name."""
+    async def tools(self) -> Sequence[Tool]:
+        """The tools, as clients see them."""
         ...
 
 
 class MCPServerHost:
     """Tools of an `MCPServer`."""
+
+    publishes_schemas = True
 
     def __init__(self, server: MCPServer[Any]) -> None:
         self._server = server
@@ -81,19 +88,21 @@ class MCPServerHost:
                 logger.exception("Tool %r raised an unexpected exception", params.name)
             else:
                 logger.info("Tool %r failed: %r", params.name, str(exc))
-            return CallToolResult(content=[TextContent(type="text", text=str(exc))], is_error=True)
+            return CallToolResult(content=[TextContent(type="text", text=valid_text(str(exc)))], is_error=True)
 
     async def prepare(self) -> None:
         """Find the server's bus, while nobody is served who could see how."""
         self._bus = await ServerBus.of(self._server)
 
-    async def annotations(self) -> dict[str, ToolAnnotations | None]:
-        """What each tool says of itself, by name."""
-        return {tool.name: tool.annotations for tool in await self._server.list_tools()}
+    async def tools(self) -> Sequence[Tool]:
+        """The tools, as clients see them."""
+        return await self._server.list_tools()
 
 
 class LowLevelHost:
     """Tools of a low-level `Server`: whatever its handlers answer."""
+
+    publishes_schemas = False
 
     def __init__(self, server: Server[Any], call_tool: Callable[[RequestContext, Any], Any]) -> None:
         self._server = server
@@ -106,18 +115,17 @@ class LowLevelHost:
         """Call the server's own `tools/call` handler."""
         return await self._call_tool(ctx, params)
 
-    async def annotations(self) -> dict[str, ToolAnnotations | None]:
-        """What each tool says of itself, by name; nothing for a server whose listing needs a live request."""
+    async def tools(self) -> Sequence[Tool]:
+        """The tools, as clients see them; none for a server whose listing needs a live request."""
         entry = self._server.get_request_handler("tools/list")
         if entry is None:
-            return {}
+            return []
         try:
             listed = await entry.handler(_listing_context(), PaginatedRequestParams())
         except Exception as exc:
             logger.warning("tools could not be listed, so their annotations decide nothing: %s", exc)
-            return {}
-        tools = listed.tools if isinstance(listed, ListToolsResult) else []
-        return {tool.name: tool.annotations for tool in tools}
+            return []
+        return listed.tools if isinstance(listed, ListToolsResult) else []
 
 
 class ToolBody:
@@ -127,6 +135,7 @@ class ToolBody:
         self._host = host
         self._guards = guards
         self._lifespan_state = lifespan_state
+        self._clients = ClientCache()
 
     async def __call__(self, run: Run) -> Outcome:
         """Call the tool, as often as it takes to answer what it asks by returning, and say how it ended."""
@@ -150,9 +159,7 @@ class ToolBody:
     def _context(self, run: Run) -> RequestContext:
         request = run.record.request
         channel = TaskChannel(run)
-        client = _client(
-            request.protocol_version, encode_json(request.client_info), encode_json(dict(request.client_capabilities))
-        )
+        client = self._clients.client_of(request)
         connection = Connection(channel, protocol_version=request.protocol_version, client_params=client.client_params)
         connection.client_capabilities = client.client_capabilities
         connection.initialized.set()
@@ -167,12 +174,6 @@ class ToolBody:
         )
 
 
-@lru_cache(maxsize=256)
-def _client(version: str, info: str, capabilities: str) -> Connection:
-    """Who the client is, parsed by the SDK. Kept: a server has few kinds of clients, and many tasks of each."""
-    return Connection.from_envelope(version, json.loads(info), json.loads(capabilities))
-
-
 def questions_of(asked: InputRequiredResult, capabilities: JsonObject) -> dict[str, InputRequest]:
     """What a tool asked by returning, by its own keys.
 
@@ -181,7 +182,7 @@ def questions_of(asked: InputRequiredResult, capabilities: JsonObject) -> dict[s
     """
     questions: dict[str, InputRequest] = {}
     for key, request in (asked.input_requests or {}).items():
-        dumped = request.model_dump(by_alias=True, mode="json", exclude_none=True)
+        dumped = valid_json(request.model_dump(by_alias=True, mode="json", exclude_none=True))
         question = InputRequest(method=dumped["method"], params=dumped.get("params", {}))
         require_capability(question.method, question.params, capabilities)
         questions[key] = question

@@ -19,6 +19,7 @@ from mcp.shared.transport_context import TransportContext
 from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY, RequestId
 
 from mcp_tasks.core import InputRequest, JsonObject, Progress
+from mcp_tasks.core.text import valid_json, valid_text
 from mcp_tasks.errors import TasksError
 from mcp_tasks.runtime import Run
 from mcp_tasks.server.rpc_errors import to_mcp_error
@@ -69,7 +70,7 @@ class TaskChannel:
             raise NoBackChannelError(method)
         require_capability(method, params or {}, self._run.record.request.client_capabilities)
         try:
-            return dict(await self._run.ask(InputRequest(method=method, params=dict(params or {}))))
+            return dict(await self._run.ask(InputRequest(method=method, params=valid_json(params or {}))))
         except TasksError as exc:
             # As an `MCPError`, because any other exception of a tool is a crash to the SDK, and its text is withheld.
             raise to_mcp_error(exc) from exc
@@ -80,10 +81,23 @@ class TaskChannel:
 
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Make it the task's progress. Numbers that JSON cannot hold say nothing about progress either."""
-        if not math.isfinite(progress):
+        done = _json_number(progress)
+        if done is None:
             return
-        known_total = total if total is not None and math.isfinite(total) else None
-        await self._run.report(Progress(progress=progress, total=known_total, message=message))
+        said = None if message is None else valid_text(message)
+        await self._run.report(Progress(progress=done, total=_json_number(total), message=said))
+
+
+def _json_number(value: float | None) -> float | None:
+    """The number as JSON can hold it, whatever type of number the tool used; None for one that it cannot."""
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    # Whole numbers stay exact, of which a float is not capable beyond 2**53; a bool is one to Python, not to JSON.
+    return int(value) if isinstance(value, int) else number if math.isfinite(number) else None
 
 
 def require_capability(method: str, params: Mapping[str, Any], declared: JsonObject) -> None:

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, Never, TypeAlias, TypeVar, cast
 
-import anyio
 from mcp.server import MCPServer, Server, ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
 from mcp.server.extension import Extension, MethodBinding, compose_tool_call_handler
@@ -27,14 +27,14 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import METHOD_NOT_FOUND, CallToolRequestParams
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from mcp_tasks.core import TaskRecord, TaskStatus
+from mcp_tasks.core.durations import check_duration
 from mcp_tasks.engines import Engine
-from mcp_tasks.errors import TasksError, UsageError, WiringError
+from mcp_tasks.errors import InvalidDuration, InvalidMark, TasksError, UsageError, WiringError
 from mcp_tasks.runtime import Settings, TaskRuntime
-from mcp_tasks.server.body import LowLevelHost, MCPServerHost, questions_of
+from mcp_tasks.server.body import LowLevelHost, MCPServerHost
+from mcp_tasks.server.creation import answer_with_task
 from mcp_tasks.server.guard import (
     ANNOUNCE_AFTER,
-    STARTED_VERSION,
     BodyReached,
     asks_by_returning,
     only_parameters,
@@ -43,12 +43,13 @@ from mcp_tasks.server.guard import (
     stop_at_body,
 )
 from mcp_tasks.server.handlers import TaskHandlers
+from mcp_tasks.server.marks import Mark
 from mcp_tasks.server.options import UNSET, Recover, TaskMode, TaskOptions, Unset
 from mcp_tasks.server.request import task_request
 from mcp_tasks.server.rpc_errors import to_mcp_error
 from mcp_tasks.server.service import TaskService
 from mcp_tasks.stores import Store
-from mcp_tasks.wire import EXTENSION_ID, AnyParams, render_created
+from mcp_tasks.wire import EXTENSION_ID, AnyParams
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -86,7 +87,7 @@ class Tasks(Extension):
         settings: Leases, sweeps and time limits of the runtime.
 
     Raises:
-        ValueError: A duration is not positive.
+        InvalidDuration: A duration is not a `timedelta`, or not a positive one.
         UsageError: The store or its URL is not one.
     """
 
@@ -109,16 +110,14 @@ class Tasks(Extension):
     ) -> None:
         self._augment = augment
         self._default_ttl = _default_ttl(default_ttl_ms, default_ttl)
-        self._grace = grace
+        self._grace = None if grace is None else check_duration("grace", grace, zero=True)
         self._principal = principal
-        self._options: dict[str, TaskOptions] = {}
         self._service = TaskService(
             store=store,
             engine=engine,
             concurrency=concurrency,
             clock=clock,
             settings=settings,
-            options=self._options,
             principal=principal,
         )
         self._handlers = TaskHandlers(
@@ -130,7 +129,7 @@ class Tasks(Extension):
 
     def task(
         self,
-        *,
+        *misplaced: Never,
         name: str | None = None,
         mode: TaskMode = "optional",
         ttl: timedelta | Unset | None = UNSET,
@@ -144,7 +143,8 @@ class Tasks(Extension):
         """Mark a tool: its calls may become tasks. Goes under `@server.tool()`; the tool stays as it is.
 
         Args:
-            name: The name the tool is registered under, if it is not the function's.
+            name: The tool that is marked, by its name. Needed only where the function does not tell: for two functions
+                of the same name, or for a tool that is a wrapper with a signature of its own.
             mode: `"optional"`: a task for clients that declare the extension, a plain call for others.
                 `"required"`: always a task; clients that cannot have one are refused. `"forbidden"`: never.
             ttl: How long the task is kept after it ended; None for as long as the store lives.
@@ -156,28 +156,48 @@ class Tasks(Extension):
             hold: How long a run that can be started again stays in memory while it waits for an answer.
             asks_first: The tool may begin by returning an `InputRequiredResult`, to be answered on the call itself,
                 before there is a task. Without it, a tool whose return annotation says so.
+
+        Raises:
+            InvalidMark: The parentheses are missing, or another function is marked under the same name.
+            InvalidOption: An option has a value that it cannot have.
         """
+        if misplaced:
+            raise InvalidMark("@tasks.task is called before it decorates: write @tasks.task(), with parentheses")
+        options = TaskOptions(
+            mode=mode,
+            ttl=ttl,
+            recover=recover,
+            max_runtime=max_runtime,
+            poll_interval=poll_interval,
+            grace=grace,
+            hold=hold,
+            asks_first=bool(asks_first),
+        )
 
         def mark(function: FunctionT) -> FunctionT:
+            asks = asks_by_returning(function) if asks_first is None else asks_first
             resolves = resolves_parameters(function)
-            self._options[name or function.__name__] = TaskOptions(
-                mode=mode,
-                ttl=ttl,
-                recover=recover,
-                max_runtime=max_runtime,
-                poll_interval=poll_interval,
-                grace=grace,
-                hold=hold,
-                asks_first=asks_by_returning(function) if asks_first is None else asks_first,
-                resolves=resolves,
+            self._service.marks.add(
+                Mark(
+                    name=name or function.__name__,
+                    is_named=name is not None,
+                    options=replace(options, asks_first=asks),
+                    function=function,
+                    resolves=resolves,
+                )
             )
             return cast(FunctionT, stop_at_body(function)) if resolves else function
 
         return mark
 
     def mark(self, name: str, **options: Any) -> None:
-        """Mark a tool by its name, for tools that are no functions. Takes what `task` takes."""
-        self._options[name] = TaskOptions(**options)
+        """Mark a tool by its name, for tools that are no functions. Takes what `task` takes, and replaces what was
+        said of the tool before.
+
+        Raises:
+            InvalidOption: An option has a value that it cannot have.
+        """
+        self._service.marks.set(name, TaskOptions(**options))
 
     @property
     def lifespan(self) -> Lifespan[dict[str, Any]]:
@@ -196,7 +216,7 @@ class Tasks(Extension):
         """A runtime for the server's tools on another store, engine and clock, not started. For tests of tools.
 
         Raises:
-            WiringError: A marked tool is not there.
+            WiringError: The event loop is not asyncio's.
         """
         host = MCPServerHost(server)
         return await self._service.new_runtime(host, lambda: state, store=store, engine=engine, clock=clock)
@@ -246,85 +266,52 @@ class Tasks(Extension):
         self, params: CallToolRequestParams, ctx: RequestContext, call_next: CallNext
     ) -> HandlerResult:
         """Answer a call with a task if the tool, the client and the rule say so; otherwise hand it on."""
-        options = self._options_for(params)
-        if options is None:
+        mark = await self._mark_for(params)
+        if mark is None:
             return await call_next(ctx)
         if not _declares_tasks(ctx):
-            if options.mode == "required":
+            if mark.options.mode == "required":
                 raise _tasks_required(ctx, params.name)
             return await call_next(ctx)
+        if not mark.resolves and not mark.takes(params.arguments or {}):
+            # The SDK refuses them before it enters the tool: the plain call's answer, at once, and no task.
+            return await call_next(ctx)
         try:
-            if options.resolves:
+            if mark.resolves:
                 try:
                     async with only_parameters():
                         return settled_before_body(await call_next(ctx), params.name)
                 except BodyReached:
                     pass
-            return await self._answer_with_task(params, ctx, options)
+            options = mark.options
+            grace = self._grace if options.grace is None else options.grace
+            if mark.may_refuse(params.arguments or {}):
+                # It shows as soon as the tool begins; then the refusal is the answer, and no task is left.
+                grace = max(grace or ANNOUNCE_AFTER, ANNOUNCE_AFTER)
+            return await answer_with_task(
+                self._service.runtime(),
+                self._service.guards,
+                task_request(params, ctx),
+                owner=self._principal(ctx),
+                ttl=self._default_ttl if isinstance(options.ttl, Unset) else options.ttl,
+                grace=grace,
+                options=options,
+            )
         except TasksError as exc:
             raise to_mcp_error(exc) from exc
 
-    def _options_for(self, params: CallToolRequestParams) -> TaskOptions | None:
-        """How this call becomes a task, or None for one that does not."""
-        options = self._options.get(params.name)
-        if options is None:
-            return TaskOptions() if self._augment is not None and self._augment(params) else None
-        if options.mode == "optional" and self._augment is not None and not self._augment(params):
+    async def _mark_for(self, params: CallToolRequestParams) -> Mark | None:
+        """What makes this call a task, or None for one that stays a plain call."""
+        tool = await self._service.tool(params.name)
+        if tool is None:
             return None
-        return None if options.mode == "forbidden" else options
-
-    async def _answer_with_task(
-        self, params: CallToolRequestParams, ctx: RequestContext, options: TaskOptions
-    ) -> HandlerResult:
-        runtime = self._service.runtime()
-        guards = self._service.guards
-        # SEP-2663: not answered before the task is durably created; `launch` returns no sooner.
-        record = await runtime.launch(
-            task_request(params, ctx),
-            owner=self._principal(ctx),
-            ttl=self._default_ttl if isinstance(options.ttl, Unset) else options.ttl,
-            poll_interval=options.poll_interval,
-            before_start=guards.open if options.asks_first else None,
-        )
-        if options.asks_first:
-            asked = await self._asked_on_call(runtime, record)
-            if asked is not None:
-                return asked
-        grace = self._grace if options.grace is None else options.grace
-        if grace:
-            # A caller that goes away meanwhile leaves the task: closing a stream cancels the request, never its task.
-            finished = await runtime.wait_until(record.id, lambda task: task.is_final, grace)
-            if finished is not None and finished.status is not TaskStatus.CANCELLED:
-                await runtime.discard(finished)
-                return _inline(finished)
-        return render_created(record, runtime.now())
-
-    async def _asked_on_call(self, runtime: TaskRuntime, record: TaskRecord) -> HandlerResult:
-        """What the tool asks by returning, before it works; None if it works."""
-        guards = self._service.guards
-        try:
-            await runtime.wait_until(record.id, lambda task: task.version > STARTED_VERSION, ANNOUNCE_AFTER)
-        except anyio.get_cancelled_exc_class():
-            guards.close(record.id)
-            with anyio.CancelScope(shield=True):
-                # The caller went away while the tool may still ask it something; nobody could ever answer that.
-                await runtime.cancel(record, "The caller went away before the task was announced")
-            raise
-        asked = guards.close(record.id)
-        if asked is not None:
-            withdrawn = await runtime.wait_until(record.id, lambda task: task.is_final, ANNOUNCE_AFTER)
-            if withdrawn is not None:
-                await runtime.discard(withdrawn)
-            questions_of(asked, record.request.client_capabilities)
-        return asked
-
-
-def _inline(record: TaskRecord) -> HandlerResult:
-    """What the plain call would have answered."""
-    if record.error is not None:
-        error = record.error
-        raise MCPError(code=error["code"], message=error["message"], data=error.get("data"))
-    return dict(record.result or {})
+        if tool.mark is None:
+            agreed = self._augment is not None and self._augment(params)
+            return Mark(name=params.name, options=TaskOptions(), schema=tool.schema) if agreed else None
+        mode = tool.mark.options.mode
+        if mode == "optional" and self._augment is not None and not self._augment(params):
+            return None
+        return None if mode == "forbidden" else tool.mark
 
 
 def _declares_tasks(ctx: RequestContext) -> bool:
@@ -353,10 +340,20 @@ def _default_ttl(ms: int | Unset | None, ttl: timedelta | Unset | None) -> timed
     elif isinstance(ms, Unset):
         chosen = DEFAULT_TTL
     else:
-        chosen = None if ms is None else timedelta(milliseconds=ms)
-    if chosen is not None and chosen <= timedelta(0):
-        raise ValueError(f"the default ttl must be a positive duration, got {chosen}")
-    return chosen
+        chosen = None if ms is None else _from_milliseconds(ms)
+    return None if chosen is None else check_duration("default_ttl", chosen)
+
+
+def _from_milliseconds(ms: object) -> timedelta:
+    try:
+        if isinstance(ms, int) and not isinstance(ms, bool):
+            return timedelta(milliseconds=ms)
+    except OverflowError:
+        pass
+    raise InvalidDuration(
+        f"default_ttl_ms must be a whole number of milliseconds, got {ms!r}: write default_ttl=timedelta(days=1), or "
+        "None to keep tasks for as long as the store lives"
+    )
 
 
 def _modern_only(binding: MethodBinding) -> Callable[[RequestContext, Any], Any]:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, Final
@@ -25,6 +25,7 @@ from mcp.server.mcpserver.resolve import find_resolved_parameters, returns_input
 from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, CallToolResult, InputRequiredResult
 
+from mcp_tasks.core.text import valid_json
 from mcp_tasks.errors import WiringError
 
 ANNOUNCE_AFTER: Final = timedelta(seconds=1)
@@ -91,12 +92,21 @@ def settled_before_body(result: HandlerResult, tool: str) -> HandlerResult:
     Raises:
         WiringError: The body ran, so it is not the one that stops: the decorators are in the wrong order.
     """
-    if isinstance(result, InputRequiredResult) or (isinstance(result, CallToolResult) and result.is_error):
+    if isinstance(result, InputRequiredResult):
+        return readable(result)
+    if isinstance(result, CallToolResult) and result.is_error:
         return result
     raise WiringError(
         f"tool {tool!r} has Resolve(...) parameters and was registered before it was marked: "
         "put @server.tool() above @tasks.task()"
     )
+
+
+def readable(asked: InputRequiredResult) -> InputRequiredResult:
+    """The question in text that every client can parse."""
+    dumped = asked.model_dump(by_alias=True, mode="json", exclude_none=True)
+    valid = valid_json(dumped)
+    return asked if valid == dumped else InputRequiredResult.model_validate(valid, by_name=False)
 
 
 class Guards:
@@ -105,9 +115,14 @@ class Guards:
     def __init__(self) -> None:
         self._open: dict[str, InputRequiredResult | None] = {}
 
-    def open(self, task_id: str) -> None:
-        """From now on the tool of this task may ask on the original call."""
-        self._open[task_id] = None
+    @contextmanager
+    def call(self) -> Generator[Guard]:
+        """While an original call is being answered. Whichever way it ends, nothing can be asked on it after that."""
+        guard = Guard(self._open)
+        try:
+            yield guard
+        finally:
+            guard.close()
 
     def offer(self, task_id: str, asked: InputRequiredResult) -> bool:
         """Ask on the original call; False if that has been answered already."""
@@ -116,9 +131,22 @@ class Guards:
         self._open[task_id] = asked
         return True
 
-    def close(self, task_id: str) -> InputRequiredResult | None:
+
+class Guard:
+    """One original call, on which the tool of one task may ask."""
+
+    def __init__(self, opened: dict[str, InputRequiredResult | None]) -> None:
+        self._opened = opened
+        self._task_id: str | None = None
+
+    def open(self, task_id: str) -> None:
+        """From now on the tool of this task may ask on the original call."""
+        self._task_id = task_id
+        self._opened[task_id] = None
+
+    def close(self) -> InputRequiredResult | None:
         """The original call is answered now, with this question if there is one."""
-        return self._open.pop(task_id, None)
+        return None if self._task_id is None else self._opened.pop(self._task_id, None)
 
 
 def _inspect(question: Callable[[Callable[..., Any]], Any], function: Callable[..., Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,12 +14,14 @@ from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
 from mcp_types import HEADER_MISMATCH
 
 from mcp_tasks.core import TaskRecord
-from mcp_tasks.errors import TasksError
+from mcp_tasks.errors import TasksError, TaskUnreadable, UnknownTask
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server.answers import check_answers
 from mcp_tasks.server.rpc_errors import to_mcp_error
 from mcp_tasks.wire import ACK, EXTENSION_ID, AnyParams, CancelTaskParams, GetTaskParams, UpdateTaskParams, render_task
 from mcp_tasks.wire.models import TaskParams
+
+logger = logging.getLogger(__name__)
 
 RequestContext = ServerRequestContext[Any, Any]
 
@@ -71,13 +74,19 @@ class TaskHandlers:
         Raises:
             ValidationError: The params are malformed; the SDK answers -32602.
             MCPError: The client did not declare the extension (-32021), a header names another task (-32020), or
-                there is no such task for this caller (-32602).
+                there is no such task for this caller (-32602), or it cannot be read (-32603).
         """
         require_client_extension(ctx, EXTENSION_ID)
         params = params_type.model_validate(ctx.params or {}, by_name=False)
         self._check_name_header(ctx, params.task_id)
+        owner = self._principal(ctx)
         try:
-            return params, await self._runtime().get(params.task_id, owner=self._principal(ctx))
+            return params, await self._runtime().get(params.task_id, owner=owner)
+        except TaskUnreadable as exc:
+            logger.error("%s", exc)
+            # To anyone but its owner it is not there, readable or not.
+            known = exc if exc.owner in (None, owner) else UnknownTask(params.task_id)
+            raise to_mcp_error(known) from exc
         except TasksError as exc:
             raise to_mcp_error(exc) from exc
 

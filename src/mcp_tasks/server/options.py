@@ -8,6 +8,8 @@ from typing import Final, Literal, TypeAlias
 
 from mcp_types import ToolAnnotations
 
+from mcp_tasks.core.durations import check_duration
+from mcp_tasks.errors import InvalidOption
 from mcp_tasks.runtime import ToolPolicy
 
 TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
@@ -31,7 +33,6 @@ class TaskOptions:
     Attributes:
         recover: What the author said; None leaves it to the tool's `readOnlyHint` and `idempotentHint`.
         asks_first: Whether the tool may begin by returning an `InputRequiredResult`.
-        resolves: Whether the SDK asks for parameters of the tool before it enters the body.
     """
 
     mode: TaskMode = "optional"
@@ -42,19 +43,16 @@ class TaskOptions:
     grace: timedelta | None = None
     hold: timedelta | None = None
     asks_first: bool = False
-    resolves: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in ("forbidden", "optional", "required"):
-            raise ValueError(f"mode must be 'forbidden', 'optional' or 'required', got {self.mode!r}")
+            raise InvalidOption(f"mode must be 'forbidden', 'optional' or 'required', got {self.mode!r}")
         if self.recover not in (None, "rerun", "fail"):
-            raise ValueError(f"recover must be 'rerun' or 'fail', got {self.recover!r}")
-        for name in ("ttl", "max_runtime", "poll_interval"):
-            _check_positive(name, getattr(self, name))
-        for name in ("grace", "hold"):
-            value: timedelta | None = getattr(self, name)
-            if value is not None and value < timedelta(0):
-                raise ValueError(f"{name} must not be negative, got {value}")
+            raise InvalidOption(f"recover must be 'rerun' or 'fail', got {self.recover!r}")
+        for name in ("ttl", "max_runtime", "poll_interval", "grace", "hold"):
+            value: object = getattr(self, name)
+            if value is not None and not isinstance(value, Unset):
+                check_duration(name, value, zero=name in ("grace", "hold"))
 
     def policy(self, annotations: ToolAnnotations | None) -> ToolPolicy:
         """How runs of the tool are treated, given what it says of itself."""
@@ -66,8 +64,3 @@ class TaskOptions:
 
 def _is_repeatable(annotations: ToolAnnotations | None) -> bool:
     return annotations is not None and bool(annotations.read_only_hint or annotations.idempotent_hint)
-
-
-def _check_positive(name: str, value: object) -> None:
-    if isinstance(value, timedelta) and value <= timedelta(0):
-        raise ValueError(f"{name} must be a positive duration, got {value}")

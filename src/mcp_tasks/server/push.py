@@ -9,6 +9,7 @@ fewer states, never older ones: what waits for it is at most one hint per task.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,10 +33,12 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel
 
-from mcp_tasks.errors import StoreError, TasksError, UnknownTask
+from mcp_tasks.errors import StoreError, TasksError, TaskUnreadable, UnknownTask
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server.rpc_errors import to_mcp_error
 from mcp_tasks.wire import EXTENSION_ID, render_detailed
+
+logger = logging.getLogger(__name__)
 
 RequestContext = ServerRequestContext[Any, Any]
 
@@ -61,7 +64,6 @@ class TaskPush:
         asked = _asked_ids(ctx)
         if asked is None:
             return await call_next(ctx)
-        require_client_extension(ctx, EXTENSION_ID)
         own = await self._own(asked, self._principal(ctx))
         stream = _Stream(ctx.session, ctx.request_id, own)
         return await self._serve(stream, partial(call_next, replace(ctx, session=cast(ServerSession, stream))))
@@ -97,6 +99,10 @@ class TaskPush:
             try:
                 await self._runtime().get(task_id, owner=owner)
             except UnknownTask:
+                continue
+            except TaskUnreadable as exc:
+                # Told to whoever asks for it; the stream is for the others.
+                logger.error("no notifications for a task: %s", exc)
                 continue
             except TasksError as exc:
                 raise to_mcp_error(exc) from exc
@@ -176,7 +182,8 @@ def _asked_ids(ctx: RequestContext) -> Sequence[str] | None:
     """The task ids a listen request names; None if this is none, or it names none.
 
     Raises:
-        MCPError: -32602, if `taskIds` is not a list of strings, or too long.
+        MCPError: -32021, if the client did not declare the extension; -32602, if `taskIds` is not a list of strings,
+            or too long.
     """
     if ctx.method != "subscriptions/listen" or ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
         return None
@@ -184,6 +191,8 @@ def _asked_ids(ctx: RequestContext) -> Sequence[str] | None:
     ids: Any = cast("Mapping[str, Any]", wanted).get("taskIds") if isinstance(wanted, Mapping) else None
     if ids is None:
         return None
+    # Before the ids are looked at: to a client that has no tasks they are not malformed, but none of its business.
+    require_client_extension(ctx, EXTENSION_ID)
     if not isinstance(ids, list) or not all(isinstance(task_id, str) for task_id in cast("list[Any]", ids)):
         raise MCPError(code=INVALID_PARAMS, message="notifications.taskIds must be a list of strings")
     named = cast("list[str]", ids)

@@ -1,6 +1,7 @@
 """Our exceptions as JSON-RPC errors: the only place that knows their codes.
 
-What is no exception of ours is a defect here or in a tool; its text may hold anything and stays on the server.
+What is no exception of ours is a defect here or in a tool; its text may hold anything and stays on the server. What
+does go out is valid Unicode: an error that no client can parse answers nobody.
 """
 
 from __future__ import annotations
@@ -11,13 +12,28 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, ErrorData
 
 from mcp_tasks.core.json import JsonObject
-from mcp_tasks.errors import ReplayMismatch, RunStopped, StoreError, StoreUnavailable, TasksError, UnknownTask
+from mcp_tasks.core.text import valid_json, valid_text
+from mcp_tasks.errors import (
+    ReplayMismatch,
+    RunStopped,
+    StoreError,
+    StoreUnavailable,
+    TasksError,
+    TaskUnreadable,
+    UnknownTask,
+)
 
 _STORE_UNAVAILABLE = "The task store cannot take the request now; try again later"
+_TASK_UNREADABLE = "This task cannot be read; the server's log says why"
 
 
 def to_error_data(exc: Exception) -> ErrorData:
     """The JSON-RPC error that a client sees for `exc`."""
+    error = _error_data(exc)
+    return ErrorData(code=error.code, message=valid_text(error.message), data=valid_json(error.data))
+
+
+def _error_data(exc: Exception) -> ErrorData:
     match exc:
         case MCPError():
             return exc.error
@@ -30,6 +46,8 @@ def to_error_data(exc: Exception) -> ErrorData:
             return ErrorData(code=INTERNAL_ERROR, message=str(exc), data={"reason": "replay"})
         case StoreUnavailable():
             return ErrorData(code=INTERNAL_ERROR, message=_STORE_UNAVAILABLE)
+        case TaskUnreadable():
+            return ErrorData(code=INTERNAL_ERROR, message=_TASK_UNREADABLE)
         case StoreError():
             return ErrorData(code=INTERNAL_ERROR, message="The task store failed")
         case TasksError():
@@ -39,8 +57,9 @@ def to_error_data(exc: Exception) -> ErrorData:
 
 
 def to_mcp_error(exc: Exception) -> MCPError:
-    """The exception that the SDK turns into that error."""
-    return exc if isinstance(exc, MCPError) else MCPError.from_error_data(to_error_data(exc))
+    """The exception that the SDK turns into that error: `exc` itself, if the SDK can send it as it is."""
+    error = to_error_data(exc)
+    return exc if isinstance(exc, MCPError) and exc.error == error else MCPError.from_error_data(error)
 
 
 def describe(exc: Exception) -> JsonObject:

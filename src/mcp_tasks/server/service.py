@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from mcp.server import MCPServer, Server
-from mcp_types import ToolAnnotations
+from mcp_types import Tool
 
 from mcp_tasks.engines import Engine, LocalEngine
 from mcp_tasks.engines.local import DEFAULT_CONCURRENCY
@@ -23,7 +23,7 @@ from mcp_tasks.errors import UsageError, WiringError
 from mcp_tasks.runtime import Settings, TaskRuntime, ToolPolicy
 from mcp_tasks.server.body import MCPServerHost, ToolBody, ToolHost
 from mcp_tasks.server.guard import Guards
-from mcp_tasks.server.options import TaskOptions
+from mcp_tasks.server.marks import Marks, ServedTool
 from mcp_tasks.server.push import TaskPush
 from mcp_tasks.server.request import ignore_task_param
 from mcp_tasks.server.rpc_errors import describe
@@ -49,24 +49,22 @@ class TaskService:
         concurrency: int | None,
         clock: Callable[[], datetime],
         settings: Settings | None,
-        options: Mapping[str, TaskOptions],
         principal: Callable[[Any], str | None],
     ) -> None:
         if engine is not None and concurrency is not None:
             raise UsageError("concurrency is for the local engine; give it to the engine you pass instead")
         self.extension_given = False
         self.guards = Guards()
+        self.marks = Marks()
         self.push = TaskPush(self.runtime, principal, lambda: self._stopping.event)
         self._stopping = Stopping()
         self._store = _as_store(store)
         self._engine = engine or LocalEngine(DEFAULT_CONCURRENCY if concurrency is None else concurrency)
         self._clock = clock
         self._settings = settings
-        self._options = options
         self._runtime: TaskRuntime | None = None
         self._host: ToolHost | None = None
         self._server: MCPServer[Any] | Server[Any] | None = None
-        self._annotations: dict[str, ToolAnnotations | None] = {}
         self._states: list[Any] = []
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
@@ -112,6 +110,7 @@ class TaskService:
 
     @asynccontextmanager
     async def _running(self, server: MCPServer[Any] | Server[Any], host: ToolHost, state: Any) -> AsyncGenerator[None]:
+        _require_asyncio()
         for middleware in (ignore_task_param, self.push):
             if middleware not in server.middleware:
                 server.middleware.append(middleware)
@@ -164,12 +163,14 @@ class TaskService:
         """A runtime for the tools of `host`, not started.
 
         Raises:
-            WiringError: A marked tool is not there.
+            WiringError: The event loop is not asyncio's.
         """
+        _require_asyncio()
         self._host = host
         await host.prepare()
-        self._annotations = await host.annotations()
-        self._check_marked(host)
+        if await self._list_tools(host) or host.publishes_schemas:
+            # A low-level server that lists nothing has not said that there is nothing.
+            self.marks.warn_of_unused()
         return TaskRuntime(
             store=store,
             engine=engine,
@@ -198,21 +199,28 @@ class TaskService:
         """Starting and stopping wait for each other. A lock belongs to one event loop, a `Tasks` object may not."""
         return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
-    def _check_marked(self, host: ToolHost) -> None:
-        if not isinstance(host, MCPServerHost):
-            return
-        if missing := sorted(self._options.keys() - self._annotations.keys()):
-            raise WiringError(
-                f"@tasks.task() marks {', '.join(map(repr, missing))}, but the server has no tool of that name. "
-                "Put @server.tool() above @tasks.task(); if the tool is registered under another name, say "
-                "@tasks.task(name=...)."
-            )
+    async def tool(self, name: str) -> ServedTool | None:
+        """The tool that clients call by this name; None if the server is known to have none."""
+        if self._host is None or not self._host.publishes_schemas:
+            # Names are all there is, so there is no need to ask the author's own listing on every call.
+            return self.marks.named(name)
+        if self.marks.find(name) is None:
+            # Added or marked while the server runs.
+            await self._list_tools(self._host)
+        return self.marks.find(name)
 
     async def _policy(self, tool: str) -> ToolPolicy:
-        if tool not in self._annotations and self._host is not None:
-            # Added while the server runs.
-            self._annotations = await self._host.annotations()
-        return self._options.get(tool, TaskOptions()).policy(self._annotations.get(tool))
+        if self.marks.find(tool) is None and self._host is not None:
+            await self._list_tools(self._host)
+        return (await self.tool(tool) or ServedTool()).policy
+
+    async def _list_tools(self, host: ToolHost) -> Sequence[Tool]:
+        tools = await host.tools()
+        if host.publishes_schemas:
+            self.marks.serve(tools)
+        else:
+            self.marks.serve_by_name(tools)
+        return tools
 
 
 def _as_store(store: Store | str | None) -> Store | None:
@@ -221,3 +229,15 @@ def _as_store(store: Store | str | None) -> Store | None:
             raise UsageError(f"{store!r} is no task store: it lacks {', '.join(missing)} (see mcp_tasks.stores.Store)")
         return store
     return store_from_url(store)
+
+
+def _require_asyncio() -> None:
+    try:
+        if asyncio.current_task() is not None:
+            return
+    except RuntimeError:
+        pass
+    raise WiringError(
+        "mcp-tasks runs on asyncio, and this server is started on another event loop (trio). Start it with "
+        'anyio.run(..., backend="asyncio"), asyncio.run(...) or server.run(...); nothing was created'
+    )

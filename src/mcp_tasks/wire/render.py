@@ -1,18 +1,21 @@
 """Record to wire, for the 2026-07-28 dialect.
 
 What real clients refuse, and so what holds for everything rendered here: `ttlMs` is always there, null
-included; milliseconds are integers; instants carry `Z`; whatever is unset is left out, never null.
+included; milliseconds are integers; instants carry `Z`; whatever is unset is left out, never null; and text
+is valid Unicode, whatever a tool made of it (a result is refused before it gets here).
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, Final
 
 from mcp_tasks.core.pacing import lifetime, poll_interval
 from mcp_tasks.core.record import Progress, TaskRecord
 from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.core.text import valid_json, valid_text
 from mcp_tasks.wire.models import PROGRESS_META_KEY
 
 ACK: Final = MappingProxyType({"resultType": "complete"})
@@ -39,12 +42,13 @@ def render_detailed(record: TaskRecord, now: datetime) -> dict[str, Any]:
     if record.status is TaskStatus.INPUT_REQUIRED:
         # MUST contain all outstanding requests.
         task["inputRequests"] = {
-            key: {"method": ask.method, "params": dict(ask.params)} for key, ask in record.inputs.outstanding.items()
+            key: {"method": ask.method, "params": valid_json(ask.params)}
+            for key, ask in record.inputs.outstanding.items()
         }
     elif record.status is TaskStatus.COMPLETED:
         task["result"] = record.result
     elif record.status is TaskStatus.FAILED:
-        task["error"] = record.error
+        task["error"] = valid_json(record.error)
     return task
 
 
@@ -56,6 +60,12 @@ def timestamp(instant: datetime) -> str:
 def milliseconds(duration: timedelta) -> int:
     """Whole milliseconds, rounded up: a promise of time is not shortened, and a wait is never zero."""
     return -(-duration // _MILLISECOND)
+
+
+def number_text(number: float) -> str:
+    """A number as a person writes it: all its digits and no exponent, without the noise of binary fractions."""
+    # 15 digits are what a float holds for sure: 0.1 + 0.2 is 0.3.
+    return str(number) if isinstance(number, int) else f"{Decimal(f'{number:.15g}'):f}"
 
 
 def _task(record: TaskRecord, now: datetime) -> dict[str, Any]:
@@ -70,7 +80,7 @@ def _task(record: TaskRecord, now: datetime) -> dict[str, Any]:
     }
     message = _status_message(record)
     if message is not None:
-        task["statusMessage"] = message
+        task["statusMessage"] = valid_text(message)
     return task
 
 
@@ -80,7 +90,8 @@ def _status_message(record: TaskRecord) -> str | None:
     progress = record.progress
     if progress.message is not None:
         return progress.message
-    return f"{progress.progress:g}" if progress.total is None else f"{progress.progress:g} of {progress.total:g}"
+    done = number_text(progress.progress)
+    return done if progress.total is None else f"{done} of {number_text(progress.total)}"
 
 
 def _progress(progress: Progress) -> dict[str, float]:

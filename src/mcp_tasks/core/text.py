@@ -1,0 +1,37 @@
+"""Text that every JSON parser reads.
+
+Python strings can hold half a character: a lone surrogate, as `os.fsdecode` makes of a file name in another encoding.
+JSON in UTF-8 has no way to write one. Python escapes it, and other parsers refuse the whole message. So there is one
+rule: where text of a tool is recorded or leaves for the wire, each lone surrogate becomes U+FFFD, the sign for a
+character that could not be read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_UNREADABLE = "\ufffd"
+
+
+def is_valid_text(text: str) -> bool:
+    """Whether the text is valid Unicode."""
+    return text.isascii() or _SURROGATE.search(text) is None
+
+
+def valid_text(text: str) -> str:
+    """The text with U+FFFD for each lone surrogate; the same object if there is none."""
+    return text if is_valid_text(text) else _SURROGATE.sub(_UNREADABLE, text)
+
+
+def valid_json(value: Any) -> Any:
+    """The JSON value with `valid_text` throughout, keys included. Whatever is no JSON stays as it is."""
+    if isinstance(value, str):
+        return valid_text(value)
+    if isinstance(value, Mapping):
+        return {valid_json(key): valid_json(item) for key, item in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [valid_json(item) for item in cast("list[Any]", value)]
+    return value

@@ -1,0 +1,198 @@
+"""Text that is not valid Unicode, as file names may hold it, breaks no answer and no stream."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from mcp import Client, StdioServerParameters, stdio_client
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context, Elicit, Resolve
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    ElicitRequest,
+    ElicitRequestFormParams,
+    ElicitRequestParams,
+    ElicitResult,
+    InputRequiredResult,
+)
+from pydantic import BaseModel, Field
+
+from mcp_tasks import Tasks
+from mcp_tasks.client import TasksClient
+from tests.helpers.http import HttpWire, serving
+from tests.helpers.process import ENVIRONMENT
+from tests.helpers.rpc import EVERYTHING, Tasking, accept, text_of
+from tests.helpers.server import CUSTOM_ERROR, QUICK
+from tests.push.listening import listening
+
+pytestmark = pytest.mark.anyio
+
+NAME = os.fsdecode(b"caf\xe9.txt")
+READABLE = "caf\ufffd.txt"
+
+
+class Keep(BaseModel):
+    """A form whose schema quotes a file name."""
+
+    keep: bool = Field(title=f"Keep {NAME}")
+
+
+def resolve_keep() -> Elicit[Keep]:
+    """Have the SDK ask."""
+    return Elicit(f"Keep {NAME}?", Keep)
+
+
+def build(tasks: Tasks) -> MCPServer[Any]:
+    """A server whose tools talk about a file with such a name, in every way that a tool can."""
+    server = MCPServer("files", extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
+    question = ElicitRequest(
+        params=ElicitRequestFormParams(message=f"Keep {NAME}?", requested_schema=Keep.model_json_schema())
+    )
+
+    @server.tool()
+    @tasks.task()
+    async def reports(ctx: Context) -> str:
+        await ctx.report_progress(1, 2, f"reading {NAME}")
+        await ctx.session.elicit_form("Go on?", {"type": "object", "properties": {}})
+        return "read"
+
+    @server.tool()
+    @tasks.task()
+    async def fails() -> str:
+        raise ToolError(f"there is no {NAME}")
+
+    @server.tool()
+    @tasks.task()
+    async def breaks() -> str:
+        raise MCPError(code=CUSTOM_ERROR, message=f"there is no {NAME}", data={NAME: [NAME]})
+
+    @server.tool()
+    @tasks.task()
+    async def asks(ctx: Context) -> str:
+        return (await ctx.elicit(f"Keep {NAME}?", Keep)).action
+
+    @server.tool()
+    @tasks.task()
+    async def asks_by_returning(ctx: Context) -> str | InputRequiredResult:
+        if ctx.input_responses is None:
+            return InputRequiredResult(input_requests={"keep": question})
+        return "kept"
+
+    @server.tool()
+    @tasks.task(asks_first=False)
+    async def asks_by_returning_in_the_task(ctx: Context) -> str | InputRequiredResult:
+        if ctx.input_responses is None:
+            return InputRequiredResult(input_requests={"keep": question})
+        return "kept"
+
+    @server.tool()
+    @tasks.task()
+    async def asks_before(keep: Annotated[Keep, Resolve(resolve_keep)]) -> str:
+        return "kept"
+
+    @server.tool()
+    @tasks.task()
+    async def returns() -> str:
+        return NAME
+
+    return server
+
+
+@pytest.fixture
+async def wire() -> AsyncGenerator[HttpWire]:
+    """A way to that server."""
+    async with serving(build(Tasks("memory://", settings=QUICK))) as way:
+        yield way
+
+
+@pytest.fixture
+def client(wire: HttpWire) -> Tasking:
+    """A client that can be asked anything."""
+    return Tasking(wire, EVERYTHING)
+
+
+def _sent(message: Any) -> str:
+    """The message in UTF-8; fails for text that has none."""
+    return json.dumps(message, ensure_ascii=False).encode().decode()
+
+
+async def test_progress_is_shown_with_what_can_be_read_of_it(client: Tasking, wire: HttpWire) -> None:
+    task_id = await client.create("reports")
+    await client.until(task_id, "input_required")
+    async with listening(wire, [task_id]) as stream:
+        await stream.acknowledged()
+        pushed = await stream.task()
+    for task in (await client.get(task_id), pushed):
+        assert task["statusMessage"] == f"reading {READABLE}"
+        assert _sent(task)
+
+
+async def test_a_tool_that_fails_is_a_result_with_what_can_be_read_of_its_words(client: Tasking) -> None:
+    task = await client.finish("fails")
+    assert task["result"]["isError"] is True
+    assert text_of(task["result"]).endswith(f"there is no {READABLE}")
+    assert _sent(task)
+
+
+async def test_an_error_is_shown_with_what_can_be_read_of_it(client: Tasking) -> None:
+    task = await client.until(await client.create("breaks"), "failed")
+    assert task["error"] == {"code": CUSTOM_ERROR, "message": f"there is no {READABLE}", "data": {READABLE: [READABLE]}}
+    assert task["statusMessage"] == f"there is no {READABLE}"
+    assert _sent(task)
+
+
+@pytest.mark.parametrize("tool", ["asks", "asks_by_returning_in_the_task"])
+async def test_a_question_of_a_task_can_be_read_and_answered(client: Tasking, tool: str) -> None:
+    task_id = await client.create(tool)
+    task = await client.until(task_id, "input_required")
+    [(key, asked)] = task["inputRequests"].items()
+    assert asked["params"]["message"] == f"Keep {READABLE}?"
+    assert asked["params"]["requestedSchema"]["properties"]["keep"]["title"] == f"Keep {READABLE}"
+    assert _sent(task)
+    await client.update(task_id, **{key: accept(keep=True)})
+    assert (await client.until(task_id, "completed"))["result"]["isError"] is False
+
+
+@pytest.mark.parametrize("tool", ["asks_by_returning", "asks_before"])
+async def test_a_question_on_the_original_call_can_be_read(client: Tasking, tool: str) -> None:
+    result = await client.call(tool)
+    assert result["resultType"] == "input_required"
+    [asked] = result["inputRequests"].values()
+    assert asked["params"]["message"] == f"Keep {READABLE}?"
+    assert _sent(result)
+
+
+async def test_a_result_is_not_touched_and_the_task_fails_and_says_why(client: Tasking) -> None:
+    task = await client.until(await client.create("returns"), "failed")
+    assert "not valid Unicode" in task["error"]["message"]
+    assert _sent(task)
+
+
+async def test_over_stdio_nothing_of_it_disturbs_the_connection() -> None:
+    async def keep(context: Any, params: ElicitRequestParams) -> ElicitResult:
+        assert _sent(params.message)
+        return ElicitResult(action="accept", content={"keep": True})
+
+    root = str(Path(__file__).parent.parent.parent)
+    command = ["-c", "from tests.wire.test_unicode import serve; serve()"]
+    parameters = StdioServerParameters(command=sys.executable, args=command, cwd=root, env=ENVIRONMENT)
+    async with Client(stdio_client(parameters), extensions=[TasksClient()], elicitation_callback=keep) as client:
+        for tool in ("fails", "asks", "asks_by_returning", "asks_by_returning_in_the_task", "asks_before"):
+            result = await client.call_tool(tool, {})
+            assert result.is_error is (tool == "fails")
+        for tool in ("breaks", "returns"):
+            with pytest.raises(MCPError):
+                await client.call_tool(tool, {})
+        assert (await client.call_tool("asks", {})).is_error is False
+
+
+def serve() -> None:
+    """Serve stdio until the input ends."""
+    build(Tasks("memory://", settings=QUICK)).run("stdio")
