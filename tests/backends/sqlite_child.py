@@ -13,6 +13,7 @@ import sqlite3
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from secrets import token_hex
 
@@ -21,10 +22,14 @@ import anyio
 from mcp_tasks.errors import StoreError, StoreUnavailable, VersionConflict
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record
+from mcp_tasks.testing.clock import NOON
 
 WRITERS = 10
 CREATES = 300
 INCREMENTS = 40
+BEATS = 40
+STIRRED = 100
+SHARED_HOLDER = "worker"
 NOBODY = 65534
 SHARED_TASK = "shared"
 SMALL_FILE = 512 * 1024
@@ -75,6 +80,30 @@ async def increment(path: Path) -> None:
         except VersionConflict:
             continue
         done += 1
+    await store.close()
+
+
+async def beat(path: Path) -> None:
+    """Beat for a holder that another process beats for as well."""
+    store = SqliteStore(path)
+    await store.open()
+    for _ in range(BEATS):
+        await store.beat(SHARED_HOLDER, namespace="demo")
+    await store.close()
+
+
+async def stir(path: Path) -> None:
+    """Claim queued tasks whose ids begin with `claim`, and create others, before and after all that are there."""
+    store = SqliteStore(path)
+    await store.open()
+    for number in range(STIRRED):
+        record = await store.get(f"claim-{number:03}")
+        assert record is not None
+        await store.save(replace(record, version=2, holder="child", attempt=1), expected=1)
+        for minutes in (-60, 60):
+            created_at = NOON + timedelta(minutes=minutes)
+            await store.create(make_record(id=token_hex(8), namespace="demo", created_at=created_at))
+        say("stirred")
     await store.close()
 
 
@@ -138,7 +167,7 @@ def hold_lock(path: Path, begin: str) -> None:
 
 
 ASYNC_VERBS: dict[str, Callable[[Path], Awaitable[None]]] = {
-    verb.__name__: verb for verb in (create_tasks, create_for_ever, increment, open_as_nobody, fill_disk)
+    verb.__name__: verb for verb in (create_tasks, create_for_ever, increment, beat, stir, open_as_nobody, fill_disk)
 }
 LOCKS = {"lock_writes": "BEGIN IMMEDIATE", "lock_all": "BEGIN EXCLUSIVE"}
 

@@ -18,7 +18,8 @@ import pytest
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record
-from tests.backends.sqlite_child import CREATES, INCREMENTS, SHARED_TASK
+from mcp_tasks.testing.clock import NOON
+from tests.backends.sqlite_child import BEATS, CREATES, INCREMENTS, SHARED_HOLDER, SHARED_TASK, STIRRED
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 60
@@ -105,6 +106,48 @@ async def test_two_processes_that_swap_the_same_task_lose_no_update(tmp_path: Pa
     record = await store.get(SHARED_TASK)
     assert record is not None
     assert record.version == 1 + 2 * INCREMENTS
+    await store.close()
+
+
+async def test_heartbeats_of_two_processes_are_all_counted(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.db"
+    store = SqliteStore(path)
+    await store.open()
+    await store.beat(SHARED_HOLDER, namespace="demo")
+    with child("beat", path) as first, child("beat", path) as second:
+        first.go()
+        second.go()
+        first.finish()
+        second.finish()
+    assert await store.holders("demo") == {SHARED_HOLDER: 1 + 2 * BEATS}
+    await store.close()
+
+
+async def test_a_sweep_gives_every_task_once_while_another_process_claims_and_creates(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.db"
+    store = SqliteStore(path)
+    await store.open()
+    async with anyio.create_task_group() as group:
+        for number in range(STIRRED):
+            for name in ("claim", "stay"):
+                created_at = NOON + timedelta(seconds=number % 7)
+                record = make_record(id=f"{name}-{number:03}", namespace="demo", created_at=created_at)
+                group.start_soon(store.create, record)
+    with child("stir", path) as other:
+        other.go()
+        found: list[str] = []
+        cursor = None
+        while True:
+            other.expect("stirred")
+            page = await store.queued("demo", cursor=cursor, limit=5)
+            found += page.ids
+            if (cursor := page.cursor) is None:
+                break
+        other.finish()
+    assert len(set(found)) == len(found)
+    assert sorted(task_id for task_id in found if task_id.startswith("stay")) == [
+        f"stay-{number:03}" for number in range(STIRRED)
+    ]
     await store.close()
 
 

@@ -23,6 +23,8 @@ from mcp_tasks.core import (
     ProgressReported,
     RunCompleted,
     RunFailed,
+    RunLost,
+    RunParked,
     RunReleased,
     RunStarted,
     StepRecorded,
@@ -34,6 +36,7 @@ from mcp_tasks.core import (
 )
 from mcp_tasks.core.machine import TABLE
 from mcp_tasks.core.pacing import expires_at, is_expired, lifetime
+from mcp_tasks.core.record import ALWAYS
 from mcp_tasks.errors import StaleRun, TransitionRefused
 from mcp_tasks.stores.codec import decode_record, encode_request, encode_state
 from mcp_tasks.testing import make_record
@@ -135,12 +138,19 @@ def _live(record: TaskRecord, moves: Sequence[Move]) -> Sequence[Moment]:
 
 def _event(kind: type[Event], move: Move, record: TaskRecord, now: datetime) -> Event:
     attempt = record.attempt - move.behind
-    asks = {key: InputRequest(method="elicitation/create", params=move.payload) for key in sorted(move.keys)}
+    # Some questions may be answered for a while only, and some of these are asked too late.
+    deadline = None if move.helpful else now + move.tick
+    ask = InputRequest(method="elicitation/create", params=move.payload, deadline=deadline)
+    asks = dict.fromkeys(sorted(move.keys), ask)
     answered = move.keys | set(list(record.inputs.outstanding)[len(move.keys) // 2 :]) if move.helpful else move.keys
     progress = Progress(progress=len(move.keys), total=None if move.helpful else 1e300, message=None)
     making: dict[type[Event], Callable[[], Event]] = {
         RunStarted: lambda: RunStarted(holder="worker-1"),
-        RunReleased: lambda: RunReleased(attempt=attempt, wake_at=None if move.helpful else now + abs(move.tick)),
+        RunReleased: lambda: RunReleased(attempt=attempt),
+        RunParked: lambda: RunParked(
+            attempt=attempt, keys=answered, wake_at=None if move.helpful else now + abs(move.tick)
+        ),
+        RunLost: lambda: RunLost(attempt=attempt),
         ProgressReported: lambda: ProgressReported(attempt=attempt, progress=progress),
         InputRequested: lambda: InputRequested(attempt=attempt, requests=asks),
         InputWithdrawn: lambda: InputWithdrawn(attempt=attempt, keys=answered),
@@ -236,7 +246,8 @@ def test_every_record_can_be_shown(story: Sequence[Moment], later: timedelta) ->
 def test_every_record_comes_back_from_a_store_as_it_was(story: Sequence[Moment]) -> None:
     for moment in story:
         record = moment.after
-        assert decode_record(record.id, encode_request(record.request), encode_state(record)) == record
+        texts = encode_request(record.request), encode_state(record)
+        assert decode_record(record.id, *texts, namespace=record.namespace) == record
 
 
 @LAW
@@ -277,6 +288,52 @@ def test_runs_are_numbered_and_one_at_a_time_has_the_task(story: Sequence[Moment
         assert moment.after.attempt == moment.before.attempt + started
         if started:
             assert moment.before.holder is None
+
+
+@LAW
+@given(stories())
+def test_a_task_that_nobody_has_and_that_waits_for_nothing_is_queued(story: Sequence[Moment]) -> None:
+    for moment in story:
+        record = moment.after
+        if record.holder is None and record.status is TaskStatus.WORKING and record.wake_at is None:
+            assert record.ready_at == ALWAYS
+
+
+@LAW
+@given(stories())
+def test_only_a_parked_task_is_not_queued_when_its_run_is_over(story: Sequence[Moment]) -> None:
+    for moment in story:
+        if moment.before.holder is None or moment.after.holder is not None or moment.after.is_final:
+            continue
+        if not isinstance(moment.event, RunParked):
+            assert moment.after.ready_at == ALWAYS
+
+
+@LAW
+@given(stories())
+def test_any_answer_makes_a_parked_task_ready(story: Sequence[Moment]) -> None:
+    for moment in story:
+        if isinstance(moment.event, InputAnswered) and moment.after is not moment.before:
+            assert moment.after.holder is not None or moment.after.ready_at == ALWAYS
+
+
+@LAW
+@given(stories())
+def test_an_overdue_question_is_closed_by_the_run_or_the_end_and_by_no_answer(story: Sequence[Moment]) -> None:
+    for moment in story:
+        if isinstance(moment.event, InputAnswered):
+            closed = moment.before.inputs.outstanding.keys() - moment.after.inputs.outstanding.keys()
+            assert not any(moment.before.inputs.outstanding[key].is_overdue(moment.now) for key in closed)
+
+
+@LAW
+@given(stories())
+def test_lost_runs_are_counted_one_by_one(story: Sequence[Moment]) -> None:
+    for moment in story:
+        lost = isinstance(moment.event, RunLost) and moment.after is not moment.before
+        assert moment.after.lost in ((moment.before.lost + 1,) if lost else (moment.before.lost, 0))
+        if isinstance(moment.event, StepRecorded) and moment.after is not moment.before:
+            assert moment.after.lost == 0
 
 
 @LAW
@@ -336,6 +393,8 @@ QUESTION = {"open": InputRequest(method="roots/list", params={})}
 EVENTS: Sequence[Event] = (
     RunStarted(holder="worker-2"),
     RunReleased(attempt=1),
+    RunParked(attempt=1, keys=frozenset({"open"})),
+    RunLost(attempt=1),
     ProgressReported(attempt=1, progress=Progress(progress=1)),
     InputRequested(attempt=1, requests={"another": InputRequest(method="roots/list", params={})}),
     InputWithdrawn(attempt=1, keys=frozenset({"open"})),
@@ -358,7 +417,7 @@ WAYS: Mapping[TaskStatus, Sequence[Event]] = {
 
 def _in_status(status: TaskStatus, event: Event) -> TaskRecord:
     """A task in that status which a run has; one that can be started if that is what happens next."""
-    ready = (RunReleased(attempt=1, wake_at=NOON),) if isinstance(event, RunStarted) else ()
+    ready = (RunReleased(attempt=1),) if isinstance(event, RunStarted) else ()
     record = make_record()
     for past in (RunStarted(holder="worker-1"), *WAYS[status], *ready):
         record = apply(record, past, NOON)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcp_tasks.core import InputBook, InputRequest, JournalEntry, Progress, TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.errors import StoreCorrupt
+from mcp_tasks.errors import TaskUnreadable, ValueNotStorable
 from mcp_tasks.stores.codec import (
     decode_cursor,
     decode_entry,
@@ -95,28 +95,61 @@ ENDED_1 = TaskRecord(
 )
 
 
+# What this release writes. Requests are as they were; states have deadlines of questions, and lost runs.
+STATE_2 = (
+    '{"format":2,"owner":"alice","status":"input_required","created":1772323199999999,'
+    '"updated":1772323200000000,"version":7,"attempt":2,"message":"half way","progress":[0.5,3,"one of three"],'
+    '"inputs":{"open":{"q2":["elicitation/create",{"message":"Publish?"},null],"q3":["roots/list",{},-1]},'
+    '"used":["q1","q2","q3"]},"holder":"worker-1","lost":3,"started":1772323200000002,"ttl":21600000000,"poll":1500000}'
+)
+RECORD_2 = replace(
+    RECORD_1,
+    inputs=InputBook(
+        outstanding={
+            **RECORD_1.inputs.outstanding,
+            "q3": InputRequest(method="roots/list", params={}, deadline=from_micros(-1)),
+        },
+        used=frozenset({"q1", "q2", "q3"}),
+    ),
+    lost=3,
+)
+ENDED_STATE_2 = ENDED_STATE_1.replace('"format":1', '"format":2')
+
+
 @pytest.mark.parametrize(
     ("request_text", "state_text", "record"),
-    [(REQUEST_1, STATE_1, RECORD_1), (ENDED_REQUEST_1, ENDED_STATE_1, ENDED_1)],
-    ids=["running", "ended"],
+    [
+        (REQUEST_1, STATE_1, RECORD_1),
+        (ENDED_REQUEST_1, ENDED_STATE_1, ENDED_1),
+        (REQUEST_1, STATE_2, RECORD_2),
+        (ENDED_REQUEST_1, ENDED_STATE_2, ENDED_1),
+    ],
+    ids=["running 1", "ended 1", "running 2", "ended 2"],
 )
-def test_what_format_1_wrote_still_loads(request_text: str, state_text: str, record: TaskRecord) -> None:
+def test_what_any_release_wrote_still_loads(request_text: str, state_text: str, record: TaskRecord) -> None:
     assert decode_record(record.id, request_text, state_text) == record
 
 
 def test_what_is_written_now_is_what_the_samples_say() -> None:
     # If this fails, either the change was a mistake, or it is a new format and needs a number and samples.
-    assert encode_request(RECORD_1.request) == REQUEST_1
-    assert encode_state(RECORD_1) == STATE_1
+    assert encode_request(RECORD_2.request) == REQUEST_1
+    assert encode_state(RECORD_2) == STATE_2
     assert encode_request(ENDED_1.request) == ENDED_REQUEST_1
-    assert encode_state(ENDED_1) == ENDED_STATE_1
+    assert encode_state(ENDED_1) == ENDED_STATE_2
+
+
+def test_the_namespace_is_what_the_backend_says() -> None:
+    record = make_record(namespace="demo")
+    assert "demo" not in encode_state(record)
+    request, state = encode_request(record.request), encode_state(record)
+    assert decode_record(record.id, request, state, namespace="another").namespace == "another"
 
 
 @given(record=records())
 @settings(deadline=None)
 def test_every_record_comes_back(record: TaskRecord) -> None:
     request, state = encode_request(record.request), encode_state(record)
-    assert decode_record(record.id, request, state) == record
+    assert decode_record(record.id, request, state, namespace=record.namespace) == record
     # Any backend keeps text that UTF-8 can hold and that has no NUL in it.
     for text in (request, state):
         assert "\0" not in text.encode().decode()
@@ -124,7 +157,7 @@ def test_every_record_comes_back(record: TaskRecord) -> None:
 
 @given(entry=entries())
 def test_every_journal_entry_comes_back(entry: JournalEntry) -> None:
-    assert decode_entry(entry.kind, entry.key, encode_json(entry.value)) == entry
+    assert decode_entry("task", entry.kind, entry.key, encode_json(entry.value)) == entry
 
 
 @given(value=json_values())
@@ -137,10 +170,25 @@ def test_text_is_kept_readable_unless_it_cannot_be() -> None:
     assert encode_json(["☃", "\ud800"]) == '["\\u2603","\\ud800"]'
 
 
+@pytest.mark.parametrize("value", [object(), {"a": {1, 2}}, b"bytes"], ids=["object", "set", "bytes"])
+def test_what_is_no_json_cannot_be_stored(value: Any) -> None:
+    with pytest.raises(ValueNotStorable, match="cannot be written as JSON") as refused:
+        encode_json(value)
+    assert isinstance(refused.value.__cause__, TypeError)
+
+
+def test_what_goes_round_in_a_circle_cannot_be_stored() -> None:
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(ValueNotStorable):
+        encode_json(value)
+
+
 def test_a_newer_format_is_refused_with_its_number() -> None:
-    newer = STATE_1.replace('"format":1', '"format":2')
-    with pytest.raises(StoreCorrupt, match=r"task sample was written in format 2.*newer"):
-        decode_record("sample", REQUEST_1, newer)
+    newer = STATE_2.replace('"format":2', '"format":3')
+    with pytest.raises(TaskUnreadable, match=r"task sample cannot be read: it has format 3.*newer") as refused:
+        decode_record("sample", REQUEST_1, newer, owner="alice")
+    assert (refused.value.task_id, refused.value.owner) == ("sample", "alice")
 
 
 @pytest.mark.parametrize(
@@ -164,16 +212,24 @@ def test_a_newer_format_is_refused_with_its_number() -> None:
     ],
 )
 def test_damaged_text_is_corrupt(request_text: str, state_text: str) -> None:
-    with pytest.raises(StoreCorrupt, match="task sample") as refused:
-        decode_record("sample", request_text, state_text)
+    with pytest.raises(TaskUnreadable, match="task sample cannot be read: its row is damaged") as refused:
+        decode_record("sample", request_text, state_text, owner="alice")
+    assert refused.value.owner == "alice"
     assert refused.value.__cause__ is not None
 
 
 def test_an_entry_of_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(StoreCorrupt, match="unknown kind 'dream'"):
-        decode_entry("dream", "key", "null")
-    with pytest.raises(StoreCorrupt, match="the journal entry 'key' cannot be read"):
-        decode_entry("step", "key", "{")
+    with pytest.raises(TaskUnreadable, match=r"task sample .* unknown kind 'dream'") as refused:
+        decode_entry("sample", "dream", "key", "null", owner="alice")
+    assert refused.value.owner == "alice"
+
+
+def test_a_damaged_entry_is_named() -> None:
+    with pytest.raises(
+        TaskUnreadable, match="task sample cannot be read: its journal entry 'key' is damaged"
+    ) as refused:
+        decode_entry("sample", "step", "key", "{", owner="alice")
+    assert refused.value.owner == "alice"
 
 
 @given(st.datetimes(timezones=st.just(UTC)))
@@ -183,8 +239,8 @@ def test_instants_are_exact_to_the_microsecond(instant: datetime) -> None:
 
 @given(st.text(), st.datetimes(timezones=st.just(UTC)))
 def test_a_cursor_says_where_a_listing_goes_on(task_id: str, created: datetime) -> None:
-    record = make_record(id=task_id, created_at=created)
-    assert decode_cursor(encode_cursor(record)) == (sort_key(record), task_id)
+    place = sort_key(make_record(id=task_id, created_at=created))
+    assert decode_cursor(encode_cursor(place, task_id)) == (place, task_id)
 
 
 @pytest.mark.parametrize("cursor", ["", ".", "12", "x.y", "--1.x", " 1.x", "1_0.x", "²2.x", "9" * 20 + ".x"])

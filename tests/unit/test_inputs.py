@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
+
 import pytest
 
 from mcp_tasks.core import InputBook, InputRequest
+from mcp_tasks.testing.clock import NOON
 
 ASK = InputRequest(method="elicitation/create", params={"message": "Sure?"})
 
@@ -29,7 +33,7 @@ def test_asking_leaves_the_older_book_as_it_was() -> None:
 @pytest.mark.parametrize("again", [{"a": ASK}, {"new": ASK, "a": ASK}], ids=["alone", "among others"])
 def test_a_key_is_refused_while_it_is_open_and_after(again: dict[str, InputRequest]) -> None:
     book = InputBook().ask({"a": ASK})
-    for known in (book, book.answer(["a"]), book.withdraw()):
+    for known in (book, book.close(["a"]), book.withdraw()):
         with pytest.raises(ValueError, match="already used: a"):
             known.ask(again)
 
@@ -40,12 +44,25 @@ def test_there_is_no_empty_question() -> None:
 
 
 def test_only_open_keys_can_be_answered() -> None:
-    book = InputBook().ask({"a": ASK, "b": ASK}).answer(["a"])
-    assert book.answerable(["a", "b", "never asked"]) == {"b"}
+    book = InputBook().ask({"a": ASK, "b": ASK}).close(["a"])
+    assert book.answerable(["a", "b", "never asked"], NOON) == {"b"}
 
 
-def test_an_answer_closes_its_question_and_no_other() -> None:
-    book = InputBook().ask({"a": ASK, "b": ASK}).answer(["a", "never asked"])
+def test_a_question_can_be_answered_until_its_deadline() -> None:
+    book = InputBook().ask({"a": replace(ASK, deadline=NOON), "b": ASK})
+    assert book.answerable(["a", "b"], NOON - timedelta(microseconds=1)) == {"a", "b"}
+    assert book.answerable(["a", "b"], NOON) == {"b"}
+    # It stays open until the tool that asked is told.
+    assert list(book.outstanding) == ["a", "b"]
+
+
+def test_an_overdue_question_can_still_be_closed() -> None:
+    book = InputBook().ask({"a": replace(ASK, deadline=NOON)}).close(["a"])
+    assert not book.outstanding
+
+
+def test_closing_closes_these_questions_and_no_other() -> None:
+    book = InputBook().ask({"a": ASK, "b": ASK}).close(["a", "never asked"])
     assert list(book.outstanding) == ["b"]
     assert book.used == {"a", "b"}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -16,6 +16,8 @@ from mcp_tasks.core import (
     ProgressReported,
     RunCompleted,
     RunFailed,
+    RunLost,
+    RunParked,
     RunReleased,
     RunStarted,
     StepRecorded,
@@ -24,6 +26,7 @@ from mcp_tasks.core import (
     TaskStatus,
     apply,
 )
+from mcp_tasks.core.record import ALWAYS
 from mcp_tasks.errors import StaleRun, TransitionRefused
 from mcp_tasks.testing import make_record
 from mcp_tasks.testing.clock import NOON
@@ -48,6 +51,12 @@ def asking(*keys: str) -> TaskRecord:
     return running(InputRequested(attempt=1, requests=dict.fromkeys(keys, QUESTION)))
 
 
+def parked(*keys: str, wake_at: datetime | None = None) -> TaskRecord:
+    """A task whose run left memory while it waits for the answers to all of `keys`, or for a timer."""
+    before = asking(*keys) if keys else running()
+    return after(RunParked(attempt=1, keys=frozenset(keys), wake_at=wake_at), record=before)
+
+
 def test_a_new_task_is_taken_by_its_first_run() -> None:
     record = apply(make_record(), RunStarted(holder="worker-1"), LATER)
     assert (record.holder, record.attempt, record.started_at) == ("worker-1", 1, LATER)
@@ -66,15 +75,72 @@ def test_a_released_task_is_taken_again_as_the_next_attempt() -> None:
     assert (record.holder, record.attempt) == ("worker-2", 2)
 
 
+def test_a_released_task_that_asks_is_taken_again_without_an_answer() -> None:
+    record = after(RunReleased(attempt=1), record=asking("a"))
+    assert (record.status, record.ready_at) == (TaskStatus.INPUT_REQUIRED, ALWAYS)
+    record = after(RunStarted(holder="worker-2"), record=record)
+    assert (record.attempt, list(record.inputs.outstanding)) == (2, ["a"])
+
+
 def test_a_parked_task_is_not_taken_before_its_answer() -> None:
-    parked = after(RunReleased(attempt=1), record=asking("a"))
+    record = parked("a")
+    assert (record.holder, record.ready_at) == (None, None)
     with pytest.raises(TransitionRefused, match="waits for an answer"):
-        apply(parked, RunStarted(holder="worker-1"), LATER)
-    assert apply(after(InputAnswered(keys={"a"}), record=parked), RunStarted(holder="worker-1"), LATER).attempt == 2
+        apply(record, RunStarted(holder="worker-1"), LATER)
+    assert apply(after(InputAnswered(keys={"a"}), record=record), RunStarted(holder="worker-1"), LATER).attempt == 2
+
+
+def test_any_of_several_answers_wakes_a_parked_task() -> None:
+    record = after(InputAnswered(keys={"b"}), record=parked("a", "b"))
+    assert (record.status, record.ready_at) == (TaskStatus.INPUT_REQUIRED, ALWAYS)
+    woken = after(RunStarted(holder="worker-2"), record=record)
+    assert (woken.attempt, woken.wake_at, list(woken.inputs.outstanding)) == (2, None, ["a"])
+
+
+def test_an_answer_while_the_run_was_leaving_queues_the_task_at_once() -> None:
+    answered = after(InputAnswered(keys={"b"}), record=asking("a", "b"))
+    record = after(RunParked(attempt=1, keys={"a", "b"}, wake_at=LATER), record=answered)
+    assert (record.holder, record.ready_at) == (None, ALWAYS)
+
+
+def test_a_run_that_waits_for_some_of_its_questions_is_parked_for_these() -> None:
+    record = after(RunParked(attempt=1, keys={"a"}), record=asking("a", "b"))
+    assert record.ready_at is None
+
+
+def test_an_answer_to_a_run_in_memory_leaves_no_time_to_wake_at() -> None:
+    assert after(InputAnswered(keys={"a"}), record=asking("a", "b")).wake_at is None
+
+
+def test_a_lost_run_is_counted_and_the_task_is_queued() -> None:
+    record = running(RunLost(attempt=1))
+    assert (record.holder, record.lost, record.ready_at) == (None, 1, ALWAYS)
+    record = after(RunStarted(holder="worker-2"), RunLost(attempt=2), record=record)
+    assert (record.attempt, record.lost) == (2, 2)
+
+
+def test_a_lost_run_that_asked_is_queued_without_an_answer() -> None:
+    record = after(RunLost(attempt=1), record=asking("a"))
+    assert (record.status, record.ready_at, record.lost) == (TaskStatus.INPUT_REQUIRED, ALWAYS, 1)
+
+
+@pytest.mark.parametrize(
+    "further",
+    [StepRecorded(attempt=2), RunParked(attempt=2, wake_at=LATER)],
+    ids=["a step", "parked"],
+)
+def test_a_run_that_gets_further_ends_the_count_of_lost_ones(further: Event) -> None:
+    assert running(RunLost(attempt=1), RunStarted(holder="worker-2"), further).lost == 0
+
+
+def test_a_run_that_only_reports_or_is_released_does_not_end_the_count() -> None:
+    started = running(RunLost(attempt=1), RunStarted(holder="worker-2"))
+    reported = after(ProgressReported(attempt=2, progress=Progress(progress=1)), record=started)
+    assert after(RunReleased(attempt=2), record=reported).lost == 1
 
 
 def test_a_sleeping_task_is_taken_when_its_time_has_come_and_not_before() -> None:
-    asleep = running(RunReleased(attempt=1, wake_at=LATER))
+    asleep = parked(wake_at=LATER)
     with pytest.raises(TransitionRefused, match="a timer"):
         apply(asleep, RunStarted(holder="worker-1"), LATER - timedelta(microseconds=1))
     awake = apply(asleep, RunStarted(holder="worker-1"), LATER)
@@ -82,20 +148,26 @@ def test_a_sleeping_task_is_taken_when_its_time_has_come_and_not_before() -> Non
 
 
 def test_a_timer_that_is_over_does_not_start_the_task_once_more() -> None:
-    awake = apply(running(RunReleased(attempt=1, wake_at=LATER)), RunStarted(holder="worker-1"), LATER)
-    parked = after(InputRequested(attempt=2, requests={"a": QUESTION}), RunReleased(attempt=2), record=awake)
-    assert not parked.is_queued(LATER)
+    awake = apply(parked(wake_at=LATER), RunStarted(holder="worker-1"), LATER)
+    asking_now = after(InputRequested(attempt=2, requests={"a": QUESTION}), record=awake)
+    assert not after(RunParked(attempt=2, keys={"a"}), record=asking_now).is_queued(LATER)
 
 
 def test_a_timer_starts_a_task_that_also_waits_for_an_answer() -> None:
-    asleep = after(RunReleased(attempt=1, wake_at=LATER), record=asking("a"))
-    awake = apply(asleep, RunStarted(holder="worker-1"), LATER)
+    awake = apply(parked("a", wake_at=LATER), RunStarted(holder="worker-1"), LATER)
     assert awake.status is TaskStatus.INPUT_REQUIRED
 
 
 def test_what_an_older_run_says_is_refused() -> None:
     record = running(RunReleased(attempt=1), RunStarted(holder="worker-2"))
-    for event in (RunCompleted(attempt=1, result={}), RunReleased(attempt=1), StepRecorded(attempt=1)):
+    said = (
+        RunCompleted(attempt=1, result={}),
+        RunReleased(attempt=1),
+        RunParked(attempt=1),
+        RunLost(attempt=1),
+        StepRecorded(attempt=1),
+    )
+    for event in said:
         with pytest.raises(StaleRun):
             apply(record, event, LATER)
 
@@ -140,10 +212,26 @@ def test_answers_to_questions_that_are_not_open_make_no_difference() -> None:
     assert apply(record, InputAnswered(keys={"a", "never asked"}), LATER) is record
 
 
-def test_the_last_answer_ends_a_sleep() -> None:
-    record = after(RunReleased(attempt=1, wake_at=LATER), record=asking("a", "b"))
-    assert after(InputAnswered(keys={"a"}), record=record).wake_at == LATER
-    assert after(InputAnswered(keys={"a", "b"}), record=record).wake_at is None
+def test_an_answer_after_the_deadline_of_its_question_makes_no_difference() -> None:
+    in_time = InputRequest(method="elicitation/create", params={}, deadline=LATER)
+    record = running(InputRequested(attempt=1, requests={"a": in_time, "b": QUESTION}))
+    assert apply(record, InputAnswered(keys={"a"}), LATER) is record
+    answered = apply(record, InputAnswered(keys={"a", "b"}), LATER)
+    assert (answered.status, list(answered.inputs.outstanding)) == (TaskStatus.INPUT_REQUIRED, ["a"])
+    assert not apply(record, InputAnswered(keys={"a", "b"}), LATER - timedelta(microseconds=1)).inputs.outstanding
+
+
+def test_a_run_withdraws_a_question_whose_deadline_has_passed() -> None:
+    overdue = InputRequest(method="elicitation/create", params={}, deadline=NOON)
+    record = running(InputRequested(attempt=1, requests={"a": overdue}))
+    assert apply(record, InputWithdrawn(attempt=1, keys={"a"}), LATER).status is TaskStatus.WORKING
+
+
+def test_an_answer_ends_a_sleep() -> None:
+    record = parked("a", "b", wake_at=LATER)
+    assert after(InputAnswered(keys={"a"}), record=record).ready_at == ALWAYS
+    last = after(InputAnswered(keys={"a", "b"}), record=record)
+    assert (last.status, last.wake_at, last.ready_at) == (TaskStatus.WORKING, None, ALWAYS)
 
 
 def test_progress_is_seen_and_a_step_is_not() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -47,28 +49,80 @@ def test_anything_else_is_refused_with_what_to_write(url: str) -> None:
 
 def test_a_server_without_a_store_gets_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MCP_TASKS_URL", raising=False)
-    one, other = path_of(default_store("render farm")), path_of(default_store("other"))
-    assert one.name == "render-farm.db"
-    assert one.parent == other.parent == state_folder()
-    assert one != other
+    path = path_of(default_store("render-farm", "acme.server"))
+    assert path == state_folder() / "render-farm@acme.server.db"
+
+
+NAMES = {
+    "../../etc/passwd": "etc-passwd",
+    "": "server",
+    "...": "server",
+    "späße": "späße",
+    "render farm": "render-farm",
+    "Demo": "Demo",
+    "/home/me/demo/server.py": "home-me-demo-server.py",
+}
+
+
+@pytest.mark.parametrize(("name", "kept"), NAMES.items())
+def test_a_name_never_leads_out_of_the_folder_and_stays_distinct(
+    name: str, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MCP_TASKS_URL", raising=False)
+    # What was changed, or differs from another name only in case or accents, gets a hash.
+    safe = f"{kept}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    assert path_of(default_store(name, "acme")) == state_folder() / f"{safe}@acme.db"
+    assert path_of(default_store("demo", name)) == state_folder() / f"demo@{safe}.db"
+
+
+ALIKE = [
+    "a b",
+    "a-b",
+    "a  b",
+    "a/b",
+    "A-b",
+    "-a-b",
+    "a-b.",
+    "x" * 300,
+    "x" * 301,
+    "\ud800",
+    "\udfff",
+    "é",
+    "e\u0301",
+    "",
+]
+
+
+def test_no_two_servers_or_programs_share_a_file_by_accident(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MCP_TASKS_URL", raising=False)
+    files = [path_of(default_store(server, origin)).name for server in ALIKE for origin in ALIKE]
+    # Some file systems fold case and compose accents.
+    assert len({unicodedata.normalize("NFC", file.casefold()) for file in files}) == len(ALIKE) ** 2
+    # "a@b" is no other pair either.
+    assert path_of(default_store("a@b", "c")) != path_of(default_store("a", "b@c"))
 
 
 @pytest.mark.parametrize(
-    ("server", "file"),
-    [("../../etc/passwd", "etc-passwd.db"), ("", "server.db"), ("...", "server.db"), ("späße", "späße.db")],
+    "name", ["x" * 5_000, "ü" * 5_000, "𝄞" * 5_000, "/very" * 100 + "/server.py"], ids=["x", "u", "clef", "path"]
 )
-def test_a_server_name_never_leads_out_of_the_folder(server: str, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_name_still_makes_a_file(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("MCP_TASKS_URL", raising=False)
-    path = path_of(default_store(server))
-    assert path.parent == state_folder()
-    assert path.name == file
+    file = path_of(default_store(name, name)).name
+    assert len(file.encode()) < 200
+    (tmp_path / file).touch()
+    assert file.endswith(".db")
+
+
+def test_of_a_long_path_the_end_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MCP_TASKS_URL", raising=False)
+    assert "server.py" in path_of(default_store("demo", "/very" * 100 + "/server.py")).name
 
 
 def test_the_environment_decides_for_a_server_that_chose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MCP_TASKS_URL", "sqlite:///elsewhere.db")
-    assert path_of(default_store("render farm")) == Path("elsewhere.db")
+    assert path_of(default_store("render farm", "acme")) == Path("elsewhere.db")
     monkeypatch.setenv("MCP_TASKS_URL", "memory://")
-    assert isinstance(default_store("render farm"), MemoryStore)
+    assert isinstance(default_store("render farm", "acme"), MemoryStore)
 
 
 @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="the place is another there")

@@ -52,7 +52,7 @@ def state_folder() -> Path:
 
 def _file_name(server_name: str, origin: str) -> str:
     # "@" is in neither part, so two different pairs never make the same name.
-    return f"{_safe(server_name, longest=60)}@{_safe(origin, longest=120)}.db"
+    return f"{_safe(server_name, longest=50)}@{_safe(origin, longest=110)}.db"
 
 
 def _safe(name: str, *, longest: int) -> str:
