@@ -24,6 +24,7 @@ from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.engines.base import Engine, Slot
 from mcp_tasks.errors import (
     JournalUnreadable,
+    StaleRun,
     StoreError,
     StoreUnavailable,
     TaskUnreadable,
@@ -123,7 +124,7 @@ class TaskRuntime:
         Raises:
             StoreError: The store cannot be used; the message says why.
         """
-        await self.store.open()
+        await self.store.open(self.namespace)
         self._open = True
         try:
             await self.lease.renew()
@@ -299,6 +300,14 @@ class TaskRuntime:
         """Whether the task runs here, or is about to."""
         return task_id in self._runs or task_id in self._taken
 
+    def at_work(self) -> dict[str, str]:
+        """The tasks that are at work here and do more than wait, with the names of their tools."""
+        return {
+            task_id: run.record.request.name
+            for task_id, run in self._runs.items()
+            if not run.life.is_waiting or run.branches.can_advance()
+        }
+
     async def wait_until(
         self, task_id: str, condition: Callable[[TaskRecord], bool], timeout: timedelta
     ) -> TaskRecord | None:
@@ -405,7 +414,7 @@ class TaskRuntime:
 
     async def _swap(self, record: TaskRecord, events: Sequence[Event], entries: Sequence[JournalEntry]) -> TaskRecord:
         if self._abandoned:
-            raise StoreUnavailable("this runtime was abandoned")
+            raise StaleRun(record.id, record.status, type(events[0]).__name__, "its process is gone")
         now = self.now()
         changed = record
         for event in events:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import anyio
@@ -21,7 +22,7 @@ from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY, RequestId
 from mcp_tasks.core import InputRequest, JsonObject, Progress
 from mcp_tasks.core.text import valid_json, valid_text
 from mcp_tasks.errors import TasksError
-from mcp_tasks.runtime import Run
+from mcp_tasks.runtime import Asking, Run
 from mcp_tasks.server.rpc_errors import to_mcp_error
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,9 @@ class TaskChannel:
             raise NoBackChannelError(method)
         require_capability(method, params or {}, self._run.record.request.client_capabilities)
         try:
-            return dict(await self._run.ask(InputRequest(method=method, params=valid_json(params or {}))))
+            return dict(
+                await self._run.ask(InputRequest(method=method, params=valid_json(params or {})), _asking(opts))
+            )
         except TasksError as exc:
             # As an `MCPError`, because any other exception of a tool is a crash to the SDK, and its text is withheld.
             raise to_mcp_error(exc) from exc
@@ -86,6 +89,12 @@ class TaskChannel:
             return
         said = None if message is None else valid_text(message)
         await self._run.report(Progress(progress=done, total=_json_number(total), message=said))
+
+
+def _asking(opts: CallOptions | None) -> Asking | None:
+    """What the SDK's own call says of the question: how long it may take."""
+    seconds = None if opts is None else opts.get("timeout")
+    return None if seconds is None else Asking(timeout=timedelta(seconds=seconds))
 
 
 def _json_number(value: float | None) -> float | None:

@@ -12,6 +12,7 @@ It decides which calls become tasks, and hands everything else on untouched.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -49,6 +50,7 @@ from mcp_tasks.server.request import task_request
 from mcp_tasks.server.rpc_errors import to_mcp_error
 from mcp_tasks.server.service import TaskService
 from mcp_tasks.stores import Store
+from mcp_tasks.stores.origin import origin_of
 from mcp_tasks.wire import EXTENSION_ID, AnyParams
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
@@ -85,6 +87,8 @@ class Tasks(Extension):
             SDK's access token.
         require_name_header: Refuse `tasks/*` over HTTP without the `Mcp-Name` header that SEP-2663 asks clients for.
         settings: Leases, sweeps and time limits of the runtime.
+        namespace: Which servers are the same server, and run each other's tasks; by default the server's name.
+        max_wait: How long a question of any tool may stay unanswered before its task fails. Without it, for ever.
 
     Raises:
         InvalidDuration: A duration is not a `timedelta`, or not a positive one.
@@ -107,6 +111,8 @@ class Tasks(Extension):
         principal: Callable[[RequestContext], str | None] = authenticated_principal,
         require_name_header: bool = False,
         settings: Settings | None = None,
+        namespace: str | None = None,
+        max_wait: timedelta | None = None,
     ) -> None:
         self._augment = augment
         self._default_ttl = _default_ttl(default_ttl_ms, default_ttl)
@@ -119,6 +125,9 @@ class Tasks(Extension):
             clock=clock,
             settings=settings,
             principal=principal,
+            namespace=namespace,
+            origin=origin_of(_callers_globals()),
+            max_wait=None if max_wait is None else check_duration("max_wait", max_wait),
         )
         self._handlers = TaskHandlers(
             self._service.runtime, principal=principal, require_name_header=require_name_header
@@ -138,6 +147,8 @@ class Tasks(Extension):
         poll_interval: timedelta | None = None,
         grace: timedelta | None = None,
         hold: timedelta | None = None,
+        max_wait: timedelta | None = None,
+        max_lost_runs: int | None = None,
         asks_first: bool | None = None,
     ) -> Callable[[FunctionT], FunctionT]:
         """Mark a tool: its calls may become tasks. Goes under `@server.tool()`; the tool stays as it is.
@@ -154,6 +165,9 @@ class Tasks(Extension):
             poll_interval: A fixed interval to suggest to clients, instead of one that grows with the task's age.
             grace: How long a call waits for this tool before it answers with a task.
             hold: How long a run that can be started again stays in memory while it waits for an answer.
+            max_wait: How long a question of the tool may stay unanswered before the task fails, and says so.
+            max_lost_runs: How many runs in a row may die with their process, without getting any further, before the
+                task fails and says so; 3 by default.
             asks_first: The tool may begin by returning an `InputRequiredResult`, to be answered on the call itself,
                 before there is a task. Without it, a tool whose return annotation says so.
 
@@ -171,6 +185,8 @@ class Tasks(Extension):
             poll_interval=poll_interval,
             grace=grace,
             hold=hold,
+            max_wait=max_wait,
+            max_lost_runs=max_lost_runs,
             asks_first=bool(asks_first),
         )
 
@@ -219,7 +235,21 @@ class Tasks(Extension):
             WiringError: The event loop is not asyncio's.
         """
         host = MCPServerHost(server)
-        return await self._service.new_runtime(host, lambda: state, store=store, engine=engine, clock=clock)
+        return await self._service.new_runtime(
+            host, lambda: state, server_name=server.name, store=store, engine=engine, clock=clock
+        )
+
+    async def check_marked(self, name: str) -> None:
+        """Whether calls of the tool of that name can become tasks. For tests of tools.
+
+        Raises:
+            UsageError: There is no such tool, or it is not marked.
+        """
+        tool = await self._service.tool(name)
+        if tool is None:
+            raise UsageError(f"the server has no tool {name!r}")
+        if self._augment is None and (tool.mark is None or tool.mark.options.mode == "forbidden"):
+            raise UsageError(f"tool {name!r} never becomes a task: it is not marked with @tasks.task()")
 
     def attach(self, server: Server[Any]) -> None:
         """Add tasks to a low-level `Server`, in place of `extensions=` and `lifespan=`. Call it once, before it runs.
@@ -365,3 +395,11 @@ def _modern_only(binding: MethodBinding) -> Callable[[RequestContext, Any], Any]
         return await binding.handler(ctx, params)
 
     return gated
+
+
+def _callers_globals() -> Mapping[str, Any]:
+    """The module that makes the `Tasks` object: the nearest one that is not ours."""
+    frame = inspect.currentframe()
+    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("mcp_tasks."):
+        frame = frame.f_back
+    return {} if frame is None else frame.f_globals

@@ -42,6 +42,8 @@ class TaskOptions:
     poll_interval: timedelta | None = None
     grace: timedelta | None = None
     hold: timedelta | None = None
+    max_wait: timedelta | None = None
+    max_lost_runs: int | None = None
     asks_first: bool = False
 
     def __post_init__(self) -> None:
@@ -49,7 +51,10 @@ class TaskOptions:
             raise InvalidOption(f"mode must be 'forbidden', 'optional' or 'required', got {self.mode!r}")
         if self.recover not in (None, "rerun", "fail"):
             raise InvalidOption(f"recover must be 'rerun' or 'fail', got {self.recover!r}")
-        for name in ("ttl", "max_runtime", "poll_interval", "grace", "hold"):
+        lost = self.max_lost_runs
+        if lost is not None and (not isinstance(lost, int) or isinstance(lost, bool) or lost < 1):
+            raise InvalidOption(f"max_lost_runs must be a whole number from 1, got {lost!r}")
+        for name in ("ttl", "max_runtime", "poll_interval", "grace", "hold", "max_wait"):
             value: object = getattr(self, name)
             if value is not None and not isinstance(value, Unset):
                 check_duration(name, value, zero=name in ("grace", "hold"))
@@ -57,9 +62,14 @@ class TaskOptions:
     def policy(self, annotations: ToolAnnotations | None) -> ToolPolicy:
         """How runs of the tool are treated, given what it says of itself."""
         rerun = self.recover == "rerun" or (self.recover is None and _is_repeatable(annotations))
-        if self.hold is None:
-            return ToolPolicy(rerun=rerun, max_runtime=self.max_runtime)
-        return ToolPolicy(rerun=rerun, max_runtime=self.max_runtime, hold=self.hold)
+        usual = ToolPolicy()
+        return ToolPolicy(
+            rerun=rerun,
+            max_runtime=self.max_runtime,
+            hold=usual.hold if self.hold is None else self.hold,
+            max_wait=self.max_wait,
+            max_lost_runs=self.max_lost_runs or usual.max_lost_runs,
+        )
 
 
 def _is_repeatable(annotations: ToolAnnotations | None) -> bool:

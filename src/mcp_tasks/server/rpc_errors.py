@@ -6,14 +6,16 @@ does go out is valid Unicode: an error that no client can parse answers nobody.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from mcp.shared.exceptions import MCPError
-from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, ErrorData
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT, ErrorData
 
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.text import valid_json, valid_text
 from mcp_tasks.errors import (
+    QuestionTimedOut,
     ReplayMismatch,
     RunStopped,
     StoreError,
@@ -40,6 +42,8 @@ def _error_data(exc: Exception) -> ErrorData:
         case UnknownTask():
             # SEP-2663: -32602 for an invalid or nonexistent id. Unknown, expired and another's are one case.
             return ErrorData(code=INVALID_PARAMS, message=str(exc))
+        case QuestionTimedOut():
+            return ErrorData(code=REQUEST_TIMEOUT, message=str(exc))
         case RunStopped():
             return ErrorData(code=INTERNAL_ERROR, message=str(exc), data={"reason": exc.reason})
         case ReplayMismatch():
@@ -56,9 +60,19 @@ def _error_data(exc: Exception) -> ErrorData:
             return ErrorData(code=INTERNAL_ERROR, message="Internal server error")
 
 
+class AnswerTimedOut(MCPError, QuestionTimedOut):
+    """`QuestionTimedOut` as a tool gets it: caught as a `TimeoutError`, and with its text for the client if it is not."""
+
+    def __init__(self, error: ErrorData, timeout: timedelta | None) -> None:
+        MCPError.__init__(self, code=error.code, message=error.message, data=error.data)
+        self.timeout = timeout
+
+
 def to_mcp_error(exc: Exception) -> MCPError:
     """The exception that the SDK turns into that error: `exc` itself, if the SDK can send it as it is."""
     error = to_error_data(exc)
+    if isinstance(exc, QuestionTimedOut):
+        return AnswerTimedOut(error, exc.timeout)
     return exc if isinstance(exc, MCPError) and exc.error == error else MCPError.from_error_data(error)
 
 

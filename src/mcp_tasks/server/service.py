@@ -10,7 +10,8 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 StateT = TypeVar("StateT")
 
-_STORE_VERBS = ("create", "get", "save", "delete", "journal", "list", "queued", "held", "expired", "notifier")
+_STORE_VERBS = tuple(name for name, verb in vars(Store).items() if callable(verb) and not name.startswith("_"))
 
 
 class TaskService:
@@ -50,10 +51,16 @@ class TaskService:
         clock: Callable[[], datetime],
         settings: Settings | None,
         principal: Callable[[Any], str | None],
+        namespace: str | None,
+        origin: str,
+        max_wait: timedelta | None,
     ) -> None:
         if engine is not None and concurrency is not None:
             raise UsageError("concurrency is for the local engine; give it to the engine you pass instead")
         self.extension_given = False
+        self._namespace = namespace
+        self._origin = origin
+        self._max_wait = max_wait
         self.guards = Guards()
         self.marks = Marks()
         self.push = TaskPush(self.runtime, principal, lambda: self._stopping.event)
@@ -143,9 +150,14 @@ class TaskService:
 
     async def _start(self, server_name: str, host: ToolHost) -> TaskRuntime:
         if self._store is None:
-            self._store = default_store(server_name)
+            self._store = default_store(server_name, self._origin)
         runtime = await self.new_runtime(
-            host, lambda: self._states[-1], store=self._store, engine=self._engine, clock=self._clock
+            host,
+            lambda: self._states[-1],
+            server_name=server_name,
+            store=self._store,
+            engine=self._engine,
+            clock=self._clock,
         )
         await runtime.start()
         logger.info("tasks of %r are kept in %s", server_name, self._store)
@@ -156,6 +168,7 @@ class TaskService:
         host: ToolHost,
         lifespan_state: Callable[[], Any],
         *,
+        server_name: str,
         store: Store,
         engine: Engine,
         clock: Callable[[], datetime],
@@ -178,6 +191,7 @@ class TaskService:
             policy=self._policy,
             describe=describe,
             clock=clock,
+            namespace=server_name if self._namespace is None else self._namespace,
             settings=self._settings,
         )
 
@@ -209,10 +223,14 @@ class TaskService:
             await self._list_tools(self._host)
         return self.marks.find(name)
 
-    async def _policy(self, tool: str) -> ToolPolicy:
-        if self.marks.find(tool) is None and self._host is not None:
+    async def _policy(self, name: str) -> ToolPolicy | None:
+        if self.marks.find(name) is None and self._host is not None:
             await self._list_tools(self._host)
-        return (await self.tool(tool) or ServedTool()).policy
+        tool = await self.tool(name)
+        if tool is None:
+            return None
+        policy = tool.policy
+        return policy if policy.max_wait is not None else replace(policy, max_wait=self._max_wait)
 
     async def _list_tools(self, host: ToolHost) -> Sequence[Tool]:
         tools = await host.tools()

@@ -10,6 +10,7 @@ async with TaskTester(server, tasks) as tester:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import TracebackType
@@ -26,8 +27,11 @@ from mcp_tasks.engines import LocalEngine
 from mcp_tasks.errors import TaskWasCancelled, UnknownTask
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server import Tasks
+from mcp_tasks.server.answers import check_answers
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
+
+logger = logging.getLogger(__name__)
 
 ALL_CAPABILITIES: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {"tools": {}}, "roots": {}}
 """A client that can be asked anything."""
@@ -63,7 +67,14 @@ class TaskTester:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.runtime.abandon()
+        # Whatever the test did: it may have been cancelled, and what it failed with is what should be shown.
+        with anyio.move_on_after(LIMIT.total_seconds(), shield=True):
+            try:
+                await self.runtime.abandon()
+            except Exception:
+                if exc is None:
+                    raise
+                logger.exception("the tools could not be ended")
 
     @property
     def runtime(self) -> TaskRuntime:
@@ -80,7 +91,12 @@ class TaskTester:
         capabilities: Mapping[str, Any] = ALL_CAPABILITIES,
         owner: str | None = None,
     ) -> str:
-        """Call a tool as a task, for a client with these capabilities; the task's id."""
+        """Call a tool as a task, for a client with these capabilities; the task's id.
+
+        Raises:
+            UsageError: The server has no such tool, or it is not marked.
+        """
+        await self._tasks.check_marked(tool)
         request = TaskRequest(
             name=tool,
             arguments=dict(arguments or {}),
@@ -112,7 +128,11 @@ class TaskTester:
     ) -> None:
         """Answer an open question: the one under `key`, or the only one.
 
-        `content` is what a person enters into a form; `response` is a whole answer, for sampling and roots.
+        `content` is what a person enters into a form; `response` is a whole answer, for sampling and roots. It is
+        checked as the server checks it.
+
+        Raises:
+            MCPError: -32602: it does not fit the question, which stays open.
         """
         questions = await self.until_asked(task_id)
         if key is None:
@@ -121,22 +141,43 @@ class TaskTester:
             key = next(iter(questions))
         if response is None:
             response = {"action": action} if content is None else {"action": action, "content": dict(content)}
-        await self.runtime.answer(await self.record(task_id), {key: response})
+        responses = {key: response}
+        await self.runtime.answer(
+            await self.record(task_id), responses, check=lambda task: check_answers(task, responses)
+        )
+
+    async def cancel(self, task_id: str) -> None:
+        """Cancel the task, as a client would. A finished one stays as it is."""
+        await self.runtime.cancel(await self.record(task_id), "Cancelled by the test")
 
     async def advance(self, by: timedelta) -> None:
-        """Let the tools come to where they wait, let time pass, and let what is due happen."""
+        """Let the tools come to where they wait, let time pass, and let what is due happen.
+
+        The time that passes is that of durable sleeps and time-outs, not the event loop's.
+        """
         await self.settle()
         self.clock.advance(by)
+        self.runtime.alarms.stir()
         await self.runtime.janitor.sweep()
 
     async def settle(self) -> None:
-        """Wait until every tool has ended or waits for an answer or a timer."""
-        with anyio.fail_after(LIMIT.total_seconds()):
+        """Wait until every tool has ended or waits for an answer or a timer.
+
+        Raises:
+            AssertionError: Some do not, and which.
+        """
+        with anyio.move_on_after(LIMIT.total_seconds()):
             quiet = 0
-            # A tool that is about to go on holds no slot yet; it does so within a few turns of the event loop.
+            # A tool that is about to go on is not at work yet; it is within a few turns of the event loop.
             while quiet < 20:
-                await anyio.sleep(0 if self._engine.is_idle else 0.001)
-                quiet = quiet + 1 if self._engine.is_idle else 0
+                is_quiet = self._engine.is_idle and not self.runtime.at_work()
+                await anyio.sleep(0 if is_quiet else 0.001)
+                quiet = quiet + 1 if is_quiet else 0
+            return
+        names = ", ".join(f"{tool!r} ({task_id})" for task_id, tool in self.runtime.at_work().items())
+        raise AssertionError(
+            f"still at work after {LIMIT.total_seconds():g} s: {names or 'tasks that wait for a slot'}"
+        )
 
     async def crash(self) -> None:
         """End the process that runs the tools, without any of it being told, and start another.
