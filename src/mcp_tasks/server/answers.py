@@ -41,7 +41,7 @@ def check_answers(record: TaskRecord, responses: Mapping[str, Any]) -> None:
     Raises:
         MCPError: -32602, naming the key and what is wrong with its answer.
     """
-    for key in sorted(record.inputs.answerable(responses)):
+    for key in sorted(record.inputs.outstanding.keys() & responses.keys()):
         problem = _problem(record.inputs.outstanding[key], responses[key])
         if problem is not None:
             # The problem quotes the answer, and that may hold anything.

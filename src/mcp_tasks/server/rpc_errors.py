@@ -61,7 +61,7 @@ def _error_data(exc: Exception) -> ErrorData:
 
 
 class AnswerTimedOut(MCPError, QuestionTimedOut):
-    """`QuestionTimedOut` as a tool gets it: caught as a `TimeoutError`, and with its text for the client if it is not."""
+    """`QuestionTimedOut` as a tool gets it: caught as a `TimeoutError`, and with a text for the client if it is not."""
 
     def __init__(self, error: ErrorData, timeout: timedelta | None) -> None:
         MCPError.__init__(self, code=error.code, message=error.message, data=error.data)

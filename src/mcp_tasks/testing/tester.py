@@ -175,9 +175,8 @@ class TaskTester:
                 quiet = quiet + 1 if is_quiet else 0
             return
         names = ", ".join(f"{tool!r} ({task_id})" for task_id, tool in self.runtime.at_work().items())
-        raise AssertionError(
-            f"still at work after {LIMIT.total_seconds():g} s: {names or 'tasks that wait for a slot'}"
-        )
+        still = names or "tasks that wait for a slot"
+        raise AssertionError(f"still at work after {LIMIT.total_seconds():g} s: {still}")
 
     async def crash(self) -> None:
         """End the process that runs the tools, without any of it being told, and start another.
