@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mcp_tasks.errors import TasksError
-    from mcp_tasks.runtime import Settings, TaskContext, current_task
+    from mcp_tasks.runtime import Retry, Settings, TaskContext, current_task
     from mcp_tasks.server import TaskMode, Tasks
 
-__all__ = ["Settings", "TaskContext", "TaskMode", "Tasks", "TasksError", "current_task"]
+__all__ = ["Retry", "Settings", "TaskContext", "TaskMode", "Tasks", "TasksError", "current_task"]
 
 _HOMES = {
+    "Retry": "mcp_tasks.runtime",
     "Settings": "mcp_tasks.runtime",
     "TaskContext": "mcp_tasks.runtime",
     "TaskMode": "mcp_tasks.server",

@@ -191,10 +191,18 @@ class StepError(TasksError):
 class QuestionTimedOut(TasksError, TimeoutError):
     """Nobody answered a question of the tool within its `timeout`."""
 
-    def __init__(self, timeout: timedelta | None = None) -> None:
-        self.timeout = timeout
+    timeout: timedelta | None = None
+
+    @classmethod
+    def after(cls, timeout: timedelta | None) -> QuestionTimedOut:
+        """The exception for a question that waited for so long.
+
+        No constructor of its own: the server raises a subclass that is an error of the SDK's as well.
+        """
         limit = "" if timeout is None else f" within {timeout.total_seconds():.15g} s"
-        super().__init__(f"Nobody answered the question{limit}")
+        exc = cls(f"Nobody answered the question{limit}")
+        exc.timeout = timeout
+        return exc
 
 
 class TransitionRefused(TasksError):

@@ -181,4 +181,4 @@ class TaskContext:
 async def _ask_in_call(question: Awaitable[T], timeout: timedelta | None) -> T:
     with anyio.move_on_after(None if timeout is None else timeout.total_seconds()):
         return await question
-    raise QuestionTimedOut(timeout)
+    raise QuestionTimedOut.after(timeout)

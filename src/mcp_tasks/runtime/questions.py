@@ -280,7 +280,7 @@ class Questions:
             recorded = await self._run.deliveries.recorded(each.result)
         if (recorded is None or recorded["how"] == ANSWERED) and each.key in self._replay.answers:
             return self._replay.answers[each.key]
-        raise QuestionTimedOut(each.asking.timeout)
+        raise QuestionTimedOut.after(each.asking.timeout)
 
 
 def _short(request: InputRequest) -> str:

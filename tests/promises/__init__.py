@@ -1,0 +1,1 @@
+"""What the README promises, tried with tools that are not tidy."""

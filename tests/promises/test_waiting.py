@@ -1,0 +1,487 @@
+"""Tools that do several things at once while they wait for a person or a timer."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import anyio
+import anyio.from_thread
+import pytest
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+from pydantic import BaseModel
+
+from mcp_tasks import Tasks, current_task
+from mcp_tasks.testing import TaskTester
+
+pytestmark = pytest.mark.anyio
+
+AT_ONCE = timedelta(0)
+"""Leaves memory as soon as it only waits."""
+
+
+class Yes(BaseModel):
+    """Yes or no."""
+
+    yes: bool
+
+
+class Bench:
+    """A server with one tool, and what the tool did."""
+
+    def __init__(self, tool: Callable[..., Any], **options: Any) -> None:
+        self.tasks = Tasks("memory://")
+        self.server = MCPServer("promises", extensions=[self.tasks], lifespan=self.tasks.lifespan)
+        marked = self.tasks.task(**({"recover": "rerun", "hold": AT_ONCE} | options))(tool)
+        self.server.tool(name="tool")(marked)
+        # The tool goes by the name of its function in the release that this is compared with.
+        self.tasks.mark("tool", **({"recover": "rerun", "hold": AT_ONCE} | options))
+
+    def tester(self, **options: Any) -> TaskTester:
+        return TaskTester(self.server, self.tasks, **options)
+
+
+def done(log: list[str], name: str) -> Callable[[], Awaitable[str]]:
+    """A piece of work that says that it was done."""
+
+    async def work() -> str:
+        log.append(name)
+        await anyio.sleep(0.01)
+        return name
+
+    return work
+
+
+async def value(tester: TaskTester, task: str) -> Any:
+    result = await tester.result(task)
+    assert not result.is_error, result.content
+    return (result.structured_content or {}).get("result")
+
+
+# 1. A run leaves memory only when nothing of it is at work
+
+
+async def test_steps_beside_a_question_go_on_and_none_runs_twice() -> None:
+    log: list[str] = []
+
+    async def tool(ctx: Context) -> list[str]:
+        async def steps() -> None:
+            for number in range(10):
+                await current_task().step(f"step-{number}", done(log, f"step-{number}"))
+                await anyio.sleep(0.02)
+
+        answer, _ = await asyncio.gather(ctx.elicit("Sure?", Yes), steps())
+        return [answer.action]
+
+    async with Bench(tool).tester() as tester:
+        task = await tester.call("tool")
+        await tester.until_asked(task)
+        with anyio.fail_after(5):
+            while len(log) < 10:
+                await anyio.sleep(0.01)
+        await tester.answer(task, {"yes": True})
+        assert await value(tester, task) == ["accept"]
+    assert sorted(log) == sorted(set(log)), "a step ran twice"
+
+
+async def test_work_that_races_a_long_sleep_finishes_and_ends_the_task() -> None:
+    async def tool() -> str:
+        async def work() -> str:
+            await anyio.sleep(0.2)
+            return "worked"
+
+        ways = {asyncio.create_task(work()), asyncio.create_task(current_task().sleep(timedelta(hours=1)))}
+        ended, rest = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in rest:
+            way.cancel()
+        return next(iter(ended)).result() or "slept"
+
+    async with Bench(tool).tester() as tester:
+        task = await tester.call("tool")
+        assert await value(tester, task) == "worked"
+        assert (await tester.record(task)).attempt == 1
+
+
+async def test_background_work_that_the_tool_started_before_it_asks_is_not_run_twice() -> None:
+    log: list[str] = []
+
+    async def tool(ctx: Context) -> str:
+        async def work() -> str:
+            log.append("began")
+            await anyio.sleep(0.3)
+            return "worked"
+
+        background = asyncio.create_task(work())
+        await ctx.elicit("Sure?", Yes)
+        return await background
+
+    async with Bench(tool).tester() as tester:
+        task = await tester.call("tool")
+        await tester.until_asked(task)
+        await anyio.sleep(0.1)
+        await tester.answer(task, {"yes": True})
+        assert await value(tester, task) == "worked"
+    assert log == ["began"]
+
+
+# 2. Time-outs around a question fire
+
+
+async def test_a_deadline_around_a_question_fires_though_the_run_could_leave_memory() -> None:
+    async def tool(ctx: Context) -> str:
+        with anyio.move_on_after(0.3):
+            await ctx.elicit("Sure?", Yes)
+            return "answered"
+        return "nobody answered"
+
+    async with Bench(tool).tester() as tester:
+        task = await tester.call("tool")
+        await tester.until_asked(task)
+        assert await value(tester, task) == "nobody answered"
+        assert not (await tester.record(task)).inputs.outstanding
+
+
+async def test_a_durable_time_out_is_exact_over_restarts() -> None:
+    async def tool(ctx: Context) -> str:
+        try:
+            answer = await current_task().ask(ctx.elicit("Sure?", Yes), timeout=timedelta(hours=1))
+        except TimeoutError:
+            return "nobody answered"
+        return answer.action
+
+    async with Bench(tool).tester() as tester:
+        in_time, too_late, nobody = [await tester.call("tool") for _ in range(3)]
+        await tester.advance(timedelta(minutes=59))
+        await tester.crash()
+        await tester.answer(in_time, {"yes": True})
+        await tester.crash()
+        await tester.advance(timedelta(minutes=1))
+        # Nobody has looked at it since its time was over; the answer is late all the same.
+        record = await tester.record(too_late)
+        await tester.runtime.answer(record, dict.fromkeys(record.inputs.outstanding, {"action": "accept"}))
+        assert [await value(tester, task) for task in (in_time, too_late, nobody)] == [
+            "accept",
+            "nobody answered",
+            "nobody answered",
+        ]
+
+
+# 3. Whichever answer comes first
+
+
+async def test_the_first_of_two_answers_wakes_a_task_that_left_memory() -> None:
+    async def tool(ctx: Context) -> str:
+        asks = {name: asyncio.create_task(ctx.elicit(f"{name}?", Yes)) for name in ("Ann", "Bob")}
+        await asyncio.wait(asks.values(), return_when=asyncio.FIRST_COMPLETED)
+        first = next(name for name, ask in asks.items() if ask.done())
+        for ask in asks.values():
+            ask.cancel()
+        return first
+
+    async with Bench(tool).tester() as tester:
+        task = await tester.call("tool")
+        questions = await tester.until_asked(task, 2)
+        await tester.crash()
+        bob = next(key for key, question in questions.items() if question.params["message"] == "Bob?")
+        await tester.answer(task, {"yes": True}, key=bob)
+        await tester.advance(timedelta(0))
+        assert await value(tester, task) == "Bob"
+
+
+# 4. Replay by identity
+
+
+async def test_of_several_sleeps_the_shortest_wakes_the_run() -> None:
+    async def tool() -> str:
+        naps = {hours: asyncio.create_task(current_task().sleep(timedelta(hours=hours))) for hours in (3, 1, 2)}
+        await asyncio.wait(naps.values(), return_when=asyncio.FIRST_COMPLETED)
+        first = next(hours for hours, nap in naps.items() if nap.done())
+        for nap in naps.values():
+            nap.cancel()
+        return f"{first} h"
+
+    async with Bench(tool).tester() as tester:
+        task = await tester.call("tool")
+        await tester.advance(timedelta(minutes=30))
+        await tester.crash()
+        await tester.advance(timedelta(minutes=31))
+        assert await value(tester, task) == "1 h"
+
+
+async def test_branches_that_come_in_another_order_the_next_time_get_their_own_answers() -> None:
+    runs: list[int] = []
+
+    async def tool(ctx: Context) -> list[bool]:
+        runs.append(1)
+
+        async def ask(name: str, wait: float) -> bool:
+            await anyio.sleep(wait)
+            answer = await ctx.elicit(f"{name}?", Yes)
+            assert answer.action == "accept"
+            return answer.data.yes
+
+        # The quick one is the slow one in every other run.
+        waits = (0.0, 0.05) if len(runs) % 2 else (0.05, 0.0)
+        return list(await asyncio.gather(ask("Ann", waits[0]), ask("Bob", waits[1])))
+
+    async with Bench(tool).tester() as tester:
+        task = await tester.call("tool")
+        questions = await tester.until_asked(task, 2)
+        keys = {str(question.params["message"]): key for key, question in questions.items()}
+        await tester.answer(task, {"yes": True}, key=keys["Ann?"])
+        await tester.crash()
+        await tester.until_asked(task, 1)
+        await tester.answer(task, {"yes": False}, key=keys["Bob?"])
+        assert await value(tester, task) == [True, False]
+
+
+async def test_what_a_lost_race_recorded_is_not_missed() -> None:
+    log: list[str] = []
+
+    async def tool(ctx: Context) -> str:
+        async def quick() -> str:
+            return await current_task().step("quick", done(log, "quick"))
+
+        async def slow() -> str:
+            await current_task().step("slow-1", done(log, "slow-1"))
+            await anyio.sleep(0.1)
+            return await current_task().step("slow-2", done(log, "slow-2"))
+
+        ways = [asyncio.create_task(way()) for way in (slow, quick)]
+        ended, rest = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in rest:
+            way.cancel()
+        await ctx.elicit("Sure?", Yes)
+        await current_task().step("after", done(log, "after"))
+        return next(iter(ended)).result()
+
+    async with Bench(tool).tester() as tester:
+        task = await tester.call("tool")
+        await tester.until_asked(task)
+        await tester.crash()
+        await tester.answer(task, {"yes": True})
+        assert await value(tester, task) == "quick"
+    assert log.count("after") == 1
+
+
+async def test_a_tool_that_does_something_else_the_second_time_is_refused_and_both_are_named() -> None:
+    async def tool(ctx: Context) -> str:
+        await current_task().step(f"of run {current_task().attempt}", done([], ""))
+        await ctx.elicit("Sure?", Yes)
+        return "never"
+
+    async with Bench(tool).tester() as tester:
+        task = await tester.call("tool")
+        await tester.until_asked(task)
+        await tester.crash()
+        await tester.answer(task, {"yes": True})
+        record = await tester.finish(task)
+    assert record.error is not None
+    assert "'of run 1'" in record.error["message"]
+    assert "'of run 2'" in record.error["message"]
+
+
+async def test_a_sleep_until_a_computed_instant_is_the_same_sleep_in_the_next_run() -> None:
+    async def tool() -> str:
+        opens = datetime(2030, 1, 1, tzinfo=UTC)
+        await current_task().sleep(until=opens)
+        return "open"
+
+    async with Bench(tool).tester() as tester:
+        task = await tester.call("tool")
+        await tester.advance(timedelta(days=30))
+        await tester.crash()
+        await tester.advance(timedelta(days=365 * 5))
+        assert await value(tester, task) == "open"
+
+
+# 6. Waiting holds nothing, threads included
+
+
+async def test_sync_tools_that_wait_do_not_delay_a_plain_sync_call() -> None:
+    def asks(ctx: Context) -> str:
+        return anyio.from_thread.run(ctx.elicit, "Sure?", Yes).action
+
+    bench = Bench(asks, recover="fail", hold=None)
+
+    @bench.server.tool()
+    def plain() -> str:
+        return "here"
+
+    async with bench.tester(concurrency=1) as tester:
+        tasks = [await tester.call("tool") for _ in range(60)]
+        for task in tasks:
+            await tester.until_asked(task)
+        with anyio.fail_after(5):
+            await bench.server.call_tool("plain", {})
+        for task in tasks:
+            await tester.answer(task, {"yes": True})
+            assert await value(tester, task) == "accept"
+
+
+# 7. Waiting for a person can be limited
+
+
+async def test_a_task_that_nobody_answers_ends_and_says_so() -> None:
+    async def tool(ctx: Context) -> str:
+        return (await ctx.elicit("Sure?", Yes)).action
+
+    async with Bench(tool, max_wait=timedelta(days=7)).tester() as tester:
+        task = await tester.call("tool")
+        await tester.until_asked(task)
+        await tester.advance(timedelta(days=6))
+        await tester.crash()
+        assert (await tester.record(task)).status == "input_required"
+        await tester.advance(timedelta(days=1))
+        record = await tester.finish(task)
+    assert record.error is not None
+    assert record.error["data"] == {"reason": "max_wait"}
+    assert "nobody answered" in record.error["message"]
+
+
+# 8. Steps that fail, are retried, and come back as what they were
+
+
+@dataclass
+class Point:
+    x: int
+    y: int
+
+
+class Scene(BaseModel):
+    name: str
+    points: list[Point]
+
+
+async def test_a_step_that_failed_has_failed_in_every_later_run() -> None:
+    tries: list[str] = []
+
+    async def fetch(source: str) -> str:
+        tries.append(source)
+        if source == "b" and tries.count("b") == 1:
+            raise ConnectionError("b is away")
+        return source
+
+    async def tool(ctx: Context) -> str:
+        got: list[str] = []
+        for source in "abc":
+            try:
+                got.append(await current_task().step(source, fetch, source))
+            except ConnectionError as exc:
+                got.append(str(exc))
+        answer = await ctx.elicit(f"Go on with {', '.join(got)}?", Yes)
+        return f"{answer.action}: {', '.join(got)}"
+
+    async with Bench(tool).tester() as tester:
+        task = await tester.call("tool")
+        await tester.until_asked(task)
+        await tester.crash()
+        await tester.answer(task, {"yes": True})
+        assert await value(tester, task) == "accept: a, b is away, c"
+    assert tries == ["a", "b", "c"]
+
+
+async def test_an_exception_that_cannot_be_rebuilt_comes_as_a_step_error() -> None:
+    from mcp_tasks.errors import StepError
+
+    class Odd(Exception):
+        def __init__(self, *, code: int) -> None:
+            super().__init__(f"odd {code}")
+
+    async def fetch() -> str:
+        raise Odd(code=7)
+
+    caught: list[tuple[str, str, str]] = []
+
+    async def tool(ctx: Context) -> str:
+        try:
+            await current_task().step("fetch", fetch)
+        except StepError as exc:
+            caught.append((exc.step, exc.error_type, exc.message))
+        return (await ctx.elicit("Go on?", Yes)).action
+
+    async with Bench(tool).tester() as tester:
+        task = await tester.call("tool")
+        await tester.until_asked(task)
+        await tester.crash()
+        await tester.answer(task, {"yes": True})
+        assert await value(tester, task) == "accept"
+    assert len(set(caught)) == 1
+    assert len(caught) == 2, "the same in both runs"
+    assert caught[0][2] == "odd 7"
+
+
+async def test_a_step_is_tried_again_within_itself() -> None:
+    from mcp_tasks import Retry
+
+    tries: list[int] = []
+
+    async def fetch() -> str:
+        tries.append(1)
+        if len(tries) < 3:
+            raise ConnectionError("away")
+        return "there"
+
+    async def tool() -> str:
+        retry = Retry(attempts=5, wait=timedelta(milliseconds=1), on=ConnectionError)
+        return await current_task().step("fetch", fetch, retry=retry)
+
+    async with Bench(tool).tester() as tester:
+        assert await value(tester, await tester.call("tool")) == "there"
+    assert len(tries) == 3
+
+
+async def test_models_and_dataclasses_come_back_as_such() -> None:
+    kinds: list[list[str]] = []
+
+    async def plan(name: str) -> Scene:
+        return Scene(name=name, points=[Point(1, 2)])
+
+    def corner() -> Point:
+        return Point(3, 4)
+
+    async def many() -> list[Point]:
+        return [Point(5, 6)]
+
+    async def tool(ctx: Context) -> str:
+        task = current_task()
+        scene = await task.step("plan", plan, "sea")
+        point = await task.step("corner", corner)
+        points = await task.step("many", many)
+        kinds.append([type(thing).__name__ for thing in (scene, scene.points[0], point, points[0])])
+        await ctx.elicit("Sure?", Yes)
+        return f"{scene.name} {point.x} {points[0].y}"
+
+    async with Bench(tool).tester() as tester:
+        task = await tester.call("tool")
+        await tester.until_asked(task)
+        await tester.crash()
+        await tester.answer(task, {"yes": True})
+        assert await value(tester, task) == "sea 3 6"
+    assert kinds == [["Scene", "Point", "Point", "Point"]] * 2
+
+
+async def test_a_return_type_that_cannot_be_kept_is_refused_before_the_work() -> None:
+    worked: list[str] = []
+
+    async def connect() -> socket.socket:
+        worked.append("connected")
+        return socket.socket()
+
+    async def tool() -> str:
+        try:
+            await current_task().step("connect", connect)
+        except Exception as exc:
+            return str(exc)
+        return "kept"
+
+    async with Bench(tool).tester() as tester:
+        said = await value(tester, await tester.call("tool"))
+    assert worked == []
+    assert "connect" in said
+    assert "cannot be kept" in said
