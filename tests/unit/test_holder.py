@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_tasks.runtime.holder import is_alive, is_gone, new_holder
+from mcp_tasks.runtime.holder import is_gone, new_holder
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="start times are read from /proc")
 posix = pytest.mark.skipif(os.name == "nt", reason="there is no asking about another process")
@@ -115,18 +115,3 @@ def test_of_a_name_that_is_not_ours_nothing_can_be_told(holder: str) -> None:
 @pytest.mark.parametrize("pid", ["", "x", "-1", str(2**70)])
 def test_of_a_process_id_that_makes_no_sense_nothing_can_be_told(pid: str) -> None:
     assert not is_gone(renamed(new_holder(), pid=pid))
-
-
-@needs_proc
-def test_another_process_is_known_to_be_alive_until_it_ends() -> None:
-    with other_process() as (holder, process):
-        assert is_alive(holder)
-        assert not is_alive(renamed(holder, started="1")), "the id was used again"
-        process.kill()
-        process.wait()
-        assert not is_alive(holder)
-
-
-def test_of_ourselves_and_of_processes_elsewhere_that_is_not_said() -> None:
-    assert not is_alive(new_holder())
-    assert not is_alive(renamed(new_holder(), place="elsewhere", pid="1"))
