@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from mcp_tasks.core import InputRequest, JournalEntry, TaskRecord, TaskRequest, 
 from mcp_tasks.engines import Engine, LocalEngine
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.runtime import Body, Outcome, Run, Settings, Success, TaskRuntime, ToolPolicy
+from mcp_tasks.runtime.lease import uptime
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.hints import LocalNotifier
@@ -38,6 +40,19 @@ QUIET = Settings(
 
 def real_clock() -> datetime:
     return datetime.now(UTC)
+
+
+class Seconds:
+    """A clock of seconds that stands still until it is told to go on: monotonic time, or uptime."""
+
+    def __init__(self) -> None:
+        self._now = 1_000.0
+
+    def __call__(self) -> float:
+        return self._now
+
+    def advance(self, by: timedelta) -> None:
+        self._now += by.total_seconds()
 
 
 @dataclass(frozen=True)
@@ -69,17 +84,20 @@ def make_runtime(
     engine: Engine | None = None,
     concurrency: int = 100,
     clock: Callable[[], datetime] = real_clock,
+    monotonic: Callable[[], float] = time.monotonic,
+    uptime: Callable[[], float] = uptime,
+    namespace: str = "",
     policy: ToolPolicy = ONCE,
     **settings: timedelta,
 ) -> TaskRuntime:
-    """A runtime whose tools are these bodies; a single one is called `tool`."""
+    """A runtime whose tools are these bodies; a single one is called `tool`. Another tool is one that it lacks."""
     known = {"tool": Tool(tools, policy)} if callable(tools) else tools
 
     async def body(run: Run) -> Outcome:
         return await known[run.record.request.name].body(run)
 
-    async def policy_of(name: str) -> ToolPolicy:
-        return known[name].policy
+    async def policy_of(name: str) -> ToolPolicy | None:
+        return known[name].policy if name in known else None
 
     return TaskRuntime(
         store=store or MemoryStore(),
@@ -88,6 +106,9 @@ def make_runtime(
         policy=policy_of,
         describe=describe,
         clock=clock,
+        monotonic=monotonic,
+        uptime=uptime,
+        namespace=namespace,
         settings=replace(QUIET, **settings),
     )
 

@@ -142,19 +142,58 @@ async def test_draining_forgets_who_wanted_one_more_turn() -> None:
         assert work.log == ["start a", "end a"]
 
 
-async def test_the_backlog_is_what_waits_for_room() -> None:
+async def test_the_backlog_is_what_was_submitted_again_and_waits_for_room() -> None:
     engine = LocalEngine(concurrency=1)
     assert (engine.backlog, engine.is_idle) == (0, True)
     async with at_work(engine) as work:
         for task_id in "abc":
             await engine.submit(task_id)
-        assert (engine.backlog, engine.is_idle) == (2, False)
-        await work.until("start a")
-        work.end("a", "b")
-        await work.until("start c")
+        # New ones do not keep a sweep from bringing what was left elsewhere.
         assert (engine.backlog, engine.is_idle) == (0, False)
-        work.slots["c"].release()
+        for task_id in "de":
+            await engine.submit(task_id, again=True)
+        assert engine.backlog == 2
+        await work.until("start a")
+        work.end(*"abcde")
+        await work.until(*(f"end {task_id}" for task_id in "abcde"))
+        assert engine.backlog == 0
+
+
+async def test_an_engine_is_idle_when_all_that_runs_only_waits() -> None:
+    engine = LocalEngine(concurrency=1)
+    async with at_work(engine) as work:
+        await engine.submit("a")
+        await work.until("start a")
+        assert not engine.is_idle
+        work.slots["a"].release()
         assert engine.is_idle
+
+
+async def test_new_tasks_and_those_submitted_again_have_room_by_turns() -> None:
+    engine = LocalEngine(concurrency=1)
+    async with at_work(engine) as work:
+        for task_id in ("first", "n1", "n2", "n3"):
+            await engine.submit(task_id)
+        for task_id in ("a1", "a2", "a3", "a4", "a5"):
+            await engine.submit(task_id, again=True)
+        everything = ("first", "n1", "n2", "n3", "a1", "a2", "a3", "a4", "a5")
+        work.end(*everything)
+        await work.until(*(f"end {task_id}" for task_id in everything))
+    started = [line.removeprefix("start ") for line in work.log if line.startswith("start ")]
+    assert started == ["first", "a1", "n1", "a2", "n2", "a3", "n3", "a4", "a5"]
+
+
+async def test_a_task_that_wants_another_turn_stands_in_line_once_whatever_its_lane() -> None:
+    engine = LocalEngine(concurrency=1)
+    async with at_work(engine) as work:
+        await engine.submit("a")
+        await engine.submit("b")
+        await engine.submit("b", again=True)
+        assert engine.backlog == 0
+        work.end("a", "b")
+        await work.until("end b")
+        await settle()
+    assert work.log == ["start a", "end a", "start b", "end b"]
 
 
 async def test_a_run_that_waits_lets_another_one_start() -> None:

@@ -4,42 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from mcp_tasks.runtime.holder import is_alive, is_gone, new_holder
+from mcp_tasks.runtime.holder import is_gone, new_holder
+from tests.unit.processes import other_process, renamed, start_time
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="start times are read from /proc")
 posix = pytest.mark.skipif(os.name == "nt", reason="there is no asking about another process")
-
-
-def renamed(holder: str, **parts: str) -> str:
-    """The same name with some of its parts replaced."""
-    names = ("place", "pid", "started", "nonce")
-    return "/".join((dict(zip(names, holder.split("/"), strict=True)) | parts).values())
-
-
-@contextmanager
-def other_process() -> Generator[tuple[str, subprocess.Popen[bytes]]]:
-    """A living process, and the name that it would have given itself."""
-    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as process:
-        try:
-            yield renamed(new_holder(), pid=str(process.pid), started=_start_time(process.pid)), process
-        finally:
-            process.kill()
-
-
-def _start_time(pid: int) -> str:
-    """Field 22 of proc_pid_stat(5), counted behind the name; our own process names have it too."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return "?"
 
 
 def test_names_of_one_process_differ_from_call_to_call() -> None:
@@ -51,7 +24,7 @@ def test_this_process_is_not_gone() -> None:
 
 
 def test_a_name_holds_the_process_id_and_its_start_time() -> None:
-    assert new_holder().split("/")[1:3] == [str(os.getpid()), _start_time(os.getpid())]
+    assert new_holder().split("/")[1:3] == [str(os.getpid()), start_time(os.getpid())]
 
 
 @posix
@@ -115,18 +88,3 @@ def test_of_a_name_that_is_not_ours_nothing_can_be_told(holder: str) -> None:
 @pytest.mark.parametrize("pid", ["", "x", "-1", str(2**70)])
 def test_of_a_process_id_that_makes_no_sense_nothing_can_be_told(pid: str) -> None:
     assert not is_gone(renamed(new_holder(), pid=pid))
-
-
-@needs_proc
-def test_another_process_is_known_to_be_alive_until_it_ends() -> None:
-    with other_process() as (holder, process):
-        assert is_alive(holder)
-        assert not is_alive(renamed(holder, started="1")), "the id was used again"
-        process.kill()
-        process.wait()
-        assert not is_alive(holder)
-
-
-def test_of_ourselves_and_of_processes_elsewhere_that_is_not_said() -> None:
-    assert not is_alive(new_holder())
-    assert not is_alive(renamed(new_holder(), place="elsewhere", pid="1"))

@@ -1,14 +1,27 @@
-"""What a run that is started again is handed of the earlier ones."""
+"""What a run that is started again finds of the earlier ones, by what it is and not by when it came."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from mcp_tasks.core import InputRequest, JournalEntry
-from mcp_tasks.errors import ReplayMismatch, UsageError
-from mcp_tasks.runtime.replay import Replay, ask_entry, remaining_seconds
+from mcp_tasks.errors import UsageError
+from mcp_tasks.runtime.replay import (
+    Ask,
+    Replay,
+    ResultId,
+    Timer,
+    ask_entry,
+    ask_identity,
+    done_entry,
+    name_of,
+    short,
+    step_entry,
+    timer_entry,
+)
 from mcp_tasks.testing.clock import NOON
 
 
@@ -16,80 +29,166 @@ def question(message: str, method: str = "elicitation/create") -> InputRequest:
     return InputRequest(method=method, params={"message": message})
 
 
-def asked(*requests: InputRequest) -> list[JournalEntry]:
-    """The journal of a run that put these questions."""
-    replay = Replay()
-    return [ask_entry(replay.next_ask(request)) for request in requests]
+def asked(key: str, request: InputRequest, *, by: str | None = None) -> JournalEntry:
+    """The journal's entry of a question that an earlier run put; `by` is the author's own key."""
+    return ask_entry(Ask(key=key, request=request, asked_at=NOON, identity=""), by, branch=False)
 
 
-def test_questions_of_a_first_run_are_new_and_named_by_kind_and_place() -> None:
-    replay = Replay()
-    asks = [replay.next_ask(question("a")), replay.next_ask(InputRequest(method="roots/list", params={}))]
-    assert [ask.key for ask in asks] == ["elicitation-1", "roots-2"]
-    assert not any(ask.known for ask in asks)
+def answered(key: str, value: object) -> JournalEntry:
+    return JournalEntry(kind="answer", key=key, value=value)
 
 
-def test_questions_that_were_put_before_have_the_same_keys_and_are_known() -> None:
-    replay = Replay(asked(question("a"), question("b")))
-    asks = [replay.next_ask(question("a")), replay.next_ask(question("b")), replay.next_ask(question("c"))]
-    assert [(ask.key, ask.known) for ask in asks] == [
-        ("elicitation-1", True),
-        ("elicitation-2", True),
-        ("elicitation-3", False),
+def find(replay: Replay, request: InputRequest, *, by: str | None = None) -> str | None:
+    """The key under which the question is known."""
+    known = replay.find_ask(ask_identity(request, by))
+    return None if known is None else known.key
+
+
+# Questions
+
+
+def test_a_question_is_found_by_what_it_asks_in_any_order_and_once() -> None:
+    replay = Replay([asked("q-1", question("a")), asked("q-2", question("b"))])
+    assert [find(replay, question(message)) for message in "bab"] == ["q-2", "q-1", None]
+
+
+def test_equal_questions_are_told_apart_by_how_many_came_before() -> None:
+    replay = Replay([asked("q-1", question("a")), asked("q-2", question("a"))])
+    assert [find(replay, question("a")) for _ in range(3)] == ["q-1", "q-2", None]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [question("b"), question("a", "sampling/createMessage"), InputRequest(method="elicitation/create", params={})],
+    ids=["message", "method", "fewer"],
+)
+def test_another_question_is_never_found_under_it(other: InputRequest) -> None:
+    assert find(Replay([asked("q-1", question("a"))]), other) is None
+
+
+def test_the_order_of_parameters_makes_no_other_question() -> None:
+    one = InputRequest(method="m", params={"a": 1, "b": 2})
+    assert find(Replay([asked("q-1", one)]), InputRequest(method="m", params={"b": 2, "a": 1})) == "q-1"
+
+
+def test_a_question_with_a_key_of_its_own_is_found_whatever_it_asks() -> None:
+    replay = Replay([asked("city", question("Which one, at 12:00?"), by="city")])
+    assert find(replay, question("Which one, at 12:05?"), by="city") == "city"
+    assert find(replay, question("Which one, at 12:00?")) is None
+
+
+def test_a_question_keeps_its_deadline_and_when_it_was_asked() -> None:
+    request = replace(question("a"), deadline=NOON + timedelta(minutes=5))
+    known = Replay([asked("q-1", request)]).find_ask(ask_identity(question("a"), None))
+    assert known is not None
+    assert (known.request, known.asked_at) == (request, NOON)
+
+
+def test_new_questions_are_numbered_on_and_no_key_is_used_twice() -> None:
+    replay = Replay([asked("elicitation-1", question("a")), asked("elicitation-2", question("b"))])
+    assert [replay.number_ask(), replay.number_ask()] == [3, 4]
+    assert [replay.new_key(wanted) for wanted in ("elicitation-1", "city", "city", "city")] == [
+        "elicitation-1-2",
+        "city",
+        "city-2",
+        "city-3",
     ]
 
 
 def test_answers_come_by_key() -> None:
-    answer = JournalEntry(kind="answer", key="elicitation-1", value={"action": "accept"})
-    assert Replay([*asked(question("a")), answer]).answers == {"elicitation-1": {"action": "accept"}}
+    entries = [asked("q-1", question("a")), answered("q-1", {"action": "accept"})]
+    assert Replay(entries).answers == {"q-1": {"action": "accept"}}
 
 
-def test_another_question_at_the_same_place_is_refused_with_what_differs() -> None:
-    replay = Replay(asked(question("a"), question("Delete x?")))
-    replay.next_ask(question("a"))
-    with pytest.raises(ReplayMismatch, match=r"question 2 .* message was 'Delete x\?', now it is 'Delete y\?'"):
-        replay.next_ask(question("Delete y?"))
+def test_a_question_that_is_open_or_answered_was_begun_and_one_given_up_was_not() -> None:
+    entries = [asked(key, question(key)) for key in ("open", "answered", "given up")] + [answered("answered", "yes")]
+    assert [result.key for result in Replay(entries, outstanding=["open"]).begun] == ["open", "answered"]
 
 
-def test_another_kind_of_question_is_refused_with_both_kinds() -> None:
-    replay = Replay(asked(question("a")))
-    with pytest.raises(ReplayMismatch, match=r"it was elicitation/create, now it is sampling/createMessage"):
-        replay.next_ask(question("a", method="sampling/createMessage"))
+# Timers
 
 
-def test_a_long_difference_is_cut() -> None:
-    replay = Replay(asked(question("a" * 10_000)))
-    with pytest.raises(ReplayMismatch) as caught:
-        replay.next_ask(question("b" * 10_000))
-    assert len(str(caught.value)) < 600
+def timer(key: str) -> JournalEntry:
+    return timer_entry(Timer(key=key, until=NOON), branch=False)
 
 
-def test_a_parameter_that_is_only_in_one_of_them_is_a_difference() -> None:
-    replay = Replay(asked(InputRequest(method="roots/list", params={})))
-    with pytest.raises(ReplayMismatch, match="mode was None, now it is 'form'"):
-        replay.next_ask(InputRequest(method="roots/list", params={"mode": "form"}))
+def test_equal_sleeps_are_told_apart_by_how_many_came_before() -> None:
+    first, _ = Replay().find_timer("sleep:1:00:00")
+    replay = Replay([timer(first)])
+    assert replay.find_timer("sleep:2:00:00")[1] is None
+    assert replay.find_timer("sleep:1:00:00") == (first, NOON)
+    second, until = replay.find_timer("sleep:1:00:00")
+    assert (second != first, until) == (True, None)
 
 
-def test_steps_are_known_by_name_in_any_order() -> None:
-    replay = Replay([JournalEntry(kind="step", key="a", value=1), JournalEntry(kind="step", key="b", value=None)])
-    assert [replay.enter_step(name) for name in ("b", "new", "a")] == [True, False, True]
-    assert (replay.step_value("a"), replay.step_value("b")) == (1, None)
+def test_a_sleep_of_the_first_release_is_begun_anew() -> None:
+    replay = Replay([JournalEntry(kind="timer", key="sleep-1", value=17)])
+    assert replay.find_timer("sleep:1:00:00")[1] is None
+    assert not replay.begun
 
 
-def test_a_step_name_is_there_once_in_a_run() -> None:
+# Steps and what was handed over
+
+
+def test_results_have_the_order_in_which_the_tool_learned_of_them() -> None:
+    entries = [
+        asked("q-1", question("a")),
+        timer("t"),
+        step_entry(ResultId("step", "s"), {"value": 1}, branch=True),
+        done_entry(ResultId("timer", "t"), "over", branch=False),
+        done_entry(ResultId("question", "q-1"), "answer", branch=False),
+    ]
+    replay = Replay(entries)
+    assert [str(result) for result in replay.results] == ["step 's'", "timer 't'", "question 'q-1'"]
+    assert not replay.begun, "all of it has come to its end"
+
+
+def test_what_was_not_handed_over_was_begun() -> None:
+    replay = Replay([asked("q-1", question("a")), timer("t")], outstanding=["q-1"])
+    assert list(replay.begun) == [ResultId("question", "q-1"), ResultId("timer", "t")]
+    assert not replay.results
+
+
+def test_a_step_name_is_there_once_in_a_run_unless_the_step_was_not_done() -> None:
     replay = Replay()
     replay.enter_step("a")
     with pytest.raises(UsageError, match="step 'a' is there twice"):
         replay.enter_step("a")
+    replay.leave_step("a")
+    replay.enter_step("a")
 
 
-def test_sleeps_go_by_their_order() -> None:
-    replay = Replay([JournalEntry(kind="timer", key="sleep-1", value=17)])
-    assert replay.next_timer() == 17
-    assert replay.next_timer() is None
-    assert replay.timer_key == "sleep-2"
+@pytest.mark.parametrize(
+    "entry",
+    [
+        JournalEntry(kind="ask", key="q", value=None),
+        JournalEntry(kind="ask", key="q", value={"params": {}}),
+        JournalEntry(kind="timer", key="t", value={}),
+        JournalEntry(kind="timer", key="t", value={"until": "noon"}),
+        JournalEntry(kind="timer", key="t", value={"until": 10**30}),
+        JournalEntry(kind="done", key="t", value={}),
+        JournalEntry(kind="done", key="t", value=7),
+        JournalEntry(kind="step", key="s", value=7),
+        JournalEntry(kind="step", key="s", value={}),
+        JournalEntry(kind="step", key="s", value={"error": {}}),
+        JournalEntry(kind="step", key="s", value={"error": {"type": 1, "arguments": None, "message": "no"}}),
+    ],
+    ids=lambda entry: f"{entry.kind} {entry.value}",
+)
+def test_a_journal_that_makes_no_sense_is_refused_as_a_whole(entry: JournalEntry) -> None:
+    with pytest.raises((LookupError, TypeError, ValueError, AttributeError, OverflowError)):
+        Replay([entry])
 
 
-def test_what_is_left_of_a_sleep_is_never_negative() -> None:
-    assert remaining_seconds(NOON + timedelta(seconds=1.5), NOON) == 1.5
-    assert remaining_seconds(NOON, NOON + timedelta(days=1)) == 0.0
+# Names for people
+
+
+def test_a_recorded_question_is_named_by_what_it_asks() -> None:
+    entry = asked("q-1", question("Delete x?"))
+    assert name_of(ResultId("question", "q-1"), entry.value) == "the question 'Delete x?'"
+    assert name_of(ResultId("step", "s"), {"value": {"message": "no question"}}) == "step 's'"
+
+
+def test_a_long_value_is_cut() -> None:
+    assert short("a") == "'a'"
+    assert len(short("a" * 10_000)) == 100

@@ -94,8 +94,9 @@ class Lease:
         while True:
             await asyncio.sleep(pause)
             try:
-                # Bounded: a store that does not answer is as bad as one that refuses.
-                async with asyncio.timeout(pause * 2):
+                # Bounded: a store that does not answer is as bad as one that refuses. Tried once more in any case: a
+                # machine that slept has a lease that seems over, and a store that is fine.
+                async with asyncio.timeout(max(min(pause * 2, self._time_left), pause)):
                     await self.renew()
             except (StoreError, TimeoutError) as exc:
                 logger.warning("the lease of this process could not be renewed: %s", exc or type(exc).__name__)
@@ -103,9 +104,14 @@ class Lease:
                 logger.exception("the lease of this process could not be renewed")
             self.check()
 
+    @property
+    def _time_left(self) -> float:
+        """Seconds until the runs must be stopped; negative once they must."""
+        return self._renewed + self._length * STOPS_AFTER - self._clock()
+
     def check(self) -> None:
         """Stop the runs if the lease could not be renewed in time."""
-        if self.is_held and self._clock() - self._renewed > self._length * STOPS_AFTER:
+        if self.is_held and self._time_left <= 0:
             self.is_held = False
             logger.error("the lease of this process could not be renewed in time; its runs are stopped")
             self._stop_runs()

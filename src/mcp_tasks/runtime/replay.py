@@ -135,7 +135,7 @@ class Replay:
                     self._timers[entry.key] = from_micros(entry.value["until"])
                     self.begun[ResultId("timer", entry.key)] = entry.value
             case "step":
-                self.results[ResultId("step", entry.key)] = entry.value
+                self.results[ResultId("step", entry.key)] = _read_step(entry)
             case "done":
                 result = ResultId(entry.value["kind"], entry.key)
                 self.results[result] = entry.value
@@ -190,6 +190,19 @@ def short(value: JsonValue) -> str:
 
 def _tag(branch: bool) -> dict[str, Any]:
     return {BRANCH: True} if branch else {}
+
+
+def _read_step(entry: JournalEntry) -> Mapping[str, Any]:
+    """How a step ended. Whether that can be read is found out here, and not by the tool when it comes to the step."""
+    stored: Mapping[str, Any] = entry.value
+    if "error" in stored:
+        error = stored["error"]
+        readable = isinstance(error["type"], str) and isinstance(error["message"], str) and "arguments" in error
+    else:
+        readable = "value" in stored
+    if not readable:
+        raise ValueError(f"how step {entry.key!r} ended is not recorded as such")
+    return stored
 
 
 def _read_ask(entry: JournalEntry) -> Ask:

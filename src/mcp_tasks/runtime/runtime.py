@@ -408,7 +408,7 @@ class TaskRuntime:
         try:
             entries = await self.store.journal(record.id) if record.attempt else ()
             return Replay(entries, outstanding=record.inputs.outstanding)
-        except (TaskUnreadable, LookupError, TypeError, ValueError, AttributeError) as exc:
+        except (TaskUnreadable, LookupError, TypeError, ValueError, AttributeError, OverflowError) as exc:
             logger.error("task %s… is ended, because its journal cannot be read: %s", record.id[:12], exc)
             return None
 

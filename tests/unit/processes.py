@@ -1,0 +1,43 @@
+"""Real processes of this machine, and the names that they would have given themselves as holders."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mcp_tasks.runtime.holder import new_holder
+
+
+def renamed(holder: str, **parts: str) -> str:
+    """The same name with some of its parts replaced."""
+    names = ("place", "pid", "started", "nonce")
+    return "/".join((dict(zip(names, holder.split("/"), strict=True)) | parts).values())
+
+
+def start_time(pid: int) -> str:
+    """Field 22 of proc_pid_stat(5), counted behind the name; our own process names have it too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return "?"
+
+
+@contextmanager
+def other_process() -> Generator[tuple[str, subprocess.Popen[bytes]]]:
+    """A living process, and its name."""
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as process:
+        try:
+            yield renamed(new_holder(), pid=str(process.pid), started=start_time(process.pid)), process
+        finally:
+            process.kill()
+
+
+def dead_holder() -> str:
+    """The name of a process that has ended."""
+    with other_process() as (holder, process):
+        process.kill()
+        process.wait()
+    return holder
