@@ -18,7 +18,7 @@ from mcp_tasks.core import JournalEntry, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.errors import StoreError, StoreUnavailable, ValueNotStorable
 from mcp_tasks.stores import Hint, Store
 from mcp_tasks.stores.sqlite import SqliteStore, operations, queries
-from mcp_tasks.stores.sqlite.connection import connect, connect_reader, fetch
+from mcp_tasks.stores.sqlite.connection import connect, fetch
 from mcp_tasks.stores.sqlite.writer import Writer
 from mcp_tasks.testing import make_record
 from mcp_tasks.testing.store_suite import StoreSuite
@@ -159,7 +159,7 @@ async def test_a_value_that_is_too_large_fails_alone(store: SqliteStore) -> None
 @pytest.mark.anyio
 async def test_a_string_that_no_row_can_hold_is_not_there(store: SqliteStore) -> None:
     await store.create(make_record())
-    with closing(connect_reader(store.path, timeout=1)) as connection:
+    with closing(connect(store.path, timeout=1)) as connection:
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1_000)
         for sql, values in (
             (queries.GET, ("x" * 2_000,)),

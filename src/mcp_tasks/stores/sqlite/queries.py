@@ -22,8 +22,7 @@ MAX_VARIABLES = 500
 
 # Who needs a task must be told that it cannot be read, so a task whose request is gone is still a row.
 GET = """
-SELECT t.id, t.owner, t.namespace, r.request, t.state FROM tasks t LEFT JOIN requests r ON r.task = t.key
-WHERE t.id = ?
+SELECT t.owner, t.namespace, r.request, t.state FROM tasks t LEFT JOIN requests r ON r.task = t.key WHERE t.id = ?
 """
 
 # CROSS JOIN is SQLite's way of saying that the left side comes first.
