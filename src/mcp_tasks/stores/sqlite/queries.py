@@ -34,9 +34,9 @@ WHERE t.id = ? ORDER BY j.n
 HOLDERS = """
 SELECT holder, beats FROM heartbeats WHERE namespace = :namespace
 UNION ALL
-SELECT DISTINCT t.holder, coalesce(h.beats, 0)
-FROM tasks t INDEXED BY tasks_held LEFT JOIN heartbeats h ON h.holder = t.holder
-WHERE t.holder IS NOT NULL AND t.namespace = :namespace
+SELECT t.holder, coalesce(h.beats, 0) FROM (
+    SELECT DISTINCT holder FROM tasks INDEXED BY tasks_held WHERE holder IS NOT NULL AND namespace = :namespace
+) t LEFT JOIN heartbeats h ON h.holder = t.holder
 """
 
 _LISTING = """
