@@ -236,10 +236,11 @@ class SqliteStore:
             del self._reported[next(iter(self._reported))]
         self._reported[unreadable.task_id] = None
         logger.error(
-            "%s. It is left out of listings of %s; all other tasks are as they were. Restore a backup, or remove it "
-            "with: DELETE FROM tasks WHERE id = '...'",
+            "%s. Listings leave it out, and all other tasks in %s are unaffected. To delete it: "
+            "DELETE FROM tasks WHERE id = '%s'",
             unreadable,
             self.path,
+            unreadable.task_id.replace("'", "''"),
         )
 
 
