@@ -40,10 +40,16 @@ ODD: JsonObject = {
     "": [None, {"a": [[]]}],
 }
 
+
+def task(**fields: Any) -> TaskRecord:
+    """A task that is the same whoever makes it: `make_record` by itself numbers what it makes."""
+    return make_record(**{"request": TaskRequest(name="render", arguments={"scene": "forest"}), **fields})
+
+
 TASKS: Sequence[TaskRecord] = [
-    make_record(id="queued", request=TaskRequest(name="render", arguments=ODD, meta=ODD, client_info=ODD)),
-    make_record(id="held", holder="a process of yesterday", attempt=1, started_at=NOON, version=2),
-    make_record(
+    task(id="queued", request=TaskRequest(name="render", arguments=ODD, meta=ODD, client_info=ODD)),
+    task(id="held", holder="a process of yesterday", attempt=1, started_at=NOON, version=2),
+    task(
         id="parked",
         request=TaskRequest(name="ask", arguments={}, input_responses={"q0": ODD}, request_state="state"),
         status=TaskStatus.INPUT_REQUIRED,
@@ -55,15 +61,15 @@ TASKS: Sequence[TaskRecord] = [
         progress=Progress(progress=0.5, total=3, message="one of three"),
         version=5,
     ),
-    make_record(id="asleep", wake_at=NOON + timedelta(days=1), attempt=1, version=4, owner=None),
-    make_record(
+    task(id="asleep", wake_at=NOON + timedelta(days=1), attempt=1, version=4, owner=None),
+    task(
         id="ended",
         status=TaskStatus.COMPLETED,
         result={"content": [], "structuredContent": ODD},
         finished_at=NOON + timedelta(hours=1),
         version=3,
     ),
-    make_record(id="lone \ud800 surrogate", owner="lone \udfff surrogate", ttl=None),
+    task(id="lone \ud800 surrogate", owner="lone \udfff surrogate", ttl=None),
 ]
 
 JOURNALS: Mapping[str, Sequence[JournalEntry]] = {

@@ -178,7 +178,7 @@ async def test_an_unreadable_task_is_logged_once_with_what_to_do(
     (logged,) = caplog.messages
     assert "task bad cannot be read" in logged
     assert str(store.path) in logged
-    assert "DELETE FROM tasks WHERE id" in logged
+    assert "DELETE FROM tasks WHERE id = 'bad'" in logged
 
 
 async def test_memory_of_what_was_logged_is_bounded(store: SqliteStore, caplog: pytest.LogCaptureFixture) -> None:

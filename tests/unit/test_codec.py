@@ -243,7 +243,9 @@ def test_a_cursor_says_where_a_listing_goes_on(task_id: str, created: datetime) 
     assert decode_cursor(encode_cursor(place, task_id)) == (place, task_id)
 
 
-@pytest.mark.parametrize("cursor", ["", ".", "12", "x.y", "--1.x", " 1.x", "1_0.x", "²2.x", "9" * 20 + ".x"])
+@pytest.mark.parametrize(
+    "cursor", ["", ".", "12", "x.y", "--1.x", " 1.x", "1_0.x", "²2.x", "9" * 19 + ".x", "-" + "9" * 19 + ".x"]
+)
 def test_what_is_not_a_cursor_is_refused(cursor: str) -> None:
     with pytest.raises(ValueError, match="cursor"):
         decode_cursor(cursor)

@@ -63,8 +63,8 @@ class Store(Protocol):
     async def open(self, namespace: str = "") -> None:
         """Make the store ready for use. Opening an open store does nothing.
 
-        Tasks that were written before tasks had a namespace become those of `namespace`, once: who opens the store of
-        the first release first, gets them. Otherwise the store is the same whatever the namespace.
+        Tasks that were written before tasks had a namespace become those of `namespace`, once: whoever opens a store of
+        the first release first gets them. Otherwise the store is the same whatever the namespace.
 
         Raises:
             StoreUnavailable: It cannot be reached or locked now.

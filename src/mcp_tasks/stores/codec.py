@@ -176,11 +176,12 @@ def decode_cursor(cursor: str) -> tuple[int, str]:
     Raises:
         ValueError: It is not a cursor of ours.
     """
-    created, dot, task_id = cursor.partition(".")
+    place, dot, task_id = cursor.partition(".")
+    digits = place.removeprefix("-")
     # 18 digits hold every instant there is, and fit the integers of every backend.
-    if not dot or not created.removeprefix("-").isdecimal() or len(created) > 19:
+    if not dot or not digits.isdecimal() or len(digits) > 18:
         raise ValueError("not a cursor of this store")
-    return int(created), task_id
+    return int(place), task_id
 
 
 _NOT_OURS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -226,7 +227,7 @@ def _newer(what: str) -> str:
 
 def _damaged(part: str, exc: Exception) -> str:
     # Not `repr`: that of a decoding error shows the whole text, and arguments and results are private.
-    return f"{part} is damaged ({type(exc).__name__}: {exc})"
+    return f"{part} is damaged ({type(exc).__name__}: {exc}); restore a backup, or delete the task"
 
 
 def _plain(value: Mapping[str, Any]) -> dict[str, Any]:

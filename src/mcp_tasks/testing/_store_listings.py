@@ -81,7 +81,9 @@ class ListingTests(StoreTests):
         rest = await store.list(limit=10, cursor=first.cursor)
         assert ids(first.records) + ids(rest.records) == ["t0", "t1", "t2", "t3", "t4", "t5"]
 
-    @pytest.mark.parametrize("cursor", ["", "nonsense", "12", ".", "x.y", "9" * 30 + ".x", "\ud800", "1\0.x"])
+    @pytest.mark.parametrize(
+        "cursor", ["", "nonsense", "12", ".", "x.y", "9" * 19 + ".x", "9" * 30 + ".x", "\ud800", "1\0.x"]
+    )
     async def test_a_cursor_of_somebody_else_is_refused(self, store: Store, cursor: str) -> None:
         with pytest.raises(ValueError, match="cursor"):
             await store.list(cursor=cursor)

@@ -53,34 +53,8 @@ def connect(path: Path, *, timeout: float) -> sqlite3.Connection:
     return connection
 
 
-def connect_reader(path: Path, *, timeout: float) -> sqlite3.Connection:
-    """A connection that only reads, and gives text that is not UTF-8 as bytes.
-
-    The driver's own way with such text is to refuse the answer, and one damaged row would hide all others.
-    """
-    connection = connect(path, timeout=timeout)
-    try:
-        connection.execute("PRAGMA query_only = ON")
-    except BaseException:
-        connection.close()
-        raise
-    connection.text_factory = _text_or_bytes
-    return connection
-
-
-def _size(text: str | bytes) -> int:
-    return len(text.encode() if isinstance(text, str) else text)
-
-
-def _text_or_bytes(raw: bytes) -> str | bytes:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return raw
-
-
 def fetch(connection: sqlite3.Connection, sql: str, values: Values) -> list[Any]:
-    """All rows of one query; none if it asks by a string that is too long for any row.
+    """All rows of one query, text that is not UTF-8 as bytes; none if it asks by a string too long for any row.
 
     `fetchall` ends the statement and with it the read transaction: one left open would show the next read an old
     state, and keep the WAL from being folded.
@@ -93,6 +67,26 @@ def fetch(connection: sqlite3.Connection, sql: str, values: Values) -> list[Any]
         if any(_size(value) > longest for value in asked if isinstance(value, str | bytes)):
             return []
         raise
+    except sqlite3.OperationalError as exc:
+        # The driver, not SQLite, refuses an answer with damaged text in it; one row would hide all the others.
+        if _errorname(exc):
+            raise
+        connection.text_factory = _text_or_bytes
+        try:
+            return connection.execute(sql, values).fetchall()
+        finally:
+            connection.text_factory = str
+
+
+def _size(text: str | bytes) -> int:
+    return len(text.encode() if isinstance(text, str) else text)
+
+
+def _text_or_bytes(raw: bytes) -> str | bytes:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
 
 
 def retry_while_busy(action: Callable[[], T], *, patience: float) -> T:

@@ -22,8 +22,7 @@ MAX_VARIABLES = 500
 
 # Who needs a task must be told that it cannot be read, so a task whose request is gone is still a row.
 GET = """
-SELECT t.id, t.owner, t.namespace, r.request, t.state FROM tasks t LEFT JOIN requests r ON r.task = t.key
-WHERE t.id = ?
+SELECT t.owner, t.namespace, r.request, t.state FROM tasks t LEFT JOIN requests r ON r.task = t.key WHERE t.id = ?
 """
 
 # CROSS JOIN is SQLite's way of saying that the left side comes first.
@@ -35,9 +34,9 @@ WHERE t.id = ? ORDER BY j.n
 HOLDERS = """
 SELECT holder, beats FROM heartbeats WHERE namespace = :namespace
 UNION ALL
-SELECT DISTINCT t.holder, coalesce(h.beats, 0)
-FROM tasks t INDEXED BY tasks_held LEFT JOIN heartbeats h ON h.holder = t.holder
-WHERE t.holder IS NOT NULL AND t.namespace = :namespace
+SELECT t.holder, coalesce(h.beats, 0) FROM (
+    SELECT DISTINCT holder FROM tasks INDEXED BY tasks_held WHERE holder IS NOT NULL AND namespace = :namespace
+) t LEFT JOIN heartbeats h ON h.holder = t.holder
 """
 
 _LISTING = """

@@ -42,7 +42,6 @@ from mcp_tasks.stores.sqlite import operations, queries
 from mcp_tasks.stores.sqlite.connection import (
     Values,
     connect,
-    connect_reader,
     fetch,
     from_text,
     retry_while_busy,
@@ -133,7 +132,7 @@ class SqliteStore:
     async def get(self, task_id: str) -> TaskRecord | None:
         """The record as of now, or None."""
         rows = self._read(queries.GET, (to_text(task_id),))
-        return _record(*rows[0]) if rows else None
+        return _record(task_id, *rows[0]) if rows else None
 
     async def journal(self, task_id: str) -> Sequence[JournalEntry]:
         """The task's journal in the order of writing."""
@@ -193,7 +192,8 @@ class SqliteStore:
             # No time-out for the writer's connection: it has its own way of waiting.
             writing = retry_while_busy(lambda: connect(self.path, timeout=0), patience=self._patience)
             try:
-                reading = connect_reader(self.path, timeout=READ_PATIENCE)
+                reading = connect(self.path, timeout=READ_PATIENCE)
+                reading.execute("PRAGMA query_only = ON")
             except BaseException:
                 writing.close()
                 raise
@@ -236,10 +236,11 @@ class SqliteStore:
             del self._reported[next(iter(self._reported))]
         self._reported[unreadable.task_id] = None
         logger.error(
-            "%s. It is left out of listings of %s; all other tasks are as they were. Restore a backup, or remove it "
-            "with: DELETE FROM tasks WHERE id = '...'",
+            "%s. Listings leave it out, and all other tasks in %s are unaffected. To delete it: "
+            "DELETE FROM tasks WHERE id = '%s'",
             unreadable,
             self.path,
+            unreadable.task_id.replace("'", "''"),
         )
 
 
