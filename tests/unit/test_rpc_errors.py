@@ -44,8 +44,12 @@ def test_work_that_was_stopped_says_why_in_words_and_for_programs(stopped: RunSt
     assert error.data == {"reason": reason}
 
 
-def test_a_limit_is_named_in_seconds() -> None:
-    assert "90 s" in to_error_data(RanTooLong("render", timedelta(seconds=90))).message
+@pytest.mark.parametrize(
+    ("limit", "named"),
+    [(timedelta(seconds=90), " 90 s"), (timedelta(milliseconds=20), " 0.02 s"), (timedelta(days=30), " 2592000 s")],
+)
+def test_a_limit_is_named_in_seconds(limit: timedelta, named: str) -> None:
+    assert named in to_error_data(RanTooLong("render", limit)).message
 
 
 def test_a_run_that_differed_from_the_earlier_one_says_how() -> None:

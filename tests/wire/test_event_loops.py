@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,6 +42,27 @@ def test_a_server_on_trio_is_refused_and_leaves_nothing_behind(tmp_path: Path, m
     assert "asyncio" in str(refused)
     assert "trio" in str(refused)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lifespan_of_the_authors_own_is_not_begun_on_trio() -> None:
+    begun: list[str] = []
+
+    @asynccontextmanager
+    async def own(server: MCPServer[int]) -> AsyncGenerator[int]:
+        begun.append("began")
+        yield 1
+
+    tasks = Tasks("memory://")
+    server = MCPServer("own", extensions=[tasks], lifespan=tasks.with_lifespan(own), log_level="CRITICAL")
+
+    async def serve() -> None:
+        async with in_memory(server):
+            raise AssertionError("it must not start")
+
+    with pytest.raises((UsageError, BaseExceptionGroup)) as raised:
+        anyio.run(serve, backend="trio")
+    assert "asyncio" in str(_refusal(raised.value))
+    assert begun == []
 
 
 def test_a_tester_on_trio_is_refused() -> None:

@@ -8,9 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from mcp.server import MCPServer
+from mcp.server import MCPServer, Server
 from mcp.server.mcpserver import Context
-from mcp_types import CallToolRequestParams
+from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, TextContent
+from mcp_types import Tool as McpTool
 
 from mcp_tasks import Tasks, current_task
 from mcp_tasks.errors import UsageError
@@ -251,6 +252,25 @@ async def test_a_renamed_tool_that_may_run_again_is_started_again_after_a_crash(
         await tester.crash()
         await tester.advance(timedelta(days=2))
         assert (await tester.result(task)).structured_content == {"result": "attempt 2"}
+
+
+async def test_a_mark_on_a_function_of_a_low_level_server_belongs_to_the_tool_of_its_name() -> None:
+    tasks = _tasks()
+
+    async def list_tools(ctx: Any, params: Any) -> ListToolsResult:
+        return ListToolsResult(tools=[McpTool(name="convert", input_schema={"type": "object"})])
+
+    @tasks.task(mode="required")
+    async def convert(arguments: dict[str, Any]) -> str:
+        return f"{arguments['path']} {_where()}"
+
+    async def call_tool(ctx: Any, params: CallToolRequestParams) -> CallToolResult:
+        return CallToolResult(content=[TextContent(type="text", text=await convert(params.arguments or {}))])
+
+    server: Server[Any] = Server("low", on_list_tools=list_tools, on_call_tool=call_tool)
+    tasks.attach(server)
+    async with in_memory(server) as wire:
+        assert text_of((await Tasking(wire).finish("convert", path="a.mov"))["result"]) == "a.mov in a task"
 
 
 def _always(params: CallToolRequestParams) -> bool:

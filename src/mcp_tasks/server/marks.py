@@ -139,9 +139,10 @@ class Marks:
         self._put(replace(known, options=options, is_named=True))
 
     def named(self, name: str) -> ServedTool:
-        """The tool of that name, listed or not, with the mark of that name."""
-        listed = self._served.get(name, ServedTool())
-        return replace(listed, mark=self._marks.get(name))
+        """The tool of that name, listed or not, with the mark of that name: for a server of which no more is known."""
+        mark = self._marks.get(name)
+        # The function says nothing of the tool's arguments: a handler of the author's own makes what it likes of them.
+        return replace(self._served.get(name, ServedTool()), mark=mark and replace(mark, function=None))
 
     def find(self, name: str) -> ServedTool | None:
         """The tool of that name; None if it was not listed, or was marked since: then list the tools again."""

@@ -98,6 +98,8 @@ class TaskService:
 
         @asynccontextmanager
         async def wrapped(server: MCPServer[StateT]) -> AsyncGenerator[StateT]:
+            # Before the author's own begins anything.
+            _require_asyncio()
             async with lifespan(server) as state, self._running(server, MCPServerHost(server), state):
                 yield state
 
@@ -110,6 +112,7 @@ class TaskService:
 
         @asynccontextmanager
         async def wrapped(server: Server[Any]) -> AsyncGenerator[Any]:
+            _require_asyncio()
             async with lifespan(server) as state, self._running(server, host, state):
                 yield state
 
