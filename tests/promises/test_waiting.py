@@ -16,8 +16,10 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from pydantic import BaseModel
 
-from mcp_tasks import Tasks, current_task
+from mcp_tasks import Retry, Tasks, current_task
+from mcp_tasks.errors import StepError
 from mcp_tasks.testing import TaskTester
+from tests.promises.polling import until
 
 pytestmark = pytest.mark.anyio
 
@@ -37,9 +39,7 @@ class Bench:
     def __init__(self, tool: Callable[..., Any], **options: Any) -> None:
         self.tasks = Tasks("memory://")
         self.server = MCPServer("promises", extensions=[self.tasks], lifespan=self.tasks.lifespan)
-        marked = self.tasks.task(**({"recover": "rerun", "hold": AT_ONCE} | options))(tool)
-        self.server.tool(name="tool")(marked)
-        # The tool goes by the name of its function in the release that this is compared with.
+        self.server.tool(name="tool")(tool)
         self.tasks.mark("tool", **({"recover": "rerun", "hold": AT_ONCE} | options))
 
     def tester(self, **options: Any) -> TaskTester:
@@ -60,7 +60,8 @@ def done(log: list[str], name: str) -> Callable[[], Awaitable[str]]:
 async def value(tester: TaskTester, task: str) -> Any:
     result = await tester.result(task)
     assert not result.is_error, result.content
-    return (result.structured_content or {}).get("result")
+    structured: Any = result.structured_content or {}
+    return structured.get("result")
 
 
 # 1. A run leaves memory only when nothing of it is at work
@@ -81,9 +82,7 @@ async def test_steps_beside_a_question_go_on_and_none_runs_twice() -> None:
     async with Bench(tool).tester() as tester:
         task = await tester.call("tool")
         await tester.until_asked(task)
-        with anyio.fail_after(5):
-            while len(log) < 10:
-                await anyio.sleep(0.01)
+        await until(lambda: len(log) == 10)
         await tester.answer(task, {"yes": True})
         assert await value(tester, task) == ["accept"]
     assert sorted(log) == sorted(set(log)), "a step ran twice"
@@ -163,7 +162,7 @@ async def test_a_durable_time_out_is_exact_over_restarts() -> None:
         await tester.advance(timedelta(minutes=1))
         # Nobody has looked at it since its time was over; the answer is late all the same.
         record = await tester.record(too_late)
-        await tester.runtime.answer(record, dict.fromkeys(record.inputs.outstanding, {"action": "accept"}))
+        await tester.runtime.answer(record, {key: {"action": "accept"} for key in record.inputs.outstanding})
         assert [await value(tester, task) for task in (in_time, too_late, nobody)] == [
             "accept",
             "nobody answered",
@@ -387,8 +386,6 @@ async def test_a_step_that_failed_has_failed_in_every_later_run() -> None:
 
 
 async def test_an_exception_that_cannot_be_rebuilt_comes_as_a_step_error() -> None:
-    from mcp_tasks.errors import StepError
-
     class Odd(Exception):
         def __init__(self, *, code: int) -> None:
             super().__init__(f"odd {code}")
@@ -417,8 +414,6 @@ async def test_an_exception_that_cannot_be_rebuilt_comes_as_a_step_error() -> No
 
 
 async def test_a_step_is_tried_again_within_itself() -> None:
-    from mcp_tasks import Retry
-
     tries: list[int] = []
 
     async def fetch() -> str:

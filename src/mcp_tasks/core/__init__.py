@@ -26,6 +26,7 @@ from mcp_tasks.core.events import (
     RunStarted,
     StepRecorded,
     TaskCancelled,
+    TrialPassed,
 )
 from mcp_tasks.core.inputs import InputBook, InputRequest
 from mcp_tasks.core.journal import JournalEntry
@@ -58,5 +59,6 @@ __all__ = [
     "TaskRecord",
     "TaskRequest",
     "TaskStatus",
+    "TrialPassed",
     "apply",
 ]

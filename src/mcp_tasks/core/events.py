@@ -13,14 +13,15 @@ from typing import TypeAlias
 
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.json import JsonObject
-from mcp_tasks.core.record import Progress
+from mcp_tasks.core.record import Progress, Trial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStarted:
-    """A holder took the queued task: the next attempt begins."""
+    """A holder claimed the queued task: the next attempt begins, on trial if too many were lost."""
 
     holder: str
+    trial: Trial | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +42,18 @@ class RunParked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunLost:
-    """The process that had the run died, or was silent for so long that it counts as dead."""
+    """The process that had the run died, or was silent for so long that it counts as dead.
+
+    `wake_at` is for one that is not started again at once, because another is tried before it.
+    """
+
+    attempt: int
+    wake_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialPassed:
+    """The run was not lost for as long as it was watched for it."""
 
     attempt: int
 
@@ -112,6 +124,7 @@ Event: TypeAlias = (
     | RunReleased
     | RunParked
     | RunLost
+    | TrialPassed
     | ProgressReported
     | InputRequested
     | InputWithdrawn

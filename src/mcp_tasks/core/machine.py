@@ -32,6 +32,7 @@ from mcp_tasks.core.events import (
     RunStarted,
     StepRecorded,
     TaskCancelled,
+    TrialPassed,
 )
 from mcp_tasks.core.record import ALWAYS, TaskRecord
 from mcp_tasks.core.status import FINAL_STATUSES, TaskStatus
@@ -58,12 +59,22 @@ class Rule:
     visible: bool = True
 
 
+_BLAMELESS: Mapping[str, Any] = {"lost": 0, "trial": None}
+"""What gets further is not what takes its process down."""
+
+
 def _start(record: TaskRecord, event: RunStarted, now: datetime) -> Fields:
     if record.holder is not None:
         raise _refused(record, event, f"{record.holder} has it")
     if not record.is_queued(now):
         raise _refused(record, event, "it waits for an answer or a timer")
-    return {"holder": event.holder, "attempt": record.attempt + 1, "started_at": now, "wake_at": None}
+    return {
+        "holder": event.holder,
+        "attempt": record.attempt + 1,
+        "started_at": now,
+        "wake_at": None,
+        "trial": event.trial,
+    }
 
 
 def _release(record: TaskRecord, event: RunReleased | RunParked, now: datetime) -> Fields:
@@ -74,11 +85,16 @@ def _park(record: TaskRecord, event: RunParked, now: datetime) -> Fields:
     if not record.inputs.outstanding.keys() >= event.keys:
         # An answer came while the run was leaving; one of several may be all that the tool waits for.
         return _release(record, event, now)
-    return {"holder": None, "wake_at": event.wake_at, "lost": 0}
+    return {"holder": None, "wake_at": event.wake_at, **_BLAMELESS}
 
 
 def _lose(record: TaskRecord, event: RunLost, now: datetime) -> Fields:
-    return {"holder": None, "lost": record.lost + 1, **_queue(record)}
+    when = _queue(record) if event.wake_at is None else {"wake_at": event.wake_at}
+    return {"holder": None, "lost": record.lost + 1, **when}
+
+
+def _pass_trial(record: TaskRecord, event: TrialPassed, now: datetime) -> Fields:
+    return None if record.trial is None else {"trial": None}
 
 
 def _queue(record: TaskRecord) -> Mapping[str, Any]:
@@ -96,7 +112,7 @@ def _report(record: TaskRecord, event: ProgressReported, now: datetime) -> Field
 def _journalled(record: TaskRecord, event: StepRecorded, now: datetime) -> Fields:
     # Nothing else of the record changes but its version, and that is the point: the entry is written only by the
     # run that still has the task. One that gets further is not what takes its process down.
-    return {"lost": 0} if record.lost else {}
+    return _BLAMELESS if record.lost else {}
 
 
 def _ask(record: TaskRecord, event: InputRequested, now: datetime) -> Fields:
@@ -164,6 +180,7 @@ TABLE: Mapping[TaskStatus, Mapping[type[Event], Rule]] = {
         RunReleased: Rule(_release, (WORKING,), visible=False),
         RunParked: Rule(_park, (WORKING,), visible=False),
         RunLost: Rule(_lose, (WORKING,), visible=False),
+        TrialPassed: Rule(_pass_trial, (WORKING,), visible=False),
         ProgressReported: Rule(_report, (WORKING,)),
         StepRecorded: Rule(_journalled, (WORKING,), visible=False),
         InputRequested: Rule(_ask, (INPUT_REQUIRED,)),
@@ -178,6 +195,7 @@ TABLE: Mapping[TaskStatus, Mapping[type[Event], Rule]] = {
         RunReleased: Rule(_release, (INPUT_REQUIRED,), visible=False),
         RunParked: Rule(_park, (INPUT_REQUIRED,), visible=False),
         RunLost: Rule(_lose, (INPUT_REQUIRED,), visible=False),
+        TrialPassed: Rule(_pass_trial, (INPUT_REQUIRED,), visible=False),
         ProgressReported: Rule(_report, (INPUT_REQUIRED,)),
         StepRecorded: Rule(_journalled, (INPUT_REQUIRED,), visible=False),
         InputRequested: Rule(_ask, (INPUT_REQUIRED,)),

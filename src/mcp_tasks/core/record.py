@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
+from typing import Literal, TypeAlias
 
 from mcp_tasks.core.inputs import InputBook
 from mcp_tasks.core.json import JsonObject
@@ -40,6 +41,10 @@ class TaskRequest:
     request_state: str | None = None
 
 
+Trial: TypeAlias = Literal["alone", "beside"]
+"""How a run is watched whose tool may be what takes its process down: if it is lost alone, it was."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
     """What the tool last said of its progress."""
@@ -66,6 +71,7 @@ class TaskRecord:
         started_at: When the current (or last) run began.
         wake_at: When a parked task may run again without an answer; None for one that is not parked.
         lost: How many runs in a row died with their process before they got any further.
+        trial: How the current (or last) run is watched, after runs were lost: by itself, or beside others like it.
     """
 
     id: str
@@ -87,6 +93,7 @@ class TaskRecord:
     started_at: datetime | None = None
     wake_at: datetime | None = None
     lost: int = 0
+    trial: Trial | None = None
     namespace: str = ""
     version: int = 1
 

@@ -18,15 +18,16 @@ from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import (
     Interrupted,
     LostTooOften,
-    StoreCorrupt,
     StoreError,
     StoreUnavailable,
+    TaskUnreadable,
     TransitionRefused,
     UnknownTask,
     VersionConflict,
 )
 from mcp_tasks.runtime.lease import Watch
 from mcp_tasks.runtime.policy import ToolPolicy
+from mcp_tasks.runtime.trials import is_guilty, tried_again_at
 from mcp_tasks.stores.base import Hint, IdPage
 
 if TYPE_CHECKING:
@@ -180,12 +181,14 @@ class Janitor:
         if not policy.rerun:
             logger.warning("task %s… (%s) was interrupted and may not run again", short, tool)
             return RunFailed(attempt=record.attempt, error=self._runtime.describe(Interrupted(tool)))
-        times = record.lost + 1
-        if lost and times >= policy.max_lost_runs:
+        if lost and is_guilty(record, policy):
+            times = record.lost + 1
             logger.error("task %s… (%s) was lost with its process %d times in a row: it is ended", short, tool, times)
             return RunFailed(attempt=record.attempt, error=self._runtime.describe(LostTooOften(tool, times)))
         logger.info("task %s… (%s) was interrupted and will run again", short, tool)
-        return RunLost(attempt=record.attempt) if lost else RunReleased(attempt=record.attempt)
+        if not lost:
+            return RunReleased(attempt=record.attempt)
+        return RunLost(attempt=record.attempt, wake_at=tried_again_at(record, policy, self._runtime.now()))
 
     # Waiting to be started
 
@@ -255,8 +258,9 @@ class Janitor:
         while len(self._troubles) > MAX_TROUBLES:
             del self._troubles[next(iter(self._troubles))]
         if known == 0:
-            advice = " Use the release that wrote it, or restore a backup." if isinstance(exc, StoreCorrupt) else ""
-            logger.error("task %s… is left as it is, and the others go on: %s.%s", task_id[:12], exc, advice)
+            # A message of ours names the whole id, which is all it takes to see the task; it does not go into a log.
+            what = exc.why if isinstance(exc, TaskUnreadable) else exc
+            logger.error("task %s… is left as it is, and the others go on: %s", task_id[:12], what)
         return known + 1
 
     def is_trouble(self, task_id: str) -> bool:

@@ -39,6 +39,7 @@ class Settings:
         drain: How long a shutdown waits for running tools.
         stop: How long it then waits for tools that were told to stop.
         progress: The least time between two progress reports of one task that reach the store.
+        trial: How long a run is watched by itself after too many were lost. It doubles with every further loss.
         waiting_runs: How many runs may wait in memory without a slot. Those beyond it keep theirs.
     """
 
@@ -48,4 +49,5 @@ class Settings:
     drain: timedelta = timedelta(seconds=5)
     stop: timedelta = timedelta(seconds=2)
     progress: timedelta = timedelta(milliseconds=200)
+    trial: timedelta = timedelta(seconds=10)
     waiting_runs: int = 1_000

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 
 import anyio
 
-from mcp_tasks.core.events import Event, InputAnswered, RunFailed, RunReleased, RunStarted, TaskCancelled
+from mcp_tasks.core.events import Event, InputAnswered, RunReleased, RunStarted, TaskCancelled
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json import JsonObject, JsonValue
 from mcp_tasks.core.machine import apply
@@ -23,23 +23,21 @@ from mcp_tasks.core.pacing import is_expired
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.engines.base import Engine, Slot
 from mcp_tasks.errors import (
-    JournalUnreadable,
     StaleRun,
     StoreError,
     StoreUnavailable,
     TaskUnreadable,
-    TransitionRefused,
     UnknownTask,
     VersionConflict,
 )
 from mcp_tasks.runtime.alarms import Alarms
+from mcp_tasks.runtime.claims import Claims
 from mcp_tasks.runtime.context import current_run
 from mcp_tasks.runtime.holder import new_holder
 from mcp_tasks.runtime.janitor import Janitor
 from mcp_tasks.runtime.lease import Lease, uptime
 from mcp_tasks.runtime.parking import Parking
 from mcp_tasks.runtime.policy import Settings, ToolPolicy
-from mcp_tasks.runtime.replay import Replay
 from mcp_tasks.runtime.rest import WaitingRoom
 from mcp_tasks.runtime.run import Body, Run
 from mcp_tasks.stores.base import Hint, Store
@@ -99,6 +97,7 @@ class TaskRuntime:
         self.alarms = Alarms(clock)
         self.parking = Parking(current_run, WaitingRoom(self.settings.waiting_runs))
         self.janitor = Janitor(self)
+        self.claims = Claims(self)
         self.lease = Lease(
             self.settings.lease,
             beat=lambda: store.beat(self.holder, namespace=namespace),
@@ -110,8 +109,6 @@ class TaskRuntime:
         self._body = body
         self._new_id = new_id
         self._runs: dict[str, Run] = {}
-        self._taken: dict[str, TaskRecord] = {}
-        self._alone: str | None = None
         self._seen: dict[str, int] = {}
         self.changes = HintFan()
         self._services: list[asyncio.Task[None]] = []
@@ -212,10 +209,10 @@ class TaskRuntime:
         except BaseException:
             place.give_back()
             raise
-        self._taken[record.id] = record
+        self.claims.add_made(record)
         if not place.start(record.id):
             # The server stops. It never began, so the next process may simply start it.
-            del self._taken[record.id]
+            self.claims.forget_made(record.id)
             record = await self.change(record, RunReleased(attempt=record.attempt))
         return record
 
@@ -276,7 +273,7 @@ class TaskRuntime:
                 for key in sorted(record.inputs.answerable(event.keys, self.now()))
             ]
             try:
-                changed = await self._swap(record, (event,), entries)
+                changed = await self.swap(record, event, entries=entries)
             except VersionConflict:
                 record = await self._reload(record.id)
                 continue
@@ -298,7 +295,7 @@ class TaskRuntime:
 
     def has(self, task_id: str) -> bool:
         """Whether the task runs here, or is about to."""
-        return task_id in self._runs or task_id in self._taken
+        return task_id in self._runs or self.claims.has_made(task_id)
 
     def at_work(self) -> dict[str, str]:
         """The tasks that are at work here and do more than wait, with the names of their tools."""
@@ -331,7 +328,7 @@ class TaskRuntime:
         """
         while True:
             try:
-                return await self._swap(record, events, entries)
+                return await self.swap(record, *events, entries=entries)
             except VersionConflict:
                 record = await self._reload(record.id)
 
@@ -342,7 +339,7 @@ class TaskRuntime:
     async def execute(self, task_id: str, slot: Slot) -> None:
         """Run the task if it is there to be run. What an engine calls; it raises nothing."""
         try:
-            run = await self._claim(task_id, slot)
+            run = await self.claims.claim(task_id, slot)
             if run is None:
                 return
             self._runs[task_id] = run
@@ -352,8 +349,7 @@ class TaskRuntime:
                 await run.execute(self._body)
             finally:
                 del self._runs[task_id]
-                if self._alone == task_id:
-                    self._alone = None
+                self.claims.end(task_id)
         except StoreUnavailable as exc:
             # The record is as it was, or says who has it; the janitor will come by.
             logger.warning("task %s… could not be run now: %s", task_id[:12], exc)
@@ -361,58 +357,13 @@ class TaskRuntime:
             if self.janitor.note_trouble(task_id, exc) == 1 and not isinstance(exc, StoreError):
                 logger.exception("task %s… could not be run", task_id[:12])
 
-    async def _claim(self, task_id: str, slot: Slot) -> Run | None:
-        """Claim the task by compare-and-swap. Whoever comes second finds it claimed, and that is all."""
-        if task_id in self._taken:
-            policy = await self.policy(self._taken[task_id].request.name)
-            if (made := self._taken.pop(task_id, None)) is not None:
-                return Run(made, host=self, slot=slot, policy=policy or ToolPolicy(), replay=Replay())
-        record = await self.store.get(task_id)
-        if record is None or not self.lease.is_held or not record.is_queued(self.now()):
-            return None
-        policy = await self.policy(record.request.name)
-        if record.namespace != self.namespace or policy is None:
-            if policy is None:
-                self.janitor.note_missing_tool(record.request.name)
-            return None
-        if not self._may_start(record, policy):
-            return None
-        # Read before it is claimed: were the store to fail afterwards, we would have a task that we do not run. Nothing
-        # is added to the journal of a queued task but with a new version, and then the swap does not succeed.
-        replay = await self._replay_of(record)
-        try:
-            if replay is None:
-                error = self.describe(JournalUnreadable(record.request.name))
-                failed = RunFailed(attempt=record.attempt + 1, error=error)
-                await self._swap(record, (RunStarted(holder=self.holder), failed), ())
-                return None
-            claimed = await self._swap(record, (RunStarted(holder=self.holder),), ())
-        except (VersionConflict, TransitionRefused):
-            if self._alone == task_id:
-                self._alone = None
-            return None
-        return Run(claimed, host=self, slot=slot, policy=policy, replay=replay)
+    async def swap(self, record: TaskRecord, *events: Event, entries: Sequence[JournalEntry] = ()) -> TaskRecord:
+        """Apply events to the task as it was at `record`, once.
 
-    def _may_start(self, record: TaskRecord, policy: ToolPolicy) -> bool:
-        """Whether the task may be claimed now. One that would fail if it were lost once more runs apart from others
-        like it: so that a tool which takes its process down is told from those that happened to run beside it."""
-        if record.lost == 0 or record.lost + 1 < policy.max_lost_runs:
-            return True
-        if self._alone not in (None, record.id):
-            return False
-        self._alone = record.id
-        return True
-
-    async def _replay_of(self, record: TaskRecord) -> Replay | None:
-        """What earlier runs recorded; None if it cannot be read."""
-        try:
-            entries = await self.store.journal(record.id) if record.attempt else ()
-            return Replay(entries, outstanding=record.inputs.outstanding)
-        except (TaskUnreadable, LookupError, TypeError, ValueError, AttributeError, OverflowError) as exc:
-            logger.error("task %s… is ended, because its journal cannot be read: %s", record.id[:12], exc)
-            return None
-
-    async def _swap(self, record: TaskRecord, events: Sequence[Event], entries: Sequence[JournalEntry]) -> TaskRecord:
+        Raises:
+            VersionConflict: The task is not at that version any more.
+            TransitionRefused: The events do not fit it.
+        """
         if self._abandoned:
             raise StaleRun(record.id, record.status, type(events[0]).__name__, "its process is gone")
         now = self.now()
@@ -435,7 +386,7 @@ class TaskRuntime:
         if run is not None:
             run.reconcile(record)
         # One that is about to begin is looked at again: it may have been cancelled.
-        self._taken.pop(record.id, None)
+        self.claims.forget_made(record.id)
         hint = Hint(record.id, record.version)
         self.changes.put(hint)
         await self.store.notifier().publish(hint, origin=self)

@@ -14,7 +14,7 @@ from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
 from mcp_types import HEADER_MISMATCH
 
 from mcp_tasks.core import TaskRecord
-from mcp_tasks.errors import TasksError, TaskUnreadable, UnknownTask
+from mcp_tasks.errors import TasksError
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server.answers import check_answers
 from mcp_tasks.server.rpc_errors import to_mcp_error
@@ -79,14 +79,8 @@ class TaskHandlers:
         require_client_extension(ctx, EXTENSION_ID)
         params = params_type.model_validate(ctx.params or {}, by_name=False)
         self._check_name_header(ctx, params.task_id)
-        owner = self._principal(ctx)
         try:
-            return params, await self._runtime().get(params.task_id, owner=owner)
-        except TaskUnreadable as exc:
-            logger.error("%s", exc)
-            # To anyone but its owner it is not there, readable or not.
-            known = exc if exc.owner in (None, owner) else UnknownTask(params.task_id)
-            raise to_mcp_error(known) from exc
+            return params, await self._runtime().get(params.task_id, owner=self._principal(ctx))
         except TasksError as exc:
             raise to_mcp_error(exc) from exc
 

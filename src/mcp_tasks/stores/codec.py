@@ -110,6 +110,8 @@ def encode_state(record: TaskRecord) -> str:
         state["holder"] = record.holder
     if record.lost:
         state["lost"] = record.lost
+    if record.trial is not None:
+        state["trial"] = record.trial
     _put_times(state, record)
     return encode_json(state)
 
@@ -303,6 +305,7 @@ def _record(task_id: str, namespace: str, request: TaskRequest, fields: JsonObje
         attempt=fields["attempt"],
         holder=fields.get("holder"),
         lost=fields.get("lost", 0),
+        trial=fields.get("trial"),
         version=fields["version"],
     )
 

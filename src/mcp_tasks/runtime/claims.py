@@ -1,0 +1,116 @@
+"""Claiming a task: by compare-and-swap, so whoever comes second finds it claimed, and that is all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from mcp_tasks.core.events import RunFailed, RunStarted, TrialPassed
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.engines.base import Slot
+from mcp_tasks.errors import (
+    JournalUnreadable,
+    StoreError,
+    TaskUnreadable,
+    TransitionRefused,
+    UnknownTask,
+    VersionConflict,
+)
+from mcp_tasks.runtime.policy import ToolPolicy
+from mcp_tasks.runtime.replay import Replay
+from mcp_tasks.runtime.run import Run
+from mcp_tasks.runtime.trials import Trials
+
+if TYPE_CHECKING:
+    from mcp_tasks.runtime.runtime import TaskRuntime
+
+logger = logging.getLogger(__name__)
+
+
+class Claims:
+    """Makes runs of queued tasks for one runtime."""
+
+    def __init__(self, runtime: TaskRuntime) -> None:
+        self._runtime = runtime
+        self._trials = Trials(runtime.settings.trial)
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._made: dict[str, TaskRecord] = {}
+
+    def add_made(self, record: TaskRecord) -> None:
+        """A task that was made as claimed, and is about to be run."""
+        self._made[record.id] = record
+
+    def has_made(self, task_id: str) -> bool:
+        """Whether the task is about to be run for the first time."""
+        return task_id in self._made
+
+    def forget_made(self, task_id: str) -> None:
+        """Look at the task again before it is run: something happened to it."""
+        self._made.pop(task_id, None)
+
+    async def claim(self, task_id: str, slot: Slot) -> Run | None:
+        """A run of the task, if it is there to be run."""
+        runtime = self._runtime
+        if task_id in self._made:
+            policy = await runtime.policy(self._made[task_id].request.name)
+            if (made := self._made.pop(task_id, None)) is not None:
+                return Run(made, host=runtime, slot=slot, policy=policy or ToolPolicy(), replay=Replay())
+        record = await runtime.store.get(task_id)
+        if record is None or record.namespace != runtime.namespace or not record.is_queued(runtime.now()):
+            return None
+        policy = await runtime.policy(record.request.name)
+        if policy is None:
+            runtime.janitor.note_missing_tool(record.request.name)
+            return None
+        # Read before it is claimed: were the store to fail afterwards, we would have a task that we do not run. Nothing
+        # is added to the journal of a queued task but with a new version, and then the swap does not succeed.
+        replay = await self._replay_of(record)
+        if not runtime.lease.is_held or not self._trials.may_start(record, policy):
+            return None
+        started = RunStarted(holder=runtime.holder, trial=self._trials.begin(record, policy))
+        try:
+            if replay is None:
+                error = runtime.describe(JournalUnreadable(record.request.name))
+                await runtime.swap(record, started, RunFailed(attempt=record.attempt + 1, error=error))
+            else:
+                claimed = await runtime.swap(record, started)
+                self._watch(claimed, policy)
+                return Run(claimed, host=runtime, slot=slot, policy=policy, replay=replay)
+        except (VersionConflict, TransitionRefused):
+            logger.debug("task %s… was claimed by another worker", task_id[:12])
+        except BaseException:
+            self._trials.end(task_id)
+            raise
+        self._trials.end(task_id)
+        return None
+
+    def end(self, task_id: str) -> None:
+        """The run has ended, one way or another."""
+        self._trials.end(task_id)
+        if (watch := self._watches.pop(task_id, None)) is not None:
+            watch.cancel()
+
+    async def _replay_of(self, record: TaskRecord) -> Replay | None:
+        """What earlier runs recorded; None if it cannot be read."""
+        try:
+            entries = await self._runtime.store.journal(record.id) if record.attempt else ()
+            return Replay(entries, outstanding=record.inputs.outstanding)
+        except (TaskUnreadable, LookupError, TypeError, ValueError, AttributeError) as exc:
+            why = exc.why if isinstance(exc, TaskUnreadable) else repr(exc)
+            logger.error("task %s… is ended, because its journal cannot be read: %s", record.id[:12], why)
+            return None
+
+    def _watch(self, record: TaskRecord, policy: ToolPolicy) -> None:
+        if record.trial is not None:
+            seconds = self._trials.watched_for(record, policy).total_seconds()
+            self._watches[record.id] = asyncio.create_task(self._pass_after(seconds, record))
+
+    async def _pass_after(self, seconds: float, record: TaskRecord) -> None:
+        await asyncio.sleep(seconds)
+        try:
+            await self._runtime.change(record, TrialPassed(attempt=record.attempt))
+        except (StoreError, TransitionRefused, UnknownTask) as exc:
+            logger.debug("the trial of task %s… goes on: %s", record.id[:12], exc)
+            return
+        self._trials.passed(record.id)
