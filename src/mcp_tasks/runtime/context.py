@@ -138,7 +138,8 @@ class TaskContext:
         """
         if not inspect.iscoroutine(question):
             raise UsageError("ask takes what asks, not awaited yet: current_task().ask(ctx.elicit(...))")
-        if timeout is not None:
+        if timeout is not None and not isinstance(timeout, timedelta):
+            question.close()
             require_duration("timeout", timeout)
         if self._run is None:
             return await _ask_in_call(question, timeout)
