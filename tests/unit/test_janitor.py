@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Generator
-from contextlib import contextmanager
-from datetime import datetime, timedelta
-from pathlib import Path
+from datetime import timedelta
 
 import anyio
 import pytest
@@ -16,15 +11,16 @@ import pytest
 from mcp_tasks.core import InputRequested, RunStarted, TaskRecord, TaskRequest, TaskStatus, apply
 from mcp_tasks.errors import StoreUnavailable, UnknownTask
 from mcp_tasks.runtime import Outcome, Run, TaskRuntime
-from mcp_tasks.runtime.holder import new_holder
-from mcp_tasks.runtime.janitor import BATCH
+from mcp_tasks.runtime.janitor import BATCH, PER_SWEEP
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import FakeClock
+from tests.unit.processes import dead_holder, other_process
 from tests.unit.running import (
     ONCE,
     RERUN,
     FailingStore,
     PausingStore,
+    Seconds,
     Tool,
     launch,
     make_runtime,
@@ -39,7 +35,7 @@ from tests.unit.running import (
 
 pytestmark = pytest.mark.anyio
 
-HOUR = timedelta(hours=1)
+HOUR, SECOND = timedelta(hours=1), timedelta(seconds=1)
 
 
 async def at_once(run: Run) -> Outcome:
@@ -54,15 +50,7 @@ async def never_ending(run: Run) -> Outcome:
 TOOLS = {"again": Tool(at_once, RERUN), "once": Tool(at_once, ONCE)}
 
 
-def dead_holder() -> str:
-    """The name of a process of this machine that has ended."""
-    with subprocess.Popen([sys.executable, "-S", "-c", "pass"]) as process:
-        process.wait()
-    place, _, _, nonce = new_holder().split("/")
-    return f"{place}/{process.pid}/1/{nonce}"
-
-
-async def held_by(runtime: TaskRuntime, holder: str, tool: str) -> TaskRecord:
+async def held_by(runtime: TaskRuntime, holder: str, tool: str = "tool") -> TaskRecord:
     """A task whose run another process has."""
     task = await runtime.create(TaskRequest(name=tool, arguments={}), owner=None, ttl=HOUR)
     return await runtime.change(task, RunStarted(holder=holder))
@@ -75,7 +63,7 @@ async def held_by(runtime: TaskRuntime, holder: str, tool: str) -> TaskRecord:
 async def test_tasks_of_a_dead_process_are_recovered_at_once_whatever_its_lease_says() -> None:
     runtime = make_runtime(TOOLS)
     dead = dead_holder()
-    await runtime.store.beat(dead, until=runtime.now() + HOUR)
+    await runtime.store.beat(dead, namespace="")
     again, once = await held_by(runtime, dead, "again"), await held_by(runtime, dead, "once")
     await runtime.start()
     try:
@@ -84,49 +72,81 @@ async def test_tasks_of_a_dead_process_are_recovered_at_once_whatever_its_lease_
         assert (failed.status, failed.attempt) == (TaskStatus.FAILED, 1)
         assert failed.error is not None
         assert failed.error["data"] == {"type": "Interrupted"}
-        assert dead not in await runtime.store.holders()
+        assert dead not in await runtime.store.holders("")
     finally:
         await runtime.stop()
 
 
-async def test_tasks_of_a_process_elsewhere_are_its_own_until_its_lease_has_run_out() -> None:
-    clock = FakeClock()
-    async with running(TOOLS, clock=clock) as runtime:
-        await runtime.store.beat("elsewhere", until=clock() + HOUR)
-        task = await held_by(runtime, "elsewhere", "again")
-        clock.advance(HOUR - timedelta(seconds=1))
+async def test_tasks_of_a_process_elsewhere_are_its_own_until_it_has_been_silent_for_the_lease() -> None:
+    monotonic = Seconds()
+    async with running(TOOLS, monotonic=monotonic) as runtime:
+        await runtime.store.beat("elsewhere", namespace="")
+        again, once = await held_by(runtime, "elsewhere", "again"), await held_by(runtime, "elsewhere", "once")
+        await _sweep_for(runtime, monotonic, HOUR - SECOND)
+        assert (await runtime.get(again.id, owner=None)).holder == "elsewhere"
+        await _sweep_for(runtime, monotonic, SECOND)
+        recovered = await until_final(runtime, again)
+        assert (recovered.status, recovered.attempt) == (TaskStatus.COMPLETED, 2)
+        assert (await runtime.get(once.id, owner=None)).status is TaskStatus.FAILED
+
+
+async def _sweep_for(runtime: TaskRuntime, monotonic: Seconds, time: timedelta) -> None:
+    """Let that time go by, looking often enough for all of it to count."""
+    await runtime.janitor.sweep()
+    for _ in range(4):
+        monotonic.advance(time / 4)
         await runtime.janitor.sweep()
-        assert (await runtime.get(task.id, owner=None)).holder == "elsewhere"
-        clock.advance(timedelta(seconds=1))
+
+
+async def test_a_process_that_beats_keeps_its_tasks_however_late_it_is() -> None:
+    monotonic = Seconds()
+    async with running(TOOLS, monotonic=monotonic) as runtime:
+        task = await held_by(runtime, "elsewhere", "once")
+        for _ in range(5):
+            await runtime.store.beat("elsewhere", namespace="")
+            await _sweep_for(runtime, monotonic, HOUR - SECOND)
+        assert await runtime.get(task.id, owner=None) == task
+
+
+@pytest.mark.parametrize("jump", [1_000 * HOUR, -1_000 * HOUR], ids=["ahead", "back"])
+async def test_a_clock_that_is_set_takes_nothing_from_anybody(jump: timedelta) -> None:
+    clock, monotonic = FakeClock(), Seconds()
+    async with running(TOOLS, clock=clock, monotonic=monotonic) as runtime:
+        await runtime.store.beat("elsewhere", namespace="")
+        task = await held_by(runtime, "elsewhere", "once")
         await runtime.janitor.sweep()
-        assert (await until_final(runtime, task)).attempt == 2
+        clock.advance(jump)
+        await _sweep_for(runtime, monotonic, HOUR / 2)
+        assert await runtime.get(task.id, owner=None) == task
 
 
-@contextmanager
-def _living() -> Generator[tuple[str, subprocess.Popen[bytes]]]:
-    """Another process of this machine, and the name that it would have given itself."""
-    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as process:
-        stat = Path(f"/proc/{process.pid}/stat").read_text()
-        place, _, _, nonce = new_holder().split("/")
-        yield "/".join((place, str(process.pid), stat[stat.rindex(")") + 2 :].split()[19], nonce)), process
+async def test_a_process_that_looks_for_the_first_time_after_long_takes_nothing_from_anybody() -> None:
+    monotonic = Seconds()
+    async with running(TOOLS, monotonic=monotonic) as runtime:
+        await runtime.store.beat("elsewhere", namespace="")
+        task = await held_by(runtime, "elsewhere", "once")
+        await runtime.janitor.sweep()
+        # It was itself asleep: what the others did meanwhile it does not know.
+        monotonic.advance(1_000 * HOUR)
+        await runtime.janitor.sweep()
+        assert await runtime.get(task.id, owner=None) == task
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="start times are read from /proc")
-async def test_a_living_process_of_this_machine_keeps_its_tasks_when_every_lease_has_run_out() -> None:
-    clock, store = FakeClock(), MemoryStore()
-    with _living() as (alive, process):
-        async with running(at_once, store=store, clock=clock, policy=ONCE) as runtime:
-            record = await runtime.create(TaskRequest(name="tool", arguments={}), owner=None, ttl=None)
-            await store.save(apply(record, RunStarted(holder=alive), clock()), expected=record.version)
-            await store.beat(alive, until=clock())
-            # As after a machine was suspended: the time is over, and nobody is gone.
-            clock.advance(48 * HOUR)
-            await runtime.janitor.sweep()
-            assert (await runtime.get(record.id, owner=None)).holder == alive
+async def test_a_living_process_of_this_machine_loses_its_tasks_when_it_is_silent_and_a_killed_one_at_once() -> None:
+    monotonic = Seconds()
+    with other_process() as (silent, _), other_process() as (killed, process):
+        async with running(TOOLS, monotonic=monotonic) as runtime:
+            for holder in (silent, killed):
+                await runtime.store.beat(holder, namespace="")
+            of_silent, of_killed = await held_by(runtime, silent, "once"), await held_by(runtime, killed, "once")
             process.kill()
             process.wait()
             await runtime.janitor.sweep()
-            assert (await runtime.get(record.id, owner=None)).status is TaskStatus.FAILED
+            assert (await runtime.get(of_silent.id, owner=None)).holder == silent
+            if os.name != "nt":
+                assert (await runtime.get(of_killed.id, owner=None)).status is TaskStatus.FAILED
+            await _sweep_for(runtime, monotonic, HOUR)
+            assert (await runtime.get(of_silent.id, owner=None)).status is TaskStatus.FAILED
 
 
 async def test_a_holder_that_never_said_it_was_alive_is_not_believed_to_be() -> None:
@@ -136,7 +156,7 @@ async def test_a_holder_that_never_said_it_was_alive_is_not_believed_to_be() -> 
         assert (await until_final(runtime, task)).attempt == 2
 
 
-async def test_a_task_that_waited_for_a_person_in_a_dead_process_waits_on_without_it() -> None:
+async def test_a_task_that_waited_in_a_dead_process_is_started_again_at_once() -> None:
     async def asking(run: Run) -> Outcome:
         return ok(await run.ask(question("Sure?")))
 
@@ -145,10 +165,10 @@ async def test_a_task_that_waited_for_a_person_in_a_dead_process_waits_on_withou
         task = await until_asking(one, await launch(one))
         await one.abandon()
         async with running(asking, store=store, policy=RERUN) as other:
-            await settle()
-            parked = await other.get(task.id, owner=None)
-            assert (parked.status, parked.holder, parked.attempt) == (TaskStatus.INPUT_REQUIRED, None, 1)
-            await other.answer(parked, {"elicitation-1": "yes"})
+            # What else it was doing while it waited, nobody knows.
+            waiting = await until(other, task, lambda record: record.holder == other.holder)
+            assert (waiting.status, waiting.attempt, waiting.lost) == (TaskStatus.INPUT_REQUIRED, 2, 1)
+            await other.answer(waiting, {"elicitation-1": "yes"})
             assert (await until_final(other, task)).result == {"value": "yes"}
 
 
@@ -221,45 +241,47 @@ async def test_two_processes_that_recover_the_same_tasks_do_so_once() -> None:
 
 
 async def test_a_process_says_again_and_again_that_it_is_alive() -> None:
-    async with running(at_once, lease=timedelta(milliseconds=30)) as runtime:
-        first = (await runtime.store.holders())[runtime.holder]
-        with anyio.fail_after(5):
-            while (await runtime.store.holders())[runtime.holder] == first:  # noqa: ASYNC110 - nobody tells of a beat
-                await anyio.sleep(0.005)
+    store = MuteStore()
+    async with running(at_once, store=store, lease=timedelta(milliseconds=30)) as runtime:
+        first = (await store.holders(""))[runtime.holder]
+        await store.next_beat()
+        assert (await store.holders(""))[runtime.holder] > first
 
 
 class MuteStore(MemoryStore):
-    """Refuses to note that a process is alive, when told to."""
+    """Tells of each heartbeat, and refuses to note it when told to."""
 
     def __init__(self) -> None:
         super().__init__()
         self.refusals = 0
-        self.refused = anyio.Event()
+        self._beaten = anyio.Event()
 
-    async def beat(self, holder: str, *, until: datetime) -> None:
+    async def next_beat(self) -> None:
+        with anyio.fail_after(5):
+            self._beaten = anyio.Event()
+            await self._beaten.wait()
+
+    async def beat(self, holder: str, *, namespace: str) -> None:
         if self.refusals:
             self.refusals -= 1
-            self.refused.set()
             raise StoreUnavailable("the disk is full")
-        await super().beat(holder, until=until)
+        await super().beat(holder, namespace=namespace)
+        self._beaten.set()
 
 
 async def test_a_beat_that_fails_is_not_the_last_one(caplog: pytest.LogCaptureFixture) -> None:
     store = MuteStore()
-    async with running(at_once, store=store, lease=timedelta(milliseconds=30)) as runtime:
+    async with running(at_once, store=store, lease=timedelta(milliseconds=30)):
         store.refusals = 2
-        with anyio.fail_after(5):
-            await store.refused.wait()
-            refused = (await store.holders())[runtime.holder]
-            while (await store.holders())[runtime.holder] == refused:  # noqa: ASYNC110 - nobody tells of a beat
-                await anyio.sleep(0.005)
-    assert "could not renew the lease" in caplog.text
+        await store.next_beat()
+        assert store.refusals == 0
+    assert "could not be renewed: the disk is full" in caplog.text
 
 
 async def test_a_process_that_stopped_is_no_longer_among_the_living() -> None:
     async with running(at_once) as runtime:
-        assert runtime.holder in await runtime.store.holders()
-    assert await runtime.store.holders() == {}
+        assert runtime.holder in await runtime.store.holders("")
+    assert await runtime.store.holders("") == {}
 
 
 # Sweeping
@@ -386,3 +408,30 @@ async def test_more_expired_tasks_than_one_look_takes_are_all_removed_by_two_pro
             group.start_soon(one.janitor.sweep)
             group.start_soon(other.janitor.sweep)
         assert not (await store.list()).records
+
+
+class CountingStore(MemoryStore):
+    """Counts the tasks that were removed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.removed = 0
+
+    async def delete(self, task_id: str, *, expected: int) -> None:
+        await super().delete(task_id, expected=expected)
+        self.removed += 1
+
+
+async def test_a_start_does_not_wait_for_expired_tasks_and_sweeps_remove_so_many_at_a_time() -> None:
+    clock, store = FakeClock(), CountingStore()
+    count = 2 * PER_SWEEP + BATCH
+    async with running(at_once, clock=clock, store=store) as earlier:
+        for _ in range(count):
+            task = await earlier.create(TaskRequest(name="tool", arguments={}), owner=None, ttl=HOUR)
+            await earlier.cancel(task, "no need")
+    clock.advance(2 * HOUR)
+    async with running(at_once, clock=clock, store=store) as runtime:
+        assert store.removed == 0
+        for removed in (PER_SWEEP, 2 * PER_SWEEP, count):
+            await runtime.janitor.sweep()
+            assert store.removed == removed

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from datetime import datetime, timedelta
+from collections.abc import Collection
+from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
 from pathlib import Path
 
 import anyio
@@ -16,7 +18,7 @@ import pytest
 from mcp_tasks.core import RunStarted, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.engines import InlineEngine
 from mcp_tasks.errors import StoreError, StoreUnavailable, UnknownTask
-from mcp_tasks.runtime import Outcome, Run, ToolPolicy, current_task
+from mcp_tasks.runtime import Body, Outcome, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.runtime import MAX_ID_LENGTH, new_task_id
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import Hint
@@ -28,6 +30,7 @@ from tests.unit.running import (
     DeafStore,
     FailingStore,
     PausingStore,
+    Seconds,
     Tool,
     launch,
     make_runtime,
@@ -324,7 +327,7 @@ async def test_a_task_that_is_cancelled_before_its_run_has_begun_is_not_run() ->
     async with running(noted) as runtime:
         policy = runtime.policy
 
-        async def slow_policy(name: str) -> ToolPolicy:
+        async def slow_policy(name: str) -> ToolPolicy | None:
             await looked_up.wait()
             return await policy(name)
 
@@ -340,9 +343,28 @@ async def test_a_task_that_is_cancelled_before_its_run_has_begun_is_not_run() ->
 # Losing
 
 
-async def test_a_run_whose_lease_ran_out_is_stopped_and_the_task_runs_elsewhere() -> None:
-    clock, store = FakeClock(), MemoryStore()
-    stopped = anyio.Event()
+class Pair:
+    """Two processes on one store, of which the first goes silent for the second: it says so in vain."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._monotonic = Seconds()
+        self._store = store
+
+    def first(self, body: Body, policy: ToolPolicy = RERUN) -> AbstractAsyncContextManager[TaskRuntime]:
+        return running(body, store=self._store, policy=policy)
+
+    def second(self, body: Body, policy: ToolPolicy = RERUN) -> AbstractAsyncContextManager[TaskRuntime]:
+        return running(body, store=self._store, policy=policy, monotonic=self._monotonic)
+
+    async def lose_first(self, second: TaskRuntime) -> None:
+        """Let the second process look until the first one counts as dead."""
+        for _ in range(4):
+            await second.janitor.sweep()
+            self._monotonic.advance(HOUR / 2)
+
+
+async def test_a_run_of_a_silent_process_is_stopped_and_the_task_runs_elsewhere() -> None:
+    pair, stopped = Pair(MemoryStore()), anyio.Event()
 
     async def on_one(run: Run) -> Outcome:
         try:
@@ -353,14 +375,13 @@ async def test_a_run_whose_lease_ran_out_is_stopped_and_the_task_runs_elsewhere(
     async def on_other(run: Run) -> Outcome:
         return ok(run.attempt)
 
-    async with running(on_one, store=store, clock=clock, policy=RERUN) as one:
+    async with pair.first(on_one) as one:
         task = await launch(one)
         await until(one, task, lambda record: record.attempt == 1)
-        async with running(on_other, store=store, clock=clock, policy=RERUN) as other:
+        async with pair.second(on_other) as other:
             await other.janitor.sweep()
             assert (await other.get(task.id, owner=None)).holder == one.holder
-            clock.advance(2 * HOUR)
-            await other.janitor.sweep()
+            await pair.lose_first(other)
             record = await until_final(other, task)
             assert (record.result, record.attempt) == ({"value": 2}, 2)
         with anyio.fail_after(5):
@@ -368,8 +389,7 @@ async def test_a_run_whose_lease_ran_out_is_stopped_and_the_task_runs_elsewhere(
 
 
 async def test_a_run_that_lost_its_task_is_stopped_while_the_next_one_is_still_at_work() -> None:
-    clock, store = FakeClock(), MemoryStore()
-    stopped = anyio.Event()
+    pair, stopped = Pair(MemoryStore()), anyio.Event()
 
     async def on_one(run: Run) -> Outcome:
         try:
@@ -377,32 +397,29 @@ async def test_a_run_that_lost_its_task_is_stopped_while_the_next_one_is_still_a
         finally:
             stopped.set()
 
-    async with running(on_one, store=store, clock=clock, policy=RERUN) as one:
+    async with pair.first(on_one) as one, pair.second(never_ending) as other:
         task = await until(one, await launch(one), lambda record: record.attempt == 1)
-        clock.advance(2 * HOUR)
-        async with running(never_ending, store=store, clock=clock, policy=RERUN) as other:
-            await until(other, task, lambda record: record.holder == other.holder)
-            with anyio.fail_after(5):
-                await stopped.wait()
-            assert (await other.get(task.id, owner=None)).holder == other.holder
+        await pair.lose_first(other)
+        await until(other, task, lambda record: record.holder == other.holder)
+        with anyio.fail_after(5):
+            await stopped.wait()
+        assert (await other.get(task.id, owner=None)).holder == other.holder
 
 
-async def test_a_task_that_may_not_run_again_ends_as_interrupted_when_its_lease_runs_out() -> None:
-    clock, store = FakeClock(), MemoryStore()
-    async with running(never_ending, store=store, clock=clock) as one:
-        task = await launch(one)
-        await until(one, task, lambda record: record.attempt == 1)
-        clock.advance(2 * HOUR)
-        async with running(at_once, store=store, clock=clock) as other:
-            record = await other.get(task.id, owner=None)
-            assert (record.status, record.attempt) == (TaskStatus.FAILED, 1)
-            assert record.error is not None
-            assert record.error["data"] == {"type": "Interrupted"}
+async def test_a_task_that_may_not_run_again_ends_as_interrupted_when_its_process_is_silent() -> None:
+    pair = Pair(MemoryStore())
+    async with pair.first(never_ending, ONCE) as one, pair.second(at_once, ONCE) as other:
+        task = await until(one, await launch(one), lambda record: record.attempt == 1)
+        await pair.lose_first(other)
+        record = await other.get(task.id, owner=None)
+        assert (record.status, record.attempt) == (TaskStatus.FAILED, 1)
+        assert record.error is not None
+        assert record.error["data"] == {"type": "Interrupted"}
 
 
 async def test_nothing_that_a_stale_run_says_counts() -> None:
-    clock, store = FakeClock(), DeafStore()
-    go_on, done = anyio.Event(), anyio.Event()
+    store = DeafStore()
+    pair, go_on, done = Pair(store), anyio.Event(), anyio.Event()
 
     async def slow(run: Run) -> Outcome:
         # Nobody tells it anything, so it finds out by itself.
@@ -417,26 +434,25 @@ async def test_nothing_that_a_stale_run_says_counts() -> None:
     async def quick(run: Run) -> Outcome:
         return ok("in time")
 
-    async with running(slow, store=store, clock=clock, policy=RERUN) as one:
+    async with pair.first(slow) as one, pair.second(quick) as other:
         task = await launch(one)
         await settle()
-        clock.advance(2 * HOUR)
-        async with running(quick, store=store, clock=clock, policy=RERUN) as other:
-            assert await other.wait_until(task.id, is_final, timedelta(seconds=5)) is not None
-            ended = await store.get(task.id)
-            go_on.set()
-            with anyio.fail_after(5):
-                await done.wait()
-            await settle()
-            assert await store.get(task.id) == ended
-            assert await store.journal(task.id) == ()
+        await pair.lose_first(other)
+        assert await other.wait_until(task.id, is_final, timedelta(seconds=5)) is not None
+        ended = await store.get(task.id)
+        go_on.set()
+        with anyio.fail_after(5):
+            await done.wait()
+        await settle()
+        assert await store.get(task.id) == ended
+        assert await store.journal(task.id) == ()
     assert ended is not None
     assert (ended.result, ended.attempt) == ({"value": "in time"}, 2)
 
 
 async def test_a_stale_run_is_refused_while_the_next_one_is_still_at_work() -> None:
-    clock, store = FakeClock(), DeafStore()
-    late, finish = anyio.Event(), anyio.Event()
+    store = DeafStore()
+    pair, late, finish = Pair(store), anyio.Event(), anyio.Event()
     outlived: list[str] = []
 
     async def slow(run: Run) -> Outcome:
@@ -450,23 +466,92 @@ async def test_a_stale_run_is_refused_while_the_next_one_is_still_at_work() -> N
         await finish.wait()
         return ok("in time")
 
-    async with running(slow, store=store, clock=clock, policy=RERUN) as one:
+    async with pair.first(slow) as one, pair.second(careful) as other:
         task = await launch(one)
         await settle()
-        clock.advance(2 * HOUR)
-        async with running(careful, store=store, clock=clock, policy=RERUN) as other:
-            await settle()
-            late.set()
-            await settle()
-            # The step runs on a thread; give that its time too.
-            await anyio.to_thread.run_sync(lambda: None)
-            await settle()
-            finish.set()
-            ended = await other.wait_until(task.id, is_final, timedelta(seconds=5))
+        await pair.lose_first(other)
+        await settle()
+        late.set()
+        await settle()
+        # The step runs on a thread; give that its time too.
+        await anyio.to_thread.run_sync(lambda: None)
+        await settle()
+        finish.set()
+        ended = await other.wait_until(task.id, is_final, timedelta(seconds=5))
     assert ended is not None
     assert (ended.result, ended.attempt) == ({"value": "in time"}, 2)
     assert outlived == []
     assert await store.journal(task.id) == ()
+
+
+# Hints that were lost
+
+
+async def test_a_run_learns_of_its_end_although_every_hint_is_lost() -> None:
+    store, stopped = DeafStore(), anyio.Event()
+
+    async def body(run: Run) -> Outcome:
+        try:
+            return await never_ending(run)
+        finally:
+            stopped.set()
+
+    async with running(body, store=store) as one, running(body, store=store) as other:
+        task = await launch(one)
+        await settle()
+        await other.cancel(await other.get(task.id, owner=None), "from elsewhere")
+        await one.look_at_store()
+        with anyio.fail_after(5):
+            await stopped.wait()
+
+
+async def test_whoever_listens_learns_of_a_change_although_every_hint_is_lost() -> None:
+    store = DeafStore()
+    async with running(never_ending, store=store) as one, running(never_ending, store=store) as other:
+        task = await launch(other)
+        await settle()
+        with one.changes.listen([task.id]) as hints:
+            await one.look_at_store()
+            seen = await anext(hints)
+            await one.look_at_store()
+            assert hints.pop() is None, "what did not change is no news"
+            cancelled = await other.cancel(await other.get(task.id, owner=None), "enough")
+            await one.look_at_store()
+            assert (await anext(hints)).version == cancelled.version > seen.version
+
+
+async def test_looks_come_by_themselves_and_outlive_a_store_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    store, stopped = BlindStore(), anyio.Event()
+
+    async def body(run: Run) -> Outcome:
+        try:
+            return await never_ending(run)
+        finally:
+            stopped.set()
+
+    async with running(body, store=store, look=timedelta(milliseconds=5)) as one, running(body, store=store) as other:
+        task = await launch(one)
+        await settle()
+        store.refusals = 2
+        await other.cancel(await other.get(task.id, owner=None), "from elsewhere")
+        with anyio.fail_after(5):
+            await stopped.wait()
+    assert store.refusals == 0
+    assert "could not be compared with the store" in caplog.text
+
+
+class BlindStore(DeafStore):
+    """Tells nobody of a change, and refuses some looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusals = 0
+
+    async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
+        if self.refusals:
+            self.refusals -= 1
+            raise StoreUnavailable("the disk is full")
+        return await super().versions(task_ids)
 
 
 # Cancelling
@@ -534,7 +619,7 @@ async def test_what_does_not_end_in_time_is_released_or_ends_as_interrupted() ->
     assert [record.attempt for record in records] == [1, 1, 0]
     assert records[1].error is not None
     assert records[1].error["data"] == {"type": "Interrupted"}
-    assert await runtime.store.holders() == {}
+    assert await runtime.store.holders("") == {}
 
 
 async def test_a_released_task_is_run_by_the_next_process() -> None:
@@ -658,23 +743,25 @@ class ClosedStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.opened = 0
+        self.opened_for: str | None = None
         self.refuse_beat = True
 
-    async def open(self) -> None:
+    async def open(self, namespace: str = "") -> None:
         self.opened += 1
+        self.opened_for = namespace
 
     async def close(self) -> None:
         self.opened -= 1
 
-    async def beat(self, holder: str, *, until: datetime) -> None:
+    async def beat(self, holder: str, *, namespace: str) -> None:
         if self.refuse_beat:
             raise StoreUnavailable("the disk is full")
-        await super().beat(holder, until=until)
+        await super().beat(holder, namespace=namespace)
 
 
 async def test_a_start_that_fails_leaves_nothing_behind() -> None:
     store = ClosedStore()
-    runtime = make_runtime(at_once, store=store)
+    runtime = make_runtime(at_once, store=store, namespace="ours")
     threads = anyio.to_thread.current_default_thread_limiter().total_tokens
     with pytest.raises(StoreError, match="the disk is full"):
         await runtime.start()
@@ -682,6 +769,7 @@ async def test_a_start_that_fails_leaves_nothing_behind() -> None:
     assert anyio.to_thread.current_default_thread_limiter().total_tokens == threads
     store.refuse_beat = False
     await runtime.start()
+    assert store.opened_for == "ours", "tasks from before there were namespaces go to this server"
     assert (await until_final(runtime, await launch(runtime))).is_final
     await runtime.stop()
     assert store.opened == 0
@@ -697,7 +785,7 @@ async def test_a_start_that_fails_while_sweeping_runs_nothing_more() -> None:
     async def broken() -> None:
         raise StoreUnavailable("the disk is full")
 
-    runtime.janitor.remove_expired = broken
+    runtime.janitor.start_waiting = broken
     with pytest.raises(StoreUnavailable):
         await runtime.start()
     with anyio.fail_after(5):

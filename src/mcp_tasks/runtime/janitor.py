@@ -60,9 +60,10 @@ class Janitor:
     def __init__(self, runtime: TaskRuntime) -> None:
         self._runtime = runtime
         settings = runtime.settings
-        self._watch = Watch(
-            settings.lease, longest_step=max(settings.sweep * 3, settings.lease / 3), clock=runtime.monotonic
-        )
+        # A few sweeps may be late. However rare they are, one look alone never proves a death.
+        longest_step = min(max(settings.sweep * 3, settings.lease / 3), settings.lease / 2)
+        self._watch = Watch(settings.lease, longest_step=longest_step, clock=runtime.monotonic)
+        self._lost_from: dict[str, str] = {}
         self._queued_from: str | None = None
         self._due_from: str | None = None
         self._due_first = True
@@ -100,22 +101,32 @@ class Janitor:
     async def recover_lost(self) -> None:
         """Take tasks from processes that are dead: to be run again, or ended."""
         runtime = self._runtime
-        left = PER_SWEEP
         holders = await runtime.store.holders(runtime.namespace)
-        for holder in self._watch.dead({name: beats for name, beats in holders.items() if name != runtime.holder}):
-            cursor: str | None = None
-            while True:
-                page = await runtime.store.held(holder, cursor=cursor, limit=BATCH)
-                # Together, so that a store which groups its commits can.
-                await asyncio.gather(*(self._recover(task_id, lost=True) for task_id in page.ids))
-                left -= len(page.ids)
-                cursor = page.cursor
-                if cursor is None:
-                    await self._retire(holder)
-                    break
-                if left <= 0:
-                    self._more = True
-                    return
+        dead = self._watch.dead({name: beats for name, beats in holders.items() if name != runtime.holder})
+        # Tasks that cannot be recovered here stay where they are, so the next sweep goes on behind them.
+        self._lost_from = {holder: cursor for holder, cursor in self._lost_from.items() if holder in dead}
+        left = PER_SWEEP
+        for holder in dead:
+            left = await self._recover_all(holder, left)
+            if left <= 0:
+                self._more = True
+                return
+
+    async def _recover_all(self, holder: str, left: int) -> int:
+        """Recover up to `left` tasks of a dead process, and how many more may be recovered in this sweep."""
+        cursor = self._lost_from.pop(holder, None)
+        while left > 0:
+            page = await self._runtime.store.held(holder, cursor=cursor, limit=BATCH)
+            # Together, so that a store which groups its commits can.
+            await asyncio.gather(*(self._recover(task_id, holder, lost=True) for task_id in page.ids))
+            left -= len(page.ids)
+            cursor = page.cursor
+            if cursor is None:
+                await self._retire(holder)
+                return left
+        if cursor is not None:
+            self._lost_from[holder] = cursor
+        return left
 
     async def _retire(self, holder: str) -> None:
         """Forget a dead process. It stays known for as long as it has a task that could not be recovered."""
@@ -129,14 +140,14 @@ class Janitor:
         # Twice in a row, so that one which is just beginning or ending is left alone.
         for task_id in orphans & self._suspects:
             logger.error("task %s… was claimed by this process and nothing ran it", task_id[:12])
-            await self._recover(task_id, lost=False)
+            await self._recover(task_id, self._runtime.holder, lost=False)
         self._suspects = orphans
 
     async def take_up(self) -> None:
         """Give up at once what is ours and does not run here any more: its runs were stopped with the lease."""
         for task_id in await self._held_by_us():
             if not self._runtime.has(task_id):
-                await self._recover(task_id, lost=False)
+                await self._recover(task_id, self._runtime.holder, lost=False)
 
     async def _held_by_us(self) -> list[str]:
         held: list[str] = []
@@ -148,12 +159,15 @@ class Janitor:
             if cursor is None:
                 return held
 
-    async def _recover(self, task_id: str, *, lost: bool) -> None:
-        """Release one task, or end it; whatever goes wrong with it costs the others nothing."""
+    async def _recover(self, task_id: str, holder: str, *, lost: bool) -> None:
+        """Release one task of `holder`, or end it; whatever goes wrong with it costs the others nothing."""
         try:
             record = await self._runtime.store.get(task_id)
-            policy = None if record is None else await self._policy_of(record)
-            if record is not None and policy is not None:
+            if record is None or record.holder != holder:
+                # Another process was first, and may have claimed it since. From here on the number of the run tells.
+                return
+            policy = await self._policy_of(record)
+            if policy is not None:
                 await self._runtime.change(record, self._verdict(record, policy, lost=lost))
         except (UnknownTask, TransitionRefused):
             # Another process recovered it first, or its holder was only slow and has given it up.
@@ -258,9 +272,16 @@ class Janitor:
         while len(self._troubles) > MAX_TROUBLES:
             del self._troubles[next(iter(self._troubles))]
         if known == 0:
+<<<<<<< HEAD
             # A message of ours names the whole id, which is all it takes to see the task; it does not go into a log.
             what = exc.why if isinstance(exc, TaskUnreadable) else exc
             logger.error("task %s… is left as it is, and the others go on: %s", task_id[:12], what)
+=======
+            advice = " Use the release that wrote it, or restore a backup." if isinstance(exc, StoreCorrupt) else ""
+            defect = None if isinstance(exc, StoreError) else exc
+            text = "task %s… is left as it is, and the others go on: %s.%s"
+            logger.error(text, task_id[:12], str(exc) or type(exc).__name__, advice, exc_info=defect)
+>>>>>>> unit
         return known + 1
 
     def is_trouble(self, task_id: str) -> bool:

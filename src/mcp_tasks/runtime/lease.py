@@ -99,7 +99,7 @@ class Lease:
                 async with asyncio.timeout(max(min(pause * 2, self._time_left), pause)):
                     await self.renew()
             except (StoreError, TimeoutError) as exc:
-                logger.warning("the lease of this process could not be renewed: %s", exc or type(exc).__name__)
+                logger.warning("the lease of this process could not be renewed: %s", str(exc) or type(exc).__name__)
             except Exception:
                 logger.exception("the lease of this process could not be renewed")
             self.check()

@@ -36,6 +36,7 @@ from mcp_tasks.runtime.context import current_run
 from mcp_tasks.runtime.holder import new_holder
 from mcp_tasks.runtime.janitor import Janitor
 from mcp_tasks.runtime.lease import Lease, uptime
+from mcp_tasks.runtime.life import State
 from mcp_tasks.runtime.parking import Parking
 from mcp_tasks.runtime.policy import Settings, ToolPolicy
 from mcp_tasks.runtime.rest import WaitingRoom
@@ -102,7 +103,7 @@ class TaskRuntime:
             self.settings.lease,
             beat=lambda: store.beat(self.holder, namespace=namespace),
             look=self.look_at_store,
-            stop_runs=self._stop_runs,
+            stop_runs=self._stop_work,
             take_up=self.janitor.take_up,
             clock=uptime,
         )
@@ -196,7 +197,8 @@ class TaskRuntime:
         record = self._new_record(request, owner=owner, ttl=ttl, poll_interval=poll_interval)
         if before_start is not None:
             before_start(record.id)
-        place = self.engine.reserve()
+        # Without a lease nothing is claimed; what is only queued may be started by whoever has one.
+        place = self.engine.reserve() if self.lease.is_held else None
         if place is None:
             await self.store.create(record)
             await self.submit(record.id)
@@ -344,19 +346,25 @@ class TaskRuntime:
                 return
             self._runs[task_id] = run
             try:
-                if run.record.is_final or not self.lease.is_held:
-                    run.stop()
-                await run.execute(self._body)
+                # Lost while the task was being claimed: it is given up with the others, and its tool never began.
+                if self.lease.is_held:
+                    await run.execute(self._body)
             finally:
                 del self._runs[task_id]
+<<<<<<< HEAD
                 self.claims.end(task_id)
+=======
+>>>>>>> unit
         except StoreUnavailable as exc:
             # The record is as it was, or says who has it; the janitor will come by.
             logger.warning("task %s… could not be run now: %s", task_id[:12], exc)
         except Exception as exc:
-            if self.janitor.note_trouble(task_id, exc) == 1 and not isinstance(exc, StoreError):
-                logger.exception("task %s… could not be run", task_id[:12])
+            self.janitor.note_trouble(task_id, exc)
+        finally:
+            if self._alone == task_id:
+                self._alone = None
 
+<<<<<<< HEAD
     async def swap(self, record: TaskRecord, *events: Event, entries: Sequence[JournalEntry] = ()) -> TaskRecord:
         """Apply events to the task as it was at `record`, once.
 
@@ -364,6 +372,68 @@ class TaskRuntime:
             VersionConflict: The task is not at that version any more.
             TransitionRefused: The events do not fit it.
         """
+=======
+    async def _claim(self, task_id: str, slot: Slot) -> Run | None:
+        """Claim the task by compare-and-swap. Whoever comes second finds it claimed, and that is all."""
+        if task_id in self._taken:
+            policy = await self._policy_of_taken(self._taken[task_id])
+            if (made := self._taken.pop(task_id, None)) is not None:
+                return Run(made, host=self, slot=slot, policy=policy or ToolPolicy(), replay=Replay())
+        record = await self.store.get(task_id)
+        if record is None or not self.lease.is_held or not record.is_queued(self.now()):
+            return None
+        policy = await self.policy(record.request.name)
+        if record.namespace != self.namespace or policy is None:
+            if policy is None:
+                self.janitor.note_missing_tool(record.request.name)
+            return None
+        if not self._may_start(record, policy):
+            return None
+        # Read before it is claimed: were the store to fail afterwards, we would have a task that we do not run. Nothing
+        # is added to the journal of a queued task but with a new version, and then the swap does not succeed.
+        replay = await self._replay_of(record)
+        try:
+            if replay is None:
+                error = self.describe(JournalUnreadable(record.request.name))
+                failed = RunFailed(attempt=record.attempt + 1, error=error)
+                await self._swap(record, (RunStarted(holder=self.holder), failed), ())
+                return None
+            claimed = await self._swap(record, (RunStarted(holder=self.holder),), ())
+        except (VersionConflict, TransitionRefused):
+            return None
+        return Run(claimed, host=self, slot=slot, policy=policy, replay=replay)
+
+    async def _policy_of_taken(self, record: TaskRecord) -> ToolPolicy | None:
+        try:
+            return await self.policy(record.request.name)
+        except Exception:
+            # It never began, so it is queued as if it had not been claimed.
+            await self.change(record, RunReleased(attempt=record.attempt))
+            raise
+
+    def _may_start(self, record: TaskRecord, policy: ToolPolicy) -> bool:
+        """Whether the task may be claimed now. One that would fail if it were lost once more runs apart from others
+        like it: so that a tool which takes its process down is told from those that happened to run beside it."""
+        if record.lost == 0 or record.lost + 1 < policy.max_lost_runs:
+            return True
+        other = None if self._alone is None else self._runs.get(self._alone)
+        is_cleared = other is not None and other.record.lost == 0
+        if self._alone not in (None, record.id) and not is_cleared:
+            return False
+        self._alone = record.id
+        return True
+
+    async def _replay_of(self, record: TaskRecord) -> Replay | None:
+        """What earlier runs recorded; None if it cannot be read."""
+        try:
+            entries = await self.store.journal(record.id) if record.attempt else ()
+            return Replay(entries, outstanding=record.inputs.outstanding)
+        except (TaskUnreadable, LookupError, TypeError, ValueError, AttributeError, OverflowError) as exc:
+            logger.error("task %s… is ended, because its journal cannot be read: %s", record.id[:12], exc)
+            return None
+
+    async def _swap(self, record: TaskRecord, events: Sequence[Event], entries: Sequence[JournalEntry]) -> TaskRecord:
+>>>>>>> unit
         if self._abandoned:
             raise StaleRun(record.id, record.status, type(events[0]).__name__, "its process is gone")
         now = self.now()
@@ -446,6 +516,13 @@ class TaskRuntime:
     def _stop_runs(self) -> None:
         for run in list(self._runs.values()):
             run.stop()
+
+    def _stop_work(self) -> None:
+        """Stop every tool that is at work. One that has returned does nothing that could be done twice; its outcome is
+        written if the task is still ours then."""
+        for run in list(self._runs.values()):
+            if run.life.state is not State.RETURNED:
+                run.stop()
 
     async def _drain(self) -> None:
         """Give running tools their time. What a run that only waits is waiting for may take days: it is let go at once,

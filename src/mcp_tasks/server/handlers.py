@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -20,8 +19,6 @@ from mcp_tasks.server.answers import check_answers
 from mcp_tasks.server.rpc_errors import to_mcp_error
 from mcp_tasks.wire import ACK, EXTENSION_ID, AnyParams, CancelTaskParams, GetTaskParams, UpdateTaskParams, render_task
 from mcp_tasks.wire.models import TaskParams
-
-logger = logging.getLogger(__name__)
 
 RequestContext = ServerRequestContext[Any, Any]
 

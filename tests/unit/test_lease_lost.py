@@ -1,0 +1,233 @@
+"""A process that cannot say that it is alive, and what becomes of its runs: in simulated time, with the usual settings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
+
+import anyio
+import pytest
+
+from mcp_tasks.core import JournalEntry, RunLost, RunStarted, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.runtime import Body, Outcome, Run, Settings, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime.life import State
+from mcp_tasks.stores import MemoryStore
+from tests.unit.running import ONCE, RERUN, launch, ok, running, settle, until, until_final
+from tests.unit.virtual_time import VirtualTimeLoop
+
+pytestmark = pytest.mark.anyio
+
+USUAL = Settings()
+LEASE = USUAL.lease.total_seconds()
+LONG = 1_000.0
+"""Seconds of simulated time after which a test that waits has failed."""
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> tuple[str, dict[str, object]]:
+    """No test here waits for the time it is about."""
+    return "asyncio", {"loop_factory": VirtualTimeLoop}
+
+
+class Net(MemoryStore):
+    """A store from which a process can be cut off: its heartbeats do not arrive, nor anything if nothing should."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut: set[str] = set()
+        self.down = False
+
+    async def beat(self, holder: str, *, namespace: str) -> None:
+        self._pass()
+        if holder in self.cut:
+            raise StoreUnavailable("the network is down")
+        await super().beat(holder, namespace=namespace)
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        self._pass()
+        return await super().get(task_id)
+
+    async def save(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry] = ()) -> None:
+        self._pass()
+        await super().save(record, expected=expected, entries=entries)
+
+    def _pass(self) -> None:
+        if self.down:
+            raise StoreUnavailable("the network is down")
+
+
+class Machine:
+    """Where a process runs: it may sleep, and its uptime goes on meanwhile."""
+
+    def __init__(self) -> None:
+        self.slept = 0.0
+
+    def uptime(self) -> float:
+        return asyncio.get_running_loop().time() + self.slept
+
+
+def process(
+    body: Body, store: MemoryStore, policy: ToolPolicy = RERUN, machine: Machine | None = None
+) -> AbstractAsyncContextManager[TaskRuntime]:
+    return running(
+        body,
+        store=store,
+        policy=policy,
+        monotonic=lambda: asyncio.get_running_loop().time(),
+        uptime=(machine or Machine()).uptime,
+        lease=USUAL.lease,
+        sweep=USUAL.sweep,
+    )
+
+
+class Log:
+    """What runs did, in order."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def body(self, name: str) -> Body:
+        """A tool that works until it is stopped."""
+
+        async def work(run: Run) -> Outcome:
+            self.lines.append(f"{name} starts run {run.attempt}")
+            try:
+                await anyio.sleep_forever()
+            finally:
+                said = "told to stop" if current_task().cancelled and run.life.state is State.STOPPING else "not told"
+                self.lines.append(f"{name} ends run {run.attempt}, {said}")
+            raise AssertionError("unreachable")
+
+        return work
+
+
+async def at_work(runtime: TaskRuntime) -> TaskRecord:
+    return await until(runtime, await launch(runtime), lambda record: record.holder is not None)
+
+
+async def test_a_process_that_is_cut_off_stops_its_runs_before_another_one_claims_them() -> None:
+    net, log = Net(), Log()
+    async with process(log.body("one"), net) as one, process(log.body("other"), net) as other:
+        task = await at_work(one)
+        await anyio.sleep(LEASE)
+        net.cut.add(one.holder)
+        taken = await until(other, task, lambda record: record.holder == other.holder, LONG)
+        await settle()
+        assert log.lines == ["one starts run 1", "one ends run 1, told to stop", "other starts run 2"]
+        assert taken.lost == 1
+
+
+async def test_a_process_that_is_back_in_time_releases_what_is_its_own_and_runs_it_again() -> None:
+    net, log = Net(), Log()
+    async with process(log.body("one"), net) as one:
+        task = await at_work(one)
+        net.cut.add(one.holder)
+        with anyio.fail_after(LONG):
+            while one.lease.is_held:  # noqa: ASYNC110 - the time is simulated
+                await anyio.sleep(0.1)
+        net.cut.clear()
+        again = await until(one, task, lambda record: record.attempt == 2, LONG)
+        await settle()
+        assert log.lines == ["one starts run 1", "one ends run 1, told to stop", "one starts run 2"]
+        assert again.lost == 0, "nobody died"
+
+
+async def test_a_process_that_is_back_in_time_ends_what_may_not_run_again() -> None:
+    net, log = Net(), Log()
+    async with process(log.body("one"), net, ONCE) as one:
+        task = await at_work(one)
+        net.down = True
+        await anyio.sleep(LEASE)
+        net.down = False
+        ended = await until_final(one, task, LONG)
+        assert ended.error is not None
+        assert (ended.error["data"], ended.attempt) == ({"type": "Interrupted"}, 1)
+
+
+async def test_a_process_without_a_lease_claims_nothing_until_it_has_one_again() -> None:
+    net = Net()
+
+    async def quick(run: Run) -> Outcome:
+        return ok()
+
+    async with process(quick, net, ONCE) as one:
+        net.cut.add(one.holder)
+        await anyio.sleep(LEASE)
+        task = await one.launch(TaskRequest(name="tool", arguments={}), owner=None, ttl=None)
+        await anyio.sleep(LEASE)
+        assert (await one.get(task.id, owner=None)).attempt == 0
+        net.cut.clear()
+        # It never began, so it is not interrupted, whatever its tool says about running again.
+        assert (await until_final(one, task, LONG)).status is TaskStatus.COMPLETED
+
+
+async def test_a_short_outage_stops_nothing() -> None:
+    net, log = Net(), Log()
+    async with process(log.body("one"), net) as one:
+        task = await at_work(one)
+        for _ in range(10):
+            net.down = True
+            await anyio.sleep(LEASE / 2)
+            net.down = False
+            await anyio.sleep(LEASE / 2)
+        assert (await one.get(task.id, owner=None)).attempt == 1
+        assert log.lines == ["one starts run 1"]
+
+
+async def test_an_outcome_waits_for_the_store_longer_than_the_lease() -> None:
+    net, worked = Net(), anyio.Event()
+
+    async def work(run: Run) -> Outcome:
+        await worked.wait()
+        return ok("done")
+
+    async with process(work, net, ONCE) as one:
+        task = await at_work(one)
+        net.down = True
+        worked.set()
+        await anyio.sleep(10 * LEASE)
+        net.down = False
+        ended = await until_final(one, task, LONG)
+        assert (ended.result, ended.attempt) == ({"value": "done"}, 1)
+
+
+async def test_a_machine_that_slept_keeps_what_is_still_its_own() -> None:
+    net, log, machine = Net(), Log(), Machine()
+    async with process(log.body("one"), net, ONCE, machine) as one:
+        task = await at_work(one)
+        machine.slept += 8 * 3_600
+        await anyio.sleep(LEASE)
+        assert (await one.get(task.id, owner=None)).holder == one.holder
+        assert log.lines == ["one starts run 1"]
+
+
+async def test_a_machine_that_slept_stops_what_others_have_claimed_meanwhile() -> None:
+    net, log, machine = Net(), Log(), Machine()
+    async with process(log.body("one"), net, RERUN, machine) as one:
+        lost, kept = await at_work(one), await at_work(one)
+        machine.slept += 8 * 3_600
+        await net.beat("another", namespace="")
+        await one.change(lost, RunLost(attempt=lost.attempt), RunStarted(holder="another"))
+        await anyio.sleep(LEASE / 2)
+        assert [(await one.get(task.id, owner=None)).holder for task in (lost, kept)] == ["another", one.holder]
+        assert log.lines[2:] == ["one ends run 1, told to stop"]
+
+
+@pytest.mark.parametrize("gap", [timedelta(minutes=1), timedelta(days=3)], ids=["minute", "days"])
+async def test_two_machines_that_slept_together_take_nothing_from_each_other(gap: timedelta) -> None:
+    net, log = Net(), Log()
+    machines = Machine(), Machine()
+    async with (
+        process(log.body("one"), net, ONCE, machines[0]) as one,
+        process(log.body("other"), net, ONCE, machines[1]) as other,
+    ):
+        tasks = await at_work(one), await at_work(other)
+        for machine in machines:
+            machine.slept += gap.total_seconds()
+        await anyio.sleep(3 * LEASE)
+        records = [await one.get(task.id, owner=None) for task in tasks]
+        assert [record.holder for record in records] == [one.holder, other.holder]
+        assert log.lines == ["one starts run 1", "other starts run 1"]

@@ -1,0 +1,469 @@
+"""Taking over from dead processes: once, not for ever, and never what is not there for this process to take."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from itertools import pairwise
+
+import anyio
+import pytest
+
+from mcp_tasks.core import InputRequested, JournalEntry, RunLost, RunStarted, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.errors import TaskUnreadable
+from mcp_tasks.runtime import Outcome, Run, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime.janitor import BATCH, PER_SWEEP, TROUBLES_BEFORE_THE_END
+from mcp_tasks.stores import MemoryStore
+from mcp_tasks.testing import FakeClock
+from tests.unit.running import (
+    ONCE,
+    RERUN,
+    FailingStore,
+    Tool,
+    launch,
+    make_runtime,
+    ok,
+    question,
+    running,
+    settle,
+    until,
+    until_asking,
+    until_final,
+)
+
+pytestmark = pytest.mark.anyio
+
+HOUR = timedelta(hours=1)
+
+
+async def at_once(run: Run) -> Outcome:
+    return ok()
+
+
+async def never_ending(run: Run) -> Outcome:
+    await anyio.sleep_forever()
+    raise AssertionError("unreachable")
+
+
+async def held_by(runtime: TaskRuntime, holder: str, tool: str = "tool", *, lost: int = 0) -> TaskRecord:
+    """A task whose run another process has, after so many lost ones."""
+    task = await runtime.create(TaskRequest(name=tool, arguments={}), owner=None, ttl=HOUR)
+    for earlier in range(lost):
+        await runtime.change(await _now(runtime, task), RunStarted(holder=f"earlier {earlier}"))
+        await _lose(runtime, task)
+    return await runtime.change(await _now(runtime, task), RunStarted(holder=holder))
+
+
+async def queued(runtime: TaskRuntime, tool: str = "tool", *, lost: int = 0) -> TaskRecord:
+    """A task that nobody has, after so many lost runs."""
+    task = await held_by(runtime, "the last one", tool, lost=lost - 1)
+    return await _lose(runtime, task)
+
+
+async def _lose(runtime: TaskRuntime, task: TaskRecord) -> TaskRecord:
+    record = await _now(runtime, task)
+    return await runtime.change(record, RunLost(attempt=record.attempt))
+
+
+async def _now(runtime: TaskRuntime, task: TaskRecord) -> TaskRecord:
+    record = await runtime.store.get(task.id)
+    assert record is not None
+    return record
+
+
+def error_type(record: TaskRecord) -> str | None:
+    return None if record.error is None else record.error["data"]["type"]
+
+
+def lines_about(caplog: pytest.LogCaptureFixture, text: str) -> int:
+    return sum(text in record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
+
+
+# Losing runs
+
+
+async def test_a_tool_that_takes_its_process_down_is_given_up_after_so_many_runs() -> None:
+    store = MemoryStore()
+    policy = ToolPolicy(rerun=True, max_lost_runs=3)
+    made = make_runtime(never_ending, store=store, policy=policy)
+    task = await made.create(TaskRequest(name="tool", arguments={}), owner=None, ttl=None)
+    for attempt in (1, 2, 3):
+        runtime = make_runtime(never_ending, store=store, policy=policy)
+        await runtime.start()
+        await until(runtime, task, lambda record, n=attempt: record.attempt == n and record.holder is not None)
+        await runtime.abandon()
+    async with running(never_ending, store=store, policy=policy) as runtime:
+        ended = await until_final(runtime, task)
+        assert (ended.status, ended.attempt, error_type(ended)) == (TaskStatus.FAILED, 3, "LostTooOften")
+
+
+async def test_a_run_that_gets_further_begins_the_count_anew() -> None:
+    async def stepping(run: Run) -> Outcome:
+        await current_task().step(f"step {run.attempt}", _nothing)
+        return await never_ending(run)
+
+    async with running(stepping, policy=ToolPolicy(rerun=True, max_lost_runs=3)) as runtime:
+        task = await queued(runtime, lost=2)
+        await runtime.janitor.sweep()
+        further = await until(runtime, task, lambda record: record.attempt == 3 and record.lost == 0)
+        assert further.holder == runtime.holder
+
+
+async def _nothing() -> None:
+    pass
+
+
+async def test_parking_draining_and_releasing_are_no_losses() -> None:
+    store = MemoryStore()
+
+    async def asking(run: Run) -> Outcome:
+        return ok(await run.ask(question("Sure?")))
+
+    parked = ToolPolicy(rerun=True, hold=timedelta(0), max_lost_runs=2)
+    held = ToolPolicy(rerun=True, max_lost_runs=2)
+    tools = {"parked": Tool(asking, parked), "waiting": Tool(asking, held), "busy": Tool(never_ending, held)}
+    async with running(tools, store=store) as runtime:
+        tasks = [await launch(runtime, name) for name in tools]
+        await until(runtime, tasks[0], lambda record: record.attempt == 1 and record.holder is None)
+        await until_asking(runtime, tasks[1])
+    records = [await _now(runtime, task) for task in tasks]
+    assert [(record.holder, record.lost, record.is_final) for record in records] == [(None, 0, False)] * 3
+
+
+async def test_a_task_that_cannot_be_lost_once_more_runs_apart_from_others_like_it() -> None:
+    started: list[str] = []
+    ended: dict[str, anyio.Event] = {}
+
+    async def suspect(run: Run) -> Outcome:
+        started.append(run.record.id)
+        await ended.setdefault(run.record.id, anyio.Event()).wait()
+        return ok()
+
+    tools = {"suspect": Tool(suspect, ToolPolicy(rerun=True, max_lost_runs=3)), "fine": Tool(at_once, RERUN)}
+    async with running(tools) as runtime:
+        suspects = [await queued(runtime, "suspect", lost=2) for _ in range(3)]
+        lost_once = await queued(runtime, "suspect", lost=1)
+        fine = await launch(runtime, "fine")
+        await runtime.janitor.sweep()
+        await settle()
+        assert started == [suspects[0].id, lost_once.id]
+        assert (await until_final(runtime, fine)).status is TaskStatus.COMPLETED
+        for now, following in pairwise(suspects):
+            ended[now.id].set()
+            await until_final(runtime, now)
+            await runtime.janitor.sweep()
+            await until(runtime, following, lambda record: record.holder is not None)
+            await settle()
+            assert started[-1] == following.id
+
+
+class UnreadableJournals(MemoryStore):
+    """Cannot read the journals of some tasks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unreadable: set[str] = set()
+
+    async def journal(self, task_id: str) -> Sequence[JournalEntry]:
+        if task_id in self.unreadable:
+            raise TaskUnreadable(task_id, "the journal is damaged")
+        return await super().journal(task_id)
+
+
+@pytest.mark.parametrize("what", ["journal", "store", "cancelled"])
+async def test_a_suspect_that_could_not_be_started_does_not_keep_the_others_back(what: str) -> None:
+    store = UnreadableJournals() if what == "journal" else FailingStore()
+    async with running(at_once, store=store, policy=RERUN) as runtime:
+        bad, good = await queued(runtime, lost=2), await queued(runtime, lost=2)
+        if isinstance(store, UnreadableJournals):
+            store.unreadable.add(bad.id)
+        else:
+            store.refuse_journal()
+        await runtime.submit(bad.id)
+        await settle()
+        if what == "cancelled":
+            await runtime.cancel(await _now(runtime, bad), "enough")
+        await runtime.submit(good.id)
+        assert (await until_final(runtime, good)).status is TaskStatus.COMPLETED
+
+
+async def test_a_suspect_that_got_further_does_not_keep_the_others_back() -> None:
+    async def stepping(run: Run) -> Outcome:
+        await current_task().step("further", _nothing)
+        return await never_ending(run)
+
+    async with running({"stepping": Tool(stepping, RERUN), "quick": Tool(at_once, RERUN)}) as runtime:
+        one, other = await queued(runtime, "stepping", lost=2), await queued(runtime, "quick", lost=2)
+        await runtime.submit(one.id)
+        await until(runtime, one, lambda record: record.attempt == 3 and record.lost == 0)
+        await runtime.submit(other.id)
+        assert (await until_final(runtime, other)).status is TaskStatus.COMPLETED
+
+
+# Coming second
+
+
+class RacingStore(MemoryStore):
+    """Lets somebody else act between the listing of a dead process's tasks and the reading of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: Callable[[], Awaitable[None]] | None = None
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        if self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+        return await super().get(task_id)
+
+
+async def test_a_task_that_another_process_recovered_and_runs_is_not_taken_from_it() -> None:
+    store = RacingStore()
+    async with (
+        running(never_ending, store=store, policy=RERUN) as one,
+        running(never_ending, store=store, policy=RERUN) as other,
+    ):
+        task = await held_by(one, "gone")
+
+        async def other_is_first() -> None:
+            await other.janitor.sweep()
+            await until(other, task, lambda record: record.holder == other.holder)
+
+        store.meanwhile = other_is_first
+        await one.janitor.recover_lost()
+        await settle()
+        record = await _now(one, task)
+        assert (record.holder, record.attempt) == (other.holder, 2)
+
+
+# Rolling on
+
+
+async def test_tasks_that_cannot_be_recovered_here_do_not_hide_those_behind_them() -> None:
+    async with running({"ours": Tool(at_once, RERUN)}) as runtime:
+        for _ in range(PER_SWEEP + 1):
+            await held_by(runtime, "gone", "theirs")
+        ours = await held_by(runtime, "gone", "ours")
+        await runtime.janitor.sweep()
+        assert (await _now(runtime, ours)).holder == "gone", "one sweep does only so much"
+        await runtime.janitor.sweep()
+        assert (await until_final(runtime, ours)).status is TaskStatus.COMPLETED
+
+
+async def test_queued_tasks_that_cannot_be_started_here_do_not_hide_those_behind_them() -> None:
+    async with running({"ours": Tool(at_once)}) as runtime:
+        for _ in range(2 * BATCH):
+            await runtime.create(TaskRequest(name="theirs", arguments={}), owner=None, ttl=None)
+        ours = await runtime.create(TaskRequest(name="ours", arguments={}), owner=None, ttl=None)
+        for _ in range(3):
+            await runtime.janitor.sweep()
+        assert (await until_final(runtime, ours)).status is TaskStatus.COMPLETED
+
+
+async def test_many_queued_tasks_do_not_keep_a_timer_from_ringing() -> None:
+    clock, order = FakeClock(), list[str]()
+
+    async def sleeping(run: Run) -> Outcome:
+        await current_task().sleep(HOUR)
+        order.append("awake")
+        return ok()
+
+    async def noted(run: Run) -> Outcome:
+        order.append("noted")
+        return ok()
+
+    tools = {"sleeping": Tool(sleeping, ToolPolicy(rerun=True, hold=timedelta(0))), "noted": Tool(noted)}
+    async with running(tools, clock=clock, concurrency=1) as runtime:
+        asleep = await launch(runtime, "sleeping")
+        await until(runtime, asleep, lambda record: record.attempt == 1 and record.holder is None)
+        for _ in range(10 * BATCH):
+            await runtime.create(TaskRequest(name="noted", arguments={}), owner=None, ttl=None)
+        clock.advance(HOUR)
+        while len(order) < 10 * BATCH + 1:
+            await runtime.janitor.sweep()
+            await settle()
+        assert order.index("awake") <= 2 * BATCH
+
+
+# Left alone
+
+
+async def test_tasks_of_another_server_in_the_same_store_are_left_alone() -> None:
+    store, clock = MemoryStore(), FakeClock()
+    theirs = make_runtime(at_once, store=store, namespace="theirs", clock=clock)
+    waiting = await theirs.create(TaskRequest(name="tool", arguments={}), owner=None, ttl=None)
+    lost = await held_by(theirs, "gone")
+    async with running(at_once, store=store, namespace="ours", clock=clock, policy=RERUN) as ours:
+        await ours.janitor.sweep()
+        # Also one that is carried here by mistake.
+        await ours.submit(waiting.id)
+        await settle()
+        assert [await _now(ours, task) for task in (waiting, lost)] == [waiting, lost]
+    async with running(at_once, store=store, namespace="theirs", clock=clock, policy=RERUN) as theirs:
+        for task in (waiting, lost):
+            assert (await until_final(theirs, task)).status is TaskStatus.COMPLETED
+
+
+async def test_a_process_of_another_server_that_looks_is_no_sign_of_life_or_death_for_us() -> None:
+    store = MemoryStore()
+    async with running(at_once, store=store, namespace="theirs") as theirs:
+        async with running(at_once, store=store, namespace="ours"):
+            pass
+        assert list(await store.holders("theirs")) == [theirs.holder]
+        assert await store.holders("ours") == {}
+
+
+async def test_tasks_of_a_tool_that_this_process_lacks_wait_for_one_that_has_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = MemoryStore()
+    async with running({"here": Tool(at_once)}, store=store) as one:
+        waiting = [await one.create(TaskRequest(name="there", arguments={}), owner=None, ttl=None) for _ in range(3)]
+        lost = [await held_by(one, "gone", "there") for _ in range(3)]
+        for _ in range(3):
+            await one.janitor.sweep()
+            await settle()
+        assert [await _now(one, task) for task in (*waiting, *lost)] == [*waiting, *lost]
+        assert lines_about(caplog, "this server has no tool 'there'") == 1
+        async with running({"there": Tool(at_once, RERUN)}, store=store) as other:
+            for task in (*waiting, *lost):
+                assert (await until_final(other, task)).status is TaskStatus.COMPLETED
+
+
+# Trouble with one of many
+
+
+async def test_a_look_up_that_raises_is_tried_with_each_sweep_and_then_the_task_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running({"good": Tool(at_once, RERUN), "bad": Tool(at_once, RERUN)}) as runtime:
+        policy = runtime.policy
+
+        async def broken(name: str) -> ToolPolicy | None:
+            if name == "bad":
+                raise RuntimeError("the tool cannot be looked up")
+            return await policy(name)
+
+        runtime.policy = broken
+        bad, good = await held_by(runtime, "gone", "bad"), await held_by(runtime, "gone", "good")
+        for _ in range(TROUBLES_BEFORE_THE_END - 1):
+            await runtime.janitor.sweep()
+            assert (await _now(runtime, bad)).holder == "gone"
+        assert (await until_final(runtime, good)).status is TaskStatus.COMPLETED
+        await runtime.janitor.sweep()
+        assert error_type(await until_final(runtime, bad)) == "Interrupted"
+        assert lines_about(caplog, "the tool cannot be looked up") == 1
+
+
+async def test_a_look_up_that_works_again_in_time_saves_the_task() -> None:
+    async with running(at_once, policy=RERUN) as runtime:
+        policy, failures = runtime.policy, 2
+
+        async def broken(name: str) -> ToolPolicy | None:
+            nonlocal failures
+            failures -= 1
+            if failures >= 0:
+                raise RuntimeError("not now")
+            return await policy(name)
+
+        runtime.policy = broken
+        task = await held_by(runtime, "gone")
+        for _ in range(3):
+            await runtime.janitor.sweep()
+        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+
+
+async def test_a_task_whose_tool_could_not_be_looked_up_when_it_was_made_is_run_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running(at_once, policy=ONCE) as runtime:
+        policy = runtime.policy
+
+        async def broken(name: str) -> ToolPolicy | None:
+            raise RuntimeError("not now")
+
+        runtime.policy = broken
+        task = await runtime.launch(TaskRequest(name="tool", arguments={}), owner=None, ttl=None)
+        await settle()
+        # It never began, so there is nothing that it could have done in part.
+        assert (await _now(runtime, task)).holder is None
+        runtime.policy = policy
+        await runtime.janitor.sweep()
+        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+    assert lines_about(caplog, "not now") == 1
+
+
+class DamagedStore(MemoryStore):
+    """Cannot read some rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.damaged: set[str] = set()
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        if task_id in self.damaged:
+            raise TaskUnreadable(task_id, "the row is damaged")
+        return await super().get(task_id)
+
+
+async def test_a_row_that_cannot_be_read_is_one_bad_task_and_is_spoken_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = DamagedStore()
+    async with running(at_once, store=store, policy=RERUN) as runtime:
+        lost, waiting = (
+            await held_by(runtime, "gone"),
+            await runtime.create(TaskRequest(name="tool", arguments={}), owner=None, ttl=None),
+        )
+        store.damaged = {lost.id, waiting.id}
+        fine = [await held_by(runtime, "gone"), await held_by(runtime, "gone too")]
+        for _ in range(3):
+            await runtime.janitor.sweep()
+            await settle()
+        for task in fine:
+            assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+        assert [lines_about(caplog, task.id[:12]) for task in (lost, waiting)] == [1, 1]
+        # Nothing of it is lost: with the damage undone it goes on.
+        store.damaged = set()
+        await runtime.janitor.sweep()
+        for task in (lost, waiting):
+            assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+
+
+async def test_a_task_whose_journal_cannot_be_read_ends_and_says_so() -> None:
+    store = UnreadableJournals()
+    async with running(at_once, store=store, policy=RERUN) as runtime:
+        task = await queued(runtime, lost=1)
+        store.unreadable.add(task.id)
+        await runtime.janitor.sweep()
+        ended = await until_final(runtime, task)
+        assert (ended.status, error_type(ended), ended.holder) == (TaskStatus.FAILED, "JournalUnreadable", None)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        JournalEntry(kind="step", key="s", value=7),
+        JournalEntry(kind="timer", key="t", value={"until": 10**30}),
+        JournalEntry(kind="ask", key="q", value={}),
+        JournalEntry(kind="done", key="q", value=None),
+    ],
+    ids=lambda entry: entry.kind,
+)
+async def test_a_task_whose_journal_makes_no_sense_ends_and_says_so(entry: JournalEntry) -> None:
+    async with running(at_once, policy=RERUN) as runtime:
+        task = await held_by(runtime, "earlier")
+        asked = InputRequested(attempt=1, requests={"q": question("Sure?")})
+        await runtime.change(task, asked, entries=[entry])
+        await runtime.janitor.sweep()
+        assert error_type(await until_final(runtime, task)) == "JournalUnreadable"
+
+
+async def test_a_task_of_ours_whose_run_was_forgotten_is_not_counted_as_lost() -> None:
+    async with running(at_once, policy=ToolPolicy(rerun=True, max_lost_runs=1)) as runtime:
+        task = await held_by(runtime, runtime.holder)
+        await runtime.janitor.take_up()
+        assert ((await _now(runtime, task)).holder, (await _now(runtime, task)).lost) == (None, 0)
+        await runtime.janitor.sweep()
+        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
