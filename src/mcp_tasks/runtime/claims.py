@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from mcp_tasks.core.events import RunFailed, RunStarted, TrialPassed
+from mcp_tasks.core.events import RunFailed, RunReleased, RunStarted, TrialPassed
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.engines.base import Slot
 from mcp_tasks.errors import (
@@ -53,7 +53,7 @@ class Claims:
         """A run of the task, if it is there to be run."""
         runtime = self._runtime
         if task_id in self._made:
-            policy = await runtime.policy(self._made[task_id].request.name)
+            policy = await self._policy_of_made(self._made[task_id])
             if (made := self._made.pop(task_id, None)) is not None:
                 return Run(made, host=runtime, slot=slot, policy=policy or ToolPolicy(), replay=Replay())
         record = await runtime.store.get(task_id)
@@ -85,18 +85,33 @@ class Claims:
         self._trials.end(task_id)
         return None
 
+    def saw(self, record: TaskRecord) -> None:
+        """Take note of a change: a task that is about to begin is looked at again, for it may have been cancelled; one
+        on trial may have passed it by getting further."""
+        self._made.pop(record.id, None)
+        if record.trial is None:
+            self._trials.passed(record.id)
+
     def end(self, task_id: str) -> None:
         """The run has ended, one way or another."""
         self._trials.end(task_id)
         if (watch := self._watches.pop(task_id, None)) is not None:
             watch.cancel()
 
+    async def _policy_of_made(self, record: TaskRecord) -> ToolPolicy | None:
+        try:
+            return await self._runtime.policy(record.request.name)
+        except Exception:
+            # It never began, so it is queued as if it had not been claimed.
+            await self._runtime.change(record, RunReleased(attempt=record.attempt))
+            raise
+
     async def _replay_of(self, record: TaskRecord) -> Replay | None:
         """What earlier runs recorded; None if it cannot be read."""
         try:
             entries = await self._runtime.store.journal(record.id) if record.attempt else ()
             return Replay(entries, outstanding=record.inputs.outstanding)
-        except (TaskUnreadable, LookupError, TypeError, ValueError, AttributeError) as exc:
+        except (TaskUnreadable, LookupError, TypeError, ValueError, AttributeError, OverflowError) as exc:
             why = exc.why if isinstance(exc, TaskUnreadable) else repr(exc)
             logger.error("task %s… is ended, because its journal cannot be read: %s", record.id[:12], why)
             return None

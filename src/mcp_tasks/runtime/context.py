@@ -138,14 +138,12 @@ class TaskContext:
         """
         if not inspect.iscoroutine(question):
             raise UsageError("ask takes what asks, not awaited yet: current_task().ask(ctx.elicit(...))")
-<<<<<<< HEAD
         if timeout is not None:
-            check_duration("timeout", timeout)
-=======
-        if timeout is not None and not isinstance(timeout, timedelta):
-            question.close()
-            require_duration("timeout", timeout)
->>>>>>> unit
+            try:
+                check_duration("timeout", timeout)
+            except UsageError:
+                question.close()
+                raise
         if self._run is None:
             return await _ask_in_call(question, timeout)
         token = _asking.set(Asking(key=key, timeout=timeout))

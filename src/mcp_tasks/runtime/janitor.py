@@ -272,16 +272,10 @@ class Janitor:
         while len(self._troubles) > MAX_TROUBLES:
             del self._troubles[next(iter(self._troubles))]
         if known == 0:
-<<<<<<< HEAD
             # A message of ours names the whole id, which is all it takes to see the task; it does not go into a log.
-            what = exc.why if isinstance(exc, TaskUnreadable) else exc
-            logger.error("task %s… is left as it is, and the others go on: %s", task_id[:12], what)
-=======
-            advice = " Use the release that wrote it, or restore a backup." if isinstance(exc, StoreCorrupt) else ""
+            what = exc.why if isinstance(exc, TaskUnreadable) else str(exc) or type(exc).__name__
             defect = None if isinstance(exc, StoreError) else exc
-            text = "task %s… is left as it is, and the others go on: %s.%s"
-            logger.error(text, task_id[:12], str(exc) or type(exc).__name__, advice, exc_info=defect)
->>>>>>> unit
+            logger.error("task %s… is left as it is, and the others go on: %s", task_id[:12], what, exc_info=defect)
         return known + 1
 
     def is_trouble(self, task_id: str) -> bool:

@@ -351,10 +351,7 @@ class TaskRuntime:
                     await run.execute(self._body)
             finally:
                 del self._runs[task_id]
-<<<<<<< HEAD
                 self.claims.end(task_id)
-=======
->>>>>>> unit
         except StoreUnavailable as exc:
             # The record is as it was, or says who has it; the janitor will come by.
             logger.warning("task %s… could not be run now: %s", task_id[:12], exc)
@@ -364,7 +361,6 @@ class TaskRuntime:
             if self._alone == task_id:
                 self._alone = None
 
-<<<<<<< HEAD
     async def swap(self, record: TaskRecord, *events: Event, entries: Sequence[JournalEntry] = ()) -> TaskRecord:
         """Apply events to the task as it was at `record`, once.
 
@@ -372,68 +368,6 @@ class TaskRuntime:
             VersionConflict: The task is not at that version any more.
             TransitionRefused: The events do not fit it.
         """
-=======
-    async def _claim(self, task_id: str, slot: Slot) -> Run | None:
-        """Claim the task by compare-and-swap. Whoever comes second finds it claimed, and that is all."""
-        if task_id in self._taken:
-            policy = await self._policy_of_taken(self._taken[task_id])
-            if (made := self._taken.pop(task_id, None)) is not None:
-                return Run(made, host=self, slot=slot, policy=policy or ToolPolicy(), replay=Replay())
-        record = await self.store.get(task_id)
-        if record is None or not self.lease.is_held or not record.is_queued(self.now()):
-            return None
-        policy = await self.policy(record.request.name)
-        if record.namespace != self.namespace or policy is None:
-            if policy is None:
-                self.janitor.note_missing_tool(record.request.name)
-            return None
-        if not self._may_start(record, policy):
-            return None
-        # Read before it is claimed: were the store to fail afterwards, we would have a task that we do not run. Nothing
-        # is added to the journal of a queued task but with a new version, and then the swap does not succeed.
-        replay = await self._replay_of(record)
-        try:
-            if replay is None:
-                error = self.describe(JournalUnreadable(record.request.name))
-                failed = RunFailed(attempt=record.attempt + 1, error=error)
-                await self._swap(record, (RunStarted(holder=self.holder), failed), ())
-                return None
-            claimed = await self._swap(record, (RunStarted(holder=self.holder),), ())
-        except (VersionConflict, TransitionRefused):
-            return None
-        return Run(claimed, host=self, slot=slot, policy=policy, replay=replay)
-
-    async def _policy_of_taken(self, record: TaskRecord) -> ToolPolicy | None:
-        try:
-            return await self.policy(record.request.name)
-        except Exception:
-            # It never began, so it is queued as if it had not been claimed.
-            await self.change(record, RunReleased(attempt=record.attempt))
-            raise
-
-    def _may_start(self, record: TaskRecord, policy: ToolPolicy) -> bool:
-        """Whether the task may be claimed now. One that would fail if it were lost once more runs apart from others
-        like it: so that a tool which takes its process down is told from those that happened to run beside it."""
-        if record.lost == 0 or record.lost + 1 < policy.max_lost_runs:
-            return True
-        other = None if self._alone is None else self._runs.get(self._alone)
-        is_cleared = other is not None and other.record.lost == 0
-        if self._alone not in (None, record.id) and not is_cleared:
-            return False
-        self._alone = record.id
-        return True
-
-    async def _replay_of(self, record: TaskRecord) -> Replay | None:
-        """What earlier runs recorded; None if it cannot be read."""
-        try:
-            entries = await self.store.journal(record.id) if record.attempt else ()
-            return Replay(entries, outstanding=record.inputs.outstanding)
-        except (TaskUnreadable, LookupError, TypeError, ValueError, AttributeError, OverflowError) as exc:
-            logger.error("task %s… is ended, because its journal cannot be read: %s", record.id[:12], exc)
-            return None
-
-    async def _swap(self, record: TaskRecord, events: Sequence[Event], entries: Sequence[JournalEntry]) -> TaskRecord:
->>>>>>> unit
         if self._abandoned:
             raise StaleRun(record.id, record.status, type(events[0]).__name__, "its process is gone")
         now = self.now()
@@ -455,8 +389,7 @@ class TaskRuntime:
         run = self._runs.get(record.id)
         if run is not None:
             run.reconcile(record)
-        # One that is about to begin is looked at again: it may have been cancelled.
-        self.claims.forget_made(record.id)
+        self.claims.saw(record)
         hint = Hint(record.id, record.version)
         self.changes.put(hint)
         await self.store.notifier().publish(hint, origin=self)
