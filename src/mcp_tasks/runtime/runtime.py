@@ -357,9 +357,6 @@ class TaskRuntime:
             logger.warning("task %s… could not be run now: %s", task_id[:12], exc)
         except Exception as exc:
             self.janitor.note_trouble(task_id, exc)
-        finally:
-            if self._alone == task_id:
-                self._alone = None
 
     async def swap(self, record: TaskRecord, *events: Event, entries: Sequence[JournalEntry] = ()) -> TaskRecord:
         """Apply events to the task as it was at `record`, once.
