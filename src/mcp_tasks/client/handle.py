@@ -112,23 +112,22 @@ class TaskHandle:
             WaitAbandoned: `on_progress` raised.
             UnknownTask: The server knows no such task (any more).
         """
-        rule = on_abandon or self._on_abandon
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         try:
             with anyio.CancelScope() as scope:
                 final = await self._wait(_Budget(scope, seconds), on_progress)
                 return self._outcome(final)
         except Unanswered as exc:
-            raise QuestionUnanswered(self.id, exc.key, str(exc), await self._abandon(rule)) from exc.__cause__
+            raise QuestionUnanswered(self.id, exc.key, str(exc), await self.abandon(on_abandon)) from exc.__cause__
         except _ProgressFailed as exc:
             why = f"the wait for task {self.id} ended because on_progress raised {exc.__cause__!r}"
-            raise WaitAbandoned(self.id, why, await self._abandon(rule)) from exc.__cause__
+            raise WaitAbandoned(self.id, why, await self.abandon(on_abandon)) from exc.__cause__
         except asyncio.CancelledError:
-            fate = await self._abandon(rule)
+            fate = await self.abandon(on_abandon)
             # A cancellation carries no message to whoever caused it.
             logger.warning("%s", WaitAbandoned(self.id, f"the wait for task {self.id} was cancelled", fate))
             raise
-        raise WaitTimedOut(self.id, seconds or 0.0, await self._abandon(rule))
+        raise WaitTimedOut(self.id, seconds or 0.0, await self.abandon(on_abandon))
 
     async def answer(self, responses: Mapping[str, Any]) -> None:
         """Answer open questions by their keys, with results as the callbacks would give them.
@@ -156,7 +155,24 @@ class TaskHandle:
 
     async def cancel(self) -> None:
         """Ask for the task to be cancelled. It may still end in another way, if it was about to."""
-        await cancel_task(self._session, self.id)
+        try:
+            await cancel_task(self._session, self.id)
+        except UnknownTask:
+            self._memory.lost()
+            raise
+
+    async def abandon(self, on_abandon: OnAbandon | None = None) -> Fate:
+        """Nobody waits for the task any more: do what the rule says, and tell what became of the task."""
+        if (on_abandon or self._on_abandon) == "leave":
+            return "left"
+        with anyio.move_on_after(CANCEL_PATIENCE, shield=True):
+            try:
+                await self.cancel()
+            except (TasksError, MCPError, OSError) as exc:
+                logger.warning("task %s could not be cancelled: %s", self.id, exc)
+            else:
+                return "cancelled"
+        return "not cancelled"
 
     def remember(self) -> None:
         """Write the task into the ledger, if there is one. Tasks that calls start are there already."""
@@ -264,19 +280,6 @@ class TaskHandle:
             return CallToolResult.model_validate(final.result, by_name=False)
         except ValidationError as exc:
             raise InvalidResponse(f"the result of task {self.id} is none of a tool: {exc}") from exc
-
-    async def _abandon(self, rule: OnAbandon) -> Fate:
-        """Nobody waits any more: do what the rule says, and tell what became of the task."""
-        if rule == "leave":
-            return "left"
-        with anyio.move_on_after(CANCEL_PATIENCE, shield=True):
-            try:
-                await self.cancel()
-            except (TasksError, MCPError, OSError) as exc:
-                logger.warning("task %s could not be cancelled: %s", self.id, exc)
-            else:
-                return "cancelled"
-        return "not cancelled"
 
 
 class _ProgressFailed(Exception):

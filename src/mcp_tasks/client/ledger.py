@@ -53,6 +53,11 @@ class LedgerEntry:
     attributed: bool = True
 
     @property
+    def key(self) -> tuple[str, str, str]:
+        """What tells the task from all others: its server, who we are there, and its id."""
+        return self.server, self.identity, self.task_id
+
+    @property
     def is_final(self) -> bool:
         """Whether the task was seen to have ended."""
         return self.status in FINAL_STATUSES
