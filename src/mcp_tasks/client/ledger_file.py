@@ -82,6 +82,8 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     _use_wal(db)
     # An answer is on disk before it is sent, and some builds of SQLite would not wait for that.
     db.execute("PRAGMA synchronous = FULL")
+    # An answer that is forgotten is gone from the file, not only from its tables.
+    db.execute("PRAGMA secure_delete = ON")
     if missing:
         db.execute("BEGIN IMMEDIATE")
         try:
