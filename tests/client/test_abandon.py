@@ -81,15 +81,18 @@ async def test_a_question_without_an_answer_cancels_the_task_if_that_is_the_rule
     tasks = TasksClient(on_abandon="cancel" if way == "client" else "leave")
     async with Client(url, elicitation_callback=callback, extensions=[tasks]) as client:
         with anyio.fail_after(PATIENCE), pytest.raises(QuestionUnanswered, match="was cancelled") as caught:
-            if way == "client":
-                await client.call_tool("ask_name", {})
-            elif way == "call":
-                await call_tool(client, "ask_name", on_abandon="cancel")
-            else:
-                await (await begin(client, "ask_name")).result(on_abandon="cancel")
+            await _ask(client, way)
         assert caught.value.fate == "cancelled"
         snapshot = await resume_task(client, caught.value.task_id).status()
     assert snapshot.status is TaskStatus.CANCELLED
+
+
+async def _ask(client: Client, way: str) -> CallToolResult:
+    if way == "client":
+        return await client.call_tool("ask_name", {})
+    if way == "call":
+        return await call_tool(client, "ask_name", on_abandon="cancel")
+    return await (await begin(client, "ask_name")).result(on_abandon="cancel")
 
 
 async def test_what_went_wrong_is_the_cause(url: str) -> None:

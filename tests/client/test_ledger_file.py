@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import anyio
 import pytest
 
 from mcp_tasks.client import Ledger
@@ -13,8 +14,6 @@ from mcp_tasks.errors import StoreCorrupt
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.wire.parse import parse_task
 from tests.client.peer import TASK_ID, completed, working
-
-pytestmark = pytest.mark.anyio
 
 FIRST_FORMAT = """
 CREATE TABLE tasks (
@@ -48,29 +47,32 @@ def _pragmas(path: Path) -> tuple[int, int]:
         return db.execute("PRAGMA application_id").fetchone()[0], db.execute("PRAGMA user_version").fetchone()[0]
 
 
+async def _open_store(path: Path) -> None:
+    store = SqliteStore(path)
+    await store.open()
+    await store.close()
+
+
 def test_a_ledger_says_that_it_is_one(path: Path) -> None:
     Ledger(path).close()
     assert _pragmas(path) == (int.from_bytes(b"MCPL", "big"), 1)
 
 
-async def test_a_task_store_is_no_ledger(path: Path) -> None:
-    store = SqliteStore(path)
-    await store.open()
-    await store.close()
+def test_a_task_store_is_no_ledger(path: Path) -> None:
+    anyio.run(_open_store, path)
     before = path.read_bytes()
     with pytest.raises(StoreCorrupt, match="task store"):
         Ledger(path)
     assert path.read_bytes() == before
 
 
-async def test_a_ledger_is_no_task_store(path: Path) -> None:
+def test_a_ledger_is_no_task_store(path: Path) -> None:
     book = Ledger(path)
     book.add(TASK_ID, server="s", tool="x")
     book.close()
     before = path.read_bytes()
-    store = SqliteStore(path)
     with pytest.raises(StoreCorrupt):
-        await store.open()
+        anyio.run(_open_store, path)
     assert path.read_bytes() == before
     book = Ledger(path)
     assert [entry.task_id for entry in book.entries()] == [TASK_ID]

@@ -52,7 +52,7 @@ Examples:
 \b
 Exit codes: 0 done, 1 the tool failed, 2 wrong usage, 3 JSON-RPC error,
 4 cancelled, 5 --timeout, 6 server cannot be used, 7 a question and nobody to
-ask, 130 Ctrl-C (the task goes on).
+ask, 130 Ctrl-C. --on-abandon says what becomes of a task that has not ended.
 """
 
 

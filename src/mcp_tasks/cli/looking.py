@@ -23,8 +23,9 @@ Seen = dict[tuple[str, str, str], TaskSnapshot | Problem]
 async def look_at(entries: Sequence[LedgerEntry], access: Access, ledger: Ledger) -> Seen:
     """Look at tasks of any number of servers. What is seen goes into the ledger."""
     seen: Seen = {}
+    groups = by_server(entries, access)
     async with asyncio.TaskGroup() as looks:
-        for target, spoken, group in by_server(entries, access):
+        for target, spoken, group in groups:
             looks.create_task(_look_at_server(target, group, spoken, ledger, seen))
     return seen
 
