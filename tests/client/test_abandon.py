@@ -15,7 +15,7 @@ from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, ErrorDa
 
 from mcp_tasks.client import Ledger, TaskHandle, TasksClient, call_tool, pending_tasks, resume_task, start_task
 from mcp_tasks.core import TaskStatus
-from mcp_tasks.errors import QuestionUnanswered, TasksError, UsageError, WaitAbandoned
+from mcp_tasks.errors import QuestionUnanswered, StoreError, TasksError, UsageError, WaitAbandoned
 from tests.client.connecting import SHORT, Person, accepted, begin, connect, text
 from tests.client.peer import OUT_OF_ORDER, TASK_ID, Peer, Refusal, asking, completed, task
 from tests.helpers.rpc import INVALID_PARAMS, PATIENCE
@@ -170,6 +170,23 @@ async def test_an_answer_by_hand_that_cannot_be_sent_is_refused_before_it_is(pee
             await handle.answer({"a": {"action": "accept", "content": {"name": "\ud800"}}})
         with pytest.raises(UsageError, match="JSON"):
             await handle.answer({"a": {"action": "accept", "content": {"name": object()}}})
+    assert peer.asked("tasks/update") == []
+
+
+async def test_an_answer_that_cannot_be_written_down_is_not_sent_and_ends_the_wait(
+    peer: Peer, peer_url: str, tmp_path: Any
+) -> None:
+    ledger = Ledger(tmp_path / "ledger.db")
+
+    async def lose_the_ledger(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+        ledger.close()
+        return accepted()
+
+    peer.on("tasks/get", asking("a") | {"pollIntervalMs": 60_000})
+    async with connect(peer_url, person=lose_the_ledger, ledger=ledger, push=False) as client:
+        with anyio.fail_after(PATIENCE), pytest.raises(QuestionUnanswered) as caught:
+            await client.call_tool("x", {})
+    assert isinstance(caught.value.__cause__, StoreError)
     assert peer.asked("tasks/update") == []
 
 

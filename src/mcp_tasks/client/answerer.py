@@ -91,7 +91,7 @@ class Answerer:
                 self._answered(Unanswered(key, "the callback that answers it was cancelled"))
             return
         exc = work.exception()
-        self._answered(exc if isinstance(exc, Unanswered) else None)
+        self._answered(_unanswered(key, exc) if isinstance(exc, Exception) else None)
 
     async def _answer(self, key: str, request: JsonObject) -> None:
         answer = self._memory.recorded_answer(key, request)
@@ -139,6 +139,15 @@ class Answerer:
         if isinstance(response, ErrorData):
             raise MCPError.from_error_data(response)
         return response.model_dump(by_alias=True, mode="json", exclude_none=True)
+
+
+def _unanswered(key: str, exc: Exception) -> Unanswered:
+    if isinstance(exc, Unanswered):
+        return exc
+    # The ledger did not take it, most likely; an answer that is not on disk is not sent.
+    failure = Unanswered(key, f"the answer was not sent: {exc}")
+    failure.__cause__ = exc
+    return failure
 
 
 def _why(exc: Exception) -> str:

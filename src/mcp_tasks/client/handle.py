@@ -20,6 +20,7 @@ from mcp_tasks.client.memory import TaskMemory
 from mcp_tasks.client.poller import Patience, Poller
 from mcp_tasks.client.push import Mailbox, PushHub
 from mcp_tasks.client.requests import cancel_task, check_answer, get_task, is_transient, update_task
+from mcp_tasks.client.waiting import Budget, Wake, first_of
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import Progress
 from mcp_tasks.core.status import TaskStatus
@@ -85,7 +86,7 @@ class TaskHandle:
 
         Pushed where the server does that, polled at the server's pace otherwise. Questions are shown, not answered.
         """
-        async with aclosing(self._follow(Poller(self._patience), _Wake())) as states:
+        async with aclosing(self._follow(Poller(self._patience), Wake())) as states:
             async for snapshot in states:
                 yield snapshot
 
@@ -115,7 +116,7 @@ class TaskHandle:
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         try:
             with anyio.CancelScope() as scope:
-                final = await self._wait(_Budget(scope, seconds), on_progress)
+                final = await self._wait(Budget(scope, seconds), on_progress)
                 return self._outcome(final)
         except Unanswered as exc:
             raise QuestionUnanswered(self.id, exc.key, str(exc), await self.abandon(on_abandon)) from exc.__cause__
@@ -198,8 +199,8 @@ class TaskHandle:
         self._memory.saw(snapshot)
         return snapshot
 
-    async def _wait(self, budget: _Budget, on_progress: OnProgress | None) -> TaskSnapshot:
-        wake = _Wake()
+    async def _wait(self, budget: Budget, on_progress: OnProgress | None) -> TaskSnapshot:
+        wake = Wake()
         answerer = Answerer(
             self._session,
             self.id,
@@ -222,7 +223,7 @@ class TaskHandle:
             answerer.close()
         raise AssertionError("unreachable: a task is followed to its end")
 
-    async def _follow(self, poller: Poller, wake: _Wake) -> AsyncGenerator[TaskSnapshot]:
+    async def _follow(self, poller: Poller, wake: Wake) -> AsyncGenerator[TaskSnapshot]:
         """Every state that differs from the one before, until the final one."""
         joined = nullcontext(Mailbox()) if self._hub is None else self._hub.join(self.id)
         async with joined as box:
@@ -237,11 +238,11 @@ class TaskHandle:
                     shown = self._saw(snapshot)
                     yield snapshot
 
-    async def _next(self, poller: Poller, box: Mailbox, wake: _Wake) -> TaskSnapshot | None:
+    async def _next(self, poller: Poller, box: Mailbox, wake: Wake) -> TaskSnapshot | None:
         """Wait for whichever comes first: a pushed state, the time to look, or an answer that was given."""
         loop = asyncio.get_running_loop()
         if loop.time() < poller.next_look:
-            await _first_of(box.changed, wake.event, until=poller.next_look)
+            await first_of(box.changed, wake.event, until=poller.next_look)
         if wake.take():
             poller.answered(loop.time())
         if box.changed.is_set():
@@ -293,46 +294,6 @@ async def _report(on_progress: OnProgress, progress: Progress) -> None:
         raise _ProgressFailed from exc
 
 
-class _Wake:
-    """Something of our own happened to the task: an answer was given, or could not be."""
-
-    def __init__(self) -> None:
-        self.event = asyncio.Event()
-        self._failure: Unanswered | None = None
-
-    def answered(self, failure: Unanswered | None) -> None:
-        self._failure = self._failure or failure
-        self.event.set()
-
-    def take(self) -> bool:
-        """Whether something happened since the last time. Raises what went wrong."""
-        if self._failure is not None:
-            raise self._failure
-        happened = self.event.is_set()
-        self.event.clear()
-        return happened
-
-
-class _Budget:
-    """A time limit that stands still while somebody works on an answer."""
-
-    def __init__(self, scope: anyio.CancelScope, seconds: float | None) -> None:
-        self._scope = scope
-        self._left = seconds
-        if seconds is not None:
-            scope.deadline = anyio.current_time() + seconds
-
-    def hold(self, busy: bool) -> None:
-        """Stop the time, or let it run again."""
-        if self._left is None:
-            return
-        if busy:
-            self._left = self._scope.deadline - anyio.current_time()
-            self._scope.deadline = float("inf")
-        else:
-            self._scope.deadline = anyio.current_time() + self._left
-
-
 def _as_error(error: Mapping[str, Any], message: str | None) -> MCPError:
     """The error a failed task carries. One that is badly made says little, and is an error nevertheless."""
     code, said = error.get("code"), error.get("message")
@@ -341,13 +302,3 @@ def _as_error(error: Mapping[str, Any], message: str | None) -> MCPError:
         message=said if isinstance(said, str) else message or "the task failed",
         data=error.get("data"),
     )
-
-
-async def _first_of(*events: asyncio.Event, until: float) -> None:
-    loop = asyncio.get_running_loop()
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, timeout=max(until - loop.time(), 0), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
