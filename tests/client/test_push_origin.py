@@ -118,6 +118,16 @@ async def test_each_of_two_clients_that_share_the_extension_is_pushed_to(
             assert text(await (await begin(other, "x")).result()) == "other"
 
 
+@pytest.mark.parametrize("transport", [str, reconnecting_http], ids=["the SDK's transport", "a transport of ours"])
+async def test_the_only_client_of_an_extension_is_pushed_to(peer: Peer, peer_url: str, transport: Any) -> None:
+    tasks = TasksClient()
+    peer.on("tasks/get", task(pollIntervalMs=RARELY))
+    peer.on("subscriptions/listen", Frames(stream_of(pushed(1, working(1), completed("pushed")))))
+    async with Client(transport(peer_url), extensions=[tasks]) as client:
+        with anyio.fail_after(PATIENCE):
+            assert text(await tasks.handle(client.session, TASK_ID).result()) == "pushed"
+
+
 async def test_resumed_tasks_are_pushed_to_over_transports_of_ours(peer: Peer, peer_url: str) -> None:
     tasks = TasksClient()
     peer.on("tasks/get", task(pollIntervalMs=RARELY))

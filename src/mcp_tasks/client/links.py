@@ -87,14 +87,13 @@ class Switchboard:
     def _try_to_prove(self, link: Link, transport: ServerTransport | None) -> None:
         if link.is_proven:
             return
-        candidates = self._unproven()
-        if transport is not None:
-            candidates = [(session, known) for session, known in candidates if known.transport is transport]
-        elif any(other is not link and not other.is_proven for other in self._links):
-            return
-        # With no other client left whose session is unknown, a session of unknown client is this one's.
+        unproven = self._unproven()
+        over_it = [session for session, known in unproven if transport is not None and known.transport is transport]
+        # With no other client left whose session is unknown, a session of an unknown client is this one's.
+        is_last = not any(other is not link and not other.is_proven for other in self._links)
+        candidates = over_it or ([session for session, _ in unproven] if is_last else [])
         if len(candidates) == 1:
-            link.prove(candidates[0][0])
+            link.prove(candidates[0])
 
     def _unproven(self) -> list[tuple[ClientSession, Connection]]:
         """The sessions that no link is known to have."""
