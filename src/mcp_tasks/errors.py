@@ -12,7 +12,9 @@
     ├── QuestionTimedOut            nobody answered a question within its `timeout`
     ├── UnknownTask                 the caller named a task that is not there for this caller
     ├── TaskWasCancelled            what a caller waited for was cancelled
-    ├── WaitTimedOut                a caller waited as long as it wanted to
+    ├── WaitAbandoned               a caller stopped waiting for a task that has not ended
+    │   ├── WaitTimedOut            it waited as long as it wanted to
+    │   └── QuestionUnanswered      the task asks something, and the answer failed or was refused
     ├── InvalidResponse             the other side did not keep to the protocol
     ├── RunStopped                  the work was stopped before it had an outcome
     │   ├── Interrupted             its process went away, and the tool may not be run again
@@ -36,6 +38,10 @@ Branches say whose fault it is. Only the server layer knows the JSON-RPC codes t
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Literal
+
+Fate = Literal["left", "cancelled", "not cancelled"]
+"""What became of a task when its caller stopped waiting: it goes on, it was cancelled, or cancelling it failed."""
 
 
 class TasksError(Exception):
@@ -91,13 +97,45 @@ class TaskWasCancelled(TasksError):
         super().__init__(f"task {task_id} was cancelled" + (f": {message}" if message else ""))
 
 
-class WaitTimedOut(TasksError, TimeoutError):
-    """The task did not end in the time that the caller gave it. It may still be running."""
+class WaitAbandoned(TasksError):
+    """A caller stopped waiting for a task that has not ended; `on_abandon` decided what became of the task.
 
-    def __init__(self, task_id: str, seconds: float) -> None:
+    Attributes:
+        fate: What became of the task.
+    """
+
+    def __init__(self, task_id: str, why: str, fate: Fate = "left") -> None:
         self.task_id = task_id
+        self.fate: Fate = fate
+        super().__init__(f"{why}. {_HOW_TO_GO_ON[fate].format(task_id=task_id)}")
+
+
+_HOW_TO_GO_ON: dict[Fate, str] = {
+    "left": "The task goes on (on_abandon='leave'): come back with resume_task(client, {task_id!r}).",
+    "cancelled": "The task was cancelled (on_abandon='cancel'): call the tool again to start over.",
+    "not cancelled": (
+        "The task could not be cancelled and may go on: try resume_task(client, {task_id!r}).cancel() again."
+    ),
+}
+
+
+class WaitTimedOut(WaitAbandoned, TimeoutError):
+    """The task did not end in the time that the caller gave it."""
+
+    def __init__(self, task_id: str, seconds: float, fate: Fate = "left") -> None:
         self.seconds = seconds
-        super().__init__(f"task {task_id} did not end within {seconds:.15g} s")
+        super().__init__(task_id, f"task {task_id} did not end within {seconds:.15g} s", fate)
+
+
+class QuestionUnanswered(WaitAbandoned):
+    """A question of the task got no answer: a callback failed or refused, or the server did not take the answer.
+
+    What went wrong is the `__cause__`.
+    """
+
+    def __init__(self, task_id: str, key: str, why: str, fate: Fate = "left") -> None:
+        self.key = key
+        super().__init__(task_id, f"task {task_id} asks {key!r}, and {why}", fate)
 
 
 class InvalidResponse(TasksError):

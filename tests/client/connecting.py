@@ -12,7 +12,7 @@ from mcp import Client
 from mcp.client.session import ClientRequestContext
 from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, TextContent
 
-from mcp_tasks.client import TaskHandle, TasksClient, TaskSnapshot, start_task
+from mcp_tasks.client import TaskHandle, TasksClient, TaskSnapshot, reconnecting_http, start_task
 from mcp_tasks.client.poller import Patience
 from tests.helpers.rpc import PATIENCE
 
@@ -56,7 +56,9 @@ def accepted() -> ElicitResult:
 
 
 def connect(target: Any, *, person: Any = None, tasks: TasksClient | None = None, **options: Any) -> Client:
-    """The SDK's client with tasks; `options` are those of `TasksClient`."""
+    """The SDK's client with tasks; `options` are those of `TasksClient`. With a ledger, over a transport of ours."""
+    if isinstance(target, str) and options.get("ledger") is not None and "server" not in options:
+        target = reconnecting_http(target)
     extension = tasks if tasks is not None else TasksClient(**options)
     return Client(target, elicitation_callback=person, extensions=[extension])
 

@@ -17,7 +17,9 @@ from pydantic import FileUrl
 
 from mcp_tasks.client import Ledger, TasksClient, pending_tasks, resume_task
 from mcp_tasks.client.answerer import Answerer
-from mcp_tasks.errors import InvalidResponse, UnknownTask
+from mcp_tasks.client.memory import TaskMemory
+from mcp_tasks.core import TaskStatus
+from mcp_tasks.errors import InvalidResponse, QuestionUnanswered, UnknownTask
 from mcp_tasks.wire.parse import parse_task
 from tests.client.connecting import LONG, SHORT, Person, accepted, begin, connect, seen, text, until
 from tests.client.peer import OUT_OF_ORDER, TASK_ID, Answer, Peer, Refusal, asking, completed, task
@@ -93,9 +95,11 @@ async def test_a_callback_that_refuses_ends_the_wait_with_its_error(peer: Peer, 
 
     peer.on("tasks/get", asking("a"))
     async with connect(peer_url, person=refuse) as client:
-        with anyio.fail_after(PATIENCE), pytest.raises(MCPError, match="not with me") as caught:
+        with anyio.fail_after(PATIENCE), pytest.raises(QuestionUnanswered, match="not with me") as caught:
             await client.call_tool("x", {})
-    assert caught.value.code == -32042
+    cause = caught.value.__cause__
+    assert isinstance(cause, MCPError)
+    assert cause.code == -32042
     assert answers(peer) == []
 
 
@@ -105,8 +109,9 @@ async def test_a_callback_that_breaks_ends_the_wait_with_what_it_raised(peer: Pe
 
     peer.on("tasks/get", asking("a"))
     async with connect(peer_url, person=broken) as client:
-        with anyio.fail_after(PATIENCE), pytest.raises(ZeroDivisionError):
+        with anyio.fail_after(PATIENCE), pytest.raises(QuestionUnanswered) as caught:
             await client.call_tool("x", {})
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 @pytest.mark.parametrize(
@@ -126,8 +131,9 @@ async def test_a_question_that_cannot_be_understood_is_an_invalid_response(
     person = Person()
     peer.on("tasks/get", task("input_required", inputRequests={"a": question}))
     async with connect(peer_url, person=person) as client:
-        with anyio.fail_after(PATIENCE), pytest.raises(InvalidResponse):
+        with anyio.fail_after(PATIENCE), pytest.raises(QuestionUnanswered) as caught:
             await client.call_tool("x", {})
+    assert isinstance(caught.value.__cause__, InvalidResponse)
     assert person.asked == []
 
 
@@ -150,7 +156,11 @@ async def test_busy_is_told_at_the_first_question_and_at_the_end_of_the_last(pee
     peer.on("tasks/update", ACK)
     async with connect(peer_url, person=Person(ready=ready)) as client:
         answerer = Answerer(
-            client.session, TASK_ID, server="", ledger=None, busy_changed=changes.append, answered=outcomes.append
+            client.session,
+            TASK_ID,
+            memory=TaskMemory(None, TASK_ID),
+            busy_changed=changes.append,
+            answered=outcomes.append,
         )
         answerer.look(parse_task(asking("a")))
         answerer.look(parse_task(asking("a", "b")))
@@ -180,7 +190,7 @@ async def test_an_answer_that_the_server_refuses_does_not_leave_the_wait_hanging
     peer.on("tasks/get", asking("a"))
     peer.on("tasks/update", UNFIT)
     async with connect(peer_url, person=Person()) as client:
-        with anyio.fail_after(PATIENCE), pytest.raises(MCPError, match="does not fit"):
+        with anyio.fail_after(PATIENCE), pytest.raises(QuestionUnanswered, match="does not fit"):
             await client.call_tool("x", {})
 
 
@@ -203,7 +213,7 @@ async def test_a_refused_answer_is_not_the_one_that_is_remembered(peer: Peer, pe
         with pytest.raises(MCPError, match="does not fit"):
             await handle.answer({"a": {"action": "accept", "content": {}}})
         await handle.answer({"a": ANSWER})
-    assert ledger.answers("peer", TASK_ID) == {"a": (ANSWER, True)}
+    assert ledger.answers(peer_url, TASK_ID) == {"a": (ANSWER, True)}
 
 
 async def test_an_answer_that_the_server_refused_is_asked_for_again_the_next_time(
@@ -213,7 +223,7 @@ async def test_an_answer_that_the_server_refused_is_asked_for_again_the_next_tim
     peer.on("tasks/get", asking("a"))
     peer.on("tasks/update", UNFIT)
     async with connect(peer_url, person=person, ledger=ledger) as client:
-        with anyio.fail_after(PATIENCE), pytest.raises(MCPError):
+        with anyio.fail_after(PATIENCE), pytest.raises(QuestionUnanswered):
             await client.call_tool("x", {})
         peer.on("tasks/get", asking("a"), completed("the second time"))
         peer.on("tasks/update", ACK)
@@ -229,7 +239,7 @@ async def test_an_answer_that_could_not_be_delivered_is_not_asked_for_again_the_
     peer.on("tasks/get", asking("a"))
     peer.on("tasks/update", OUT_OF_ORDER)
     async with connect(peer_url, person=person, ledger=ledger, patience=SHORT) as client:
-        with anyio.fail_after(PATIENCE), pytest.raises(MCPError, match="try again later"):
+        with anyio.fail_after(PATIENCE), pytest.raises(QuestionUnanswered, match="try again later"):
             await client.call_tool("x", {})
         peer.on("tasks/get", asking("a"), completed("the second time"))
         peer.on("tasks/update", ACK)
@@ -242,8 +252,8 @@ async def test_an_answer_that_could_not_be_delivered_is_not_asked_for_again_the_
 
 
 async def test_a_recorded_answer_is_sent_again_and_nobody_is_asked(peer: Peer, peer_url: str, ledger: Ledger) -> None:
-    ledger.add(TASK_ID, server="peer", tool="x")
-    ledger.record_answer("peer", TASK_ID, "a", ANSWER)
+    ledger.add(TASK_ID, server=peer_url, tool="x")
+    ledger.record_answer(peer_url, TASK_ID, "a", ANSWER, question=asking("a")["inputRequests"]["a"])
     person = Person()
     peer.on("tasks/get", asking("a"), completed("in the end"))
     peer.on("tasks/update", ACK)
@@ -258,7 +268,7 @@ async def test_an_answer_is_recorded_before_the_server_has_it(peer: Peer, peer_u
     recorded: list[object] = []
 
     async def update(params: Mapping[str, Any]) -> Answer:
-        recorded.append(ledger.answers("peer", TASK_ID))
+        recorded.append(ledger.answers(peer_url, TASK_ID))
         peer.on("tasks/get", completed())
         return ACK
 
@@ -277,9 +287,9 @@ async def test_an_acknowledged_answer_is_marked_as_sent(peer: Peer, peer_url: st
         anyio.create_task_group() as group,
     ):
         group.start_soon(client.call_tool, "x")
-        await until(lambda: ledger.answers("peer", TASK_ID) == {"a": (ANSWER, True)})
+        await until(lambda: ledger.answers(peer_url, TASK_ID) == {"a": (ANSWER, True)})
         group.cancel_scope.cancel()
-    assert [entry.task_id for entry in ledger.pending(server="peer")] == [TASK_ID]
+    assert [entry.task_id for entry in ledger.pending(server=peer_url)] == [TASK_ID]
 
 
 async def test_answers_by_hand_are_remembered_too(peer: Peer, peer_url: str, ledger: Ledger) -> None:
@@ -287,17 +297,25 @@ async def test_answers_by_hand_are_remembered_too(peer: Peer, peer_url: str, led
     peer.on("tasks/update", ACK)
     async with connect(peer_url, ledger=ledger) as client:
         await resume_task(client, TASK_ID).answer({"a": ANSWER, "b": ANSWER})
-    assert ledger.answers("peer", TASK_ID) == {"a": (ANSWER, True), "b": (ANSWER, True)}
+    assert ledger.answers(peer_url, TASK_ID) == {"a": (ANSWER, True), "b": (ANSWER, True)}
 
 
-async def test_a_task_that_is_gone_is_forgotten(peer: Peer, peer_url: str, ledger: Ledger) -> None:
+async def test_a_task_that_its_server_does_not_know_is_marked_as_such(
+    peer: Peer, peer_url: str, ledger: Ledger
+) -> None:
     peer.on("tasks/get", Refusal(INVALID_PARAMS, "Task not found", status=400))
-    ledger.add(TASK_ID, server="peer", tool="x")
+    ledger.add(TASK_ID, server=peer_url, tool="x")
     async with connect(peer_url, ledger=ledger) as client:
         [handle] = pending_tasks(client)
         assert handle.tool == "x"
         with pytest.raises(UnknownTask):
             await handle.result()
+        assert [entry.status for entry in ledger.pending()] == ["unknown"]
+        # As long as somebody wants it: the server may get it back from a backup.
+        peer.on("tasks/get", task())
+        assert (await handle.status()).status is TaskStatus.WORKING
+        assert [entry.status for entry in ledger.pending()] == ["working"]
+        handle.forget()
     assert ledger.entries() == []
 
 

@@ -157,7 +157,7 @@ async def test_a_client_that_is_killed_between_two_answers_is_asked_for_the_miss
         await logged(log, f"asked: {sure}", f"answered: {name}")
         book = Ledger(ledger)
         # Acknowledged by the server, so that it is not asked any more.
-        await until(lambda: [sent for _, sent in book.answers("mcp-tasks-fixture", task_id).values()] == [True])
+        await until(lambda: [sent for _, sent in book.answers(fixture_url, task_id).values()] == [True])
         book.close()
         await client.kill()
     async with client_process(fixture_url, ledger, log, "resume") as client:

@@ -221,14 +221,16 @@ async def test_what_a_call_does_not_say_is_as_the_client_was_made(url: str, desk
     async def on_progress(progress: Progress) -> None:
         desk.gate.set()
 
-    async with connect(url, on_progress=on_progress, on_abandon="leave") as client:
+    async with connect(url, on_progress=on_progress, on_abandon="cancel") as client:
         with anyio.fail_after(PATIENCE):
             await call_tool(client, "progressing", {"steps": 1, "total": 1, "message": None})
         desk.gate.clear()
         with pytest.raises(WaitTimedOut):
             await call_tool(client, "gated", timeout=0.2)
-        await client.list_tools()
-        assert not desk.stopped.is_set()
+        await until(desk.stopped.is_set)
+        with pytest.raises(WaitTimedOut) as caught:
+            await (await begin(client, "gated")).result(0.2)
+        assert caught.value.fate == "cancelled"
 
 
 # Questions
@@ -358,15 +360,15 @@ async def _wait(handle: TaskHandle, on_abandon: Any, by: str, begun: asyncio.Eve
         await handle.result(on_abandon=on_abandon)
 
 
-async def test_a_plain_call_that_is_cancelled_cancels_its_task(url: str, desk: Desk) -> None:
-    async with connect(url) as client:
+async def test_a_client_can_be_made_to_cancel_tasks_of_calls_that_are_cancelled(url: str, desk: Desk) -> None:
+    async with connect(url, on_abandon="cancel") as client:
         with anyio.move_on_after(0.2):
             await client.call_tool("gated", {})
         await until(desk.stopped.is_set)
 
 
-async def test_a_client_can_be_made_to_leave_tasks_of_calls_that_are_cancelled(url: str, desk: Desk) -> None:
-    async with connect(url, on_abandon="leave") as client:
+async def test_a_plain_call_that_is_cancelled_leaves_its_task(url: str, desk: Desk) -> None:
+    async with connect(url) as client:
         with anyio.move_on_after(0.2):
             await client.call_tool("gated", {})
         assert desk.started.is_set()
@@ -375,17 +377,18 @@ async def test_a_client_can_be_made_to_leave_tasks_of_calls_that_are_cancelled(u
         assert not desk.stopped.is_set()
 
 
-async def test_a_call_with_a_time_limit_times_out_and_cancels_its_task(url: str, desk: Desk) -> None:
+async def test_a_call_with_a_time_limit_may_cancel_its_task(url: str, desk: Desk) -> None:
     async with connect(url) as client:
-        with pytest.raises(WaitTimedOut):
-            await call_tool(client, "gated", timeout=0.2)
+        with pytest.raises(WaitTimedOut, match="was cancelled") as caught:
+            await call_tool(client, "gated", timeout=0.2, on_abandon="cancel")
         await until(desk.stopped.is_set)
+    assert caught.value.fate == "cancelled"
 
 
-async def test_a_call_with_a_time_limit_may_leave_its_task(url: str, desk: Desk) -> None:
+async def test_a_call_with_a_time_limit_leaves_its_task_otherwise(url: str, desk: Desk) -> None:
     async with connect(url) as client:
-        with pytest.raises(WaitTimedOut) as caught:
-            await call_tool(client, "gated", timeout=0.2, on_abandon="leave")
+        with pytest.raises(WaitTimedOut, match="resume_task") as caught:
+            await call_tool(client, "gated", timeout=0.2)
         desk.gate.set()
         assert text(await resume_task(client, caught.value.task_id).result()) == "through"
 

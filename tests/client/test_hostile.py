@@ -138,7 +138,7 @@ async def test_a_task_that_changes_its_id_does_not_make_the_ledger_forget_anothe
     peer: Peer, peer_url: str, tmp_path: Path
 ) -> None:
     ledger = Ledger(tmp_path / "ledger.db")
-    ledger.add("another", server="peer", tool="x")
+    ledger.add("another", server=peer_url, tool="x")
     peer.on("tasks/get", completed(taskId="another"))
     async with connect(peer_url, ledger=ledger) as client:
         with pytest.raises(InvalidResponse):
@@ -261,7 +261,7 @@ async def test_a_task_that_never_ends_is_waited_for_as_long_as_the_caller_wants(
     peer.on("tasks/cancel", {"resultType": "complete"})
     async with connect(peer_url) as client:
         with pytest.raises(WaitTimedOut):
-            await call_tool(client, "x", timeout=0.3)
+            await call_tool(client, "x", timeout=0.3, on_abandon="cancel")
     assert len(peer.asked("tasks/cancel")) == 1
     assert len(peer.asked("tasks/get")) <= 10
 

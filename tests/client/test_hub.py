@@ -208,7 +208,7 @@ def _streams(hub: push_module.PushHub) -> list[int]:
 def _hub(client: Client) -> push_module.PushHub:
     [tasks] = client.extensions or [None]
     assert isinstance(tasks, TasksClient)
-    hub = tasks._hub(client.session)  # pyright: ignore[reportPrivateUsage]
+    hub = tasks._switchboard.connection(client.session).hub  # pyright: ignore[reportPrivateUsage]
     assert hub is not None
     return hub
 

@@ -15,17 +15,26 @@ from mcp_tasks.cli.desk import Desk
 from mcp_tasks.cli.exits import Detached, Exit, Problem
 from mcp_tasks.cli.forms import Later
 from mcp_tasks.cli.looking import look
-from mcp_tasks.cli.options import Access, Output, server_of_task, takes_access, takes_ledger, takes_output
+from mcp_tasks.cli.options import (
+    Access,
+    Output,
+    server_of_task,
+    takes_access,
+    takes_ledger,
+    takes_on_abandon,
+    takes_output,
+)
 from mcp_tasks.cli.outcomes import print_json, report, say
 from mcp_tasks.cli.questions import Question, describe, how_to_answer, questions_of
-from mcp_tasks.cli.remembered import find_task, opened_ledger, short_id
+from mcp_tasks.cli.remembered import by_server, find_task, opened_ledger, short_id
 from mcp_tasks.cli.running import run
-from mcp_tasks.cli.target import parse_target
+from mcp_tasks.cli.target import label_of
 from mcp_tasks.cli.views import LineBoard, clean
 from mcp_tasks.cli.wait import wait_for
-from mcp_tasks.client import Ledger, LedgerEntry
+from mcp_tasks.client import LedgerEntry
 from mcp_tasks.client.calls import tasks_of
-from mcp_tasks.errors import UnknownTask
+from mcp_tasks.client.handle import OnAbandon
+from mcp_tasks.errors import UnknownTask, UsageError
 
 EPILOG = """\
 \b
@@ -50,6 +59,7 @@ Examples:
     "--cancel", "action", flag_value="cancel", help="Dismiss the question. (The task is not cancelled by this.)"
 )
 @click.option("--wait", is_flag=True, help="Then wait for the task to end, as `wait` does.")
+@takes_on_abandon
 @server_of_task
 @takes_access
 @takes_ledger
@@ -62,6 +72,7 @@ def command(
     key: str | None,
     action: str | None,
     wait: bool,
+    on_abandon: OnAbandon,
     server: str | None,
     access: Access,
     ledger_path: Path | None,
@@ -76,12 +87,14 @@ def command(
 
     async def work() -> int:
         with opened_ledger(ledger_path) as ledger:
-            entry = find_task(ledger, task_id, server=server)
-            async with connect(parse_target(entry.server), access, ledger=ledger) as client:
+            entry = find_task(ledger, task_id, server=server, identity=access.identity)
+            [(target, spoken, _)] = by_server([entry], access)
+            async with connect(target, spoken, ledger=ledger) as client:
                 given = _Given(words=words, json_text=json_text, key=key, action=action)
-                answered = await given.send(client, entry, ledger)
+                answered = await given.send(client, entry)
             if wait:
-                return report(await wait_for(ledger, [entry], access, limit=None), output)
+                outcomes = await wait_for(ledger, [entry], access, limit=None, on_abandon=on_abandon)
+                return report(outcomes, output)
         if output == "json":
             print_json({"taskId": entry.task_id, "answered": answered})
         else:
@@ -100,10 +113,10 @@ class _Given:
         self._key = key
         self._action = action
 
-    async def send(self, client: Client, entry: LedgerEntry, ledger: Ledger) -> list[str]:
+    async def send(self, client: Client, entry: LedgerEntry) -> list[str]:
         """Answer; gives the keys of what was answered."""
-        snapshot = await look(client, entry, ledger)
-        questions = questions_of(snapshot.input_requests, entry.tool or entry.task_id, parse_target(entry.server).label)
+        snapshot = await look(client, entry)
+        questions = questions_of(snapshot.input_requests, entry.tool or entry.task_id, label_of(entry))
         if not questions:
             raise Problem(f"the task asks nothing; it is {snapshot.status.value}", Exit.USAGE)
         handle = tasks_of(client).handle(client.session, entry.task_id, tool=entry.tool)
@@ -112,10 +125,14 @@ class _Given:
             await handle.answer(answers)
         except UnknownTask as exc:
             raise Problem("the server knows no such task (any more)", Exit.UNKNOWN_TASK) from exc
+        except UsageError as exc:
+            raise Problem(str(exc), Exit.USAGE, hint="Nothing was sent; the task still waits for an answer.") from exc
         except MCPError as exc:
-            for key in answers:
-                ledger.answer_refused(entry.server, entry.task_id, key)
-            raise Problem(f"the server did not take the answer: {clean(str(exc))}", Exit.FAILED) from exc
+            raise Problem(
+                f"the server did not take the answer: {clean(str(exc))}",
+                Exit.FAILED,
+                hint="\n".join(["The task still waits for one:", *how_to_answer(entry.task_id, questions)]),
+            ) from exc
         return list(answers)
 
     def _chosen(self, questions: Sequence[Question]) -> Sequence[Question]:

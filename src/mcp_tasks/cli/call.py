@@ -26,10 +26,10 @@ from mcp_tasks.cli.arguments import read_arguments
 from mcp_tasks.cli.connection import connect
 from mcp_tasks.cli.desk import Desk, TimeUp
 from mcp_tasks.cli.exits import Detached, Exit, Problem
-from mcp_tasks.cli.following import Follower
+from mcp_tasks.cli.following import Follower, Key
 from mcp_tasks.cli.forms import Later
-from mcp_tasks.cli.options import Access, Output, takes_access, takes_ledger, takes_output
-from mcp_tasks.cli.outcomes import Outcome, report, say, say_how_to_return
+from mcp_tasks.cli.options import Access, Output, takes_access, takes_ledger, takes_on_abandon, takes_output
+from mcp_tasks.cli.outcomes import Outcome, report, say, say_how_to_return, what_became
 from mcp_tasks.cli.questions import Question, describe
 from mcp_tasks.cli.remembered import find_task, opened_ledger
 from mcp_tasks.cli.rows import Row
@@ -37,8 +37,9 @@ from mcp_tasks.cli.running import run
 from mcp_tasks.cli.target import Target, parse_target
 from mcp_tasks.cli.tools import list_tools
 from mcp_tasks.cli.views import Board, clean, new_board
-from mcp_tasks.client import Ledger, TaskHandle
-from mcp_tasks.client.extension import CallOptions, HandleWanted, call_options
+from mcp_tasks.client import Ledger, TaskHandle, start_task
+from mcp_tasks.client.handle import OnAbandon
+from mcp_tasks.errors import Fate
 
 EPILOG = """\
 \b
@@ -51,7 +52,7 @@ Examples:
 \b
 Exit codes: 0 done, 1 the tool failed, 2 wrong usage, 3 JSON-RPC error,
 4 cancelled, 5 --timeout, 6 server cannot be used, 7 a question and nobody to
-ask, 130 Ctrl-C (the task goes on).
+ask, 130 Ctrl-C. --on-abandon says what becomes of a task that has not ended.
 """
 
 
@@ -65,8 +66,9 @@ ask, 130 Ctrl-C (the task goes on).
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="Stop waiting after this long; the task goes on.",
+    help="Stop waiting after this long.",
 )
+@takes_on_abandon
 @takes_access
 @takes_ledger
 @takes_output
@@ -78,6 +80,7 @@ def command(
     json_text: str | None,
     detach: bool,
     timeout: float | None,
+    on_abandon: OnAbandon,
     access: Access,
     ledger_path: Path | None,
     output: Output,
@@ -93,7 +96,7 @@ def command(
 
     async def work() -> int:
         with opened_ledger(ledger_path) as ledger:
-            call = _Call(target, access, ledger, limit=timeout, detach=detach)
+            call = _Call(target, access, ledger, limit=timeout, detach=detach, on_abandon=on_abandon)
             outcome = await call.run(tool, words, json_text)
         if detach and outcome.task_id is not None and output == "text":
             click.echo(outcome.task_id)
@@ -107,7 +110,16 @@ def command(
 class _Call:
     """One call, from the connection to its outcome."""
 
-    def __init__(self, target: Target, access: Access, ledger: Ledger, *, limit: float | None, detach: bool) -> None:
+    def __init__(
+        self,
+        target: Target,
+        access: Access,
+        ledger: Ledger,
+        *,
+        limit: float | None,
+        detach: bool,
+        on_abandon: OnAbandon,
+    ) -> None:
         self._target = target
         self._access = access
         self._ledger = ledger
@@ -115,7 +127,7 @@ class _Call:
         self._detach = detach
         self._board: Board = new_board()
         self._desk = Desk(self._board, limit=limit)
-        self._follower = Follower(self._board, self._desk, ledger)
+        self._follower = Follower(self._board, self._desk, ledger, on_abandon=on_abandon)
         self._row = Row(key="call", tool="", status="working")
         self._task_id: str | None = None
         self._unanswered: Problem | None = None
@@ -154,25 +166,24 @@ class _Call:
         return await self._follow(client, started)
 
     async def _start(self, client: Client, arguments: dict[str, Any]) -> TaskHandle | CallToolResult:
-        # Like `start_task`, with the progress of a call that stays one, and no limit on how long that takes.
-        token = call_options.set(CallOptions(want_handle=True))
-        try:
-            return await client.call_tool(
-                self._row.tool, arguments, read_timeout_seconds=float("inf"), progress_callback=self._progress
-            )
-        except HandleWanted as signal:
-            return signal.handle
-        finally:
-            call_options.reset(token)
+        # A call that does not become a task shows its progress, and takes as long as it takes.
+        return await start_task(
+            client,
+            self._row.tool,
+            arguments,
+            read_timeout_seconds=float("inf"),
+            progress_callback=self._progress,
+        )
 
     async def _follow(self, client: Client, handle: TaskHandle) -> Outcome:
         self._task_id = handle.id
         if self._detach:
             return self._outcome("working")
         self._desk.can_cancel = True
-        entry = find_task(self._ledger, handle.id, server=self._target.spec)
+        identity = self._access.identity or ""
+        entry = find_task(self._ledger, handle.id, server=self._target.spec, identity=identity)
         await self._follower.follow_all(client, [entry])
-        return self._follower.outcomes[entry.server, entry.task_id]
+        return self._follower.outcomes[entry.key]
 
     async def _progress(self, progress: float, total: float | None, message: str | None) -> None:
         self._row = replace(self._row, done=progress, total=total, message=message)
@@ -205,13 +216,25 @@ class _Call:
         return Outcome(server=self._target.spec, tool=self._row.tool, status=status, task_id=self._task_id, **fields)
 
     def _timed_out(self) -> Outcome:
-        problem = f"{'the task' if self._task_id else 'the call'} did not end within {self._limit:g} s"
-        known = self._follower.outcomes.get((self._target.spec, self._task_id or ""))
-        return self._outcome(known.status if known else "unknown", problem=problem, code=Exit.TIMEOUT)
+        what = "the task" if self._task_id else "the call"
+        problem = f"{what} did not end within {self._limit:g} s{what_became(self._fate)}"
+        known = self._follower.outcomes.get(self._key)
+        status = known.status if known else "unknown"
+        return self._outcome(status, problem=problem, code=Exit.TIMEOUT, fate=self._fate)
+
+    @property
+    def _key(self) -> Key:
+        return self._target.spec, self._access.identity or "", self._task_id or ""
+
+    @property
+    def _fate(self) -> Fate:
+        return self._follower.fates.get(self._key, "left")
 
     def _say_goodbye(self) -> None:
         if self._task_id is None:
             say("The call was given up before it became a task.")
+        elif self._fate == "cancelled":
+            say("The task was cancelled.")
         else:
             say_how_to_return(self._task_id, self._target.spec)
 

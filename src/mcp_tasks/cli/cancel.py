@@ -17,7 +17,7 @@ from mcp_tasks.cli.remembered import by_server, find_tasks, opened_ledger, short
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.views import clean
 from mcp_tasks.client import Ledger, LedgerEntry
-from mcp_tasks.client.requests import cancel_task
+from mcp_tasks.client.calls import tasks_of
 from mcp_tasks.errors import UnknownTask
 
 EPILOG = """\
@@ -43,7 +43,7 @@ def command(*, ids: Sequence[str], server: str | None, access: Access, ledger_pa
 
     async def work() -> int:
         with opened_ledger(ledger_path) as ledger:
-            entries = find_tasks(ledger, ids, server=server)
+            entries = find_tasks(ledger, ids, server=server, identity=access.identity)
             return await _cancel_all(ledger, entries, access, output)
 
     return run(work)
@@ -52,11 +52,11 @@ def command(*, ids: Sequence[str], server: str | None, access: Access, ledger_pa
 async def _cancel_all(ledger: Ledger, entries: Sequence[LedgerEntry], access: Access, output: Output) -> int:
     statuses: dict[str, str] = {}
     code = Exit.OK
-    for target, group in by_server(entries, access):
+    for target, spoken, group in by_server(entries, access):
         try:
-            async with connect(target, access, ledger=ledger) as client:
+            async with connect(target, spoken, ledger=ledger) as client:
                 for entry in group:
-                    statuses[entry.task_id] = await _cancel(client, entry, ledger)
+                    statuses[entry.task_id] = await _cancel(client, entry)
         except Problem as exc:
             exc.show()
             code = code or exc.code
@@ -77,13 +77,13 @@ _WORDS = {
 }
 
 
-async def _cancel(client: Client, entry: LedgerEntry, ledger: Ledger) -> str:
+async def _cancel(client: Client, entry: LedgerEntry) -> str:
     try:
-        await cancel_task(client.session, entry.task_id)
+        await tasks_of(client).handle(client.session, entry.task_id, tool=entry.tool).cancel()
     except UnknownTask as exc:
         raise Problem(
             f"{short_id(entry.task_id)}: the server knows no such task (any more)", Exit.UNKNOWN_TASK
         ) from exc
     except MCPError as exc:
         raise Problem(f"{short_id(entry.task_id)}: the server answers: {clean(str(exc))}", Exit.FAILED) from exc
-    return (await look(client, entry, ledger)).status.value
+    return (await look(client, entry)).status.value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -9,11 +10,11 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 from mcp import Client, MCPError
 from mcp.client.session import ElicitationFnT
-from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.stdio import StdioServerParameters
 from mcp_types import REQUEST_TIMEOUT, Implementation
 from mcp_types.version import LATEST_MODERN_VERSION
 
@@ -22,7 +23,7 @@ from mcp_tasks.cli.exits import Exit, Problem
 from mcp_tasks.cli.options import Access
 from mcp_tasks.cli.running import leaves
 from mcp_tasks.cli.target import Target, looks_like_address
-from mcp_tasks.client import Ledger, TasksClient, reconnecting_http
+from mcp_tasks.client import Ledger, TasksClient, reconnecting_http, stdio_transport
 from mcp_tasks.client.poller import Patience
 
 if TYPE_CHECKING:
@@ -58,13 +59,17 @@ async def connect(
                 read_timeout_seconds=READ_LIMIT if target.url is not None else STARTUP_LIMIT,
                 client_info=Implementation(name="mcp-tasks-cli", version=version("mcp-tasks")),
                 elicitation_callback=elicit,
-                extensions=[TasksClient(ledger=ledger, server=target.spec, patience=_patience(target))],
+                extensions=[_tasks_client(target, access, ledger)],
             )
             try:
                 await stack.enter_async_context(client)
             except Exception as exc:
                 raise await explain(target, access, exc, log) from exc
             yield client
+
+
+def _tasks_client(target: Target, access: Access, ledger: Ledger | None) -> TasksClient:
+    return TasksClient(ledger=ledger, server=target.spec, identity=access.identity or "", patience=_patience(target))
 
 
 def _patience(target: Target) -> Patience | None:
@@ -109,17 +114,8 @@ def _transport(target: Target, access: Access, log: TextIO) -> Transport:
     command, *arguments = target.argv
     # All of the environment, as for any other command that is typed here; the SDK's own choice is for hosts.
     server = StdioServerParameters(command=command, args=arguments, env=dict(os.environ), cwd=target.folder)
-    return _quiet_stdio(server, log)
-
-
-@asynccontextmanager
-async def _quiet_stdio(server: StdioServerParameters, log: TextIO) -> AsyncGenerator[Any]:
-    """The SDK's stdio transport, with the server's log where it does not run through a progress bar."""
-    import logging
-
-    errlog = sys.stderr if logging.getLogger().isEnabledFor(logging.INFO) else log
-    async with stdio_client(server, errlog=errlog) as streams:
-        yield streams
+    # The server's log goes where it does not run through a progress bar.
+    return stdio_transport(server, errlog=sys.stderr if logging.getLogger().isEnabledFor(logging.INFO) else log)
 
 
 def _last_of(log: TextIO | None) -> str:

@@ -44,11 +44,13 @@ class Desk:
     Attributes:
         is_staffed: Whether there is somebody to ask.
         can_cancel: Whether there is a task to cancel, and not just a call under way.
+        was_left_on_purpose: Whether somebody said at the prompt that they wait no more and the task goes on.
     """
 
     def __init__(self, board: Board, *, limit: float | None = None) -> None:
         self.is_staffed = is_terminal()
         self.can_cancel = False
+        self.was_left_on_purpose = False
         self._board = board
         self._keyboard = Keyboard()
         self._busy = asyncio.Lock()
@@ -143,11 +145,12 @@ class Desk:
             try:
                 text = await self._keyboard.line(Text(prompt, style="yellow"), console)
             except Interrupt:
-                return Decision.DETACH
+                text = "d"
             match text.strip().casefold()[:1]:
                 case "c":
                     return Decision.CANCEL
                 case "d":
+                    self.was_left_on_purpose = True
                     return Decision.DETACH
                 case "w" | "":
                     return None

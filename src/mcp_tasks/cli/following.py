@@ -18,14 +18,20 @@ from mcp_tasks.cli.forms import Later
 from mcp_tasks.cli.options import Access
 from mcp_tasks.cli.outcomes import Outcome, kept_outcome, outcome_of, say
 from mcp_tasks.cli.questions import Question, questions_of
+from mcp_tasks.cli.remembered import Group
 from mcp_tasks.cli.rows import row_key, row_of
 from mcp_tasks.cli.running import leaves
-from mcp_tasks.cli.target import Target, parse_target
+from mcp_tasks.cli.target import Target, label_of
 from mcp_tasks.cli.views import Board, clean
 from mcp_tasks.client import Ledger, LedgerEntry, TaskHandle, TaskSnapshot
 from mcp_tasks.client.calls import tasks_of
-from mcp_tasks.client.requests import get_task, is_transient
-from mcp_tasks.errors import InvalidResponse, TasksError, UnknownTask
+from mcp_tasks.client.handle import OnAbandon
+from mcp_tasks.client.requests import is_transient
+from mcp_tasks.core.json import JsonObject
+from mcp_tasks.errors import Fate, InvalidResponse, TasksError, UnknownTask, UsageError
+
+Key = tuple[str, str, str]
+"""What tells a task from all others, as in the ledger."""
 
 
 class Follower:
@@ -33,21 +39,26 @@ class Follower:
 
     Attributes:
         asks: Whether a question is something to do: ask it, or end the wait if nobody is there.
-        outcomes: How each task stood when it was last heard of, by server and id.
+        outcomes: How each task stood when it was last heard of.
+        fates: What became of the tasks that were given up before they ended.
     """
 
-    def __init__(self, board: Board, desk: Desk, ledger: Ledger, *, asks: bool = True) -> None:
+    def __init__(
+        self, board: Board, desk: Desk, ledger: Ledger, *, asks: bool = True, on_abandon: OnAbandon = "leave"
+    ) -> None:
         self.desk = desk
         self.asks = asks
         self._board = board
         self._ledger = ledger
-        self._handles: dict[tuple[str, str], TaskHandle] = {}
-        self.outcomes: dict[tuple[str, str], Outcome] = {}
+        self._on_abandon: OnAbandon = on_abandon
+        self._handles: dict[Key, TaskHandle] = {}
+        self.outcomes: dict[Key, Outcome] = {}
+        self.fates: dict[Key, Fate] = {}
 
-    async def follow_servers(self, groups: Sequence[tuple[Target, Sequence[LedgerEntry]]], access: Access) -> None:
+    async def follow_servers(self, groups: Sequence[Group]) -> None:
         """Follow tasks of several servers, each over a connection of its own."""
         async with asyncio.TaskGroup() as waits:
-            for target, entries in groups:
+            for target, access, entries in groups:
                 waits.create_task(self._follow_server(target, entries, access))
 
     async def follow_all(self, client: Client, entries: Sequence[LedgerEntry]) -> None:
@@ -81,12 +92,15 @@ class Follower:
 
     async def _follow(self, client: Client, entry: LedgerEntry) -> None:
         handle = tasks_of(client).handle(client.session, entry.task_id, tool=entry.tool)
-        self._handles[entry.server, entry.task_id] = handle
+        self._handles[entry.key] = handle
         try:
             if entry.is_final:
-                await self._look_again(client, entry)
-            else:
-                await _Wait(self, handle, entry).run()
+                await self._look_again(handle, entry)
+            elif not await _Wait(self, handle, entry).run():
+                await self._abandon(handle, entry)
+        except asyncio.CancelledError:
+            await self._abandon(handle, entry)
+            raise
         except UnknownTask:
             self._note(entry, problem="the server knows no such task (any more)", code=Exit.UNKNOWN_TASK)
         except MCPError as exc:
@@ -95,37 +109,39 @@ class Follower:
         except (InvalidResponse, OSError) as exc:
             self._note(entry, problem=str(exc), code=Exit.UNREACHABLE)
         finally:
-            del self._handles[entry.server, entry.task_id]
+            del self._handles[entry.key]
 
-    async def _look_again(self, client: Client, entry: LedgerEntry) -> None:
+    async def _abandon(self, handle: TaskHandle, entry: LedgerEntry) -> None:
+        """Nobody waits for the task any more, and nobody at the prompt said that it shall go on."""
+        if not self.asks or self.desk.was_left_on_purpose:
+            return
+        fate = self.fates[entry.key] = await handle.abandon(self._on_abandon)
+        known = self.outcomes.get(entry.key)
+        if fate != "left" and known is not None and known.status == "input_required":
+            became = "was cancelled" if fate == "cancelled" else "could not be cancelled"
+            problem = f"the task asks something and there is no terminal to ask at; it {became}"
+            self.outcomes[entry.key] = replace(known, problem=problem, code=Exit.INPUT_REQUIRED)
+
+    async def _look_again(self, handle: TaskHandle, entry: LedgerEntry) -> None:
         """A task that is known to have ended: see how, as long as its server can tell."""
         try:
-            self.saw(entry, await get_task(client.session, entry.task_id))
+            self.saw(entry, await handle.status())
         except UnknownTask:
-            self.outcomes[entry.server, entry.task_id] = kept_outcome(entry)
+            self.outcomes[entry.key] = kept_outcome(entry)
 
     def _note(self, entry: LedgerEntry, *, problem: str, code: Exit) -> None:
-        known = self.outcomes.get((entry.server, entry.task_id))
+        known = self.outcomes.get(entry.key)
         status = "unknown" if known is None else known.status
         outcome = Outcome(server=entry.server, tool=entry.tool, task_id=entry.task_id, status=status)
-        self.outcomes[entry.server, entry.task_id] = replace(outcome, problem=problem, code=code)
+        self.outcomes[entry.key] = replace(outcome, problem=problem, code=code)
         self._board.drop(row_key(entry), problem)
 
     # For `_Wait`
 
     def saw(self, entry: LedgerEntry, snapshot: TaskSnapshot) -> None:
         """Show a state, and keep it."""
-        self.outcomes[entry.server, entry.task_id] = outcome_of(entry, snapshot)
+        self.outcomes[entry.key] = outcome_of(entry, snapshot)
         self._board.show(row_of(entry, snapshot))
-
-    def recorded(self, entry: LedgerEntry, key: str) -> dict[str, object] | None:
-        """An answer that was given before, and maybe never arrived."""
-        answers = self._ledger.answers(entry.server, entry.task_id)
-        return answers[key][0] if key in answers else None
-
-    def refused(self, entry: LedgerEntry, key: str) -> None:
-        """Do not come back to an answer that its server did not take."""
-        self._ledger.answer_refused(entry.server, entry.task_id, key)
 
 
 class _Wait:
@@ -137,19 +153,20 @@ class _Wait:
         self._entry = entry
         self._answered: set[str] = set()
 
-    async def run(self) -> None:
-        """Wait until the task has ended, or asks something that nobody answers."""
+    async def run(self) -> bool:
+        """Wait until the task has ended, was left with an open question (True), or has nobody to ask (False)."""
         follower = self._follower
         while True:
             snapshot = await self._until(lambda state: state.is_final or (follower.asks and bool(self._open(state))))
             if snapshot.is_final:
-                return
+                return True
             if not follower.desk.is_staffed:
-                return
+                return False
             try:
-                await self._answer(self._open(snapshot)[0])
+                question = self._open(snapshot)[0]
+                await self._answer(question, snapshot.input_requests[question.key])
             except Later:
-                return
+                return True
 
     async def _until(self, reached: Callable[[TaskSnapshot], bool]) -> TaskSnapshot:
         async with aclosing(self._handle.watch()) as states:
@@ -160,12 +177,11 @@ class _Wait:
         raise AssertionError("unreachable: a task is watched to its end")
 
     def _open(self, snapshot: TaskSnapshot) -> list[Question]:
-        server = parse_target(self._entry.server).label
-        asked = questions_of(snapshot.input_requests, self._entry.tool or self._handle.id, server)
+        asked = questions_of(snapshot.input_requests, self._entry.tool or self._handle.id, label_of(self._entry))
         return [question for question in asked if question.key not in self._answered]
 
-    async def _answer(self, question: Question) -> None:
-        response = self._follower.recorded(self._entry, question.key)
+    async def _answer(self, question: Question, asked: JsonObject) -> None:
+        response = self._handle.recorded_answer(question.key, asked)
         if response is None:
             if not question.is_elicitation:
                 say(f"The task sends a {clean(question.method)} request, which is not for people.", "yellow")
@@ -176,13 +192,12 @@ class _Wait:
             return
         try:
             await self._handle.answer({question.key: response})
-        except (MCPError, OSError) as exc:
+        except (MCPError, OSError, UsageError) as exc:
             self._answered.discard(question.key)
             if is_transient(exc):
                 # It is in the ledger, and goes out again after the next look.
                 return
-            say(f"The server did not take the answer: {clean(str(exc))}", "red")
-            self._follower.refused(self._entry, question.key)
+            say(f"The answer was not taken, and the question is asked again: {clean(str(exc))}", "red")
 
     async def _ask(self, question: Question) -> dict[str, object] | None:
         """Ask until answered; None if it is no longer asked."""

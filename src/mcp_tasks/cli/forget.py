@@ -31,7 +31,7 @@ def command(*, ids: Sequence[str], ledger_path: Path | None, output: Output) -> 
     with opened_ledger(ledger_path) as ledger:
         entries = find_tasks(ledger, ids)
         for entry in entries:
-            ledger.forget(entry.task_id, server=entry.server)
+            ledger.forget(entry.task_id, server=entry.server, identity=entry.identity)
     if output == "json":
         print_json([entry.task_id for entry in entries])
     for entry in entries:

@@ -13,48 +13,47 @@ from mcp_tasks.cli.options import Access
 from mcp_tasks.cli.remembered import by_server
 from mcp_tasks.cli.target import Target
 from mcp_tasks.client import Ledger, LedgerEntry, TaskSnapshot
-from mcp_tasks.client.requests import get_task
+from mcp_tasks.client.calls import tasks_of
 from mcp_tasks.errors import InvalidResponse, UnknownTask
 
-Seen = dict[tuple[str, str], TaskSnapshot | Problem]
-"""By server and id: the task, or why it could not be seen."""
+Seen = dict[tuple[str, str, str], TaskSnapshot | Problem]
+"""By the key of the ledger's entry: the task, or why it could not be seen."""
 
 
 async def look_at(entries: Sequence[LedgerEntry], access: Access, ledger: Ledger) -> Seen:
     """Look at tasks of any number of servers. What is seen goes into the ledger."""
     seen: Seen = {}
+    groups = by_server(entries, access)
     async with asyncio.TaskGroup() as looks:
-        for target, group in by_server(entries, access):
-            looks.create_task(_look_at_server(target, group, access, ledger, seen))
+        for target, spoken, group in groups:
+            looks.create_task(_look_at_server(target, group, spoken, ledger, seen))
     return seen
 
 
-async def look(client: Client, entry: LedgerEntry, ledger: Ledger) -> TaskSnapshot:
-    """Look at one task.
+async def look(client: Client, entry: LedgerEntry) -> TaskSnapshot:
+    """Look at one task. What is seen goes into the client's ledger.
 
     Raises:
         Problem: It cannot be seen.
     """
     try:
-        snapshot = await get_task(client.session, entry.task_id)
+        return await tasks_of(client).handle(client.session, entry.task_id, tool=entry.tool).status()
     except UnknownTask as exc:
         raise Problem("the server knows no such task (any more)", Exit.UNKNOWN_TASK) from exc
     except (MCPError, InvalidResponse) as exc:
         raise Problem(f"the server answers: {exc}", Exit.FAILED) from exc
-    ledger.saw(entry.server, snapshot)
-    return snapshot
 
 
 async def _look_at_server(
     target: Target, entries: Sequence[LedgerEntry], access: Access, ledger: Ledger, seen: Seen
 ) -> None:
     try:
-        async with connect(target, access) as client:
+        async with connect(target, access, ledger=ledger) as client:
             for entry in entries:
                 try:
-                    seen[entry.server, entry.task_id] = await look(client, entry, ledger)
+                    seen[entry.key] = await look(client, entry)
                 except Problem as exc:
-                    seen[entry.server, entry.task_id] = exc
+                    seen[entry.key] = exc
     except Problem as exc:
         for entry in entries:
-            seen[entry.server, entry.task_id] = exc
+            seen[entry.key] = exc

@@ -14,9 +14,10 @@ from mcp_tasks.cli.options import Access, Output, takes_access, takes_ledger, ta
 from mcp_tasks.cli.outcomes import print_json, say
 from mcp_tasks.cli.remembered import opened_ledger, short_ids
 from mcp_tasks.cli.running import run
-from mcp_tasks.cli.target import parse_target
+from mcp_tasks.cli.target import parse_target, target_of
 from mcp_tasks.cli.views import stdout, task_table
 from mcp_tasks.client import Ledger, LedgerEntry
+from mcp_tasks.client.ledger import UNKNOWN
 from mcp_tasks.core.status import TaskStatus
 
 EPILOG = """\
@@ -33,7 +34,9 @@ Examples:
 @click.option("--active", "which", flag_value="active", help="Only tasks that have not ended.")
 @click.option("--ended", "which", flag_value="ended", help="Only tasks that have ended.")
 @click.option(
-    "--status", type=click.Choice([status.value for status in TaskStatus]), help="Only tasks with this status."
+    "--status",
+    type=click.Choice([*(status.value for status in TaskStatus), UNKNOWN]),
+    help="Only tasks with this status; unknown for those that their server did not know when it was last asked.",
 )
 @click.option("--search", metavar="TEXT", help="Only tasks with this in their id, tool, message or server.")
 @click.option("--server", metavar="SERVER", help="Only tasks of this server.")
@@ -66,13 +69,21 @@ def command(
         spec = None if server is None else parse_target(server).spec
         if refresh:
             run(lambda: _refresh(ledger, spec, access))
-        entries = ledger.entries(server=spec)
+        entries = ledger.entries(server=spec, identity=access.identity)
     _print([entry for entry in entries if wanted(entry)], output)
     return Exit.OK
 
 
 async def _refresh(ledger: Ledger, spec: str | None, access: Access) -> int:
-    seen = await look_at(ledger.pending(server=spec), access, ledger)
+    seen: dict[tuple[str, str, str], object] = {}
+    reachable: list[LedgerEntry] = []
+    for entry in ledger.pending(server=spec, identity=access.identity):
+        try:
+            target_of(entry)
+            reachable.append(entry)
+        except Problem as exc:
+            seen[entry.key] = exc
+    seen |= await look_at(reachable, access, ledger)
     problems: dict[str, int] = {}
     for found in seen.values():
         if isinstance(found, Problem):
@@ -102,6 +113,7 @@ def entry_json(entry: LedgerEntry) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "taskId": entry.task_id,
         "server": entry.server,
+        "identity": entry.identity or None,
         "tool": entry.tool,
         "status": entry.status,
         "statusMessage": entry.message,

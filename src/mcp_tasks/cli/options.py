@@ -12,6 +12,8 @@ from typing import Any, Literal, ParamSpec, TypeAlias
 
 import click
 
+from mcp_tasks.client.handle import OnAbandon
+
 Era: TypeAlias = Literal["auto", "modern", "legacy"]
 Output: TypeAlias = Literal["text", "json"]
 P = ParamSpec("P")
@@ -24,14 +26,17 @@ class Access:
 
     Attributes:
         headers: What goes with every HTTP request, credentials included. Never written down anywhere.
+        identity: Who somebody is to the server, in words of their own, by which the ledger keeps users apart. None for
+            not said.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     era: Era = "auto"
+    identity: str | None = None
 
 
 def takes_access(command: Command) -> Command:
-    """`--header`, `--token` and `--era`, as `access`."""
+    """`--header`, `--token`, `--identity` and `--era`, as `access`."""
 
     @click.option(
         "-H", "--header", "headers", multiple=True, metavar="NAME:VALUE", help="Send this HTTP header too. Repeatable."
@@ -44,6 +49,13 @@ def takes_access(command: Command) -> Command:
         help="Send it as a bearer token. The ledger does not keep it.",
     )
     @click.option(
+        "--identity",
+        envvar="MCP_TASKS_IDENTITY",
+        show_envvar=True,
+        metavar="NAME",
+        help="Who you are to the server, if you come to it as several users. The ledger keeps their tasks apart.",
+    )
+    @click.option(
         "--era",
         type=click.Choice(["auto", "modern", "legacy"]),
         default="auto",
@@ -51,8 +63,10 @@ def takes_access(command: Command) -> Command:
         help="Which protocol to speak: 2026-07-28, 2025-11-25, or what the server has.",
     )
     @wraps(command)
-    def wrapper(*args: Any, headers: Sequence[str], token: str | None, era: Era, **others: Any) -> int:
-        return command(*args, access=Access(headers=_headers(headers, token), era=era), **others)
+    def wrapper(
+        *args: Any, headers: Sequence[str], token: str | None, identity: str | None, era: Era, **others: Any
+    ) -> int:
+        return command(*args, access=Access(headers=_headers(headers, token), era=era, identity=identity), **others)
 
     return wrapper
 
@@ -74,6 +88,19 @@ def takes_ledger(command: Command) -> Command:
         return command(*args, **others)
 
     return wrapper
+
+
+def takes_on_abandon(command: Command) -> Command:
+    """`--on-abandon`, as `on_abandon`."""
+    leave: OnAbandon = "leave"
+    return click.option(
+        "--on-abandon",
+        type=click.Choice(["leave", "cancel"]),
+        default=leave,
+        show_default=True,
+        help="What becomes of a task that has not ended when the wait for it ends: --timeout, a question with nobody "
+        "to ask, Ctrl-C without a terminal. What you choose at the prompt goes before this.",
+    )(command)
 
 
 def takes_output(command: Command) -> Command:

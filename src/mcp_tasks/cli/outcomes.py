@@ -19,6 +19,7 @@ from mcp_tasks.cli.target import parse_target
 from mcp_tasks.cli.views import clean, stderr
 from mcp_tasks.client import LedgerEntry, TaskSnapshot
 from mcp_tasks.core.json import JsonObject
+from mcp_tasks.errors import Fate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +29,7 @@ class Outcome:
     Attributes:
         status: The task's; `completed` or `failed` for a call that was no task, `unknown` where nobody can tell.
         problem: What kept us from knowing more, with `code` for it.
+        fate: What became of a task that was given up before it ended.
     """
 
     server: str
@@ -40,6 +42,7 @@ class Outcome:
     requests: Mapping[str, JsonObject] | None = None
     problem: str | None = None
     code: Exit | None = None
+    fate: Fate = "left"
 
     @property
     def exit(self) -> Exit:
@@ -121,6 +124,11 @@ def say(text: str, style: str = "") -> None:
     stderr().print(Text(text, style=style), soft_wrap=True)
 
 
+def what_became(fate: Fate) -> str:
+    """What became of a task that was given up, to be added to why."""
+    return {"left": "", "cancelled": "; it was cancelled", "not cancelled": "; it could not be cancelled"}[fate]
+
+
 def say_how_to_return(task_id: str, server: str) -> None:
     """The command that comes back to a task that goes on."""
     say(f"The task goes on. Come back with:\n  mcp-tasks wait {short_id(task_id)}")
@@ -165,7 +173,7 @@ def _print(outcome: Outcome, *, named: bool) -> None:
         say(f"── {short_id(outcome.task_id or '')}  {clean(outcome.tool)}: {outcome.status.replace('_', ' ')}", "bold")
     if outcome.problem is not None:
         say(outcome.problem, "red")
-        if outcome.task_id is not None and outcome.code is Exit.TIMEOUT:
+        if outcome.task_id is not None and outcome.code is Exit.TIMEOUT and outcome.fate != "cancelled":
             say_how_to_return(outcome.task_id, outcome.server)
         return
     match outcome.status:

@@ -1,4 +1,4 @@
-"""`mcp-tasks prune`: take ended tasks out of the ledger."""
+"""`mcp-tasks prune`: take tasks out of the ledger that have ended, or that their servers do not know any more."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from mcp_tasks.cli.exits import Exit
 from mcp_tasks.cli.options import Output, takes_ledger, takes_output
 from mcp_tasks.cli.outcomes import print_json, say
 from mcp_tasks.cli.remembered import opened_ledger
+from mcp_tasks.client.ledger import UNKNOWN
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
@@ -42,15 +43,19 @@ def _read_age(context: click.Context, parameter: click.Parameter, text: str) -> 
 @takes_ledger
 @takes_output
 def command(*, older_than: timedelta, dry_run: bool, ledger_path: Path | None, output: Output) -> int:
-    """Remove ended tasks from the ledger, with their results. Tasks that have not ended stay."""
+    """Remove tasks from the ledger that have ended, with their results, and those that their server did not know.
+
+    Tasks that have not ended stay.
+    """
     with opened_ledger(ledger_path) as ledger:
         before = datetime.now(UTC) - older_than
-        entries = [entry for entry in ledger.entries() if entry.is_final and entry.started <= before]
+        over = [entry for entry in ledger.entries() if entry.is_final or entry.status == UNKNOWN]
+        entries = [entry for entry in over if entry.started <= before]
         for entry in entries:
             if not dry_run:
-                ledger.forget(entry.task_id, server=entry.server)
+                ledger.forget(entry.task_id, server=entry.server, identity=entry.identity)
     if output == "json":
         print_json([entry.task_id for entry in entries])
     else:
-        say(f"{'Would remove' if dry_run else 'Removed'} {len(entries)} ended task{'' if len(entries) == 1 else 's'}.")
+        say(f"{'Would remove' if dry_run else 'Removed'} {len(entries)} task{'' if len(entries) == 1 else 's'}.")
     return Exit.OK

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 
 from mcp_tasks.cli.exits import Exit, Problem
 from mcp_tasks.cli.options import Access
-from mcp_tasks.cli.target import Target, parse_target
+from mcp_tasks.cli.target import Target, parse_target, target_of
 from mcp_tasks.client import Ledger, LedgerEntry
 from mcp_tasks.errors import StoreError
 from mcp_tasks.stores.url import state_folder
@@ -30,8 +30,6 @@ def opened_ledger(path: Path | None) -> Generator[Ledger]:
     """
     where = path or state_folder() / "ledger.db"
     try:
-        where.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(where, os.O_CREAT | os.O_RDWR, 0o600))
         ledger = Ledger(where, keep_results=True)
     except (OSError, StoreError) as exc:
         raise Problem(f"the ledger {where} cannot be used: {exc}", Exit.LEDGER, hint="--ledger names another.") from exc
@@ -41,20 +39,21 @@ def opened_ledger(path: Path | None) -> Generator[Ledger]:
         ledger.close()
 
 
-def find_task(ledger: Ledger, start: str, *, server: str | None = None) -> LedgerEntry:
+def find_task(ledger: Ledger, start: str, *, server: str | None = None, identity: str | None = None) -> LedgerEntry:
     """The one task whose id begins with `start`, with or without the part before `_`.
 
     Raises:
         Problem: There is none, or more than one.
     """
     spec = None if server is None else parse_target(server).spec
-    found = [entry for entry in ledger.entries(server=spec) if _begins(entry.task_id, start)]
+    entries = ledger.entries(server=spec, identity=identity)
+    found = [entry for entry in entries if _begins(entry.task_id, start)]
     exact = [entry for entry in found if entry.task_id == start]
     match exact or found:
         case [entry]:
             return entry
         case []:
-            return _stranger(start, spec)
+            return _stranger(start, spec, identity or "")
         case several:
             raise Problem(
                 f"{start!r} could be any of {len(several)} tasks",
@@ -63,26 +62,39 @@ def find_task(ledger: Ledger, start: str, *, server: str | None = None) -> Ledge
             )
 
 
-def find_tasks(ledger: Ledger, starts: Sequence[str], *, server: str | None = None) -> list[LedgerEntry]:
+def find_tasks(
+    ledger: Ledger, starts: Sequence[str], *, server: str | None = None, identity: str | None = None
+) -> list[LedgerEntry]:
     """The tasks named, each once, in the order named."""
-    entries = [find_task(ledger, start, server=server) for start in starts]
-    return list({(entry.server, entry.task_id): entry for entry in entries}.values())
+    entries = [find_task(ledger, start, server=server, identity=identity) for start in starts]
+    return list({entry.key: entry for entry in entries}.values())
 
 
-def by_server(entries: Sequence[LedgerEntry], access: Access) -> list[tuple[Target, list[LedgerEntry]]]:
-    """The tasks of each server together.
+Group = tuple[Target, Access, list[LedgerEntry]]
+"""Tasks of one server, and how it is spoken to for them."""
+
+
+def by_server(entries: Sequence[LedgerEntry], access: Access) -> list[Group]:
+    """The tasks of each server, and of each identity there, together.
 
     Raises:
-        Problem: Credentials for one server would go to several.
+        Problem: Credentials for one server or identity would go to several, or a server cannot be told.
     """
-    ordered = sorted(entries, key=lambda entry: entry.server)
-    groups = [(parse_target(server), list(group)) for server, group in groupby(ordered, lambda entry: entry.server)]
-    over_http = [target.label for target, _ in groups if target.url is not None]
+    ordered = sorted(entries, key=lambda entry: entry.key)
+    groups: list[Group] = []
+    for (_, identity), same in groupby(ordered, lambda entry: (entry.server, entry.identity)):
+        group = list(same)
+        groups.append((target_of(group[0]), replace(access, identity=identity), group))
+    over_http = [
+        target.label + (f" as {spoken.identity}" if spoken.identity else "")
+        for target, spoken, _ in groups
+        if target.url is not None
+    ]
     if access.headers and len(over_http) > 1:
         raise Problem(
-            "these tasks are on several servers, and each would see the token or headers of the others",
+            "these tasks are of several servers or identities, and the token or headers are for one of them",
             Exit.USAGE,
-            hint="\n".join(["Name the tasks of one server at a time:", *over_http]),
+            hint="\n".join(["Name the tasks of one at a time:", *over_http]),
         )
     return groups
 
@@ -110,7 +122,7 @@ def _begins(task_id: str, start: str) -> bool:
     return bool(start) and (task_id.startswith(start) or _split(task_id)[1].startswith(start))
 
 
-def _stranger(task_id: str, spec: str | None) -> LedgerEntry:
+def _stranger(task_id: str, spec: str | None, identity: str) -> LedgerEntry:
     if spec is None:
         raise Problem(
             f"no task here begins with {task_id!r}",
@@ -118,8 +130,9 @@ def _stranger(task_id: str, spec: str | None) -> LedgerEntry:
             hint="`mcp-tasks ls` lists the tasks started from here; for any other, give its whole id and --server.",
         )
     now = datetime.now(UTC)
-    return LedgerEntry(task_id=task_id, server=spec, tool="", started=now, status="working")
+    return LedgerEntry(task_id=task_id, server=spec, tool="", started=now, status="working", identity=identity)
 
 
 def _line(entry: LedgerEntry) -> str:
-    return f"{entry.task_id}  {entry.tool}  {entry.status}"
+    whose = f"  {entry.identity}" if entry.identity else ""
+    return f"{entry.task_id}  {entry.tool}  {entry.status}  {entry.server}{whose}"

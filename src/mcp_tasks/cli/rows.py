@@ -55,7 +55,7 @@ class Row:
 
 def row_key(entry: LedgerEntry) -> str:
     """What tells a task's row apart."""
-    return f"{entry.server} {entry.task_id}"
+    return " ".join(entry.key)
 
 
 def row_of(entry: LedgerEntry, snapshot: TaskSnapshot) -> Row:

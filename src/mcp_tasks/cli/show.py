@@ -19,9 +19,9 @@ from mcp_tasks.cli.outcomes import block_text, outcome_of, print_json, say
 from mcp_tasks.cli.questions import describe, how_to_answer, questions_of
 from mcp_tasks.cli.remembered import find_task, opened_ledger
 from mcp_tasks.cli.running import run
-from mcp_tasks.cli.target import parse_target
+from mcp_tasks.cli.target import label_of
 from mcp_tasks.cli.views import ago, badge, clean, stdout
-from mcp_tasks.client import LedgerEntry, TaskSnapshot
+from mcp_tasks.client import Ledger, LedgerEntry, TaskSnapshot
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import Progress
 
@@ -51,9 +51,9 @@ def command(
 
     async def work() -> int:
         with opened_ledger(ledger_path) as ledger:
-            entry = find_task(ledger, task_id, server=server)
-            found = None if offline else (await look_at([entry], access, ledger))[entry.server, entry.task_id]
-            known = any(other.task_id == entry.task_id for other in ledger.entries(server=entry.server))
+            entry = find_task(ledger, task_id, server=server, identity=access.identity)
+            found = None if offline else await _look(ledger, entry, access)
+            known = any(other.key == entry.key for other in ledger.entries(server=entry.server))
         if isinstance(found, Problem):
             if not known:
                 raise found
@@ -62,6 +62,13 @@ def command(
         return Exit.OK
 
     return run(work)
+
+
+async def _look(ledger: Ledger, entry: LedgerEntry, access: Access) -> TaskSnapshot | Problem:
+    try:
+        return (await look_at([entry], access, ledger))[entry.key]
+    except Problem as exc:
+        return exc
 
 
 def _print(entry: LedgerEntry, snapshot: TaskSnapshot | None, output: Output) -> None:
@@ -101,7 +108,9 @@ def _card(entry: LedgerEntry, snapshot: TaskSnapshot | None) -> Table:
     card.add_row("id", Text(entry.task_id))
     card.add_row("status", badge(entry.status if snapshot is None else snapshot.status.value))
     card.add_row("tool", Text(clean(entry.tool) or "not known here"))
-    card.add_row("server", Text(clean(parse_target(entry.server).label)))
+    card.add_row("server", Text(clean(label_of(entry))))
+    if entry.identity:
+        card.add_row("identity", Text(clean(entry.identity)))
     card.add_row("started", f"{_local(entry.started)} ({ago(entry.started)})")
     message = entry.message if snapshot is None else snapshot.message
     if message:

@@ -1,7 +1,8 @@
 """SERVER on the command line: a URL, or the command of a stdio server.
 
 A command is kept in the ledger with the folder it was given in, as `cd FOLDER && COMMAND`, because a relative path
-means something else the next day. That form is read back here, and may be typed as well.
+means something else the next day. That form is read back here, and may be typed as well. Nothing else that is in a
+ledger is taken for a command: a program that shares the ledger calls its servers what it likes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+
+from mcp_tasks.cli.exits import Exit, Problem
+from mcp_tasks.client import LedgerEntry
+from mcp_tasks.client.transport import http_address
 
 _PLACED = re.compile(r"cd (?P<folder>.+?) && (?P<command>.+)", re.DOTALL)
 
@@ -35,13 +40,13 @@ class Target:
     def spec(self) -> str:
         """How the ledger names it; `parse_target` takes it back."""
         if self.url is not None:
-            return self.url
+            return http_address(self.url)
         return f"cd {shlex.quote(self.folder)} && {shlex.join(self.argv)}"
 
     @property
     def label(self) -> str:
         """How it is shown."""
-        return self.url if self.url is not None else shlex.join(self.argv)
+        return self.spec if self.url is not None else shlex.join(self.argv)
 
 
 def parse_target(text: str) -> Target:
@@ -64,6 +69,31 @@ def parse_target(text: str) -> Target:
     if not argv:
         raise click.UsageError("SERVER is empty; give a URL or the command of a stdio server")
     return Target(argv=tuple(argv), folder=os.path.expanduser(where))
+
+
+def target_of(entry: LedgerEntry) -> Target:
+    """The server of a task that is in the ledger.
+
+    Raises:
+        Problem: The ledger does not say how to reach it.
+    """
+    if entry.attributed and (re.match(r"https?://", entry.server) or _PLACED.fullmatch(entry.server)):
+        return parse_target(entry.server)
+    why = "is known to the ledger by the name its program gave it"
+    if not entry.attributed:
+        why = "was written down by the first release, which did not note the addresses of servers"
+    elif entry.server.startswith("with "):
+        why = "is started by its program with environment variables that the ledger does not keep"
+    raise Problem(
+        f"the server of {entry.task_id} {why}: {entry.server!r}",
+        Exit.USAGE,
+        hint="Say which server it is with --server, and give the whole ID.",
+    )
+
+
+def label_of(entry: LedgerEntry) -> str:
+    """How the server of a task that is in the ledger is shown."""
+    return entry.server.rpartition(" && ")[2]
 
 
 def looks_like_address(text: str) -> bool:

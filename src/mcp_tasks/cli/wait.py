@@ -11,12 +11,21 @@ import click
 from mcp_tasks.cli.desk import Desk, TimeUp
 from mcp_tasks.cli.exits import Detached, Exit
 from mcp_tasks.cli.following import Follower
-from mcp_tasks.cli.options import Access, Output, server_of_task, takes_access, takes_ledger, takes_output
-from mcp_tasks.cli.outcomes import Outcome, kept_outcome, report, say
+from mcp_tasks.cli.options import (
+    Access,
+    Output,
+    server_of_task,
+    takes_access,
+    takes_ledger,
+    takes_on_abandon,
+    takes_output,
+)
+from mcp_tasks.cli.outcomes import Outcome, kept_outcome, report, say, what_became
 from mcp_tasks.cli.remembered import by_server, find_tasks, opened_ledger, short_id
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.views import new_board
 from mcp_tasks.client import Ledger, LedgerEntry
+from mcp_tasks.client.handle import OnAbandon
 
 EPILOG = """\
 \b
@@ -37,8 +46,9 @@ not well.
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="Stop waiting after this long; the tasks go on.",
+    help="Stop waiting after this long.",
 )
+@takes_on_abandon
 @server_of_task
 @takes_access
 @takes_ledger
@@ -47,6 +57,7 @@ def command(
     *,
     ids: Sequence[str],
     timeout: float | None,
+    on_abandon: OnAbandon,
     server: str | None,
     access: Access,
     ledger_path: Path | None,
@@ -60,15 +71,15 @@ def command(
 
     async def work() -> int:
         with opened_ledger(ledger_path) as ledger:
-            entries = find_tasks(ledger, ids, server=server)
-            outcomes = await wait_for(ledger, entries, access, limit=timeout)
+            entries = find_tasks(ledger, ids, server=server, identity=access.identity)
+            outcomes = await wait_for(ledger, entries, access, limit=timeout, on_abandon=on_abandon)
         return report(outcomes, output, as_list=len(ids) > 1)
 
     return run(work)
 
 
 async def wait_for(
-    ledger: Ledger, entries: Sequence[LedgerEntry], access: Access, *, limit: float | None
+    ledger: Ledger, entries: Sequence[LedgerEntry], access: Access, *, limit: float | None, on_abandon: OnAbandon
 ) -> list[Outcome]:
     """Wait for tasks to end; how they stand then."""
     # A result that is here is not asked for again: its server may have forgotten it.
@@ -76,30 +87,34 @@ async def wait_for(
     board = new_board(with_ids=len(entries) > 1)
     desk = Desk(board, limit=limit)
     desk.can_cancel = True
-    follower = Follower(board, desk, ledger)
+    follower = Follower(board, desk, ledger, on_abandon=on_abandon)
     with board:
         try:
-            work = follower.follow_servers(by_server(open_entries, access), access)
+            work = follower.follow_servers(by_server(open_entries, access))
             await desk.supervise(work, cancel=follower.cancel_all)
         except TimeUp:
             pass
         except Detached:
-            _say_goodbye(entries)
+            _say_goodbye(entries, follower)
             raise
     return [_outcome(entry, follower, limit) for entry in entries]
 
 
 def _outcome(entry: LedgerEntry, follower: Follower, limit: float | None) -> Outcome:
-    known = follower.outcomes.get((entry.server, entry.task_id))
+    known = follower.outcomes.get(entry.key)
     if known is None and entry.is_final:
         return kept_outcome(entry)
     if known is not None and (known.problem is not None or known.status not in ("working", "unknown")):
         return known
     status = "unknown" if known is None else known.status
-    late = Outcome(server=entry.server, tool=entry.tool, task_id=entry.task_id, status=status)
-    return replace(late, problem=f"the task did not end within {limit or 0:g} s", code=Exit.TIMEOUT)
+    fate = follower.fates.get(entry.key, "left")
+    late = Outcome(server=entry.server, tool=entry.tool, task_id=entry.task_id, status=status, fate=fate)
+    return replace(late, problem=f"the task did not end within {limit or 0:g} s{what_became(fate)}", code=Exit.TIMEOUT)
 
 
-def _say_goodbye(entries: Sequence[LedgerEntry]) -> None:
+def _say_goodbye(entries: Sequence[LedgerEntry], follower: Follower) -> None:
+    if "cancelled" in follower.fates.values():
+        say("The tasks that had not ended were cancelled.")
+        return
     names = " ".join(short_id(entry.task_id) for entry in entries)
     say(f"{'The task goes' if len(entries) == 1 else 'The tasks go'} on. Come back with:\n  mcp-tasks wait {names}")

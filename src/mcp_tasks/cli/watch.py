@@ -17,6 +17,7 @@ from mcp_tasks.cli.running import run
 from mcp_tasks.cli.tables import JsonBoard, TableBoard
 from mcp_tasks.cli.views import Board, LineBoard, clean, stderr
 from mcp_tasks.client import Ledger, LedgerEntry
+from mcp_tasks.client.ledger import UNKNOWN
 
 EPILOG = """\
 \b
@@ -52,13 +53,21 @@ def command(
 
     async def work() -> int:
         with opened_ledger(ledger_path) as ledger:
-            entries = find_tasks(ledger, ids, server=server) if ids else ledger.pending()
+            entries = _chosen(ledger, ids, server, access)
             if not entries:
                 say("Nothing to watch: every task has ended.")
                 return Exit.OK
             return await _watch(ledger, entries, access, output, limit=timeout)
 
     return run(work)
+
+
+def _chosen(ledger: Ledger, ids: Sequence[str], server: str | None, access: Access) -> list[LedgerEntry]:
+    if ids:
+        return find_tasks(ledger, ids, server=server, identity=access.identity)
+    # What cannot be watched is for `ls`, and does not keep the rest from being watched.
+    pending = ledger.pending(identity=access.identity)
+    return [entry for entry in pending if entry.attributed and entry.status != UNKNOWN]
 
 
 async def _watch(
@@ -69,7 +78,7 @@ async def _watch(
     follower = Follower(board, desk, ledger, asks=False)
     with board:
         try:
-            await desk.supervise(follower.follow_servers(by_server(entries, access), access))
+            await desk.supervise(follower.follow_servers(by_server(entries, access)))
         except TimeUp:
             return Exit.TIMEOUT
         except Detached:

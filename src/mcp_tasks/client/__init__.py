@@ -5,11 +5,13 @@ from mcp_tasks.client.extension import TasksClient
 from mcp_tasks.client.handle import TaskHandle
 from mcp_tasks.client.http import reconnecting_http
 from mcp_tasks.client.ledger import Ledger, LedgerEntry
+from mcp_tasks.client.transport import ServerTransport, stdio_transport
 from mcp_tasks.wire.parse import TaskSnapshot
 
 __all__ = [
     "Ledger",
     "LedgerEntry",
+    "ServerTransport",
     "TaskHandle",
     "TaskSnapshot",
     "TasksClient",
@@ -18,4 +20,5 @@ __all__ = [
     "reconnecting_http",
     "resume_task",
     "start_task",
+    "stdio_transport",
 ]

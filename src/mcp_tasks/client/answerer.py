@@ -16,14 +16,22 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import ErrorData, InputRequest
 from pydantic import TypeAdapter, ValidationError
 
-from mcp_tasks.client.ledger import Ledger
+from mcp_tasks.client.memory import TaskMemory
 from mcp_tasks.client.poller import Patience, Poller
-from mcp_tasks.client.requests import is_transient, update_task
+from mcp_tasks.client.requests import check_answer, is_transient, update_task
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.errors import InvalidResponse, UnknownTask
 from mcp_tasks.wire.parse import TaskSnapshot
 
 _requests: TypeAdapter[InputRequest] = TypeAdapter(InputRequest)
+
+
+class Unanswered(Exception):
+    """A question got no answer; the cause says why at length, the message in short."""
+
+    def __init__(self, key: str, why: str) -> None:
+        self.key = key
+        super().__init__(why)
 
 
 class Answerer:
@@ -40,21 +48,20 @@ class Answerer:
         session: ClientSession,
         task_id: str,
         *,
-        server: str,
-        ledger: Ledger | None,
+        memory: TaskMemory,
         patience: Patience | None = None,
         busy_changed: Callable[[bool], None],
-        answered: Callable[[Exception | None], None],
+        answered: Callable[[Unanswered | None], None],
     ) -> None:
         self._session = session
         self._task_id = task_id
-        self._server = server
-        self._ledger = ledger
+        self._memory = memory
         self._patience = patience
         self._busy_changed = busy_changed
         self._answered = answered
         self._seen: set[str] = set()
-        self._working: set[asyncio.Task[None]] = set()
+        self._working: dict[asyncio.Task[None], str] = {}
+        self._closed = False
 
     def look(self, snapshot: TaskSnapshot) -> None:
         """Begin to answer what is asked for the first time."""
@@ -65,31 +72,41 @@ class Answerer:
             if not self._working:
                 self._busy_changed(True)
             work = asyncio.create_task(self._answer(key, request))
-            self._working.add(work)
+            self._working[work] = key
             work.add_done_callback(self._done)
 
     def close(self) -> None:
         """Stop asking: the task has ended, or nobody waits for it any more."""
+        self._closed = True
         for work in self._working:
             work.cancel()
 
     def _done(self, work: asyncio.Task[None]) -> None:
-        self._working.discard(work)
+        key = self._working.pop(work)
         if not self._working:
             self._busy_changed(False)
-        if not work.cancelled():
-            exc = work.exception()
-            self._answered(exc if isinstance(exc, Exception) else None)
+        if work.cancelled():
+            # By itself, if not by us: a callback may cancel the task it runs in. Nobody would ever answer then.
+            if not self._closed:
+                self._answered(Unanswered(key, "the callback that answers it was cancelled"))
+            return
+        exc = work.exception()
+        self._answered(_unanswered(key, exc) if isinstance(exc, Exception) else None)
 
     async def _answer(self, key: str, request: JsonObject) -> None:
-        answer = self._recorded(key)
+        answer = self._memory.recorded_answer(key, request)
         if answer is None:
-            answer = await self._ask(key, request)
-            if self._ledger is not None:
-                self._ledger.record_answer(self._server, self._task_id, key, answer)
-        await self._deliver(key, answer)
-        if self._ledger is not None:
-            self._ledger.answer_sent(self._server, self._task_id, key)
+            try:
+                answer = await self._ask(key, request)
+                check_answer({key: answer})
+            except Exception as exc:
+                raise Unanswered(key, _why(exc)) from exc
+            self._memory.record_answer(key, request, answer)
+        try:
+            await self._deliver(key, answer)
+        except (MCPError, OSError) as exc:
+            raise Unanswered(key, f"the answer did not get through: {exc}") from exc
+        self._memory.answer_sent(key)
 
     async def _deliver(self, key: str, answer: Mapping[str, Any]) -> None:
         retries = Poller(self._patience)
@@ -103,25 +120,18 @@ class Answerer:
             except (MCPError, OSError) as exc:
                 now = anyio.current_time()
                 if not is_transient(exc):
-                    if self._ledger is not None:
-                        self._ledger.answer_refused(self._server, self._task_id, key)
-                    raise
+                    self._memory.answer_refused(key)
+                    raise Unanswered(key, f"the server refused the answer: {exc}") from exc
                 if not retries.failed(now):
                     raise
                 await anyio.sleep(retries.next_look - now)
-
-    def _recorded(self, key: str) -> Mapping[str, Any] | None:
-        if self._ledger is None:
-            return None
-        answers = self._ledger.answers(self._server, self._task_id)
-        return answers[key][0] if key in answers else None
 
     async def _ask(self, key: str, request: JsonObject) -> dict[str, Any]:
         try:
             # The SDK's models have their methods as defaults; a question without one says nothing about what it is.
             typed = _requests.validate_python({"method": None, **request}, by_name=False)
         except (ValidationError, TypeError) as exc:
-            raise InvalidResponse(f"the task asks something that cannot be understood, under {key!r}") from exc
+            raise InvalidResponse("the question cannot be understood") from exc
         context = ClientRequestContext(
             session=self._session, request_id=key, meta=typed.params.meta if typed.params else None
         )
@@ -129,3 +139,20 @@ class Answerer:
         if isinstance(response, ErrorData):
             raise MCPError.from_error_data(response)
         return response.model_dump(by_alias=True, mode="json", exclude_none=True)
+
+
+def _unanswered(key: str, exc: Exception) -> Unanswered:
+    if isinstance(exc, Unanswered):
+        return exc
+    # The ledger did not take it, most likely; an answer that is not on disk is not sent.
+    failure = Unanswered(key, f"the answer was not sent: {exc}")
+    failure.__cause__ = exc
+    return failure
+
+
+def _why(exc: Exception) -> str:
+    if isinstance(exc, InvalidResponse):
+        return str(exc)
+    if isinstance(exc, MCPError):
+        return f"the callback that answers it refused: {exc}"
+    return f"the callback that answers it failed: {exc!r}"

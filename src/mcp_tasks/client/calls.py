@@ -9,8 +9,9 @@ from mcp import Client
 from mcp.shared.dispatcher import ProgressFnT
 from mcp_types import CallToolResult
 
-from mcp_tasks.client.extension import CallOptions, HandleWanted, TasksClient, call_options
+from mcp_tasks.client.extension import CallOptions, HandleWanted, TasksClient, ToolName
 from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle
+from mcp_tasks.client.transport import ServerTransport
 from mcp_tasks.errors import UsageError
 
 
@@ -27,17 +28,9 @@ async def call_tool(
 
     What is not said is as the `TasksClient` was made.
     """
-    defaults = tasks_of(client).defaults
-    options = CallOptions(
-        timeout=timeout,
-        on_progress=on_progress or defaults.on_progress,
-        on_abandon=on_abandon or defaults.on_abandon,
-    )
-    token = call_options.set(options)
-    try:
-        return await client.call_tool(name, arguments)
-    finally:
-        call_options.reset(token)
+    _check_address(client)
+    options = CallOptions(timeout=timeout, on_progress=on_progress, on_abandon=on_abandon)
+    return await client.call_tool(ToolName(name, options), arguments)
 
 
 async def start_task(
@@ -52,24 +45,22 @@ async def start_task(
 
     The timeout and the progress are those of `client.call_tool`: of the call, for a server that answers it inline.
     """
-    tasks_of(client)
-    token = call_options.set(CallOptions(want_handle=True))
+    _check_address(client)
+    tool = ToolName(name, CallOptions(want_handle=True))
     try:
-        return await client.call_tool(name, arguments, read_timeout_seconds, progress_callback)
+        return await client.call_tool(tool, arguments, read_timeout_seconds, progress_callback)
     except HandleWanted as signal:
         return signal.handle
-    finally:
-        call_options.reset(token)
 
 
 def resume_task(client: Client, task_id: str) -> TaskHandle:
     """A handle of a task by its id: from another process, or another day."""
-    return tasks_of(client).handle(client.session, task_id)
+    return tasks_of(client).handle(client.session, task_id, transport=_transport_of(client))
 
 
 def pending_tasks(client: Client) -> list[TaskHandle]:
     """Handles of the tasks that were started with this server and not seen to end, from the ledger."""
-    return tasks_of(client).pending(client.session)
+    return tasks_of(client).pending(client.session, _transport_of(client))
 
 
 def tasks_of(client: Client) -> TasksClient:
@@ -82,3 +73,14 @@ def tasks_of(client: Client) -> TasksClient:
         if isinstance(extension, TasksClient):
             return extension
     raise UsageError("this client does not do tasks: Client(..., extensions=[TasksClient()])")
+
+
+def _check_address(client: Client) -> None:
+    """Find out before anything is sent whether the ledger will know the server."""
+    tasks = tasks_of(client)
+    if tasks.ledger is not None:
+        tasks.address(client.session, _transport_of(client))
+
+
+def _transport_of(client: Client) -> ServerTransport | None:
+    return client.server if isinstance(client.server, ServerTransport) else None

@@ -15,20 +15,31 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult
 from pydantic import ValidationError
 
-from mcp_tasks.client.answerer import Answerer
-from mcp_tasks.client.ledger import Ledger
+from mcp_tasks.client.answerer import Answerer, Unanswered
+from mcp_tasks.client.memory import TaskMemory
 from mcp_tasks.client.poller import Patience, Poller
 from mcp_tasks.client.push import Mailbox, PushHub
-from mcp_tasks.client.requests import cancel_task, get_task, is_transient, update_task
+from mcp_tasks.client.requests import cancel_task, check_answer, get_task, is_transient, update_task
+from mcp_tasks.client.waiting import Budget, Wake, first_of
+from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import Progress
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import InvalidResponse, TasksError, TaskWasCancelled, UnknownTask, WaitTimedOut
+from mcp_tasks.errors import (
+    Fate,
+    InvalidResponse,
+    QuestionUnanswered,
+    TasksError,
+    TaskWasCancelled,
+    UnknownTask,
+    WaitAbandoned,
+    WaitTimedOut,
+)
 from mcp_tasks.wire.parse import TaskSnapshot
 
 logger = logging.getLogger(__name__)
 
 OnAbandon: TypeAlias = Literal["cancel", "leave"]
-"""What becomes of a task when its caller stops waiting: it is cancelled, or it goes on."""
+"""What becomes of a task when its caller stops waiting before it has ended: it is cancelled, or it goes on."""
 
 OnProgress: TypeAlias = Callable[[Progress], Awaitable[None]]
 
@@ -44,19 +55,20 @@ class TaskHandle:
         session: ClientSession,
         task_id: str,
         *,
-        server: str = "",
         tool: str = "",
         hub: PushHub | None = None,
-        ledger: Ledger | None = None,
+        memory: TaskMemory | None = None,
         patience: Patience | None = None,
+        on_abandon: OnAbandon = "leave",
     ) -> None:
         self.id = task_id
         self.tool = tool
         self._session = session
-        self._server = server
         self._hub = hub
-        self._ledger = ledger
+        self._memory = memory or TaskMemory(None, task_id)
         self._patience = patience
+        self._on_abandon: OnAbandon = on_abandon
+        self._asked: Mapping[str, JsonObject] = {}
 
     def __repr__(self) -> str:
         return f"<TaskHandle {self.id}{f' of {self.tool!r}' if self.tool else ''}>"
@@ -74,7 +86,7 @@ class TaskHandle:
 
         Pushed where the server does that, polled at the server's pace otherwise. Questions are shown, not answered.
         """
-        async with aclosing(self._follow(Poller(self._patience), _Wake())) as states:
+        async with aclosing(self._follow(Poller(self._patience), Wake())) as states:
             async for snapshot in states:
                 yield snapshot
 
@@ -83,74 +95,116 @@ class TaskHandle:
         timeout: timedelta | float | None = None,
         *,
         on_progress: OnProgress | None = None,
-        on_abandon: OnAbandon = "leave",
+        on_abandon: OnAbandon | None = None,
     ) -> CallToolResult:
         """Wait for the task to end, answering its questions through the client's callbacks.
 
         Args:
             timeout: How long to wait. Time in which a person (or a model) works on an answer does not count.
             on_progress: Called with progress as it changes.
-            on_abandon: What becomes of the task if this wait is cancelled or times out.
+            on_abandon: What becomes of the task if this wait ends before the task has: it is cancelled, it times out,
+                a callback fails, or the server refuses an answer. By default as the `TasksClient` was made.
 
         Raises:
             MCPError: The task failed, with the JSON-RPC error it carries.
             TaskWasCancelled: The task was cancelled.
             WaitTimedOut: It did not end in time.
+            QuestionUnanswered: It asks something, and the answer failed or was refused.
+            WaitAbandoned: `on_progress` raised.
             UnknownTask: The server knows no such task (any more).
         """
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         try:
             with anyio.CancelScope() as scope:
-                final = await self._wait(_Budget(scope, seconds), on_progress)
+                final = await self._wait(Budget(scope, seconds), on_progress)
                 return self._outcome(final)
-            raise WaitTimedOut(self.id, seconds or 0.0)
-        except (asyncio.CancelledError, WaitTimedOut):
-            if on_abandon == "cancel":
-                await self._abandon()
+        except Unanswered as exc:
+            raise QuestionUnanswered(self.id, exc.key, str(exc), await self.abandon(on_abandon)) from exc.__cause__
+        except _ProgressFailed as exc:
+            why = f"the wait for task {self.id} ended because on_progress raised {exc.__cause__!r}"
+            raise WaitAbandoned(self.id, why, await self.abandon(on_abandon)) from exc.__cause__
+        except asyncio.CancelledError:
+            fate = await self.abandon(on_abandon)
+            # A cancellation carries no message to whoever caused it.
+            logger.warning("%s", WaitAbandoned(self.id, f"the wait for task {self.id} was cancelled", fate))
             raise
+        raise WaitTimedOut(self.id, seconds or 0.0, await self.abandon(on_abandon))
 
     async def answer(self, responses: Mapping[str, Any]) -> None:
-        """Answer open questions by their keys, with results as the callbacks would give them."""
-        if self._ledger is None:
-            await update_task(self._session, self.id, responses)
-            return
+        """Answer open questions by their keys, with results as the callbacks would give them.
+
+        Raises:
+            MCPError: The server refuses an answer; the task still waits for it.
+            UsageError: An answer cannot be sent: it is no JSON, or no valid Unicode.
+            UnknownTask: The server knows no such task (any more).
+        """
+        check_answer(responses)
+        if self._memory.is_kept and not self._asked.keys() >= responses.keys():
+            # An answer is recorded with its question, and given again to no other.
+            await self.status()
         for key, response in responses.items():
-            self._ledger.record_answer(self._server, self.id, key, response)
+            self._memory.record_answer(key, self._asked.get(key), response)
         try:
             await update_task(self._session, self.id, responses)
         except MCPError as exc:
             if not is_transient(exc):
                 for key in responses:
-                    self._ledger.answer_refused(self._server, self.id, key)
+                    self._memory.answer_refused(key)
             raise
         for key in responses:
-            self._ledger.answer_sent(self._server, self.id, key)
+            self._memory.answer_sent(key)
 
     async def cancel(self) -> None:
         """Ask for the task to be cancelled. It may still end in another way, if it was about to."""
-        await cancel_task(self._session, self.id)
+        try:
+            await cancel_task(self._session, self.id)
+        except UnknownTask:
+            self._memory.lost()
+            raise
+
+    async def abandon(self, on_abandon: OnAbandon | None = None) -> Fate:
+        """Nobody waits for the task any more: do what the rule says, and tell what became of the task."""
+        if (on_abandon or self._on_abandon) == "leave":
+            return "left"
+        with anyio.move_on_after(CANCEL_PATIENCE, shield=True):
+            try:
+                await self.cancel()
+            except (TasksError, MCPError, OSError) as exc:
+                logger.warning("task %s could not be cancelled: %s", self.id, exc)
+            else:
+                return "cancelled"
+        return "not cancelled"
+
+    def remember(self) -> None:
+        """Write the task into the ledger, if there is one. Tasks that calls start are there already."""
+        self._memory.add(self.tool)
+
+    def forget(self) -> None:
+        """Take the task out of the ledger. The server is not told: a task that runs goes on."""
+        self._memory.forget()
+
+    def recorded_answer(self, key: str, question: JsonObject) -> Mapping[str, Any] | None:
+        """An answer that was given to this very question of the task before, and maybe never arrived."""
+        return self._memory.recorded_answer(key, question)
 
     async def _get(self) -> TaskSnapshot:
         try:
             return await get_task(self._session, self.id)
         except UnknownTask:
-            if self._ledger is not None:
-                # There is nothing left to come back for.
-                self._ledger.lost(self.id, server=self._server)
+            self._memory.lost()
             raise
 
     def _saw(self, snapshot: TaskSnapshot) -> TaskSnapshot:
-        if self._ledger is not None:
-            self._ledger.saw(self._server, snapshot)
+        self._asked = snapshot.input_requests
+        self._memory.saw(snapshot)
         return snapshot
 
-    async def _wait(self, budget: _Budget, on_progress: OnProgress | None) -> TaskSnapshot:
-        wake = _Wake()
+    async def _wait(self, budget: Budget, on_progress: OnProgress | None) -> TaskSnapshot:
+        wake = Wake()
         answerer = Answerer(
             self._session,
             self.id,
-            server=self._server,
-            ledger=self._ledger,
+            memory=self._memory,
             patience=self._patience,
             busy_changed=budget.hold,
             answered=wake.answered,
@@ -164,12 +218,12 @@ class TaskHandle:
                         return snapshot
                     if on_progress is not None and snapshot.progress not in (None, reported):
                         reported = snapshot.progress
-                        await on_progress(snapshot.progress)
+                        await _report(on_progress, snapshot.progress)
         finally:
             answerer.close()
         raise AssertionError("unreachable: a task is followed to its end")
 
-    async def _follow(self, poller: Poller, wake: _Wake) -> AsyncGenerator[TaskSnapshot]:
+    async def _follow(self, poller: Poller, wake: Wake) -> AsyncGenerator[TaskSnapshot]:
         """Every state that differs from the one before, until the final one."""
         joined = nullcontext(Mailbox()) if self._hub is None else self._hub.join(self.id)
         async with joined as box:
@@ -184,14 +238,16 @@ class TaskHandle:
                     shown = self._saw(snapshot)
                     yield snapshot
 
-    async def _next(self, poller: Poller, box: Mailbox, wake: _Wake) -> TaskSnapshot | None:
+    async def _next(self, poller: Poller, box: Mailbox, wake: Wake) -> TaskSnapshot | None:
         """Wait for whichever comes first: a pushed state, the time to look, or an answer that was given."""
         loop = asyncio.get_running_loop()
         if loop.time() < poller.next_look:
-            await _first_of(box.changed, wake.event, until=poller.next_look)
+            await first_of(box.changed, wake.event, until=poller.next_look)
         if wake.take():
             poller.answered(loop.time())
         if box.changed.is_set():
+            if box.hinted:
+                poller.hinted(loop.time())
             pushed = box.take()
             if not box.live:
                 poller.lost_push(loop.time())
@@ -208,6 +264,8 @@ class TaskHandle:
             snapshot = await self._get()
         except (TasksError, MCPError, OSError) as exc:
             if not is_transient(exc) or not poller.failed(loop.time()):
+                if not isinstance(exc, TasksError):
+                    exc.add_note(f"while waiting for a task; come back to it with resume_task(client, {self.id!r})")
                 raise
             logger.info("task %s could not be looked at, trying again: %s", self.id, exc)
             return None
@@ -224,52 +282,16 @@ class TaskHandle:
         except ValidationError as exc:
             raise InvalidResponse(f"the result of task {self.id} is none of a tool: {exc}") from exc
 
-    async def _abandon(self) -> None:
-        with anyio.move_on_after(CANCEL_PATIENCE, shield=True):
-            try:
-                await self.cancel()
-            except (TasksError, MCPError, OSError) as exc:
-                logger.warning("task %s could not be cancelled: %s", self.id, exc)
+
+class _ProgressFailed(Exception):
+    """What is reported to raised something, which is the cause."""
 
 
-class _Wake:
-    """Something of our own happened to the task: an answer was given, or could not be."""
-
-    def __init__(self) -> None:
-        self.event = asyncio.Event()
-        self._failure: Exception | None = None
-
-    def answered(self, failure: Exception | None) -> None:
-        self._failure = self._failure or failure
-        self.event.set()
-
-    def take(self) -> bool:
-        """Whether something happened since the last time. Raises what went wrong."""
-        if self._failure is not None:
-            raise self._failure
-        happened = self.event.is_set()
-        self.event.clear()
-        return happened
-
-
-class _Budget:
-    """A time limit that stands still while somebody works on an answer."""
-
-    def __init__(self, scope: anyio.CancelScope, seconds: float | None) -> None:
-        self._scope = scope
-        self._left = seconds
-        if seconds is not None:
-            scope.deadline = anyio.current_time() + seconds
-
-    def hold(self, busy: bool) -> None:
-        """Stop the time, or let it run again."""
-        if self._left is None:
-            return
-        if busy:
-            self._left = self._scope.deadline - anyio.current_time()
-            self._scope.deadline = float("inf")
-        else:
-            self._scope.deadline = anyio.current_time() + self._left
+async def _report(on_progress: OnProgress, progress: Progress) -> None:
+    try:
+        await on_progress(progress)
+    except Exception as exc:
+        raise _ProgressFailed from exc
 
 
 def _as_error(error: Mapping[str, Any], message: str | None) -> MCPError:
@@ -280,13 +302,3 @@ def _as_error(error: Mapping[str, Any], message: str | None) -> MCPError:
         message=said if isinstance(said, str) else message or "the task failed",
         data=error.get("data"),
     )
-
-
-async def _first_of(*events: asyncio.Event, until: float) -> None:
-    loop = asyncio.get_running_loop()
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, timeout=max(until - loop.time(), 0), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()

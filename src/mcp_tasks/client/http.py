@@ -3,7 +3,7 @@
 The SDK's own transport takes the whole client down when one request cannot be delivered. For a wait of hours that
 is the wrong size of failure: here such a request fails alone, with a JSON-RPC error, and the next one tries again.
 
-    async with Client(reconnecting_http(url), extensions=[TasksClient()]) as client: ...
+    async with Client(reconnecting_http(url), extensions=[TasksClient(ledger="ledger.db")]) as client: ...
 """
 
 from __future__ import annotations
@@ -17,20 +17,31 @@ import httpx2
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CONNECTION_CLOSED
 
+from mcp_tasks.client.transport import ServerTransport, http_address
+
 _CONNECTING = ("server/discover", "initialize")
 """Requests that find out whom we talk to. An error in answer to them means an older server, so none may be made up: a
 server that is not there when the client connects is a failure to connect."""
 
 
-@asynccontextmanager
-async def reconnecting_http(
+def reconnecting_http(
     url: str,
     *,
     headers: Mapping[str, str] | None = None,
     auth: httpx2.Auth | None = None,
     timeout: httpx2.Timeout | None = None,
+) -> ServerTransport:
+    """A transport for the SDK's `Client`; `headers` and `auth` go with every request.
+
+    The ledger knows the server by the URL, without credentials that may be in it.
+    """
+    return ServerTransport(http_address(url), _streams(url, headers, auth, timeout))
+
+
+@asynccontextmanager
+async def _streams(
+    url: str, headers: Mapping[str, str] | None, auth: httpx2.Auth | None, timeout: httpx2.Timeout | None
 ) -> AsyncGenerator[Any]:
-    """A transport for the SDK's `Client`; `headers` and `auth` go with every request."""
     client = httpx2.AsyncClient(
         headers=dict(headers or {}),
         auth=auth,

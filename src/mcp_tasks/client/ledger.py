@@ -1,42 +1,44 @@
 """A file in which a client remembers the tasks it started: SEP-2663 asks clients to persist task ids.
 
-It holds every task that is not finished with, the answers given to its questions, and results if asked for. An
-answer is written down before it is sent, so that a person is never asked twice: after a crash it is sent again.
+It holds every task that is not finished with, the answers given to its questions, and results if asked for. A task is
+kept under the address of its server and under who we are there, never under what the server calls itself. An answer is
+written down before it is sent, so that a person is never asked twice: after a crash it is sent again, to the same
+server and for the same question only.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from mcp_tasks.client.ledger_file import open_ledger
+from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.status import FINAL_STATUSES
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
 from mcp_tasks.wire.parse import TaskSnapshot
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS tasks (
-    task_id TEXT NOT NULL, server TEXT NOT NULL, tool TEXT NOT NULL, started TEXT NOT NULL,
-    status TEXT NOT NULL, message TEXT, result TEXT, error TEXT, finished TEXT,
-    PRIMARY KEY (server, task_id)
-);
-CREATE TABLE IF NOT EXISTS answers (
-    server TEXT NOT NULL, task_id TEXT NOT NULL, key TEXT NOT NULL, answer TEXT NOT NULL,
-    sent INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (server, task_id, key)
-);
-"""
+UNKNOWN: Final = "unknown"
+"""The status of a task that its server did not know when it was last asked. It is kept: the server may have been asked
+with the wrong credentials, or may get its tasks back from a backup."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerEntry:
-    """One task that this client started."""
+    """One task that this client started.
+
+    Attributes:
+        server: The server's address.
+        identity: Who we are to the server, where that was said.
+        status: As it was last seen; `unknown` if the server did not know the task when it was last asked.
+        attributed: False for a task of the first release's ledger, which did not note addresses: `server` is then
+            whatever name it had for the server, and no recorded answer goes there.
+    """
 
     task_id: str
     server: str
@@ -47,6 +49,13 @@ class LedgerEntry:
     result: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     finished: datetime | None = None
+    identity: str = ""
+    attributed: bool = True
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What tells the task from all others: its server, who we are there, and its id."""
+        return self.server, self.identity, self.task_id
 
     @property
     def is_final(self) -> bool:
@@ -57,6 +66,8 @@ class LedgerEntry:
 class Ledger:
     """Tasks that this client started, in a SQLite file.
 
+    Tasks of a server are kept apart by `identity`, for programs that come to it as more than one user.
+
     Args:
         path: The file; it is made if it is not there.
         keep_results: Keep results of finished tasks, and the tasks themselves, until `forget`. Otherwise a task is
@@ -64,97 +75,126 @@ class Ledger:
 
     Raises:
         StoreUnavailable: The file cannot be used now. Any method may raise this.
-        StoreCorrupt: It is no ledger, or is damaged. Any method may raise this.
+        StoreCorrupt: The file is not a ledger, or is corrupt. Any method may raise this.
     """
 
     def __init__(self, path: str | Path, *, keep_results: bool = False) -> None:
         self.path = Path(path)
         self.keep_results = keep_results
         with self._translated():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            # For its owner alone: answers and results are in it as they are.
-            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
-            self._db = sqlite3.connect(self.path, isolation_level=None, timeout=5, check_same_thread=False)
-            try:
-                _use_wal(self._db)
-                self._db.executescript(_SCHEMA)
-            except sqlite3.Error:
-                self._db.close()
-                raise
+            self._db = open_ledger(self.path, timeout=5)
 
     def close(self) -> None:
         """Let go of the file. Safe twice."""
         self._db.close()
 
-    def add(self, task_id: str, *, server: str, tool: str) -> None:
+    def add(self, task_id: str, *, server: str, tool: str, identity: str = "") -> None:
         """Remember a task, from the moment its id is known."""
         self._run(
-            "INSERT OR IGNORE INTO tasks (task_id, server, tool, started, status) VALUES (?, ?, ?, ?, 'working')",
-            (task_id, server, tool, datetime.now(UTC).isoformat()),
+            "INSERT OR IGNORE INTO tasks (server, identity, task_id, attributed, tool, started, status)"
+            " VALUES (?, ?, ?, 1, ?, ?, 'working')",
+            (server, identity, task_id, tool, datetime.now(UTC).isoformat()),
         )
 
-    def saw(self, server: str, snapshot: TaskSnapshot) -> None:
+    def saw(self, server: str, snapshot: TaskSnapshot, *, identity: str = "") -> None:
         """Take note of a state. A task that ended is finished with, unless results are kept."""
         if snapshot.is_final and not self.keep_results:
-            self.forget(snapshot.id, server=server)
+            self.forget(snapshot.id, server=server, identity=identity)
             return
         finished = snapshot.updated_at.isoformat() if snapshot.is_final else None
-        outcome = (_text(snapshot.result), _text(snapshot.error), finished)
+        outcome = (_json(snapshot.result), _json(snapshot.error), finished)
         self._run(
             "UPDATE tasks SET status = ?, message = ?, result = ?, error = ?, finished = ?"
-            " WHERE server = ? AND task_id = ?",
-            (snapshot.status.value, snapshot.message, *outcome, server, snapshot.id),
+            " WHERE server = ? AND identity = ? AND task_id = ? AND attributed",
+            (snapshot.status.value, snapshot.message, *outcome, server, identity, snapshot.id),
         )
 
-    def pending(self, *, server: str | None = None) -> list[LedgerEntry]:
-        """Tasks that were started and not seen to end, oldest first."""
-        return [entry for entry in self.entries(server=server) if not entry.is_final]
+    def lost(self, task_id: str, *, server: str, identity: str = "") -> None:
+        """The server does not know the task (any more): its status is `unknown`, unless it was seen to end."""
+        self._run(
+            "UPDATE tasks SET status = ? WHERE server = ? AND identity = ? AND task_id = ? AND attributed"
+            " AND finished IS NULL",
+            (UNKNOWN, server, identity, task_id),
+        )
 
-    def entries(self, *, server: str | None = None) -> list[LedgerEntry]:
-        """All tasks that are remembered, oldest first."""
+    def pending(self, *, server: str | None = None, identity: str | None = None) -> list[LedgerEntry]:
+        """Tasks that were started and not seen to end, oldest first."""
+        return [entry for entry in self.entries(server=server, identity=identity) if not entry.is_final]
+
+    def entries(self, *, server: str | None = None, identity: str | None = None) -> list[LedgerEntry]:
+        """All tasks that are remembered, oldest first; of one server, or of one identity, if said so."""
         rows = self._run(
-            "SELECT task_id, server, tool, started, status, message, result, error, finished FROM tasks"
-            " WHERE ?1 IS NULL OR server = ?1 ORDER BY started",
-            (server,),
+            "SELECT task_id, server, tool, started, status, message, result, error, finished, identity, attributed"
+            " FROM tasks WHERE (?1 IS NULL OR server = ?1) AND (?2 IS NULL OR identity = ?2) ORDER BY started",
+            (server, identity),
         )
         with self._translated():
             return [_entry(row) for row in rows]
 
-    def forget(self, task_id: str, *, server: str) -> None:
+    def forget(self, task_id: str, *, server: str, identity: str = "") -> None:
         """Remember the task no longer."""
-        self._run("DELETE FROM tasks WHERE server = ? AND task_id = ?", (server, task_id))
-        self._run("DELETE FROM answers WHERE server = ? AND task_id = ?", (server, task_id))
+        task = (server, identity, task_id)
+        self._run("DELETE FROM tasks WHERE server = ? AND identity = ? AND task_id = ?", task)
+        self._run("DELETE FROM answers WHERE server = ? AND identity = ? AND task_id = ?", task)
 
-    def lost(self, task_id: str, *, server: str) -> None:
-        """The server knows the task no more. One that was seen to end is remembered all the same."""
-        ended = any(entry.task_id == task_id and entry.is_final for entry in self.entries(server=server))
-        if not ended:
-            self.forget(task_id, server=server)
+    def record_answer(
+        self,
+        server: str,
+        task_id: str,
+        key: str,
+        answer: Mapping[str, Any],
+        *,
+        question: JsonObject | None = None,
+        identity: str = "",
+    ) -> None:
+        """Keep an answer before it is sent, in place of one that was kept before. On disk when this returns.
 
-    def record_answer(self, server: str, task_id: str, key: str, answer: Mapping[str, Any]) -> None:
-        """Keep an answer before it is sent, in place of one that was kept before."""
+        Args:
+            question: What was asked under the key. An answer to an unknown question is never given again.
+        """
         self._run(
-            "INSERT OR REPLACE INTO answers (server, task_id, key, answer) VALUES (?, ?, ?, ?)",
-            (server, task_id, key, json.dumps(dict(answer))),
+            "INSERT OR REPLACE INTO answers (server, identity, task_id, key, question, answer)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
+            (server, identity, task_id, key, _json(question), _json(answer)),
         )
 
-    def answer_sent(self, server: str, task_id: str, key: str) -> None:
+    def recorded_answer(
+        self, server: str, task_id: str, key: str, *, question: JsonObject, identity: str = ""
+    ) -> dict[str, Any] | None:
+        """The answer that was given to this very question: the same server, task, key and content."""
+        rows = self._run(
+            "SELECT answer FROM answers WHERE server = ? AND identity = ? AND task_id = ? AND key = ? AND question = ?",
+            (server, identity, task_id, key, _json(question)),
+        )
+        with self._translated():
+            return json.loads(rows[0][0]) if rows else None
+
+    def answer_sent(self, server: str, task_id: str, key: str, *, identity: str = "") -> None:
         """The server has acknowledged the answer."""
-        self._run("UPDATE answers SET sent = 1 WHERE server = ? AND task_id = ? AND key = ?", (server, task_id, key))
+        self._run(
+            "UPDATE answers SET sent = 1 WHERE server = ? AND identity = ? AND task_id = ? AND key = ?",
+            (server, identity, task_id, key),
+        )
 
-    def answer_refused(self, server: str, task_id: str, key: str) -> None:
+    def answer_refused(self, server: str, task_id: str, key: str, *, identity: str = "") -> None:
         """The server did not take the answer: it is none to come back to."""
-        self._run("DELETE FROM answers WHERE server = ? AND task_id = ? AND key = ?", (server, task_id, key))
+        self._run(
+            "DELETE FROM answers WHERE server = ? AND identity = ? AND task_id = ? AND key = ?",
+            (server, identity, task_id, key),
+        )
 
-    def answers(self, server: str, task_id: str) -> dict[str, tuple[dict[str, Any], bool]]:
+    def answers(self, server: str, task_id: str, *, identity: str = "") -> dict[str, tuple[dict[str, Any], bool]]:
         """Answers given to a task, by key, and whether the server has acknowledged them."""
-        rows = self._run("SELECT key, answer, sent FROM answers WHERE server = ? AND task_id = ?", (server, task_id))
+        rows = self._run(
+            "SELECT key, answer, sent FROM answers WHERE server = ? AND identity = ? AND task_id = ?",
+            (server, identity, task_id),
+        )
         with self._translated():
-            return {key: (json.loads(answer), bool(sent)) for key, answer, sent in rows}
+            return {_text(key): (json.loads(answer), bool(sent)) for key, answer, sent in rows}
 
-    def _run(self, statement: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
+    def _run(self, statement: str, params: Sequence[str | None]) -> list[tuple[Any, ...]]:
         with self._translated():
-            return self._db.execute(statement, params).fetchall()
+            return self._db.execute(statement, [_bound(param) for param in params]).fetchall()
 
     @contextmanager
     def _translated(self) -> Generator[None]:
@@ -163,36 +203,41 @@ class Ledger:
         except (sqlite3.OperationalError, OSError) as exc:
             raise StoreUnavailable(f"the ledger {self.path} cannot be used now: {exc}") from exc
         except (sqlite3.DatabaseError, ValueError, TypeError) as exc:
-            raise StoreCorrupt(f"the ledger {self.path} is damaged, or is none: {exc}") from exc
-
-
-def _use_wal(db: sqlite3.Connection) -> None:
-    # Two processes that make the file at the same moment: here SQLite does not wait for a lock, whatever its timeout.
-    for _ in range(100):
-        try:
-            db.execute("PRAGMA journal_mode=WAL")
-            return
-        except sqlite3.OperationalError as exc:
-            if "locked" not in str(exc):
-                raise
-            time.sleep(0.02)
-    db.execute("PRAGMA journal_mode=WAL")
+            raise StoreCorrupt(f"{self.path} is not a ledger, or is corrupt: {exc}") from exc
 
 
 def _entry(row: tuple[Any, ...]) -> LedgerEntry:
-    task_id, server, tool, started, status, message, result, error, finished = row
+    task_id, server, tool, started, status, message, result, error, finished, identity, attributed = row
     return LedgerEntry(
-        task_id=task_id,
-        server=server,
-        tool=tool,
+        task_id=_text(task_id),
+        server=_text(server),
+        tool=_text(tool),
         started=datetime.fromisoformat(started),
         status=status,
-        message=message,
+        message=None if message is None else _text(message),
         result=None if result is None else json.loads(result),
         error=None if error is None else json.loads(error),
         finished=None if finished is None else datetime.fromisoformat(finished),
+        identity=_text(identity),
+        attributed=bool(attributed),
     )
 
 
-def _text(value: Mapping[str, Any] | None) -> str | None:
-    return None if value is None else json.dumps(dict(value))
+def _json(value: Mapping[str, Any] | None) -> str | None:
+    """A value as text that is the same for equal values, and ASCII whatever is in it."""
+    return None if value is None else json.dumps(dict(value), sort_keys=True)
+
+
+def _bound(text: str | None) -> str | bytes | None:
+    """Text as SQLite takes it: half a surrogate pair, which JSON can spell, is no text to it and goes as bytes."""
+    if text is None or text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="surrogatepass")
+    return text
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="surrogatepass") if isinstance(value, bytes) else value

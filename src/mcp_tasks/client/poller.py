@@ -26,7 +26,8 @@ BACKSTOP = 30.0
 """With push, a look this often: for a notification that was lost, and a stream that is dead and does not say so."""
 
 SOON = 0.2
-"""After an answer was given, the task goes on; no need to wait out an interval that was for idling."""
+"""After an answer was given, the task goes on; no need to wait out an interval that was for idling. Not at once: a
+server that hints all the time is not looked at all the time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +67,10 @@ class Poller:
 
     def answered(self, now: float) -> None:
         """An answer was given; something is about to happen."""
+        self.next_look = min(self.next_look, now + SOON)
+
+    def hinted(self, now: float) -> None:
+        """Somebody says that something happened, and is not to be believed; a look tells."""
         self.next_look = min(self.next_look, now + SOON)
 
     def lost_push(self, now: float) -> None:

@@ -44,6 +44,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         self.live = False
+        self.hinted = False
         self.changed = asyncio.Event()
         self._snapshot: TaskSnapshot | None = None
 
@@ -55,9 +56,15 @@ class Mailbox:
             self._snapshot = snapshot
         self.changed.set()
 
+    def hint(self) -> None:
+        """Something may have happened to the task, says somebody who may not know."""
+        self.hinted = True
+        self.changed.set()
+
     def take(self) -> TaskSnapshot | None:
         """What arrived since the last time."""
         self.changed.clear()
+        self.hinted = False
         snapshot, self._snapshot = self._snapshot, None
         return snapshot
 
@@ -110,6 +117,11 @@ class PushHub:
             return
         for box in boxes:
             box.put(snapshot)
+
+    def hint(self, params: Mapping[str, Any]) -> None:
+        """A notification that may be of another server: no more than a reason to look at the task here."""
+        for box in self._boxes.get(str(params.get("taskId")), ()):
+            box.hint()
 
     async def _open_streams(self) -> None:
         while self._unheard and self._offered:

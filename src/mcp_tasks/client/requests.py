@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -22,7 +23,7 @@ from mcp_types import (
 )
 from pydantic import ConfigDict, Field, ValidationError
 
-from mcp_tasks.errors import InvalidResponse, UnknownTask
+from mcp_tasks.errors import InvalidResponse, UnknownTask, UsageError
 from mcp_tasks.wire.models import CancelTaskParams, GetTaskParams, UpdateTaskParams
 from mcp_tasks.wire.parse import TaskSnapshot, parse_task
 
@@ -102,6 +103,20 @@ async def update_task(session: ClientSession, task_id: str, responses: Mapping[s
             # The same code for a task that is not there and an answer that does not fit: a look tells them apart.
             await get_task(session, task_id)
         raise
+
+
+def check_answer(responses: Mapping[str, Any]) -> None:
+    """Find out before anything is written or sent whether answers can be sent at all.
+
+    Raises:
+        UsageError: They cannot; the SDK would break off the connection over them.
+    """
+    try:
+        json.dumps(dict(responses), ensure_ascii=False).encode()
+    except UnicodeEncodeError as exc:
+        raise UsageError(f"the answer to {', '.join(map(repr, responses))} has text that is not valid Unicode") from exc
+    except (TypeError, ValueError) as exc:
+        raise UsageError(f"the answer to {', '.join(map(repr, responses))} cannot be written as JSON: {exc}") from exc
 
 
 async def cancel_task(session: ClientSession, task_id: str) -> None:
