@@ -1,4 +1,4 @@
-"""A process that cannot say that it is alive, and what becomes of its runs: in simulated time, with the usual settings."""
+"""A process that cannot say that it is alive, and what becomes of its runs: simulated time, the usual settings."""
 
 from __future__ import annotations
 

@@ -12,15 +12,15 @@ import functools
 import inspect
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from typing import Any, cast, get_args, get_origin, get_type_hints
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from typing import Any, Never, NoReturn, cast, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 
 from mcp_tasks.core.json import JsonValue
 from mcp_tasks.errors import StepError, UsageError
 
-_UNTYPED = (None, Any, object, type(None))
+_UNTYPED = (None, Any, object, type(None), NoReturn, Never)
 
 
 class StepValue:
@@ -43,9 +43,9 @@ class StepValue:
         adapter, stored = self._adapter or _model_adapter(value), {}
         if adapter is not None:
             try:
-                kept = adapter.dump_python(value, mode="json", warnings="error")
+                kept = adapter.dump_python(value, mode="json", by_alias=False, warnings="error")
                 stored = {"value": _plain(kept)} | ({} if self._adapter else {"type": _name(value)})
-                return stored, adapter.validate_python(stored["value"])
+                return stored, _read(adapter, stored["value"])
             except (ValueError, TypeError, RecursionError):
                 # The annotation is not true of this value; it is kept as what it is.
                 pass
@@ -66,7 +66,7 @@ class StepValue:
         if adapter is None:
             return value
         try:
-            return adapter.validate_python(value)
+            return _read(adapter, value)
         except ValidationError:
             # Recorded when the annotation was another, or was not true.
             return value
@@ -98,6 +98,11 @@ def _rebuild(error: Mapping[str, Any]) -> Exception | None:
         return None
     # A class that makes its message from other things would come back saying something else.
     return rebuilt if str(rebuilt) == error["message"] else None
+
+
+def _read(adapter: TypeAdapter[Any], kept: JsonValue) -> Any:
+    # Fields are kept by their names: the aliases of a model may differ between reading and writing.
+    return adapter.validate_python(kept, by_alias=False, by_name=True)
 
 
 def _annotated(step: str, function: Callable[..., Any]) -> TypeAdapter[Any] | None:
@@ -133,9 +138,9 @@ def _return_annotation(function: Callable[..., Any]) -> Any:
     except Exception:
         # Names that cannot be resolved from here.
         return None
-    if get_origin(annotation) is Coroutine:
-        annotation = get_args(annotation)[2]
-    return annotation
+    origin = get_origin(annotation)
+    # What is given to be awaited is awaited; the last of its arguments says what that gives.
+    return get_args(annotation)[-1] if inspect.isclass(origin) and issubclass(origin, Awaitable) else annotation
 
 
 def _model_adapter(value: Any) -> TypeAdapter[Any] | None:
