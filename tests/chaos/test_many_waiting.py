@@ -11,7 +11,7 @@ from mcp_tasks.core import (
     InputRequest,
     InputRequested,
     JournalEntry,
-    RunReleased,
+    RunParked,
     RunStarted,
     TaskRecord,
     TaskRequest,
@@ -49,11 +49,16 @@ def _parked(number: int) -> TaskRecord:
     """A task as a process leaves it that asked, waited, and let the run leave memory."""
     now = datetime.now(UTC)
     record = TaskRecord(
-        id=f"task-{number}", owner=None, request=_request(number), created_at=now, updated_at=now, version=1
+        id=f"task-{number}",
+        owner=None,
+        request=_request(number),
+        created_at=now,
+        updated_at=now,
+        namespace="mcp-tasks-fixture",
     )
     record = apply(record, RunStarted(holder="an earlier process"), now)
     record = apply(record, InputRequested(attempt=1, requests={KEY: _question(number)}), now)
-    return apply(record, RunReleased(attempt=1), now)
+    return apply(record, RunParked(attempt=1, keys={KEY}), now)
 
 
 async def _leave(store: SqliteStore, number: int) -> None:

@@ -17,7 +17,7 @@ def records(place: Site, task_ids: list[str]) -> list[TaskRecord]:
         await store.open()
         try:
             found = [await store.get(task_id) for task_id in task_ids]
-            assert await store.holders() == {}, "the process signed off"
+            assert await store.holders("mcp-tasks-fixture") == {}, "the process signed off"
         finally:
             await store.close()
         return [record for record in found if record is not None]

@@ -560,7 +560,7 @@ async def test_a_sleep_with_a_name_is_the_same_one_in_the_next_run_however_long_
     [
         ({}, "either a duration or until="),
         ({"duration": HOUR, "until": NOON}, "either a duration or until="),
-        ({"duration": 60}, "sleep's duration takes a timedelta"),
+        ({"duration": 60}, "duration must be a timedelta"),
         ({"until": NOON.replace(tzinfo=None)}, "takes an aware datetime"),
     ],
     ids=["nothing", "both", "number", "naive"],
@@ -597,5 +597,5 @@ async def test_what_is_no_question_or_no_time_limit_is_refused() -> None:
     with pytest.raises(UsageError, match="ask takes what asks, not awaited yet"):
         await current_task().ask(anything)
     seconds: Any = 60
-    with pytest.raises(UsageError, match="timeout takes a timedelta"):
+    with pytest.raises(UsageError, match="timeout must be a timedelta"):
         await current_task().ask(reply(), timeout=seconds)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
 
 import anyio
 import pytest
 
 from mcp_tasks.core import JournalEntry, TaskRecord, TaskStatus
-from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.runtime import Outcome, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
 from tests.unit.running import (

@@ -53,9 +53,10 @@ class RunLost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialPassed:
-    """The run was not lost for as long as it was watched for it."""
+    """The run was not lost for as long as it was watched for it, or `waits`: then it is not what kills processes."""
 
     attempt: int
+    waits: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+import anyio
+
 from mcp_tasks.core.events import RunFailed, RunReleased, RunStarted, TrialPassed
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.engines.base import Slot
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
 
 logger = logging.getLogger(__name__)
+
+LOOK_AGAIN = 0.02
+"""Seconds between two looks at a run that is on trial."""
 
 
 class Claims:
@@ -75,8 +80,10 @@ class Claims:
                 await runtime.swap(record, started, RunFailed(attempt=record.attempt + 1, error=error))
             else:
                 claimed = await runtime.swap(record, started)
-                self._watch(claimed, policy)
-                return Run(claimed, host=runtime, slot=slot, policy=policy, replay=replay)
+                run = Run(claimed, host=runtime, slot=slot, policy=policy, replay=replay)
+                if claimed.trial is not None:
+                    self._watches[task_id] = asyncio.create_task(self._watch(run))
+                return run
         except (VersionConflict, TransitionRefused):
             logger.debug("task %s… was claimed by another worker", task_id[:12])
         except BaseException:
@@ -116,16 +123,14 @@ class Claims:
             logger.error("task %s… is ended, because its journal cannot be read: %s", record.id[:12], why)
             return None
 
-    def _watch(self, record: TaskRecord, policy: ToolPolicy) -> None:
-        if record.trial is not None:
-            seconds = self._trials.watched_for(record, policy).total_seconds()
-            self._watches[record.id] = asyncio.create_task(self._pass_after(seconds, record))
-
-    async def _pass_after(self, seconds: float, record: TaskRecord) -> None:
-        await asyncio.sleep(seconds)
+    async def _watch(self, run: Run) -> None:
+        """Let the run pass its trial when it has lasted for long enough, or has come to where it only waits."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._trials.watched_for(run.record, run.policy).total_seconds()
+        while loop.time() < until and not run.only_waits:
+            await anyio.sleep(LOOK_AGAIN)
         try:
-            await self._runtime.change(record, TrialPassed(attempt=record.attempt))
+            await self._runtime.change(run.record, TrialPassed(attempt=run.attempt, waits=run.only_waits))
         except (StoreError, TransitionRefused, UnknownTask) as exc:
-            logger.debug("the trial of task %s… goes on: %s", record.id[:12], exc)
-            return
-        self._trials.passed(record.id)
+            # The next suspect waits until this run has ended.
+            logger.debug("the trial of task %s… goes on: %s", run.record.id[:12], exc)

@@ -166,6 +166,11 @@ class Run:
         """Whether the work should stop. Also for the thread of a sync tool."""
         return self._cancelled.is_set()
 
+    @property
+    def only_waits(self) -> bool:
+        """Whether nothing of the run can go on but by an answer or a timer."""
+        return self.life.is_waiting and not self.branches.can_advance()
+
     # What the tool does
 
     async def report(self, progress: Progress) -> None:

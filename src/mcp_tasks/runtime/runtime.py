@@ -301,11 +301,7 @@ class TaskRuntime:
 
     def at_work(self) -> dict[str, str]:
         """The tasks that are at work here and do more than wait, with the names of their tools."""
-        return {
-            task_id: run.record.request.name
-            for task_id, run in self._runs.items()
-            if not run.life.is_waiting or run.branches.can_advance()
-        }
+        return {task_id: run.record.request.name for task_id, run in self._runs.items() if not run.only_waits}
 
     async def wait_until(
         self, task_id: str, condition: Callable[[TaskRecord], bool], timeout: timedelta
@@ -484,7 +480,7 @@ class TaskRuntime:
     async def _hand_over_waiting(self) -> None:
         """Give up runs of which nothing can go on but by an answer or a timer."""
         for run in list(self._runs.values()):
-            if run.life.is_waiting and not run.branches.can_advance():
+            if run.only_waits:
                 await self._interrupt(run)
 
     async def _interrupt(self, run: Run) -> None:

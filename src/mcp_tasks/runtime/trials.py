@@ -66,8 +66,7 @@ def is_guilty(record: TaskRecord, policy: ToolPolicy) -> bool:
 
 def tried_again_at(record: TaskRecord, policy: ToolPolicy, now: datetime) -> datetime | None:
     """When a lost task is started again; None for at once. The one that was on trial goes before other suspects."""
-    suspect_next = record.lost + 1 >= _suspect_from(policy)
-    return now + LET_OTHERS_FIRST if suspect_next and record.trial is None and record.lost else None
+    return now + LET_OTHERS_FIRST if is_suspect(record, policy) and record.trial is None else None
 
 
 def _suspect_from(policy: ToolPolicy) -> int:

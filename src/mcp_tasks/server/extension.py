@@ -89,6 +89,8 @@ class Tasks(Extension):
         settings: Leases, sweeps and time limits of the runtime.
         namespace: Which servers are the same server, and run each other's tasks; by default the server's name.
         max_wait: How long a question of any tool may stay unanswered before its task fails. Without it, for ever.
+        max_lost_runs: How many runs of a tool in a row may die with their process, without getting any further, before
+            the task fails.
 
     Raises:
         InvalidDuration: A duration is not a `timedelta`, or not a positive one.
@@ -113,6 +115,7 @@ class Tasks(Extension):
         settings: Settings | None = None,
         namespace: str | None = None,
         max_wait: timedelta | None = None,
+        max_lost_runs: int = 3,
     ) -> None:
         self._augment = augment
         self._default_ttl = _default_ttl(default_ttl_ms, default_ttl)
@@ -127,7 +130,7 @@ class Tasks(Extension):
             principal=principal,
             namespace=namespace,
             origin=origin_of(_callers_globals()),
-            max_wait=None if max_wait is None else check_duration("max_wait", max_wait),
+            usual=TaskOptions(max_wait=max_wait, max_lost_runs=max_lost_runs),
         )
         self._handlers = TaskHandlers(
             self._service.runtime, principal=principal, require_name_header=require_name_header
@@ -167,7 +170,7 @@ class Tasks(Extension):
             hold: How long a run that can be started again stays in memory while it waits for an answer.
             max_wait: How long a question of the tool may stay unanswered before the task fails, and says so.
             max_lost_runs: How many runs in a row may die with their process, without getting any further, before the
-                task fails and says so; 3 by default.
+                task fails and says so.
             asks_first: The tool may begin by returning an `InputRequiredResult`, to be answered on the call itself,
                 before there is a task. Without it, a tool whose return annotation says so.
 

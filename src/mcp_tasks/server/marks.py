@@ -106,11 +106,10 @@ class ServedTool:
     mark: Mark | None = None
     schema: Mapping[str, Any] | None = None
 
-    @property
-    def policy(self) -> ToolPolicy:
-        """How runs of the tool are treated."""
+    def policy(self, usual: TaskOptions) -> ToolPolicy:
+        """How runs of the tool are treated, by what was said of it or else of all tools."""
         options = TaskOptions() if self.mark is None else self.mark.options
-        return options.policy(self.annotations)
+        return options.policy(self.annotations, usual)
 
 
 class Marks:

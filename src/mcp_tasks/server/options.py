@@ -59,16 +59,17 @@ class TaskOptions:
             if value is not None and not isinstance(value, Unset):
                 check_duration(name, value, zero=name in ("grace", "hold"))
 
-    def policy(self, annotations: ToolAnnotations | None) -> ToolPolicy:
-        """How runs of the tool are treated, given what it says of itself."""
+    def policy(self, annotations: ToolAnnotations | None, usual: TaskOptions | None = None) -> ToolPolicy:
+        """How runs of the tool are treated, given what it says of itself and what holds for all tools."""
         rerun = self.recover == "rerun" or (self.recover is None and _is_repeatable(annotations))
-        usual = ToolPolicy()
+        default = ToolPolicy()
+        for_all = usual or TaskOptions()
         return ToolPolicy(
             rerun=rerun,
             max_runtime=self.max_runtime,
-            hold=usual.hold if self.hold is None else self.hold,
-            max_wait=self.max_wait,
-            max_lost_runs=self.max_lost_runs or usual.max_lost_runs,
+            hold=default.hold if self.hold is None else self.hold,
+            max_wait=for_all.max_wait if self.max_wait is None else self.max_wait,
+            max_lost_runs=self.max_lost_runs or for_all.max_lost_runs or default.max_lost_runs,
         )
 
 

@@ -10,8 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -25,6 +24,7 @@ from mcp_tasks.runtime import Settings, TaskRuntime, ToolPolicy
 from mcp_tasks.server.body import MCPServerHost, ToolBody, ToolHost
 from mcp_tasks.server.guard import Guards
 from mcp_tasks.server.marks import Marks, ServedTool
+from mcp_tasks.server.options import TaskOptions
 from mcp_tasks.server.push import TaskPush
 from mcp_tasks.server.request import ignore_task_param
 from mcp_tasks.server.rpc_errors import describe
@@ -53,14 +53,14 @@ class TaskService:
         principal: Callable[[Any], str | None],
         namespace: str | None,
         origin: str,
-        max_wait: timedelta | None,
+        usual: TaskOptions,
     ) -> None:
         if engine is not None and concurrency is not None:
             raise UsageError("concurrency is for the local engine; give it to the engine you pass instead")
         self.extension_given = False
         self._namespace = namespace
         self._origin = origin
-        self._max_wait = max_wait
+        self._usual = usual
         self.guards = Guards()
         self.marks = Marks()
         self.push = TaskPush(self.runtime, principal, lambda: self._stopping.event)
@@ -232,8 +232,7 @@ class TaskService:
         tool = await self.tool(name)
         if tool is None:
             return None
-        policy = tool.policy
-        return policy if policy.max_wait is not None else replace(policy, max_wait=self._max_wait)
+        return tool.policy(self._usual)
 
     async def _list_tools(self, host: ToolHost) -> Sequence[Tool]:
         tools = await host.tools()

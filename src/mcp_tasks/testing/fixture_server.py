@@ -178,8 +178,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--db", type=Path, required=True, help="SQLite file with the tasks; made if it is not there")
     parser.add_argument("--json", action="store_true", help="answer with JSON instead of SSE streams")
     parser.add_argument("--concurrency", type=int, default=None, help="how many tools run at a time")
+    parser.add_argument("--max-lost-runs", type=int, default=3, help="how often a task may be lost with its process")
     options = parser.parse_args(argv)
-    tasks = Tasks(f"sqlite:///{options.db}", concurrency=options.concurrency)
+    tasks = Tasks(f"sqlite:///{options.db}", concurrency=options.concurrency, max_lost_runs=options.max_lost_runs)
     build(tasks).run("streamable-http", host="127.0.0.1", port=options.port, json_response=options.json)
 
 
