@@ -457,14 +457,27 @@ async def test_the_inline_engine_returns_when_the_run_waits() -> None:
     assert work.log == ["start a", "end a"]
 
 
-async def test_the_inline_engine_runs_a_task_once_at_a_time() -> None:
+async def test_the_inline_engine_runs_a_task_once_at_a_time_and_once_more_if_it_was_wanted_meanwhile() -> None:
+    engine = InlineEngine()
+    async with at_work(engine) as work, anyio.create_task_group() as group:
+        group.start_soon(engine.submit, "a")
+        await work.until("start a")
+        for _ in range(2):
+            await engine.submit("a")
+        assert work.log == ["start a"]
+        work.end("a")
+    assert work.log == ["start a", "end a"] * 2
+
+
+async def test_the_inline_engine_starts_nothing_once_more_while_it_drains() -> None:
     engine = InlineEngine()
     async with at_work(engine) as work, anyio.create_task_group() as group:
         group.start_soon(engine.submit, "a")
         await work.until("start a")
         await engine.submit("a")
-        assert work.log == ["start a"]
+        await engine.drain(NONE)
         work.end("a")
+    assert work.log == ["start a", "end a"]
 
 
 async def test_the_inline_engine_keeps_requests_and_runs_apart() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import anyio
 import anyio.from_thread
-import anyio.lowlevel
 import anyio.to_thread
 import pytest
 

@@ -19,6 +19,7 @@ class InlineEngine:
         self._execute: Execute | None = None
         self._context = contextvars.copy_context()
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._again: set[str] = set()
 
     async def start(self, execute: Execute) -> None:
         """Begin to hand submitted ids to `execute`."""
@@ -36,8 +37,14 @@ class InlineEngine:
         return
 
     async def submit(self, task_id: str, *, again: bool = False) -> None:
-        """Run the task now. Returns when it ends, or when it waits for something other than itself."""
-        if self._execute is None or task_id in self._running:
+        """Run the task now. Returns when it ends, or when it waits for something other than itself.
+
+        A task that still runs has one more turn when it has ended, and this does not wait for it.
+        """
+        if self._execute is None:
+            return
+        if task_id in self._running:
+            self._again.add(task_id)
             return
         slot = _InlineSlot()
         run = asyncio.create_task(
@@ -63,7 +70,11 @@ class InlineEngine:
     async def _run(self, task_id: str, execute: Execute, slot: _InlineSlot) -> None:
         try:
             await execute(task_id, slot)
+            while task_id in self._again and self._execute is not None:
+                self._again.discard(task_id)
+                await execute(task_id, slot)
         finally:
+            self._again.discard(task_id)
             del self._running[task_id]
 
 

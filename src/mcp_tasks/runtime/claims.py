@@ -127,7 +127,7 @@ class Claims:
         """Let the run pass its trial when it has lasted for long enough, or has come to where it only waits."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._trials.watched_for(run.record, run.policy).total_seconds()
-        while loop.time() < until and not run.only_waits:
+        while loop.time() < until and not run.only_waits:  # noqa: ASYNC110 - nothing tells when a tool only waits
             await anyio.sleep(LOOK_AGAIN)
         try:
             await self._runtime.change(run.record, TrialPassed(attempt=run.attempt, waits=run.only_waits))
