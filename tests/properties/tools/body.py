@@ -1,0 +1,254 @@
+"""A tree at work as a tool, and a witness of what it does over all its runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import anyio
+
+from mcp_tasks.core import InputRequest
+from mcp_tasks.errors import QuestionTimedOut
+from mcp_tasks.runtime import Failure, Outcome, Run, Success
+from mcp_tasks.runtime.questions import Asking
+from tests.properties.tools.model import at
+from tests.properties.tools.tree import (
+    GIVES_UP_AFTER,
+    Ask,
+    Caught,
+    Gather,
+    Group,
+    Io,
+    Losers,
+    MoveOn,
+    Node,
+    Race,
+    Seq,
+    Sleep,
+    Step,
+    Twice,
+)
+
+
+class TreeError(Exception):
+    """Something in the tree failed, as the tree has it."""
+
+
+@dataclass(eq=False)
+class _Try:
+    """One time that the work of a step was begun."""
+
+    life: int
+    cancelled: bool = False
+
+
+class Witness:
+    """Sees what the tools of one world do, and what of it must not be.
+
+    Attributes:
+        wrongs: What must not be, in words.
+        life: The number of the process, as it were; it grows with each that dies or is stopped.
+    """
+
+    def __init__(self, slots: int, recorded_steps: Callable[[str], Collection[str]]) -> None:
+        self.wrongs: list[str] = []
+        self.life = 1
+        self.tries: dict[tuple[str, str], list[_Try]] = {}
+        self._slots = slots
+        self._recorded_steps = recorded_steps
+        self._at_work: Counter[str] = Counter()
+
+    def next_life(self) -> None:
+        """The process is gone, and what was at work in it."""
+        self.life += 1
+        self._at_work.clear()
+
+    def begins(self, task: str, step: str) -> _Try:
+        """The work of a step begins."""
+        tries = self.tries.setdefault((task, step), [])
+        if tries and tries[-1].life == self.life and not tries[-1].cancelled:
+            self.wrongs.append(f"step {step} was begun twice in one life")
+        if step in self._recorded_steps(task):
+            self.wrongs.append(f"step {step} was begun although it is recorded")
+        tries.append(_Try(self.life))
+        self._at_work[task] += 1
+        if len(self._at_work) > self._slots:
+            self.wrongs.append(f"{len(self._at_work)} runs work in steps, and there are {self._slots} slots")
+        return tries[-1]
+
+    def ends(self, task: str, life: int) -> None:
+        """The work of a step has ended, however."""
+        if life == self.life:
+            self._at_work[task] -= 1
+            self._at_work = +self._at_work
+
+    def leaves(self, task: str, life: int) -> None:
+        """The tool has returned; what it left behind has no slot to work on."""
+        if life == self.life:
+            del self._at_work[task]
+
+
+class TreeRun:
+    """One run of a tree."""
+
+    def __init__(self, run: Run, witness: Witness) -> None:
+        self._run = run
+        self._task = run.record.id
+        self._witness = witness
+        self._life = witness.life
+        self._left: list[asyncio.Task[Any]] = []
+        self._answers: set[int] = set()
+
+    async def outcome(self, tree: Node, *, joins: bool) -> Outcome:
+        """Do it all; with `joins`, those left alone by a race are waited for at the end."""
+        try:
+            value = await self.do(tree, "0")
+            if joins:
+                await asyncio.gather(*self._left, return_exceptions=True)
+            return Success({"value": value})
+        except (TreeError, ExceptionGroup) as exc:
+            return Failure({"code": 1, "message": "the tree failed", "data": _said(exc)})
+        finally:
+            self._witness.leaves(self._task, self._life)
+
+    async def do(self, node: Node, path: str) -> Any:
+        """The value of a node."""
+        match node:
+            case Step():
+                return await self._step(path, node.seconds, f"done {path}", fails=node.fails)
+            case Ask():
+                return await self._ask(path, key=f"key {path}" if node.keyed else None, timeout=node.timeout)
+            case Sleep():
+                await self._run.sleep(timedelta(seconds=node.seconds), name=path)
+                return f"slept {path}"
+            case Io():
+                await asyncio.sleep(node.seconds)
+                return f"worked {path}"
+            case Twice():
+                return await self._twice(node, path)
+            case Seq():
+                return [await self.do(child, at(path, place)) for place, child in enumerate(node.children)]
+            case Gather():
+                return await asyncio.gather(*(self.do(each, at(path, place)) for place, each in _children(node)))
+            case Group():
+                return await self._group(node, path)
+            case Race():
+                return await self._race(node, path)
+            case MoveOn():
+                return await self._move_on(node, path)
+            case Caught():
+                try:
+                    return await self.do(node.child, at(path, 0))
+                except (TreeError, ExceptionGroup) as exc:
+                    return {"caught": _said(exc)}
+
+    async def _step(self, name: str, seconds: float, value: Any, *, fails: bool = False) -> Any:
+        begun: list[_Try] = []
+
+        async def work() -> Any:
+            life = self._witness.life
+            begun.append(self._witness.begins(self._task, name))
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                self._witness.ends(self._task, life)
+            if fails:
+                raise TreeError(f"failed {name}")
+            return value
+
+        try:
+            return await self._run.step(name, work)
+        except asyncio.CancelledError:
+            for each in begun:
+                each.cancelled = True
+            raise
+
+    async def _ask(self, path: str, *, key: str | None = None, timeout: float | None = None) -> str:
+        asking = Asking(key=key, timeout=None if timeout is None else timedelta(seconds=timeout))
+        try:
+            answer = await self._run.ask(InputRequest(method="elicitation/create", params={"message": path}), asking)
+        except QuestionTimedOut:
+            raise TreeError(f"timed out {path}") from None
+        if answer["to"] != path:
+            self._witness.wrongs.append(f"the question {path} was handed the answer to {answer['to']}")
+        if answer["number"] in self._answers:
+            self._witness.wrongs.append(f"the answer to {path} was handed over twice in a run")
+        self._answers.add(answer["number"])
+        return f"answered {path}"
+
+    async def _twice(self, node: Twice, path: str) -> list[str]:
+        async def once() -> str:
+            if node.asks:
+                return await self._ask(path)
+            # Told from other sleeps by their length, which is that of no other node.
+            await self._run.sleep(timedelta(seconds=4, microseconds=1 + int(path.replace(".", ""))))
+            return f"slept {path}"
+
+        return list(await asyncio.gather(once(), once())) if node.together else [await once(), await once()]
+
+    async def _group(self, node: Group, path: str) -> list[Any]:
+        values: dict[int, Any] = {}
+
+        async def branch(place: int, child: Node) -> None:
+            values[place] = await self.do(child, at(path, place))
+
+        async with anyio.create_task_group() as group:
+            for place, child in _children(node):
+                group.start_soon(branch, place, child)
+        return [values[place] for place, _ in _children(node)]
+
+    async def _race(self, node: Race, path: str) -> list[Any]:
+        runners = [asyncio.create_task(self.do(child, at(path, place))) for place, child in _children(node)]
+        for runner in runners:
+            runner.add_done_callback(_look_at)
+        try:
+            await asyncio.wait(runners, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await self._end_losers(runners, node.losers)
+            raise
+        winner = next(place for place, runner in enumerate(runners) if runner.done())
+        await self._end_losers([each for each in runners if each is not runners[winner]], node.losers)
+        recorded = await self._step(f"{path} won", 0, winner)
+        if recorded != winner:
+            self._witness.wrongs.append(f"the race {path} was won by {recorded}, and in a later run by {winner}")
+        return [winner, runners[winner].result()]
+
+    async def _end_losers(self, losers: list[asyncio.Task[Any]], how: Losers) -> None:
+        if how is Losers.LEFT:
+            self._left += losers
+            return
+        for loser in losers:
+            loser.cancel()
+        if how is Losers.REAPED:
+            await asyncio.gather(*losers, return_exceptions=True)
+
+    async def _move_on(self, node: MoveOn, path: str) -> Any:
+        value = f"moved on {path}"
+        with anyio.move_on_after(GIVES_UP_AFTER) as scope:
+            value = await self.do(node.child, at(path, 0))
+        recorded = await self._step(f"{path} given up", 0, scope.cancelled_caught)
+        if recorded != scope.cancelled_caught:
+            self._witness.wrongs.append(f"that {path} was given up was {recorded}, and in a later run it was not")
+        return value
+
+
+def _children(node: Gather | Group | Race) -> list[tuple[int, Node]]:
+    return list(enumerate(node.children))
+
+
+def _look_at(runner: asyncio.Task[Any]) -> None:
+    # The failure of one that lost is nobody's concern; asyncio would report it.
+    if not runner.cancelled():
+        runner.exception()
+
+
+def _said(exc: Exception) -> Any:
+    """An error as the model has it: a text, or for a group the texts of its parts."""
+    if isinstance(exc, ExceptionGroup):
+        parts: list[Any] = [_said(each) for each in exc.exceptions]
+        return parts
+    return str(exc)

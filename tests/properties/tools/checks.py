@@ -1,0 +1,78 @@
+"""What must be so when all is over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from mcp_tasks.core import JournalEntry, TaskRecord, TaskStatus
+from mcp_tasks.engines import LocalEngine
+from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.runtime.branches import tasks_by_value
+from mcp_tasks.runtime.context import current_run
+from mcp_tasks.stores.codec import to_micros
+from tests.properties.tools.model import allows, may_fail
+from tests.properties.tools.tree import Node
+
+
+def check_outcome(tree: Node, record: TaskRecord) -> None:
+    """The task has ended, as some schedule of its tool allows."""
+    match record.status:
+        case TaskStatus.COMPLETED if record.result is not None:
+            value = record.result["value"]
+            assert allows(tree, "0", value), f"no schedule of the tool gives {value}"
+        case TaskStatus.FAILED if record.error is not None:
+            assert "data" in record.error, f"the task failed: {record.error['message']}"
+            assert may_fail(tree, "0", record.error["data"]), f"no schedule of the tool fails so: {record.error}"
+        case _:
+            raise AssertionError(f"the task waits for ever: {record}")
+
+
+def check_all_is_given_back(runtime: TaskRuntime) -> None:
+    """Nothing of the runs is left: no asyncio task, no slot, no seat."""
+    left = {run.record.id: tasks for run, tasks in tasks_by_value(current_run).items()}
+    assert not left, f"the run has ended, and this is left of it: {left}"
+    assert isinstance(runtime.engine, LocalEngine)
+    assert runtime.engine.is_idle, "a slot was not given back"
+    room, seats = runtime.parking.room, 0
+    while room.enter(standing=False):
+        seats += 1
+    assert seats == runtime.settings.waiting_runs, f"{seats} seats are left of {runtime.settings.waiting_runs}"
+
+
+def check_history(history: Sequence[tuple[datetime, str, JournalEntry]]) -> None:
+    """Everything was recorded once, and no time was over before it was."""
+    seen: set[tuple[str, str, str | None, str]] = set()
+    ends: dict[tuple[str, str], int] = {}
+    for when, task_id, entry in history:
+        value: Any = entry.value
+        what = (task_id, entry.kind, value["kind"] if entry.kind == "done" else None, entry.key)
+        assert what not in seen, f"{entry} was recorded twice"
+        seen.add(what)
+        if entry.kind in ("ask", "timer"):
+            ends[task_id, entry.key] = value.get("deadline") or value.get("until")
+        if entry.kind == "done" and value["how"] != "answer":
+            assert to_micros(when) >= ends[task_id, entry.key], f"{entry} was told before the time was over"
+            assert (task_id, "answer", None, entry.key) not in seen, f"{entry} was answered in time"
+
+
+@contextmanager
+def errors_logged() -> Generator[list[str]]:
+    """The errors that the runtime logs meanwhile. It logs one where something happened that should not."""
+    errors: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            errors.append(self.format(record))
+
+    logger, listener = logging.getLogger("mcp_tasks"), Listener(logging.ERROR)
+    propagate, logger.propagate = logger.propagate, False
+    logger.addHandler(listener)
+    try:
+        yield errors
+    finally:
+        logger.removeHandler(listener)
+        logger.propagate = propagate

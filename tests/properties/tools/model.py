@@ -1,0 +1,79 @@
+"""What a tool may end with, said without running it: the outcomes that some schedule of the plain tool allows.
+
+A value or an error names where in the tree it comes from, so that one that came from elsewhere is noticed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.properties.tools.tree import (
+    Ask,
+    Caught,
+    Gather,
+    Group,
+    Io,
+    MoveOn,
+    Node,
+    Race,
+    Seq,
+    Sleep,
+    Step,
+    Twice,
+    children_of,
+)
+
+
+def at(path: str, place: int) -> str:
+    """The path of a child."""
+    return f"{path}.{place}"
+
+
+def allows(node: Node, path: str, value: Any) -> bool:
+    """Whether the node may give this value."""
+    match node:
+        case Step():
+            return not node.fails and value == f"done {path}"
+        case Ask():
+            return value == f"answered {path}"
+        case Sleep():
+            return value == f"slept {path}"
+        case Io():
+            return value == f"worked {path}"
+        case Twice():
+            return value == [f"answered {path}"] * 2 if node.asks else value == [f"slept {path}"] * 2
+        case Seq() | Gather() | Group():
+            return _allows_all(node.children, path, value)
+        case Race():
+            winner, won = value
+            return 0 <= winner < len(node.children) and allows(node.children[winner], at(path, winner), won)
+        case MoveOn():
+            return value == f"moved on {path}" or allows(node.child, at(path, 0), value)
+        case Caught():
+            if isinstance(value, dict):
+                return may_fail(node.child, at(path, 0), value["caught"])
+            return allows(node.child, at(path, 0), value)
+
+
+def may_fail(node: Node, path: str, error: Any) -> bool:
+    """Whether the node may end with this error."""
+    match node:
+        case Step():
+            return node.fails and error == f"failed {path}"
+        case Ask():
+            return node.timeout is not None and error == f"timed out {path}"
+        case Sleep() | Io() | Twice() | Caught():
+            return False
+        case Group():
+            return isinstance(error, list) and bool(error) and all(_child_may_fail(node, path, each) for each in error)
+        case Seq() | Gather() | Race() | MoveOn():
+            return _child_may_fail(node, path, error)
+
+
+def _allows_all(children: tuple[Node, ...], path: str, value: Any) -> bool:
+    return len(value) == len(children) and all(
+        allows(child, at(path, place), value[place]) for place, child in enumerate(children)
+    )
+
+
+def _child_may_fail(node: Node, path: str, error: Any) -> bool:
+    return any(may_fail(child, at(path, place), error) for place, child in enumerate(children_of(node)))

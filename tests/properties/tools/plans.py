@@ -1,0 +1,78 @@
+"""How plans are drawn: trees of everything a tool may do, and whatever may happen to it meanwhile."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from tests.properties.tools.store import Faults
+from tests.properties.tools.tree import (
+    Ask,
+    Caught,
+    Gather,
+    Group,
+    Io,
+    Losers,
+    MoveOn,
+    Node,
+    Race,
+    Seq,
+    Sleep,
+    Step,
+    Trimmer,
+    Twice,
+)
+from tests.properties.tools.world import Act, Plan, What
+
+LEAVES: st.SearchStrategy[Node] = st.one_of(
+    st.builds(Step, st.sampled_from((0.0, 0.5, 4.0)), st.sampled_from((False, False, False, True))),
+    st.builds(Ask, st.sampled_from((None, None, 2.0, 20.0)), st.booleans()),
+    st.builds(Sleep, st.sampled_from((0.5, 6.0, 40.0))),
+    st.builds(Io, st.sampled_from((0.0, 0.3, 0.7))),
+    st.builds(Twice, st.booleans(), st.booleans()),
+)
+
+
+def _grown(nodes: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
+    several = st.lists(nodes, min_size=2, max_size=3).map(tuple)
+    return st.one_of(
+        st.builds(Seq, several),
+        st.builds(Gather, several),
+        st.builds(Group, several),
+        st.builds(Race, several, st.sampled_from(Losers)),
+        # st.builds(MoveOn, nodes),
+        st.builds(Caught, nodes),
+    )
+
+
+TOOLS: st.SearchStrategy[Node] = st.recursive(LEAVES, _grown, max_leaves=8).map(lambda tree: Trimmer().trim(tree))
+
+ACTS = st.builds(
+    Act,
+    st.sampled_from((0.0, 0.0, 0.1, 1.0, 3.0, 10.0, 45.0)),
+    st.sampled_from(
+        (What.ANSWER, What.ANSWER, What.ANSWER, What.ANSWER_ELSEWHERE, What.WRONG, What.KILL, What.KILL, What.DRAIN)
+    ),
+    st.integers(0, 3),
+)
+
+_NUMBERS = st.frozensets(st.integers(0, 30), max_size=3)
+
+FAULTS = st.builds(
+    Faults,
+    pauses=st.just((0.0,)) | st.lists(st.sampled_from((0.0, 0.001, 0.2, 1.0)), min_size=1, max_size=3).map(tuple),
+    refused=_NUMBERS,
+    refused_readings=_NUMBERS,
+    crashes=st.dictionaries(st.integers(0, 30), st.booleans(), max_size=2),
+    deaf=st.booleans(),
+)
+
+PLANS = st.builds(
+    Plan,
+    tools=st.lists(TOOLS, min_size=1, max_size=2).map(tuple),
+    acts=st.lists(ACTS, max_size=8).map(tuple),
+    faults=FAULTS,
+    hold=st.sampled_from((0.0, 0.0, 2.0, 3600.0)),
+    slots=st.integers(1, 2),
+    seats=st.integers(0, 2),
+    joins=st.booleans(),
+)

@@ -1,0 +1,164 @@
+"""Tools as trees: what one does, one thing after another or several at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TypeAlias
+
+IO_IN_ALL = 2.0
+"""Seconds of unrecorded work in one tool. A tool that is started again is handed recorded results in their order, which
+waits for branches that do such work; a time-out around a result must be longer than that, or it is decided anew."""
+
+GIVES_UP_AFTER = 3.0
+"""Seconds of the one `move_on_after` that a tool may have."""
+
+
+class Losers(Enum):
+    """What becomes of those that lost a race."""
+
+    REAPED = "cancelled, and waited for"
+    CANCELLED = "cancelled, and not waited for"
+    LEFT = "left alone"
+
+
+@dataclass(frozen=True)
+class Step:
+    """Work that is recorded, of so many seconds; it may fail."""
+
+    seconds: float = 0.0
+    fails: bool = False
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A question, with a durable time-out or none; told from others by a key or by what it asks."""
+
+    timeout: float | None = None
+    keyed: bool = False
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """A durable sleep, told from others by its name."""
+
+    seconds: float = 5.0
+
+
+@dataclass(frozen=True)
+class Io:
+    """Work that is not recorded."""
+
+    seconds: float = 0.5
+
+
+@dataclass(frozen=True)
+class Twice:
+    """Two equal questions or two equal sleeps, one after the other or together."""
+
+    asks: bool
+    together: bool
+
+
+@dataclass(frozen=True)
+class Seq:
+    """One thing after another."""
+
+    children: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Gather:
+    """`asyncio.gather`: the first failure is raised, and the others go on."""
+
+    children: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A task group: the first failure cancels the others."""
+
+    children: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Race:
+    """`asyncio.wait` for the first; a step then records who won."""
+
+    children: tuple[Node, ...]
+    losers: Losers
+
+
+@dataclass(frozen=True)
+class MoveOn:
+    """`move_on_after` around something; a step then records whether it was given up."""
+
+    child: Node
+
+
+@dataclass(frozen=True)
+class Caught:
+    """A failure is caught."""
+
+    child: Node
+
+
+Node: TypeAlias = Step | Ask | Sleep | Io | Twice | Seq | Gather | Group | Race | MoveOn | Caught
+
+
+def children_of(node: Node) -> Sequence[Node]:
+    """What a node is made of."""
+    match node:
+        case Seq() | Gather() | Group() | Race():
+            return node.children
+        case MoveOn() | Caught():
+            return (node.child,)
+        case _:
+            return ()
+
+
+def ends_recorded(node: Node) -> bool:
+    """Whether it is a recorded thing that ends this, so that the journal says what ended first."""
+    match node:
+        case Io() | MoveOn():
+            return False
+        case Seq():
+            return bool(node.children) and ends_recorded(node.children[-1])
+        case _:
+            return all(map(ends_recorded, children_of(node)))
+
+
+class Trimmer:
+    """Makes a tool of a tree: one that does the same whenever its recorded results come in the same order.
+
+    A race is decided by recorded things, and of unrecorded ones there are few enough (see the numbers above).
+    """
+
+    def __init__(self) -> None:
+        self._io_left = IO_IN_ALL
+        self._may_move_on = True
+
+    def trim(self, node: Node) -> Node:
+        """The tool that is most like this tree."""
+        match node:
+            case Io(seconds):
+                self._io_left -= seconds
+                return node if self._io_left >= 0 else Step()
+            case MoveOn(child):
+                if not self._may_move_on:
+                    return self.trim(child)
+                self._may_move_on = False
+                return MoveOn(self.trim(child))
+            case Caught(child):
+                return Caught(self.trim(child))
+            case Race(children):
+                return replace(node, children=tuple(_decided(self.trim(child)) for child in children))
+            case Seq(children) | Gather(children) | Group(children):
+                return replace(node, children=tuple(self.trim(child) for child in children))
+            case _:
+                return node
+
+
+def _decided(node: Node) -> Node:
+    return node if ends_recorded(node) else Seq((node, Step()))
