@@ -29,6 +29,7 @@ from mcp_tasks.core import (
     RunStarted,
     StepRecorded,
     TaskCancelled,
+    TrialPassed,
     TaskRecord,
     TaskRequest,
     TaskStatus,

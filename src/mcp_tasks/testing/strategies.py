@@ -124,6 +124,7 @@ def records(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[TaskRecord]:
         "started_at": st.none() | _instants,
         "wake_at": st.none() | st.just(ALWAYS) | _instants,
         "lost": st.integers(0, 2**31),
+        "trial": st.sampled_from([None, "alone", "beside"]),
         "namespace": _names,
         "version": st.integers(1, 2**53),
     }
