@@ -146,12 +146,13 @@ def _event(kind: type[Event], move: Move, record: TaskRecord, now: datetime) -> 
     answered = move.keys | set(list(record.inputs.outstanding)[len(move.keys) // 2 :]) if move.helpful else move.keys
     progress = Progress(progress=len(move.keys), total=None if move.helpful else 1e300, message=None)
     making: dict[type[Event], Callable[[], Event]] = {
-        RunStarted: lambda: RunStarted(holder="worker-1"),
+        RunStarted: lambda: RunStarted(holder="worker-1", trial="alone" if move.helpful else None),
         RunReleased: lambda: RunReleased(attempt=attempt),
         RunParked: lambda: RunParked(
             attempt=attempt, keys=answered, wake_at=None if move.helpful else now + abs(move.tick)
         ),
-        RunLost: lambda: RunLost(attempt=attempt),
+        RunLost: lambda: RunLost(attempt=attempt, wake_at=None if move.helpful else now + abs(move.tick)),
+        TrialPassed: lambda: TrialPassed(attempt=attempt, waits=move.helpful),
         ProgressReported: lambda: ProgressReported(attempt=attempt, progress=progress),
         InputRequested: lambda: InputRequested(attempt=attempt, requests=asks),
         InputWithdrawn: lambda: InputWithdrawn(attempt=attempt, keys=answered),
