@@ -206,7 +206,9 @@ class Deliveries:
 
     def _is_excused(self, value: Mapping[str, Any]) -> bool:
         """Whether a recorded result may be of a branch that the tool itself cancelled, or that is busy elsewhere."""
-        return bool(value.get(BRANCH)) and (self._branches.cancelled > 0 or self._branches.can_advance())
+        if not value.get(BRANCH):
+            return self._branches.own_can_advance()
+        return self._branches.cancelled > 0 or self._branches.can_advance()
 
 
 def _mismatch(new: str, unmet: str) -> ReplayMismatch:

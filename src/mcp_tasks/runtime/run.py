@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import inf
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -29,6 +29,7 @@ from mcp_tasks.core.events import (
     RunFailed,
     RunParked,
     RunReleased,
+    StepRecorded,
     TaskCancelled,
 )
 from mcp_tasks.core.inputs import InputRequest
@@ -57,7 +58,7 @@ from mcp_tasks.runtime.parking import Parking
 from mcp_tasks.runtime.policy import Settings, ToolPolicy
 from mcp_tasks.runtime.progress import ProgressThrottle
 from mcp_tasks.runtime.questions import Asking, Questions
-from mcp_tasks.runtime.replay import Replay
+from mcp_tasks.runtime.replay import GIVEN_UP, Replay, ResultId, done_entry
 from mcp_tasks.runtime.rest import Rest
 from mcp_tasks.runtime.steps import Retry, Steps
 from mcp_tasks.runtime.time_limit import TimeLimit
@@ -65,6 +66,8 @@ from mcp_tasks.runtime.timers import Timers
 from mcp_tasks.runtime.uncancelled import uncancelled
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +309,36 @@ class Run:
 
         The tool never sees a half of it: it is written to the end even if the branch is cancelled meanwhile. If the
         tool may not say such things any more, it goes no further."""
-        if not await uncancelled(self._write_patiently(events, entries), context=self._context.copy()):
+        if not await self.to_the_end(self._write_patiently(events, entries)):
             await self.go_no_further()
+
+    async def to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something that is no part of the tool, and do all of it even if the branch is cancelled meanwhile."""
+        return await uncancelled(work, context=self._context.copy())
+
+    @asynccontextmanager
+    async def giving_up(self, *results: ResultId) -> AsyncGenerator[None]:
+        """If the tool itself cancels what is done while this is entered, that is recorded: it will give up again.
+
+        Otherwise the next run would go on where this one went another way.
+        """
+        try:
+            yield
+        except asyncio.CancelledError:
+            await self.record_given_up(results, branch=not self.branches.in_own)
+            raise
+
+    async def record_given_up(self, results: Sequence[ResultId], *events: Event, branch: bool) -> None:
+        """Record what the tool did not wait for. What ends because the run is stopped is not given up."""
+        if self.life.counts:
+            entries = [done_entry(result, GIVEN_UP, branch=branch) for result in results]
+            await self.record_result(StepRecorded(attempt=self.attempt), *events, entries=entries)
+
+    async def give_up_again(self) -> NoReturn:
+        """Wait to be cancelled by the tool, as in an earlier run."""
+        async with self.rest.waiting(parkable=False, to_give_up=True):
+            await asyncio.get_running_loop().create_future()
+        raise AssertionError("nothing sets this future")
 
     async def go_no_further(self) -> NoReturn:
         """End the branch of the tool that calls this, as its run has ended."""
