@@ -99,7 +99,7 @@ class Questions:
                 await self._hand_over(fresh)
             return [await self._outcome(each) for each in asked]
         except asyncio.CancelledError:
-            await self._give_up(asked)
+            self._give_up(asked)
             raise
 
     def look(self, record: TaskRecord) -> None:
@@ -204,11 +204,11 @@ class Questions:
             each.result = ResultId("question", each.ask.key)
         self._open[each.key] = each
 
-    async def _give_up(self, asked: Sequence[_Open]) -> None:
+    def _give_up(self, asked: Sequence[_Open]) -> None:
         """Take back questions that the tool gave up on; those of a run that was stopped wait for the next run."""
         self._unwritten = [each for each in self._unwritten if each not in asked]
         if self._run.life.counts:
-            await self._run.to_the_end(self._take_back(asked))
+            self._run.record_first(self._take_back(asked))
 
     async def _take_back(self, asked: Sequence[_Open]) -> None:
         being_written = {each.put for each in asked if each.put is not None and each.ask is not None}
@@ -217,8 +217,7 @@ class Questions:
         results = [each.result for each in asked if each.result is not None]
         keys = self._run.record.inputs.outstanding.keys() & {each.key for each in asked}
         withdrawn = [InputWithdrawn(attempt=self._run.attempt, keys=keys)] if keys else []
-        if results:
-            await self._run.record_given_up(results, *withdrawn, branch=asked[0].in_branch)
+        await self._run.record_given_up(results, *withdrawn, branch=asked[0].in_branch)
 
     # Waiting
 

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import inf
-from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import anyio
 import anyio.lowlevel
@@ -66,8 +66,6 @@ from mcp_tasks.runtime.timers import Timers
 from mcp_tasks.runtime.uncancelled import uncancelled
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,15 +307,11 @@ class Run:
 
         The tool never sees a half of it: it is written to the end even if the branch is cancelled meanwhile. If the
         tool may not say such things any more, it goes no further."""
-        if not await self.to_the_end(self._write_patiently(events, entries)):
+        if not await uncancelled(self._write_patiently(events, entries), context=self._context.copy()):
             await self.go_no_further()
 
-    async def to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do something that is no part of the tool, and do all of it even if the branch is cancelled meanwhile."""
-        return await uncancelled(work, context=self._context.copy())
-
     @asynccontextmanager
-    async def giving_up(self, *results: ResultId) -> AsyncGenerator[None]:
+    async def giving_up(self, result: ResultId) -> AsyncGenerator[None]:
         """If the tool itself cancels what is done while this is entered, that is recorded: it will give up again.
 
         Otherwise the next run would go on where this one went another way.
@@ -325,14 +319,18 @@ class Run:
         try:
             yield
         except asyncio.CancelledError:
-            await self.record_given_up(results, branch=not self.branches.in_own)
+            self.record_first(self.record_given_up([result], branch=not self.branches.in_own))
             raise
+
+    def record_first(self, work: Coroutine[Any, Any, None]) -> None:
+        """Record something before anything new begins. Nobody waits for it now: a cancellation is not held up."""
+        self.deliveries.begin_after(self.help(work))
 
     async def record_given_up(self, results: Sequence[ResultId], *events: Event, branch: bool) -> None:
         """Record what the tool did not wait for. What ends because the run is stopped is not given up."""
-        if self.life.counts:
+        if results and self.life.counts:
             entries = [done_entry(result, GIVEN_UP, branch=branch) for result in results]
-            await self.record_result(StepRecorded(attempt=self.attempt), *events, entries=entries)
+            await self._write_patiently((StepRecorded(attempt=self.attempt), *events), entries)
 
     async def give_up_again(self) -> NoReturn:
         """Wait to be cancelled by the tool, as in an earlier run."""
@@ -350,11 +348,12 @@ class Run:
         """The task's journal, as soon as the store gives it."""
         return await self._patiently(lambda: self._host.journal(self.record.id), "read the journal")
 
-    def help(self, work: Coroutine[Any, Any, None]) -> None:
+    def help(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something beside the tool, until the run is over."""
         helper = asyncio.get_running_loop().create_task(work, context=self._context.copy())
         self._helpers.add(helper)
         helper.add_done_callback(self._helped)
+        return helper
 
     def _helped(self, helper: asyncio.Task[None]) -> None:
         self._helpers.discard(helper)

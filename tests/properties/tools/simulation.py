@@ -18,7 +18,7 @@ T = TypeVar("T")
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-TURN = 0.0001
+TURN = 0.0005
 """Seconds that a turn of the loop takes: where something turns until a time has come, it does come."""
 
 
