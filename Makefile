@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit conformance interop bench docs format clean
+.PHONY: help setup demo test lint types unit soak conformance interop bench docs format clean
 
 help: ## list what there is to make
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -32,6 +32,9 @@ types: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/python -m pytest -q -m "not interop"
+
+soak: $(STAMP) ## random tools under random faults, for SECONDS=600; SEED= to repeat
+	$(BIN)/python -m tests.properties.tools.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
 interop: $(STAMP) ## other implementations against ours, installed on first use
 	$(BIN)/python -m pytest -q -m interop

@@ -89,17 +89,23 @@ class Branches:
 
     def can_advance(self) -> bool:
         """Whether some branch may go on without us. True where that cannot be told."""
+        return bool(self._advancing())
+
+    def own_can_advance(self) -> bool:
+        """Whether the tool's own task may."""
+        return self._own in self._advancing()
+
+    def _advancing(self) -> set[asyncio.Task[Any]]:
         live = {task for task in self._of_this_run() if not task.done()}
         for task in live:
             self._meet(task)
         # A sync tool does one thing at a time: while its thread waits for us, nothing else of it is at work.
         thread_waits = any(_is_from_thread(task) for task in live & self._in_our_hands)
-        return any(
-            task not in self._in_our_hands
-            and not _waits_for_tasks(task)
-            and not (thread_waits and task is self._own and _waits_for_thread(task))
-            for task in live
-        )
+        return {
+            task
+            for task in live - self._in_our_hands
+            if not _waits_for_tasks(task) and not (thread_waits and task is self._own and _waits_for_thread(task))
+        }
 
     def cancel_leftovers(self) -> None:
         """The run is over: what of it still waits for us would wait for ever."""

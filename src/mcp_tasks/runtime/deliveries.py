@@ -60,6 +60,7 @@ class Deliveries:
         self._new: dict[asyncio.Future[None], str] = {}
         self._came = asyncio.Event()
         self._turn = asyncio.Lock()
+        self._first: set[asyncio.Task[None]] = set()
         self._pump: asyncio.Task[None] | None = None
 
     def has(self, result: ResultId) -> bool:
@@ -86,10 +87,16 @@ class Deliveries:
     async def caught_up(self, what: str) -> None:
         """Wait until everything recorded has been handed over, before `what` begins or is handed over as new."""
         self._branches.contact(look_around=bool(self._ahead))
+        await self._wait_for_first()
         if self._ahead or self._passed or self._begun:
             ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._new[ready] = what
             await self._wait(ready)
+
+    def begin_after(self, work: asyncio.Task[None]) -> None:
+        """Let nothing new begin before this is done."""
+        self._first.add(work)
+        work.add_done_callback(self._first.discard)
 
     @asynccontextmanager
     async def turn(self) -> AsyncGenerator[None]:
@@ -114,6 +121,14 @@ class Deliveries:
             await _settle()
         finally:
             self._turn.release()
+
+    async def _wait_for_first(self) -> None:
+        resting = self._branches.rest()
+        try:
+            while self._first:
+                await asyncio.wait(self._first)
+        finally:
+            self._branches.go_on(resting)
 
     async def _wait(self, ready: asyncio.Future[None]) -> None:
         self._came.set()
@@ -206,7 +221,9 @@ class Deliveries:
 
     def _is_excused(self, value: Mapping[str, Any]) -> bool:
         """Whether a recorded result may be of a branch that the tool itself cancelled, or that is busy elsewhere."""
-        return bool(value.get(BRANCH)) and (self._branches.cancelled > 0 or self._branches.can_advance())
+        if not value.get(BRANCH):
+            return self._branches.own_can_advance()
+        return self._branches.cancelled > 0 or self._branches.can_advance()
 
 
 def _mismatch(new: str, unmet: str) -> ReplayMismatch:

@@ -2,7 +2,7 @@
 
 Questions asked at the same moment (an `asyncio.gather`) are put together, so that a client which sees the task ask sees
 everything it asks. They are written by a scribe of the run, not by the branch that asks: a branch that is cancelled in
-the middle of the write takes nothing down with it, and its question is withdrawn once it is written.
+the middle of the write takes nothing down with it; its question is withdrawn once it is written.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ class _Open:
     result: ResultId | None = None
     bell: Bell = field(default_factory=Bell)
     put: asyncio.Future[None] | None = None
-    given_up: bool = False
 
     @property
     def key(self) -> str:
@@ -67,7 +66,6 @@ class Questions:
         self._run = run
         self._replay = replay
         self._unwritten: list[_Open] = []
-        self._to_withdraw: set[str] = set()
         self._writing = False
         self._open: dict[str, _Open] = {}
 
@@ -84,16 +82,25 @@ class Questions:
         """Put several questions together, and wait for all their answers."""
         asked = [self._look_up(request, asking or Asking()) for request in requests]
         try:
+            if any(each.result is not None and self._replay.gives_up(each.result) for each in asked):
+                await self._run.give_up_again()
+            return await self._answers_to(asked)
+        finally:
+            for each in asked:
+                if each.ask is not None:
+                    self._open.pop(each.ask.key, None)
+
+    async def _answers_to(self, asked: Sequence[_Open]) -> list[JsonValue]:
+        try:
             await self._put([each for each in asked if each.ask is None])
             fresh = [each for each in asked if not self._is_recorded(each)]
             if fresh:
                 await self._wait(fresh)
                 await self._hand_over(fresh)
             return [await self._outcome(each) for each in asked]
-        finally:
-            for each in asked:
-                if each.ask is not None:
-                    self._open.pop(each.ask.key, None)
+        except asyncio.CancelledError:
+            self._give_up(asked)
+            raise
 
     def look(self, record: TaskRecord) -> None:
         """See whether an answer has come."""
@@ -131,11 +138,6 @@ class Questions:
                 # Waited for and not awaited: a branch that is cancelled must not cancel what the scribe will set.
                 await asyncio.wait({put})
                 put.result()
-        except asyncio.CancelledError:
-            for each in new:
-                each.given_up = True
-            self._unwritten = [each for each in self._unwritten if not each.given_up]
-            raise
         finally:
             self._run.branches.go_on(branch)
 
@@ -145,18 +147,14 @@ class Questions:
             self._run.help(self._write())
 
     async def _write(self) -> None:
-        """Write what is to be put or withdrawn, as long as there is any."""
+        """Write what is to be put, as long as there is any."""
         try:
             # Let the other questions of a gather join.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-            while self._unwritten or self._to_withdraw:
-                if self._unwritten:
-                    asks, self._unwritten = self._unwritten, []
-                    await self._write_asks(asks)
-                if self._to_withdraw:
-                    keys, self._to_withdraw = self._to_withdraw, set()
-                    await self._run.record_result(InputWithdrawn(attempt=self._run.attempt, keys=keys))
+            while self._unwritten:
+                asks, self._unwritten = self._unwritten, []
+                await self._write_asks(asks)
         finally:
             self._writing = False
 
@@ -175,6 +173,12 @@ class Questions:
                     ask_entry(each.ask, each.asking.key, branch=each.in_branch) for each in asks if each.ask is not None
                 ],
             )
+        except asyncio.CancelledError:
+            # The run is over, and so is whoever waits for this.
+            for each in asks:
+                if each.put is not None:
+                    each.put.cancel()
+            raise
         except Exception as exc:
             for each in asks:
                 self._open.pop(each.key, None)
@@ -188,8 +192,6 @@ class Questions:
         for each in asks:
             if each.put is not None and not each.put.done():
                 each.put.set_result(None)
-            if each.given_up:
-                self._to_withdraw.add(each.key)
 
     def _name(self, each: _Open, now: datetime) -> None:
         """Give a new question its key for the life of the task, and open it: an answer may come at once."""
@@ -202,12 +204,20 @@ class Questions:
             each.result = ResultId("question", each.ask.key)
         self._open[each.key] = each
 
-    def _withdraw(self, asked: Sequence[_Open]) -> None:
+    def _give_up(self, asked: Sequence[_Open]) -> None:
         """Take back questions that the tool gave up on; those of a run that was stopped wait for the next run."""
+        self._unwritten = [each for each in self._unwritten if each not in asked]
         if self._run.life.counts:
-            outstanding = self._run.record.inputs.outstanding
-            self._to_withdraw.update(each.key for each in asked if each.key in outstanding)
-            self._write_soon()
+            self._run.record_first(self._take_back(asked))
+
+    async def _take_back(self, asked: Sequence[_Open]) -> None:
+        being_written = {each.put for each in asked if each.put is not None and each.ask is not None}
+        if being_written:
+            await asyncio.wait(being_written)
+        results = [each.result for each in asked if each.result is not None]
+        keys = self._run.record.inputs.outstanding.keys() & {each.key for each in asked}
+        withdrawn = [InputWithdrawn(attempt=self._run.attempt, keys=keys)] if keys else []
+        await self._run.record_given_up(results, *withdrawn, branch=asked[0].in_branch)
 
     # Waiting
 
@@ -220,26 +230,17 @@ class Questions:
         if not waited_for:
             return
         keys = frozenset(each.key for each in waited_for)
-        try:
-            async with self._run.park_while_waiting(keys=keys, wake_at=self._wake_at(waited_for)):
-                for each in waited_for:
-                    await self._wait_for(each)
-        except asyncio.CancelledError:
-            self._withdraw(waited_for)
-            raise
+        async with self._run.park_while_waiting(keys=keys, wake_at=self._wake_at(waited_for)):
+            for each in waited_for:
+                await self._wait_for(each)
 
     async def _wait_for(self, each: _Open) -> None:
         """Wait until the question is answered, or until its time is over."""
-        rung = await self._run.alarms.wait(each.bell, self._wake_at([each]))
+        await self._run.alarms.wait(each.bell, self._wake_at([each]))
         # Also when its time is over: an answer that was taken before that counts, whether we heard of it or not.
         await self._fetch()
         if each.key in self._replay.answers:
             return
-        if rung:
-            # An earlier run gave up on it. It is not open any more, so there is only giving up on it again: that it
-            # cannot be parked for, because nothing would ever wake it.
-            self._run.keep_in_memory()
-            await asyncio.get_running_loop().create_future()
         limit, gives_up_at = self._run.policy.max_wait, self._gives_up_at(each)
         if limit is not None and gives_up_at is not None and gives_up_at <= self._run.now():
             await self._run.judge(WaitedTooLong(self._run.record.request.name, limit))

@@ -22,6 +22,9 @@ from mcp_tasks.stores.codec import from_micros, to_micros
 
 Kind: TypeAlias = Literal["step", "question", "timer"]
 
+GIVEN_UP = "given up"
+"""How a step, a question or a timer ended that the tool did not wait for: because of a time-out, or a lost race."""
+
 BRANCH = "branch"
 """Marks what was handed to a branch of the tool, not to its own asyncio task: the tool may have cancelled that
 branch."""
@@ -65,6 +68,7 @@ class Replay:
         """What the tool was handed, in the order in which it was."""
         self.begun: dict[ResultId, Mapping[str, Any]] = {}
         """Questions and timers that the tool came to and had not been handed the end of."""
+        self._given_up: Counter[ResultId] = Counter()
         self._asks: dict[str, list[Ask]] = {}
         self._asked = 0
         self._keys: set[str] = set()
@@ -77,6 +81,13 @@ class Replay:
             # Neither open nor answered: the tool gave up on it.
             if result.kind == "question" and result.key not in outstanding and result.key not in self.answers:
                 del self.begun[result]
+                self._given_up[result] += 1
+
+    def gives_up(self, result: ResultId) -> bool:
+        """Whether an earlier run gave up on this; said once for each time that it did."""
+        again = self._given_up[result] > 0
+        self._given_up[result] -= again
+        return again
 
     def find_ask(self, identity: str) -> Ask | None:
         """The question of that identity that an earlier run put, if it did; each one is found once."""
@@ -137,9 +148,16 @@ class Replay:
             case "step":
                 self.results[ResultId("step", entry.key)] = _read_step(entry)
             case "done":
-                result = ResultId(entry.value["kind"], entry.key)
-                self.results[result] = entry.value
-                self.begun.pop(result, None)
+                self._end(ResultId(entry.value["kind"], entry.key), entry.value)
+
+    def _end(self, result: ResultId, value: Mapping[str, Any]) -> None:
+        self.begun.pop(result, None)
+        if value["how"] == GIVEN_UP:
+            # Also after its end was recorded: the tool was cancelled in that moment, and never saw it.
+            self.results.pop(result, None)
+            self._given_up[result] += 1
+        else:
+            self.results[result] = value
 
 
 def ask_identity(request: InputRequest, key: str | None) -> str:
@@ -166,7 +184,7 @@ def timer_entry(timer: Timer, *, branch: bool) -> JournalEntry:
 
 
 def done_entry(result: ResultId, how: str, *, branch: bool) -> JournalEntry:
-    """That the tool was handed the end of a question or a timer, and how it ended."""
+    """That the tool was handed the end of a question or a timer, or gave up on something, and how that ended."""
     return JournalEntry(kind="done", key=result.key, value={"kind": result.kind, "how": how, **_tag(branch)})
 
 

@@ -83,12 +83,13 @@ class Rest:
         return self._rested + (now - self._rested_since if self._resting else 0.0)
 
     @asynccontextmanager
-    async def waiting(self, *, parkable: bool) -> AsyncGenerator[None]:
+    async def waiting(self, *, parkable: bool, to_give_up: bool = False) -> AsyncGenerator[None]:
         """A branch waits while this is entered, and has the slot again before it goes on.
 
-        A run that can be parked while it waits needs no seat: with none free, it is parked at once.
+        A run that can be parked while it waits needs no seat: with none free, it is parked at once. A branch that waits
+        to give up does not wait for us.
         """
-        branch = self._branches.rest()
+        branch = None if to_give_up else self._branches.rest()
         self._waits += 1
         self._rest_if_idle(parkable=parkable)
         try:

@@ -29,6 +29,7 @@ from mcp_tasks.core.events import (
     RunFailed,
     RunParked,
     RunReleased,
+    StepRecorded,
     TaskCancelled,
 )
 from mcp_tasks.core.inputs import InputRequest
@@ -57,7 +58,7 @@ from mcp_tasks.runtime.parking import Parking
 from mcp_tasks.runtime.policy import Settings, ToolPolicy
 from mcp_tasks.runtime.progress import ProgressThrottle
 from mcp_tasks.runtime.questions import Asking, Questions
-from mcp_tasks.runtime.replay import Replay
+from mcp_tasks.runtime.replay import GIVEN_UP, Replay, ResultId, done_entry
 from mcp_tasks.runtime.rest import Rest
 from mcp_tasks.runtime.steps import Retry, Steps
 from mcp_tasks.runtime.time_limit import TimeLimit
@@ -314,6 +315,34 @@ class Run:
         if not await uncancelled(self._write_patiently(events, entries), context=self._context.copy()):
             await self.go_no_further()
 
+    @asynccontextmanager
+    async def giving_up(self, result: ResultId) -> AsyncGenerator[None]:
+        """If the tool itself cancels what is done while this is entered, that is recorded: it will give up again.
+
+        Otherwise the next run would go on where this one went another way.
+        """
+        try:
+            yield
+        except asyncio.CancelledError:
+            self.record_first(self.record_given_up([result], branch=not self.branches.in_own))
+            raise
+
+    def record_first(self, work: Coroutine[Any, Any, None]) -> None:
+        """Record something before anything new begins. Nobody waits for it now: a cancellation is not held up."""
+        self.deliveries.begin_after(self.help(work))
+
+    async def record_given_up(self, results: Sequence[ResultId], *events: Event, branch: bool) -> None:
+        """Record what the tool did not wait for. What ends because the run is stopped is not given up."""
+        if results and self.life.counts:
+            entries = [done_entry(result, GIVEN_UP, branch=branch) for result in results]
+            await self._write_patiently((StepRecorded(attempt=self.attempt), *events), entries)
+
+    async def give_up_again(self) -> NoReturn:
+        """Wait to be cancelled by the tool, as in an earlier run."""
+        async with self.rest.waiting(parkable=False, to_give_up=True):
+            await asyncio.get_running_loop().create_future()
+        raise AssertionError("nothing sets this future")
+
     async def go_no_further(self) -> NoReturn:
         """End the branch of the tool that calls this, as its run has ended."""
         await anyio.lowlevel.checkpoint()
@@ -324,11 +353,12 @@ class Run:
         """The task's journal, as soon as the store gives it."""
         return await self._patiently(lambda: self._host.journal(self.record.id), "read the journal")
 
-    def help(self, work: Coroutine[Any, Any, None]) -> None:
+    def help(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something beside the tool, until the run is over."""
         helper = asyncio.get_running_loop().create_task(work, context=self._context.copy())
         self._helpers.add(helper)
         helper.add_done_callback(self._helped)
+        return helper
 
     def _helped(self, helper: asyncio.Task[None]) -> None:
         self._helpers.discard(helper)

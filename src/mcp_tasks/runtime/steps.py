@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,28 +62,28 @@ class Steps:
         self._replay.enter_step(name)
         result = ResultId("step", name)
         try:
-            if run.deliveries.has(result):
-                stored = await run.deliveries.recorded(result)
-                if "error" in stored:
-                    raise restore_error(name, stored)
-                return kept_as.restore(stored)
-            await run.deliveries.caught_up(str(result))
-        except BaseException:
-            self._leave_if_unrecorded(result)
+            if self._replay.gives_up(result):
+                await run.give_up_again()
+            async with run.giving_up(result):
+                if run.deliveries.has(result):
+                    stored = await run.deliveries.recorded(result)
+                    if "error" in stored:
+                        raise restore_error(name, stored)
+                    return kept_as.restore(stored)
+                await run.deliveries.caught_up(str(result))
+                # A step counts as running until it is recorded.
+                async with run.rest.stepping():
+                    return await self._do_and_record(result, kept_as, retry, call)
+        except asyncio.CancelledError:
+            # It is no outcome of the step.
+            self._replay.leave_step(name)
             raise
-        # A step counts as running until it is recorded.
-        async with run.rest.stepping():
-            return await self._do_and_record(result, kept_as, retry, call)
 
     async def _do_and_record(self, result: ResultId, kept_as: StepValue, retry: Retry, call: Callable[[], Any]) -> Any:
         try:
             stored, value = kept_as.keep(await attempt(retry, call))
         except Exception as exc:
             raise await self._record_failure(result, exc) from exc
-        except BaseException:
-            # Cancelled, and so not done: it is no outcome of the step.
-            self._replay.leave_step(result.key)
-            raise
         try:
             await self._record(result, stored)
         except ValueNotStorable as exc:
@@ -102,10 +103,6 @@ class Steps:
         entry = step_entry(result, stored, branch=not run.branches.in_own)
         async with run.deliveries.turn():
             await run.record_result(StepRecorded(attempt=run.attempt), entries=[entry])
-
-    def _leave_if_unrecorded(self, result: ResultId) -> None:
-        if not self._run.deliveries.has(result):
-            self._replay.leave_step(result.key)
 
 
 async def attempt(retry: Retry, call: Callable[[], Any]) -> Any:

@@ -25,17 +25,24 @@ class Timers:
         run = self._run
         key, recorded = self._replay.find_timer(_identity(duration, until, name))
         result = ResultId("timer", key)
-        branch = not run.branches.in_own
         run.deliveries.met(result)
-        if run.deliveries.has(result):
-            await run.deliveries.recorded(result)
-            return
-        timer = Timer(key=key, until=recorded if recorded is not None else _end(run.now(), duration, until))
-        if recorded is None:
+        if self._replay.gives_up(result):
+            await run.give_up_again()
+        async with run.giving_up(result):
+            if run.deliveries.has(result):
+                await run.deliveries.recorded(result)
+            else:
+                await self._sleep(result, recorded or _end(run.now(), duration, until), is_set=recorded is not None)
+
+    async def _sleep(self, result: ResultId, until: datetime, *, is_set: bool) -> None:
+        run = self._run
+        branch = not run.branches.in_own
+        if not is_set:
+            timer = Timer(key=result.key, until=until)
             await run.deliveries.caught_up(str(result))
             await run.record_result(StepRecorded(attempt=run.attempt), entries=[timer_entry(timer, branch=branch)])
-        async with run.park_while_waiting(wake_at=timer.until):
-            await run.alarms.wait(Bell(), timer.until)
+        async with run.park_while_waiting(wake_at=until):
+            await run.alarms.wait(Bell(), until)
         await run.deliveries.caught_up(f"the end of {result}")
         async with run.deliveries.turn():
             await run.record_result(

@@ -248,7 +248,5 @@ def _look_at(runner: asyncio.Task[Any]) -> None:
 
 def _said(exc: Exception) -> Any:
     """An error as the model has it: a text, or for a group the texts of its parts."""
-    if isinstance(exc, ExceptionGroup):
-        parts: list[Any] = [_said(each) for each in exc.exceptions]
-        return parts
-    return str(exc)
+    parts: tuple[Exception, ...] | None = getattr(exc, "exceptions", None)
+    return str(exc) if parts is None else [_said(each) for each in parts]

@@ -4,7 +4,7 @@ A value or an error names where in the tree it comes from, so that one that came
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from tests.properties.tools.tree import (
     Ask,
@@ -44,14 +44,13 @@ def allows(node: Node, path: str, value: Any) -> bool:
         case Seq() | Gather() | Group():
             return _allows_all(node.children, path, value)
         case Race():
-            winner, won = value
-            return 0 <= winner < len(node.children) and allows(node.children[winner], at(path, winner), won)
+            winner: int = value[0]
+            return 0 <= winner < len(node.children) and allows(node.children[winner], at(path, winner), value[1])
         case MoveOn():
             return value == f"moved on {path}" or allows(node.child, at(path, 0), value)
         case Caught():
-            if isinstance(value, dict):
-                return may_fail(node.child, at(path, 0), value["caught"])
-            return allows(node.child, at(path, 0), value)
+            caught = isinstance(value, dict) and may_fail(node.child, at(path, 0), value["caught"])
+            return caught or allows(node.child, at(path, 0), value)
 
 
 def may_fail(node: Node, path: str, error: Any) -> bool:
@@ -64,7 +63,7 @@ def may_fail(node: Node, path: str, error: Any) -> bool:
         case Sleep() | Io() | Twice() | Caught():
             return False
         case Group():
-            return isinstance(error, list) and bool(error) and all(_child_may_fail(node, path, each) for each in error)
+            return isinstance(error, list) and _all_may_fail(node, path, cast("list[Any]", error))
         case Seq() | Gather() | Race() | MoveOn():
             return _child_may_fail(node, path, error)
 
@@ -73,6 +72,10 @@ def _allows_all(children: tuple[Node, ...], path: str, value: Any) -> bool:
     return len(value) == len(children) and all(
         allows(child, at(path, place), value[place]) for place, child in enumerate(children)
     )
+
+
+def _all_may_fail(group: Group, path: str, errors: list[Any]) -> bool:
+    return bool(errors) and all(_child_may_fail(group, path, each) for each in errors)
 
 
 def _child_may_fail(node: Node, path: str, error: Any) -> bool:

@@ -39,7 +39,7 @@ def _grown(nodes: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
         st.builds(Gather, several),
         st.builds(Group, several),
         st.builds(Race, several, st.sampled_from(Losers)),
-        # st.builds(MoveOn, nodes),
+        st.builds(MoveOn, nodes),
         st.builds(Caught, nodes),
     )
 

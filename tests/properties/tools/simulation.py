@@ -18,7 +18,7 @@ T = TypeVar("T")
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-TURN = 0.0001
+TURN = 0.0005
 """Seconds that a turn of the loop takes: where something turns until a time has come, it does come."""
 
 
@@ -67,8 +67,8 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self._machine = _TimeMachine()
         super().__init__(self._machine)
         self.mishaps: list[str] = []
-        numbers = count(1)
-        self.set_task_factory(lambda loop, coro, **options: _NumberedTask(next(numbers), coro, loop=loop, **options))
+        self._numbers = count(1)
+        self.set_task_factory(self._new_task)
         self.set_exception_handler(self._note)
 
     def time(self) -> float:
@@ -77,6 +77,9 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def now(self) -> datetime:
         """The time as people tell it."""
         return EPOCH + timedelta(seconds=self.time())
+
+    def _new_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> _NumberedTask:
+        return _NumberedTask(next(self._numbers), coro, loop=loop, **options)
 
     def _note(self, loop: asyncio.AbstractEventLoop, trouble: Mapping[str, Any]) -> None:
         self.mishaps.append(f"{trouble.get('message')}: {trouble.get('exception')!r}")

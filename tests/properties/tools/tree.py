@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
-IO_IN_ALL = 2.0
+IO_IN_ALL = 1.5
 """Seconds of unrecorded work in one tool. A tool that is started again is handed recorded results in their order, which
 waits for branches that do such work; a time-out around a result must be longer than that, or it is decided anew."""
 
-GIVES_UP_AFTER = 3.0
+GIVES_UP_AFTER = 4.0
 """Seconds of the one `move_on_after` that a tool may have."""
 
 
