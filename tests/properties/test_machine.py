@@ -29,10 +29,10 @@ from mcp_tasks.core import (
     RunStarted,
     StepRecorded,
     TaskCancelled,
-    TrialPassed,
     TaskRecord,
     TaskRequest,
     TaskStatus,
+    TrialPassed,
     apply,
 )
 from mcp_tasks.core.machine import TABLE
@@ -398,6 +398,7 @@ EVENTS: Sequence[Event] = (
     RunReleased(attempt=1),
     RunParked(attempt=1, keys=frozenset({"open"})),
     RunLost(attempt=1),
+    TrialPassed(attempt=1),
     ProgressReported(attempt=1, progress=Progress(progress=1)),
     InputRequested(attempt=1, requests={"another": InputRequest(method="roots/list", params={})}),
     InputWithdrawn(attempt=1, keys=frozenset({"open"})),
