@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.client import BenchError
@@ -18,6 +17,10 @@ LIMIT = 60.0
 
 PAUSE = 0.005
 """Seconds between two looks: short beside a sample."""
+
+
+NAMESPACE = "mcp-tasks-fixture"
+"""The name of the server that is measured."""
 
 
 class Watch:
@@ -39,7 +42,7 @@ class Watch:
         return len((await self._store.list(status=TaskStatus.WORKING, limit=2)).records) > 1
 
     async def _any_queued(self) -> bool:
-        return bool(await self._store.queued(datetime.now(UTC), limit=1))
+        return bool((await self._store.queued(NAMESPACE, limit=1)).ids)
 
     def _until_false(self, question: Callable[[], Awaitable[bool]]) -> None:
         self._runner.run(_poll(question))
