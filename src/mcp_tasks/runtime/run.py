@@ -43,7 +43,6 @@ from mcp_tasks.errors import (
     ReplayMismatch,
     RunStopped,
     StaleRun,
-    StoreError,
     StoreUnavailable,
     UnknownTask,
     UsageError,
@@ -289,7 +288,7 @@ class Run:
             return
         try:
             written = await self._write(self._parks_for)
-        except StoreError as exc:
+        except Exception as exc:
             logger.info("task %s… waits on in memory: %s", self.record.id[:12], exc)
             self.life.take(Turn.STAYS)
             return

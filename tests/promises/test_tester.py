@@ -1,0 +1,123 @@
+"""`TaskTester` ends whatever the test did, and says what is wrong."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import anyio
+import pytest
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+from mcp.shared.exceptions import MCPError
+
+from mcp_tasks import Tasks, current_task
+from mcp_tasks.errors import TaskWasCancelled, UsageError
+from mcp_tasks.testing import TaskTester, tester
+from tests.promises.test_waiting import Yes
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def tasks() -> Tasks:
+    return Tasks("memory://")
+
+
+@pytest.fixture
+def server(tasks: Tasks) -> MCPServer[dict[str, object]]:
+    server = MCPServer("tested", extensions=[tasks], lifespan=tasks.lifespan)
+
+    @server.tool()
+    @tasks.task(recover="rerun")
+    async def works() -> str:
+        await current_task().step("for ever", anyio.sleep_forever)
+        return "never"
+
+    @server.tool()
+    @tasks.task(recover="rerun")
+    async def stubborn() -> str:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(0.5)
+        return "late"
+
+    @server.tool()
+    @tasks.task()
+    def in_a_thread() -> str:
+        while not current_task().cancelled:
+            threading.Event().wait(0.01)
+        return "told"
+
+    @server.tool()
+    @tasks.task(recover="rerun")
+    async def asks(ctx: Context) -> str:
+        return (await ctx.elicit("Sure?", Yes)).action
+
+    @server.tool()
+    async def plain() -> str:
+        return "plain"
+
+    return server
+
+
+@pytest.mark.parametrize("tool", ["works", "stubborn", "in_a_thread", "asks"])
+async def test_leaving_in_the_middle_of_a_run_ends_it(
+    server: MCPServer[dict[str, object]], tasks: Tasks, tool: str
+) -> None:
+    with anyio.fail_after(10):
+        async with TaskTester(server, tasks) as tester:
+            for _ in range(3):
+                await tester.call(tool)
+            await anyio.sleep(0.05)
+
+
+async def test_a_failing_assertion_is_what_is_shown_also_when_the_test_was_cancelled(
+    server: MCPServer[dict[str, object]], tasks: Tasks
+) -> None:
+    async def fails_when_it_is_cancelled() -> None:
+        with anyio.move_on_after(0.2):
+            async with TaskTester(server, tasks) as tester:
+                try:
+                    await tester.result(await tester.call("works"))
+                finally:
+                    raise AssertionError("this one")
+
+    with pytest.raises(AssertionError, match="this one"):
+        await fails_when_it_is_cancelled()
+
+
+@pytest.mark.parametrize("tool", ["nowhere", "plain"])
+async def test_a_tool_that_is_no_task_is_refused(server: MCPServer[dict[str, object]], tasks: Tasks, tool: str) -> None:
+    async with TaskTester(server, tasks) as tester:
+        with pytest.raises(UsageError, match=tool):
+            await tester.call(tool)
+
+
+async def test_a_task_can_be_cancelled(server: MCPServer[dict[str, object]], tasks: Tasks) -> None:
+    async with TaskTester(server, tasks) as tester:
+        task = await tester.call("asks")
+        await tester.until_asked(task)
+        await tester.cancel(task)
+        with pytest.raises(TaskWasCancelled):
+            await tester.result(task)
+
+
+async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays(
+    server: MCPServer[dict[str, object]], tasks: Tasks
+) -> None:
+    async with TaskTester(server, tasks) as tester:
+        task = await tester.call("asks")
+        with pytest.raises(MCPError, match="does not fit"):
+            await tester.answer(task, {"yes": "perhaps"})
+        await tester.answer(task, {"yes": True})
+        assert (await tester.result(task)).structured_content == {"result": "accept"}
+
+
+async def test_what_still_runs_is_named_when_advance_gives_up(
+    server: MCPServer[dict[str, object]], tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tester, "LIMIT", timedelta(seconds=0.2))
+    async with TaskTester(server, tasks) as testing:
+        task = await testing.call("works")
+        with pytest.raises(AssertionError, match=f"'works'.*{task}"):
+            await testing.advance(timedelta(hours=1))
