@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from mcp_types import ToolAnnotations
 
-from mcp_tasks.runtime import ToolPolicy
+from mcp_tasks.errors import InvalidDuration, InvalidOption
+from mcp_tasks.runtime import Settings, ToolPolicy
 from mcp_tasks.server.options import TaskOptions, Unset
 
 REPEATABLE = ToolAnnotations(idempotent_hint=True)
@@ -62,3 +63,15 @@ def test_a_mistake_is_named_where_it_is_made(mistake: dict[str, Any]) -> None:
 
 def test_a_task_may_be_kept_for_good() -> None:
     assert TaskOptions(ttl=None).ttl is None
+
+
+@pytest.mark.parametrize("setting", ["lease", "sweep", "look", "drain", "stop", "progress", "trial"])
+def test_a_setting_that_is_a_bare_number_is_refused_with_what_to_write(setting: str) -> None:
+    with pytest.raises(InvalidDuration, match=rf"{setting}=timedelta\(seconds=15\)"):
+        Settings(**{setting: 15})  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("number", [-1, 1.5, True, "many"])
+def test_a_number_of_waiting_runs_that_is_none_is_refused(number: object) -> None:
+    with pytest.raises(InvalidOption, match="waiting_runs"):
+        Settings(waiting_runs=number)  # pyright: ignore[reportArgumentType]

@@ -349,7 +349,7 @@ async def test_a_run_learns_of_its_end_although_every_hint_is_lost() -> None:
         task = await launch(one)
         await settle()
         await other.cancel(await other.get(task.id, owner=None), "from elsewhere")
-        await one.look_at_store()
+        await one.lookout.look()
         with anyio.fail_after(5):
             await stopped.wait()
 
@@ -360,12 +360,12 @@ async def test_whoever_listens_learns_of_a_change_although_every_hint_is_lost() 
         task = await launch(other)
         await settle()
         with one.changes.listen([task.id]) as hints:
-            await one.look_at_store()
+            await one.lookout.look()
             seen = await anext(hints)
-            await one.look_at_store()
+            await one.lookout.look()
             assert hints.pop() is None, "what did not change is no news"
             cancelled = await other.cancel(await other.get(task.id, owner=None), "enough")
-            await one.look_at_store()
+            await one.lookout.look()
             assert (await anext(hints)).version == cancelled.version > seen.version
 
 

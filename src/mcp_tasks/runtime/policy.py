@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from mcp_tasks.core.durations import check_duration
+from mcp_tasks.errors import InvalidOption
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolPolicy:
@@ -51,3 +54,9 @@ class Settings:
     progress: timedelta = timedelta(milliseconds=200)
     trial: timedelta = timedelta(seconds=10)
     waiting_runs: int = 1_000
+
+    def __post_init__(self) -> None:
+        for name in ("lease", "sweep", "look", "drain", "stop", "progress", "trial"):
+            check_duration(name, getattr(self, name), zero=name not in ("lease", "sweep", "look"))
+        if isinstance(self.waiting_runs, bool) or not isinstance(self.waiting_runs, int) or self.waiting_runs < 0:
+            raise InvalidOption(f"waiting_runs must be a whole number, got {self.waiting_runs!r}")

@@ -37,6 +37,7 @@ from mcp_tasks.runtime.holder import new_holder
 from mcp_tasks.runtime.janitor import Janitor
 from mcp_tasks.runtime.lease import Lease, uptime
 from mcp_tasks.runtime.life import State
+from mcp_tasks.runtime.lookout import Lookout
 from mcp_tasks.runtime.parking import Parking
 from mcp_tasks.runtime.policy import Settings, ToolPolicy
 from mcp_tasks.runtime.rest import WaitingRoom
@@ -99,10 +100,11 @@ class TaskRuntime:
         self.parking = Parking(current_run, WaitingRoom(self.settings.waiting_runs))
         self.janitor = Janitor(self)
         self.claims = Claims(self)
+        self.lookout = Lookout(self, lambda: self._runs)
         self.lease = Lease(
             self.settings.lease,
             beat=lambda: store.beat(self.holder, namespace=namespace),
-            look=self.look_at_store,
+            look=self.lookout.look,
             stop_runs=self._stop_work,
             take_up=self.janitor.take_up,
             clock=uptime,
@@ -110,7 +112,6 @@ class TaskRuntime:
         self._body = body
         self._new_id = new_id
         self._runs: dict[str, Run] = {}
-        self._seen: dict[str, int] = {}
         self.changes = HintFan()
         self._services: list[asyncio.Task[None]] = []
         self._abandoned = False
@@ -138,8 +139,8 @@ class TaskRuntime:
                 ("janitor", self.janitor.keep_sweeping),
                 ("lease", self.lease.keep),
                 ("parking", self.parking.serve),
-                ("hints", self._keep_following_hints),
-                ("look", self._keep_looking),
+                ("hints", self.lookout.keep_following_hints),
+                ("look", self.lookout.keep_looking),
             )
         ]
 
@@ -386,58 +387,6 @@ class TaskRuntime:
         hint = Hint(record.id, record.version)
         self.changes.put(hint)
         await self.store.notifier().publish(hint, origin=self)
-
-    async def _keep_following_hints(self) -> None:
-        while True:
-            try:
-                await self._follow_hints()
-            except Exception:
-                logger.exception("hints are not followed for a moment")
-            await anyio.sleep(1)
-
-    async def _follow_hints(self) -> None:
-        """Tell the runs and the listeners of this process what others wrote."""
-        async with self.store.notifier().listen(origin=self) as hints:
-            async for hint in hints:
-                self.changes.put(hint)
-                run = self._runs.get(hint.task_id)
-                if run is not None and hint.version > run.record.version:
-                    await self._refresh(run)
-
-    async def _keep_looking(self) -> None:
-        while True:
-            await anyio.sleep(self.settings.look.total_seconds())
-            try:
-                await self.look_at_store()
-            except StoreError as exc:
-                logger.warning("the runs of this process could not be compared with the store: %s", exc)
-            except Exception:
-                logger.exception("the runs of this process could not be compared with the store")
-
-    async def look_at_store(self) -> None:
-        """Tell the runs and the listeners of this process what they were not told: hints may be lost.
-
-        Raises:
-            StoreError: The store could not be read.
-        """
-        runs = dict(self._runs)
-        versions = await self.store.versions(runs.keys() | self.changes.listened())
-        for task_id, run in runs.items():
-            if versions.get(task_id) != run.record.version:
-                await self._refresh(run)
-        for task_id in self.changes.listened():
-            if task_id in versions and versions[task_id] != self._seen.get(task_id):
-                self.changes.put(Hint(task_id, versions[task_id]))
-        self._seen = versions
-
-    async def _refresh(self, run: Run) -> None:
-        task_id = run.record.id
-        try:
-            run.reconcile(await self._reload(task_id))
-        except (UnknownTask, TaskUnreadable):
-            run.stop()
-        except StoreError as exc:
-            logger.warning("could not look at task %s…: %s", task_id[:12], exc)
 
     def _stop_runs(self) -> None:
         for run in list(self._runs.values()):

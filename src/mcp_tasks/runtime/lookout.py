@@ -1,0 +1,96 @@
+"""What other processes wrote, on its way to the runs and listeners of this one.
+
+Hints make it quick. They may be lost, or the one who brings them may fail; so every few seconds the runs and the
+listened-to tasks are compared with their rows, by id and version in one query.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import anyio
+
+from mcp_tasks.core.pacing import backoff
+from mcp_tasks.errors import StoreError, TaskUnreadable
+from mcp_tasks.runtime.run import Run
+from mcp_tasks.stores.base import Hint
+
+if TYPE_CHECKING:
+    from mcp_tasks.runtime.runtime import TaskRuntime
+
+logger = logging.getLogger(__name__)
+
+
+class Lookout:
+    """Watches the store for one runtime."""
+
+    def __init__(self, runtime: TaskRuntime, runs: Callable[[], Mapping[str, Run]]) -> None:
+        self._runtime = runtime
+        self._runs = runs
+        self._seen: dict[str, int] = {}
+
+    async def keep_following_hints(self) -> None:
+        """Follow hints for as long as this process serves."""
+        failures = 0
+        while True:
+            try:
+                await self._follow_hints()
+                failures = 0
+            except Exception as exc:
+                failures += 1
+                # Once with all there is to see; it may fail for as long as the server lives.
+                level = logging.ERROR if failures == 1 else logging.DEBUG
+                logger.log(level, "hints are not followed for a moment: %s", exc, exc_info=failures == 1)
+            await anyio.sleep(backoff(failures, base=timedelta(seconds=1), limit=timedelta(seconds=30)).total_seconds())
+
+    async def keep_looking(self) -> None:
+        """Compare with the store for as long as this process serves."""
+        while True:
+            await anyio.sleep(self._runtime.settings.look.total_seconds())
+            try:
+                await self.look()
+            except StoreError as exc:
+                logger.warning("the runs of this process could not be compared with the store: %s", exc)
+            except Exception:
+                logger.exception("the runs of this process could not be compared with the store")
+
+    async def look(self) -> None:
+        """Tell the runs and the listeners of this process what they were not told.
+
+        Raises:
+            StoreError: The store could not be read.
+        """
+        runs, changes = dict(self._runs()), self._runtime.changes
+        versions = await self._runtime.store.versions(runs.keys() | changes.listened())
+        for task_id, run in runs.items():
+            if versions.get(task_id) != run.record.version:
+                await self._refresh(run)
+        for task_id in changes.listened():
+            if task_id in versions and versions[task_id] != self._seen.get(task_id):
+                changes.put(Hint(task_id, versions[task_id]))
+        self._seen = versions
+
+    async def _follow_hints(self) -> None:
+        async with self._runtime.store.notifier().listen(origin=self._runtime) as hints:
+            async for hint in hints:
+                self._runtime.changes.put(hint)
+                run = self._runs().get(hint.task_id)
+                if run is not None and hint.version > run.record.version:
+                    await self._refresh(run)
+
+    async def _refresh(self, run: Run) -> None:
+        task_id = run.record.id
+        try:
+            record = await self._runtime.store.get(task_id)
+        except TaskUnreadable:
+            record = None
+        except StoreError as exc:
+            logger.warning("could not look at task %s…: %s", task_id[:12], exc)
+            return
+        if record is None:
+            run.stop()
+        else:
+            run.reconcile(record)
