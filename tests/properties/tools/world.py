@@ -92,7 +92,7 @@ class World:
                 await self._do(act)
             await self._come_to_an_end()
             # What a tool left behind comes to its end as well.
-            await self._pass(60.0)
+            await self._pass(10.0)
             check_all_is_given_back(self._runtime)
             await self._runtime.stop()
         check_history(self.store.history)
@@ -138,12 +138,14 @@ class World:
             await self._kill()
 
     async def _kill(self) -> None:
+        self.witness.ending = True
         # What is just being claimed does not begin either.
         self._runtime.lease.is_held = False
         await self._runtime.abandon()
         await self._next_life()
 
     async def _drain(self) -> None:
+        self.witness.ending = True
         await self._runtime.stop()
         await self._next_life()
 
