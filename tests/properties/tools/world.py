@@ -112,6 +112,8 @@ class World:
             policy=policy,
             describe=lambda exc: {"code": -1, "message": f"{type(exc).__name__}: {exc}"},
             clock=self._loop.now,
+            # In the order of creation, so that the same plan is the same story.
+            new_id=lambda: f"task-{len(self._tasks)}",
             monotonic=self._loop.time,
             uptime=self._loop.time,
             settings=Settings(lease=timedelta(minutes=1), sweep=timedelta(seconds=2), waiting_runs=self._plan.seats),
