@@ -55,15 +55,23 @@ class Witness:
         wrongs: What must not be, in words.
         life: The number of the process, as it were; it grows with each that dies or is stopped.
         ending: Whether the process is dying or being stopped.
+        answered: The questions of a task to which an answer was taken.
     """
 
-    def __init__(self, slots: int, recorded_steps: Callable[[str], Collection[str]]) -> None:
+    def __init__(
+        self,
+        slots: int,
+        *,
+        recorded_steps: Callable[[str], Collection[str]],
+        answered: Callable[[str], Collection[str]],
+    ) -> None:
         self.wrongs: list[str] = []
         self.life = 1
         self.ending = False
         self.tries: dict[tuple[str, str], list[_Try]] = {}
         self._slots = slots
         self._recorded_steps = recorded_steps
+        self.answered = answered
         self._at_work: Counter[str] = Counter()
 
     def next_life(self) -> None:
@@ -194,6 +202,8 @@ class TreeRun:
         try:
             answer = await self._run.ask(InputRequest(method="elicitation/create", params={"message": path}), asking)
         except QuestionTimedOut:
+            if path in self._witness.answered(self._task):
+                self._witness.wrongs.append(f"the question {path} timed out, and its answer had been taken")
             raise TreeError(f"timed out {path}") from None
         if answer["to"] != path:
             self._witness.wrongs.append(f"the question {path} was handed the answer to {answer['to']}")

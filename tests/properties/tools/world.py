@@ -9,7 +9,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any
 
-from mcp_tasks.core import TaskRecord, TaskRequest
+from mcp_tasks.core import JournalEntry, TaskRecord, TaskRequest
 from mcp_tasks.engines import LocalEngine
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.runtime import Outcome, Run, Settings, TaskRuntime, ToolPolicy
@@ -75,7 +75,7 @@ class World:
         self._plan = plan
         self._loop = loop
         self.store = FaultyStore(plan.faults, loop.now)
-        self.witness = Witness(plan.slots, self._recorded_steps)
+        self.witness = Witness(plan.slots, recorded_steps=self._recorded_steps, answered=self._answered)
         self._tasks: dict[str, Node] = {}
         self._answers = 0
         self._runtime = self._new_runtime()
@@ -225,5 +225,11 @@ class World:
         for record in await self._records():
             check_outcome(self._tasks[record.id], record)
 
+    def _answered(self, task_id: str) -> Collection[str]:
+        return {entry.value["to"] for entry in self._entries(task_id, "answer")}
+
     def _recorded_steps(self, task_id: str) -> Collection[str]:
-        return {entry.key for _, task, entry in self.store.history if task == task_id and entry.kind == "step"}
+        return {entry.key for entry in self._entries(task_id, "step")}
+
+    def _entries(self, task_id: str, kind: str) -> list[JournalEntry]:
+        return [entry for _, task, entry in self.store.history if task == task_id and entry.kind == kind]
