@@ -43,6 +43,8 @@ class Branches:
         self._own: asyncio.Task[Any] | None = None
         self._known: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._in_our_hands: set[asyncio.Task[Any]] = set()
+        self._giving_up: set[asyncio.Task[Any]] = set()
+        self._over = False
         self.cancelled = 0
         """How many branches were seen to be cancelled: what they had recorded is not missed."""
 
@@ -75,17 +77,24 @@ class Branches:
         """Whether more than the tool's own task has been seen and is not done yet."""
         return any(not task.done() for task in self._known)
 
-    def rest(self) -> asyncio.Task[Any] | None:
-        """The calling branch waits for us from now on. Pass what this returns to `go_on`."""
+    def rest(self, *, to_give_up: bool = False) -> asyncio.Task[Any] | None:
+        """The calling branch waits for us from now on, or with us to be cancelled. Pass what this returns to `go_on`.
+
+        Raises:
+            asyncio.CancelledError: The run is over, and the branch was left behind: it would wait for ever.
+        """
+        if self._over:
+            raise asyncio.CancelledError
         task = asyncio.current_task()
         if task is not None:
-            self._in_our_hands.add(task)
+            (self._giving_up if to_give_up else self._in_our_hands).add(task)
         return task
 
     def go_on(self, task: asyncio.Task[Any] | None) -> None:
         """The branch has what it waited for."""
         if task is not None:
             self._in_our_hands.discard(task)
+            self._giving_up.discard(task)
 
     def can_advance(self) -> bool:
         """Whether some branch may go on without us. True where that cannot be told."""
@@ -108,8 +117,9 @@ class Branches:
         }
 
     def cancel_leftovers(self) -> None:
-        """The run is over: what of it still waits for us would wait for ever."""
-        for task in self._in_our_hands - {self._own}:
+        """The run is over: what of it still waits here would wait for ever."""
+        self._over = True
+        for task in (self._in_our_hands | self._giving_up) - {self._own}:
             task.cancel()
 
     def _of_this_run(self) -> Iterator[asyncio.Task[Any]]:

@@ -274,12 +274,15 @@ class Questions:
         withdrawn = [InputWithdrawn(attempt=run.attempt, keys=overdue)] if overdue else []
         async with run.deliveries.turn():
             await run.record_result(StepRecorded(attempt=run.attempt), *withdrawn, entries=entries)
+        if overdue:
+            # An answer may have been taken between the last look and the write; none is from now on.
+            await self._fetch()
 
     async def _outcome(self, each: _Open) -> JsonValue:
-        recorded = None
         if each.result is not None and self._is_recorded(each):
-            recorded = await self._run.deliveries.recorded(each.result)
-        if (recorded is None or recorded["how"] == ANSWERED) and each.key in self._replay.answers:
+            await self._run.deliveries.recorded(each.result)
+        # Not by what the record of its end says: whoever gave an answer that was taken was told so.
+        if each.key in self._replay.answers:
             return self._replay.answers[each.key]
         raise QuestionTimedOut.after(each.asking.timeout)
 

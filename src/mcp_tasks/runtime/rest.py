@@ -89,7 +89,7 @@ class Rest:
         A run that can be parked while it waits needs no seat: with none free, it is parked at once. A branch that waits
         to give up does not wait for us.
         """
-        branch = None if to_give_up else self._branches.rest()
+        branch = self._branches.rest(to_give_up=to_give_up)
         self._waits += 1
         self._rest_if_idle(parkable=parkable)
         try:
@@ -152,6 +152,9 @@ class Rest:
         if not acquiring.done():
             acquiring.cancel()
             await asyncio.wait({acquiring})
+        if not self._life.counts:
+            # A branch that was left behind. The engine took the slot back when the run ended, and does so only once.
+            self._slot.release()
 
     def _get_up(self) -> None:
         self._resting = False

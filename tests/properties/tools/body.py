@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,6 +20,7 @@ from tests.properties.tools.model import at
 from tests.properties.tools.tree import (
     GIVES_UP_AFTER,
     Ask,
+    Beside,
     Caught,
     Gather,
     Group,
@@ -52,31 +54,42 @@ class Witness:
     Attributes:
         wrongs: What must not be, in words.
         life: The number of the process, as it were; it grows with each that dies or is stopped.
+        ending: Whether the process is dying or being stopped.
+        answered: The questions of a task to which an answer was taken.
     """
 
-    def __init__(self, slots: int, recorded_steps: Callable[[str], Collection[str]]) -> None:
+    def __init__(
+        self,
+        slots: int,
+        *,
+        recorded_steps: Callable[[str], Collection[str]],
+        answered: Callable[[str], Collection[str]],
+    ) -> None:
         self.wrongs: list[str] = []
         self.life = 1
+        self.ending = False
         self.tries: dict[tuple[str, str], list[_Try]] = {}
         self._slots = slots
         self._recorded_steps = recorded_steps
+        self.answered = answered
         self._at_work: Counter[str] = Counter()
 
     def next_life(self) -> None:
         """The process is gone, and what was at work in it."""
         self.life += 1
+        self.ending = False
         self._at_work.clear()
 
-    def begins(self, task: str, step: str) -> _Try:
-        """The work of a step begins."""
+    def begins(self, task: str, step: str, *, left_behind: bool) -> _Try:
+        """The work of a step begins; what a tool left behind when it returned has no slot to work on."""
         tries = self.tries.setdefault((task, step), [])
         if tries and tries[-1].life == self.life and not tries[-1].cancelled:
             self.wrongs.append(f"step {step} was begun twice in one life")
         if step in self._recorded_steps(task):
             self.wrongs.append(f"step {step} was begun although it is recorded")
         tries.append(_Try(self.life))
-        self._at_work[task] += 1
-        if len(self._at_work) > self._slots:
+        self._at_work[task] += not left_behind
+        if len(+self._at_work) > self._slots:
             self.wrongs.append(f"{len(self._at_work)} runs work in steps, and there are {self._slots} slots")
         return tries[-1]
 
@@ -84,12 +97,11 @@ class Witness:
         """The work of a step has ended, however."""
         if life == self.life:
             self._at_work[task] -= 1
-            self._at_work = +self._at_work
 
     def leaves(self, task: str, life: int) -> None:
-        """The tool has returned; what it left behind has no slot to work on."""
+        """The tool has returned."""
         if life == self.life:
-            del self._at_work[task]
+            self._at_work[task] = 0
 
 
 class TreeRun:
@@ -101,6 +113,7 @@ class TreeRun:
         self._witness = witness
         self._life = witness.life
         self._left: list[asyncio.Task[Any]] = []
+        self._returned = False
         self._answers: set[int] = set()
 
     async def outcome(self, tree: Node, *, joins: bool) -> Outcome:
@@ -113,7 +126,18 @@ class TreeRun:
         except (TreeError, ExceptionGroup) as exc:
             return Failure({"code": 1, "message": "the tree failed", "data": _said(exc)})
         finally:
+            self._returned = True
             self._witness.leaves(self._task, self._life)
+
+    @contextmanager
+    def _at_work(self, what: str) -> Generator[None]:
+        """While this is entered, the run must not leave memory."""
+        try:
+            yield
+        finally:
+            lives_on = self._witness.life == self._life and not self._witness.ending
+            if lives_on and not self._returned and not self._run.life.counts:
+                self._witness.wrongs.append(f"the run left memory while {what} was at work")
 
     async def do(self, node: Node, path: str) -> Any:
         """The value of a node."""
@@ -126,7 +150,8 @@ class TreeRun:
                 await self._run.sleep(timedelta(seconds=node.seconds), name=path)
                 return f"slept {path}"
             case Io():
-                await asyncio.sleep(node.seconds)
+                with self._at_work(path):
+                    await asyncio.sleep(node.seconds)
                 return f"worked {path}"
             case Twice():
                 return await self._twice(node, path)
@@ -138,6 +163,8 @@ class TreeRun:
                 return await self._group(node, path)
             case Race():
                 return await self._race(node, path)
+            case Beside():
+                return await self._beside(node, path)
             case MoveOn():
                 return await self._move_on(node, path)
             case Caught():
@@ -151,11 +178,14 @@ class TreeRun:
 
         async def work() -> Any:
             life = self._witness.life
-            begun.append(self._witness.begins(self._task, name))
+            left_behind = self._returned
+            begun.append(self._witness.begins(self._task, name, left_behind=left_behind))
             try:
-                await asyncio.sleep(seconds)
+                with self._at_work(f"step {name}"):
+                    await asyncio.sleep(seconds)
             finally:
-                self._witness.ends(self._task, life)
+                if not self._returned:
+                    self._witness.ends(self._task, life)
             if fails:
                 raise TreeError(f"failed {name}")
             return value
@@ -172,6 +202,8 @@ class TreeRun:
         try:
             answer = await self._run.ask(InputRequest(method="elicitation/create", params={"message": path}), asking)
         except QuestionTimedOut:
+            if path in self._witness.answered(self._task):
+                self._witness.wrongs.append(f"the question {path} timed out, and its answer had been taken")
             raise TreeError(f"timed out {path}") from None
         if answer["to"] != path:
             self._witness.wrongs.append(f"the question {path} was handed the answer to {answer['to']}")
@@ -226,9 +258,18 @@ class TreeRun:
         if how is Losers.REAPED:
             await asyncio.gather(*losers, return_exceptions=True)
 
+    async def _beside(self, node: Beside, path: str) -> list[Any]:
+        beside = asyncio.create_task(self.do(node.beside, at(path, 0)))
+        beside.add_done_callback(_look_at)
+        try:
+            value = await self.do(node.child, at(path, 1))
+            return [await beside, value]
+        finally:
+            beside.cancel()
+
     async def _move_on(self, node: MoveOn, path: str) -> Any:
         value = f"moved on {path}"
-        with anyio.move_on_after(GIVES_UP_AFTER) as scope:
+        with self._at_work(f"the time-out {path}"), anyio.move_on_after(GIVES_UP_AFTER) as scope:
             value = await self.do(node.child, at(path, 0))
         recorded = await self._step(f"{path} given up", 0, scope.cancelled_caught)
         if recorded != scope.cancelled_caught:

@@ -60,7 +60,6 @@ def check_history(history: Sequence[tuple[datetime, str, JournalEntry]]) -> None
             ends[task_id, entry.key] = value.get("deadline") or value.get("until")
         if entry.kind == "done" and value["how"] != "answer":
             assert to_micros(when) >= ends[task_id, entry.key], f"{entry} was told before the time was over"
-            assert (task_id, "answer", None, entry.key) not in seen, f"{entry} was answered in time"
 
 
 @contextmanager

@@ -4,10 +4,12 @@ A value or an error names where in the tree it comes from, so that one that came
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 from tests.properties.tools.tree import (
     Ask,
+    Beside,
     Caught,
     Gather,
     Group,
@@ -41,8 +43,8 @@ def allows(node: Node, path: str, value: Any) -> bool:
             return value == f"worked {path}"
         case Twice():
             return value == [f"answered {path}"] * 2 if node.asks else value == [f"slept {path}"] * 2
-        case Seq() | Gather() | Group():
-            return _allows_all(node.children, path, value)
+        case Seq() | Gather() | Group() | Beside():
+            return _allows_all(children_of(node), path, value)
         case Race():
             winner: int = value[0]
             return 0 <= winner < len(node.children) and allows(node.children[winner], at(path, winner), value[1])
@@ -64,11 +66,11 @@ def may_fail(node: Node, path: str, error: Any) -> bool:
             return False
         case Group():
             return isinstance(error, list) and _all_may_fail(node, path, cast("list[Any]", error))
-        case Seq() | Gather() | Race() | MoveOn():
+        case Seq() | Gather() | Race() | Beside() | MoveOn():
             return _child_may_fail(node, path, error)
 
 
-def _allows_all(children: tuple[Node, ...], path: str, value: Any) -> bool:
+def _allows_all(children: Sequence[Node], path: str, value: Any) -> bool:
     return len(value) == len(children) and all(
         allows(child, at(path, place), value[place]) for place, child in enumerate(children)
     )

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tests.properties.tools.store import Faults
 from tests.properties.tools.tree import (
     Ask,
+    Beside,
     Caught,
     Gather,
     Group,
@@ -26,7 +27,7 @@ from tests.properties.tools.world import Act, Plan, What
 LEAVES: st.SearchStrategy[Node] = st.one_of(
     st.builds(Step, st.sampled_from((0.0, 0.5, 4.0)), st.sampled_from((False, False, False, True))),
     st.builds(Ask, st.sampled_from((None, None, 2.0, 20.0)), st.booleans()),
-    st.builds(Sleep, st.sampled_from((0.5, 6.0, 40.0))),
+    st.builds(Sleep, st.sampled_from((0.5, 3.0, 15.0))),
     st.builds(Io, st.sampled_from((0.0, 0.3, 0.7))),
     st.builds(Twice, st.booleans(), st.booleans()),
 )
@@ -39,16 +40,21 @@ def _grown(nodes: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
         st.builds(Gather, several),
         st.builds(Group, several),
         st.builds(Race, several, st.sampled_from(Losers)),
+        st.builds(Beside, nodes, nodes),
         st.builds(MoveOn, nodes),
         st.builds(Caught, nodes),
     )
 
 
-TOOLS: st.SearchStrategy[Node] = st.recursive(LEAVES, _grown, max_leaves=8).map(lambda tree: Trimmer().trim(tree))
+_TWIGS = _grown(LEAVES)
+_BRANCHES = _grown(LEAVES | _TWIGS)
+_TREES = _grown(LEAVES | _TWIGS | _TWIGS)
+
+TOOLS: st.SearchStrategy[Node] = st.one_of(_TWIGS, _BRANCHES, _TREES).map(lambda tree: Trimmer().trim(tree))
 
 ACTS = st.builds(
     Act,
-    st.sampled_from((0.0, 0.0, 0.1, 1.0, 3.0, 10.0, 45.0)),
+    st.sampled_from((0.0, 0.1, 0.4, 1.0, 3.0, 7.0, 20.0)),
     st.sampled_from(
         (What.ANSWER, What.ANSWER, What.ANSWER, What.ANSWER_ELSEWHERE, What.WRONG, What.KILL, What.KILL, What.DRAIN)
     ),

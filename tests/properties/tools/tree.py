@@ -91,6 +91,14 @@ class Race:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """`create_task`: something goes on beside, while the tool does something else, and is then waited for."""
+
+    beside: Node
+    child: Node
+
+
+@dataclass(frozen=True)
 class MoveOn:
     """`move_on_after` around something; a step then records whether it was given up."""
 
@@ -104,7 +112,7 @@ class Caught:
     child: Node
 
 
-Node: TypeAlias = Step | Ask | Sleep | Io | Twice | Seq | Gather | Group | Race | MoveOn | Caught
+Node: TypeAlias = Step | Ask | Sleep | Io | Twice | Seq | Gather | Group | Race | Beside | MoveOn | Caught
 
 
 def children_of(node: Node) -> Sequence[Node]:
@@ -112,6 +120,8 @@ def children_of(node: Node) -> Sequence[Node]:
     match node:
         case Seq() | Gather() | Group() | Race():
             return node.children
+        case Beside():
+            return (node.beside, node.child)
         case MoveOn() | Caught():
             return (node.child,)
         case _:
@@ -152,6 +162,8 @@ class Trimmer:
                 return MoveOn(self.trim(child))
             case Caught(child):
                 return Caught(self.trim(child))
+            case Beside(beside, child):
+                return Beside(self.trim(beside), self.trim(child))
             case Race(children):
                 return replace(node, children=tuple(_decided(self.trim(child)) for child in children))
             case Seq(children) | Gather(children) | Group(children):

@@ -9,7 +9,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any
 
-from mcp_tasks.core import TaskRecord, TaskRequest
+from mcp_tasks.core import JournalEntry, TaskRecord, TaskRequest
 from mcp_tasks.engines import LocalEngine
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.runtime import Outcome, Run, Settings, TaskRuntime, ToolPolicy
@@ -75,7 +75,7 @@ class World:
         self._plan = plan
         self._loop = loop
         self.store = FaultyStore(plan.faults, loop.now)
-        self.witness = Witness(plan.slots, self._recorded_steps)
+        self.witness = Witness(plan.slots, recorded_steps=self._recorded_steps, answered=self._answered)
         self._tasks: dict[str, Node] = {}
         self._answers = 0
         self._runtime = self._new_runtime()
@@ -92,7 +92,7 @@ class World:
                 await self._do(act)
             await self._come_to_an_end()
             # What a tool left behind comes to its end as well.
-            await self._pass(60.0)
+            await self._pass(10.0)
             check_all_is_given_back(self._runtime)
             await self._runtime.stop()
         check_history(self.store.history)
@@ -112,6 +112,8 @@ class World:
             policy=policy,
             describe=lambda exc: {"code": -1, "message": f"{type(exc).__name__}: {exc}"},
             clock=self._loop.now,
+            # In the order of creation, so that the same plan is the same story.
+            new_id=lambda: f"task-{len(self._tasks)}",
             monotonic=self._loop.time,
             uptime=self._loop.time,
             settings=Settings(lease=timedelta(minutes=1), sweep=timedelta(seconds=2), waiting_runs=self._plan.seats),
@@ -138,12 +140,14 @@ class World:
             await self._kill()
 
     async def _kill(self) -> None:
+        self.witness.ending = True
         # What is just being claimed does not begin either.
         self._runtime.lease.is_held = False
         await self._runtime.abandon()
         await self._next_life()
 
     async def _drain(self) -> None:
+        self.witness.ending = True
         await self._runtime.stop()
         await self._next_life()
 
@@ -221,5 +225,11 @@ class World:
         for record in await self._records():
             check_outcome(self._tasks[record.id], record)
 
+    def _answered(self, task_id: str) -> Collection[str]:
+        return {entry.value["to"] for entry in self._entries(task_id, "answer")}
+
     def _recorded_steps(self, task_id: str) -> Collection[str]:
-        return {entry.key for _, task, entry in self.store.history if task == task_id and entry.kind == "step"}
+        return {entry.key for entry in self._entries(task_id, "step")}
+
+    def _entries(self, task_id: str, kind: str) -> list[JournalEntry]:
+        return [entry for _, task, entry in self.store.history if task == task_id and entry.kind == kind]
