@@ -285,6 +285,30 @@ async def test_a_tool_that_does_something_else_the_second_time_is_refused_and_bo
     assert "'of run 2'" in record.error["message"]
 
 
+async def test_what_happens_inside_a_step_is_not_missed_once_the_step_is_recorded() -> None:
+    log: list[str] = []
+
+    async def tool(ctx: Context) -> str:
+        async def outer() -> str:
+            inner = await current_task().step("inner", done(log, "inner"))
+            return f"{inner} {(await ctx.elicit('Inside?', Yes)).action}"
+
+        value = await current_task().step("outer", outer)
+        await ctx.elicit("Sure?", Yes)
+        await current_task().step("after", done(log, "after"))
+        return value
+
+    async with Bench(tool).tester() as tester:
+        task = await tester.call("tool")
+        for _ in range(2):
+            await tester.until_asked(task)
+            await tester.crash()
+            await tester.answer(task, {"yes": True})
+            await tester.settle()
+        assert await value(tester, task) == "inner accept"
+    assert log == ["inner", "after"]
+
+
 async def test_a_sleep_until_a_computed_instant_is_the_same_sleep_in_the_next_run() -> None:
     async def tool() -> str:
         opens = datetime(2030, 1, 1, tzinfo=UTC)

@@ -11,6 +11,7 @@ from mcp_tasks.core import InputRequest, JournalEntry
 from mcp_tasks.errors import UsageError
 from mcp_tasks.runtime.replay import (
     Ask,
+    Place,
     Replay,
     ResultId,
     Timer,
@@ -24,6 +25,9 @@ from mcp_tasks.runtime.replay import (
 )
 from mcp_tasks.testing.clock import NOON
 
+HERE = Place(branch=False, step=None)
+"""In the tool's own task, in no step."""
+
 
 def question(message: str, method: str = "elicitation/create") -> InputRequest:
     return InputRequest(method=method, params={"message": message})
@@ -31,7 +35,7 @@ def question(message: str, method: str = "elicitation/create") -> InputRequest:
 
 def asked(key: str, request: InputRequest, *, by: str | None = None) -> JournalEntry:
     """The journal's entry of a question that an earlier run put; `by` is the author's own key."""
-    return ask_entry(Ask(key=key, request=request, asked_at=NOON, identity=""), by, branch=False)
+    return ask_entry(Ask(key=key, request=request, asked_at=NOON, identity=""), by, HERE)
 
 
 def answered(key: str, value: object) -> JournalEntry:
@@ -109,7 +113,7 @@ def test_a_question_that_is_open_or_answered_was_begun_and_one_given_up_was_not(
 
 
 def timer(key: str) -> JournalEntry:
-    return timer_entry(Timer(key=key, until=NOON), branch=False)
+    return timer_entry(Timer(key=key, until=NOON), HERE)
 
 
 def test_equal_sleeps_are_told_apart_by_how_many_came_before() -> None:
@@ -134,9 +138,9 @@ def test_results_have_the_order_in_which_the_tool_learned_of_them() -> None:
     entries = [
         asked("q-1", question("a")),
         timer("t"),
-        step_entry(ResultId("step", "s"), {"value": 1}, branch=True),
-        done_entry(ResultId("timer", "t"), "over", branch=False),
-        done_entry(ResultId("question", "q-1"), "answer", branch=False),
+        step_entry(ResultId("step", "s"), {"value": 1}, Place(branch=True, step=None)),
+        done_entry(ResultId("timer", "t"), "over", HERE),
+        done_entry(ResultId("question", "q-1"), "answer", HERE),
     ]
     replay = Replay(entries)
     assert [str(result) for result in replay.results] == ["step 's'", "timer 't'", "question 'q-1'"]

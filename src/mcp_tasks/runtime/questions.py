@@ -19,7 +19,7 @@ from mcp_tasks.core.json import JsonValue
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import QuestionTimedOut, WaitedTooLong
 from mcp_tasks.runtime.alarms import Bell
-from mcp_tasks.runtime.replay import Ask, Replay, ResultId, ask_entry, ask_identity, done_entry, short
+from mcp_tasks.runtime.replay import Ask, Place, Replay, ResultId, ask_entry, ask_identity, done_entry, short
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.run import Run
@@ -47,7 +47,7 @@ class _Open:
 
     request: InputRequest
     asking: Asking
-    in_branch: bool
+    place: Place
     ask: Ask | None = None
     result: ResultId | None = None
     bell: Bell = field(default_factory=Bell)
@@ -110,7 +110,7 @@ class Questions:
 
     def _look_up(self, request: InputRequest, asking: Asking) -> _Open:
         known = self._replay.find_ask(ask_identity(request, asking.key))
-        each = _Open(request=request, asking=asking, ask=known, in_branch=not self._run.branches.in_own)
+        each = _Open(request=request, asking=asking, ask=known, place=self._run.place)
         if known is not None:
             each.result = ResultId("question", known.key)
             self._open[known.key] = each
@@ -169,9 +169,7 @@ class Questions:
                     attempt=run.attempt,
                     requests={each.key: each.ask.request for each in asks if each.ask is not None},
                 ),
-                entries=[
-                    ask_entry(each.ask, each.asking.key, branch=each.in_branch) for each in asks if each.ask is not None
-                ],
+                entries=[ask_entry(each.ask, each.asking.key, each.place) for each in asks if each.ask is not None],
             )
         except asyncio.CancelledError:
             # The run is over, and so is whoever waits for this.
@@ -217,7 +215,7 @@ class Questions:
         results = [each.result for each in asked if each.result is not None]
         keys = self._run.record.inputs.outstanding.keys() & {each.key for each in asked}
         withdrawn = [InputWithdrawn(attempt=self._run.attempt, keys=keys)] if keys else []
-        await self._run.record_given_up(results, *withdrawn, branch=asked[0].in_branch)
+        await self._run.record_given_up(results, *withdrawn, place=asked[0].place)
 
     # Waiting
 
@@ -267,7 +265,7 @@ class Questions:
         await run.deliveries.caught_up(f"the answer to {_short(asked[0].request)}")
         overdue = {each.key for each in asked if each.key not in self._replay.answers}
         entries = [
-            done_entry(each.result, TIMED_OUT if each.key in overdue else ANSWERED, branch=each.in_branch)
+            done_entry(each.result, TIMED_OUT if each.key in overdue else ANSWERED, each.place)
             for each in asked
             if each.result is not None
         ]

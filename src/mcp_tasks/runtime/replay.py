@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeAlias, cast
@@ -25,9 +26,28 @@ Kind: TypeAlias = Literal["step", "question", "timer"]
 GIVEN_UP = "given up"
 """How a step, a question or a timer ended that the tool did not wait for: because of a time-out, or a lost race."""
 
+step_at_work: ContextVar[str | None] = ContextVar("mcp_tasks_step_at_work", default=None)
+"""The step that the calling code is part of."""
+
+WITHIN = "within"
+"""Marks what happened inside a step. Once that step is recorded, nobody comes for it any more."""
+
 BRANCH = "branch"
 """Marks what was handed to a branch of the tool, not to its own asyncio task: the tool may have cancelled that
 branch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the tool something happened: in a branch or in its own asyncio task, and inside which step."""
+
+    branch: bool
+    step: str | None
+
+    @property
+    def tags(self) -> dict[str, Any]:
+        """The place as the journal keeps it."""
+        return ({BRANCH: True} if self.branch else {}) | ({} if self.step is None else {WITHIN: self.step})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +95,9 @@ class Replay:
         self._timers: dict[str, datetime] = {}
         self._met: Counter[str] = Counter()
         self._steps: set[str] = set()
-        for entry in entries:
+        self.reopened: set[str] = set()
+        """Steps that an earlier run began and did not end, as far as something happened in them."""
+        for entry in self._of_open_steps(entries):
             self._add(entry)
         for result in list(self.begun):
             # Neither open nor answered: the tool gave up on it.
@@ -130,6 +152,26 @@ class Replay:
         """The step was not done; its name is free again."""
         self._steps.discard(name)
 
+    def _of_open_steps(self, entries: Sequence[JournalEntry]) -> list[JournalEntry]:
+        """The entries but for those inside steps that have ended: the tool comes for the end of the step, or gives up
+        on it again, and for nothing that happened in it."""
+        kept: dict[int, JournalEntry] = dict(enumerate(entries))
+        inside: dict[str, list[int]] = {}
+        for number, entry in enumerate(entries):
+            if (ended := _ended_step(entry)) is not None:
+                for within in inside.pop(ended, ()):
+                    self._forget(kept.pop(within))
+            if (step := _step_around(entry)) is not None:
+                inside.setdefault(step, []).append(number)
+        self.reopened = set(inside)
+        return list(kept.values())
+
+    def _forget(self, entry: JournalEntry) -> None:
+        if entry.kind == "ask":
+            # A key is used once in the life of a task, whatever becomes of its question.
+            self._keys.add(entry.key)
+            self._asked += 1
+
     def _add(self, entry: JournalEntry) -> None:
         match entry.kind:
             case "ask":
@@ -165,10 +207,10 @@ def ask_identity(request: InputRequest, key: str | None) -> str:
     return f"key:{key}" if key is not None else json.dumps([request.method, request.params], sort_keys=True)
 
 
-def ask_entry(ask: Ask, key: str | None, *, branch: bool) -> JournalEntry:
+def ask_entry(ask: Ask, key: str | None, place: Place) -> JournalEntry:
     """What the journal keeps of a question."""
     request = ask.request
-    value: dict[str, Any] = {"method": request.method, "params": request.params, **_tag(branch)}
+    value: dict[str, Any] = {"method": request.method, "params": request.params, **place.tags}
     if ask.asked_at is not None:
         value["asked"] = to_micros(ask.asked_at)
     if request.deadline is not None:
@@ -178,19 +220,19 @@ def ask_entry(ask: Ask, key: str | None, *, branch: bool) -> JournalEntry:
     return JournalEntry(kind="ask", key=ask.key, value=value)
 
 
-def timer_entry(timer: Timer, *, branch: bool) -> JournalEntry:
+def timer_entry(timer: Timer, place: Place) -> JournalEntry:
     """What the journal keeps of a sleep."""
-    return JournalEntry(kind="timer", key=timer.key, value={"until": to_micros(timer.until), **_tag(branch)})
+    return JournalEntry(kind="timer", key=timer.key, value={"until": to_micros(timer.until), **place.tags})
 
 
-def done_entry(result: ResultId, how: str, *, branch: bool) -> JournalEntry:
+def done_entry(result: ResultId, how: str, place: Place) -> JournalEntry:
     """That the tool was handed the end of a question or a timer, or gave up on something, and how that ended."""
-    return JournalEntry(kind="done", key=result.key, value={"kind": result.kind, "how": how, **_tag(branch)})
+    return JournalEntry(kind="done", key=result.key, value={"kind": result.kind, "how": how, **place.tags})
 
 
-def step_entry(result: ResultId, stored: Mapping[str, Any], *, branch: bool) -> JournalEntry:
+def step_entry(result: ResultId, stored: Mapping[str, Any], place: Place) -> JournalEntry:
     """What the journal keeps of a step."""
-    return JournalEntry(kind="step", key=result.key, value={**stored, **_tag(branch)})
+    return JournalEntry(kind="step", key=result.key, value={**stored, **place.tags})
 
 
 def name_of(result: ResultId, value: Mapping[str, Any]) -> str:
@@ -206,8 +248,16 @@ def short(value: JsonValue) -> str:
     return text if len(text) <= 100 else text[:97] + "..."
 
 
-def _tag(branch: bool) -> dict[str, Any]:
-    return {BRANCH: True} if branch else {}
+def _ended_step(entry: JournalEntry) -> str | None:
+    if entry.kind == "step":
+        return entry.key
+    gave_up = entry.kind == "done" and entry.value["kind"] == "step" and entry.value["how"] == GIVEN_UP
+    return entry.key if gave_up else None
+
+
+def _step_around(entry: JournalEntry) -> str | None:
+    # An answer is the client's, and whatever it looks like.
+    return None if entry.kind == "answer" or isinstance(entry.value, int) else entry.value.get(WITHIN)
 
 
 def _read_step(entry: JournalEntry) -> Mapping[str, Any]:

@@ -57,7 +57,7 @@ from mcp_tasks.runtime.parking import Parking
 from mcp_tasks.runtime.policy import Settings, ToolPolicy
 from mcp_tasks.runtime.progress import ProgressThrottle
 from mcp_tasks.runtime.questions import Asking, Questions
-from mcp_tasks.runtime.replay import GIVEN_UP, Replay, ResultId, done_entry
+from mcp_tasks.runtime.replay import GIVEN_UP, Place, Replay, ResultId, done_entry, step_at_work
 from mcp_tasks.runtime.rest import Rest
 from mcp_tasks.runtime.steps import Retry, Steps
 from mcp_tasks.runtime.time_limit import TimeLimit
@@ -165,6 +165,11 @@ class Run:
     def is_cancelled(self) -> bool:
         """Whether the work should stop. Also for the thread of a sync tool."""
         return self._cancelled.is_set()
+
+    @property
+    def place(self) -> Place:
+        """Where in the tool the calling code is."""
+        return Place(branch=not self.branches.in_own, step=step_at_work.get())
 
     @property
     def only_waits(self) -> bool:
@@ -323,17 +328,17 @@ class Run:
         try:
             yield
         except asyncio.CancelledError:
-            self.record_first(self.record_given_up([result], branch=not self.branches.in_own))
+            self.record_first(self.record_given_up([result], place=self.place))
             raise
 
     def record_first(self, work: Coroutine[Any, Any, None]) -> None:
         """Record something before anything new begins. Nobody waits for it now: a cancellation is not held up."""
         self.deliveries.begin_after(self.help(work))
 
-    async def record_given_up(self, results: Sequence[ResultId], *events: Event, branch: bool) -> None:
+    async def record_given_up(self, results: Sequence[ResultId], *events: Event, place: Place) -> None:
         """Record what the tool did not wait for. What ends because the run is stopped is not given up."""
         if results and self.life.counts:
-            entries = [done_entry(result, GIVEN_UP, branch=branch) for result in results]
+            entries = [done_entry(result, GIVEN_UP, place) for result in results]
             await self._write_patiently((StepRecorded(attempt=self.attempt), *events), entries)
 
     async def give_up_again(self) -> NoReturn:

@@ -16,7 +16,7 @@ import anyio.to_thread
 from mcp_tasks.core.events import StepRecorded
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.errors import UsageError, ValueNotStorable
-from mcp_tasks.runtime.replay import Replay, ResultId, step_entry
+from mcp_tasks.runtime.replay import Place, Replay, ResultId, step_at_work, step_entry
 from mcp_tasks.runtime.step_values import StepValue, keep_error, restore_error
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Steps:
         run = self._run
         kept_as = StepValue(name, function)
         self._replay.enter_step(name)
-        result = ResultId("step", name)
+        result, place = ResultId("step", name), run.place
         try:
             if self._replay.gives_up(result):
                 await run.give_up_again()
@@ -70,39 +70,50 @@ class Steps:
                     if "error" in stored:
                         raise restore_error(name, stored)
                     return kept_as.restore(stored)
-                await run.deliveries.caught_up(str(result))
+                if name not in self._replay.reopened:
+                    await run.deliveries.caught_up(str(result))
                 # A step counts as running until it is recorded.
                 async with run.rest.stepping():
-                    return await self._do_and_record(result, kept_as, retry, call)
+                    return await self._do_and_record(result, place, kept_as, retry, partial(_inside, name, call))
         except asyncio.CancelledError:
             # It is no outcome of the step.
             self._replay.leave_step(name)
             raise
 
-    async def _do_and_record(self, result: ResultId, kept_as: StepValue, retry: Retry, call: Callable[[], Any]) -> Any:
+    async def _do_and_record(
+        self, result: ResultId, place: Place, kept_as: StepValue, retry: Retry, call: Callable[[], Any]
+    ) -> Any:
         try:
             stored, value = kept_as.keep(await attempt(retry, call))
         except Exception as exc:
-            raise await self._record_failure(result, exc) from exc
+            raise await self._record_failure(result, place, exc) from exc
         try:
-            await self._record(result, stored)
+            await self._record(result, place, stored)
         except ValueNotStorable as exc:
             failure = UsageError(f"step {result.key!r} gave a value that the store cannot keep: {exc}")
-            raise await self._record_failure(result, failure) from exc
+            raise await self._record_failure(result, place, failure) from exc
         return value
 
-    async def _record_failure(self, result: ResultId, exc: Exception) -> Exception:
+    async def _record_failure(self, result: ResultId, place: Place, exc: Exception) -> Exception:
         """Record that the step failed; the exception for the tool, the same one that a later run will get."""
         stored = keep_error(exc)
-        await self._record(result, stored)
+        await self._record(result, place, stored)
         rebuilt = restore_error(result.key, stored)
         return exc if type(rebuilt) is type(exc) else rebuilt
 
-    async def _record(self, result: ResultId, stored: dict[str, Any]) -> None:
+    async def _record(self, result: ResultId, place: Place, stored: dict[str, Any]) -> None:
         run = self._run
-        entry = step_entry(result, stored, branch=not run.branches.in_own)
+        entry = step_entry(result, stored, place)
         async with run.deliveries.turn():
             await run.record_result(StepRecorded(attempt=run.attempt), entries=[entry])
+
+
+async def _inside(step: str, call: Callable[[], Any]) -> Any:
+    token = step_at_work.set(step)
+    try:
+        return await call()
+    finally:
+        step_at_work.reset(token)
 
 
 async def attempt(retry: Retry, call: Callable[[], Any]) -> Any:

@@ -36,18 +36,16 @@ class Timers:
 
     async def _sleep(self, result: ResultId, until: datetime, *, is_set: bool) -> None:
         run = self._run
-        branch = not run.branches.in_own
+        place = run.place
         if not is_set:
             timer = Timer(key=result.key, until=until)
             await run.deliveries.caught_up(str(result))
-            await run.record_result(StepRecorded(attempt=run.attempt), entries=[timer_entry(timer, branch=branch)])
+            await run.record_result(StepRecorded(attempt=run.attempt), entries=[timer_entry(timer, place)])
         async with run.park_while_waiting(wake_at=until):
             await run.alarms.wait(Bell(), until)
         await run.deliveries.caught_up(f"the end of {result}")
         async with run.deliveries.turn():
-            await run.record_result(
-                StepRecorded(attempt=run.attempt), entries=[done_entry(result, "over", branch=branch)]
-            )
+            await run.record_result(StepRecorded(attempt=run.attempt), entries=[done_entry(result, "over", place)])
 
 
 def _identity(duration: timedelta | None, until: datetime | None, name: str | None) -> str:
