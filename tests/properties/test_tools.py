@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @settings(
-    max_examples=300,
+    max_examples=800,
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

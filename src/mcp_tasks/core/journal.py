@@ -17,8 +17,9 @@ class JournalEntry:
     """One thing that happened for good.
 
     `ask`: a question was put, under `key`. `answer`: its answer arrived. `timer`: a sleep began, and ends at `value`.
-    `step`: a step ended, with `value`. `done`: the tool was handed the end of a question or a timer; `value` says how
-    it ended. The order of `step` and `done` entries is the order in which the tool learned of things.
+    `step`: a step ended, with `value`. `done`: the tool was handed the end of a question or a timer, or gave up on one
+    or on a step; `value` says which. The order of `step` and `done` entries is the order in which the tool learned of
+    things.
     """
 
     kind: EntryKind

@@ -122,11 +122,12 @@ class TreeRun:
             value = await self.do(tree, "0")
             if joins:
                 await asyncio.gather(*self._left, return_exceptions=True)
+            self._returned = True
             return Success({"value": value})
         except (TreeError, ExceptionGroup) as exc:
+            self._returned = True
             return Failure({"code": 1, "message": "the tree failed", "data": _said(exc)})
         finally:
-            self._returned = True
             self._witness.leaves(self._task, self._life)
 
     @contextmanager

@@ -32,6 +32,12 @@ def check_outcome(tree: Node, record: TaskRecord) -> None:
             raise AssertionError(f"the task waits for ever: {record}")
 
 
+def check_questions(record: TaskRecord, ends: Sequence[JournalEntry]) -> None:
+    """No question is open that the tool is known not to wait for any more."""
+    closed = {entry.key for entry in ends} & record.inputs.outstanding.keys()
+    assert not closed, f"the tool has done with {closed}, and they are still open"
+
+
 def check_all_is_given_back(runtime: TaskRuntime) -> None:
     """Nothing of the runs is left: no asyncio task, no slot, no seat."""
     left = {run.record.id: tasks for run, tasks in tasks_by_value(current_run).items()}

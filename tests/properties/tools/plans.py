@@ -24,12 +24,19 @@ from tests.properties.tools.tree import (
 )
 from tests.properties.tools.world import Act, Plan, What
 
+_STEPS = st.builds(Step, st.sampled_from((0.0, 0.5, 3.0)), st.sampled_from((False, False, False, True)))
+_ASKS = st.builds(Ask, st.sampled_from((None, None, 2.0, 20.0)), st.booleans())
+_SLEEPS = st.builds(Sleep, st.sampled_from((0.5, 3.0, 15.0)))
+_IO = st.builds(Io, st.sampled_from((0.0, 0.3, 0.7)))
+
 LEAVES: st.SearchStrategy[Node] = st.one_of(
-    st.builds(Step, st.sampled_from((0.0, 0.5, 4.0)), st.sampled_from((False, False, False, True))),
-    st.builds(Ask, st.sampled_from((None, None, 2.0, 20.0)), st.booleans()),
-    st.builds(Sleep, st.sampled_from((0.5, 3.0, 15.0))),
-    st.builds(Io, st.sampled_from((0.0, 0.3, 0.7))),
+    _STEPS,
+    _ASKS,
+    _SLEEPS,
+    _IO,
     st.builds(Twice, st.booleans(), st.booleans()),
+    # Most of what goes wrong needs a branch that does something and then waits.
+    st.builds(Seq, st.tuples(_STEPS | _IO | _SLEEPS, _ASKS | _STEPS)),
 )
 
 

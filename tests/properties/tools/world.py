@@ -16,7 +16,13 @@ from mcp_tasks.runtime import Outcome, Run, Settings, TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.branches import tasks_by_value
 from mcp_tasks.runtime.context import current_run
 from tests.properties.tools.body import TreeRun, Witness
-from tests.properties.tools.checks import check_all_is_given_back, check_history, check_outcome, errors_logged
+from tests.properties.tools.checks import (
+    check_all_is_given_back,
+    check_history,
+    check_outcome,
+    check_questions,
+    errors_logged,
+)
 from tests.properties.tools.simulation import SimulatedLoop
 from tests.properties.tools.store import Faults, FaultyStore
 from tests.properties.tools.tree import Node
@@ -217,6 +223,8 @@ class World:
         """Answer everything until all tasks have ended."""
         for _ in range(int(LONG_ENOUGH / LOOKS_IN)):
             records = await self._records()
+            for record in records:
+                check_questions(record, self._entries(record.id, "done"))
             if all(record.is_final for record in records):
                 break
             for record in records:

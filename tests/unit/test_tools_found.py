@@ -1,0 +1,51 @@
+"""The smallest tools that the random test of whole tools (`make soak`) found something wrong with."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.properties.tools.simulation import simulate
+from tests.properties.tools.store import Faults
+from tests.properties.tools.tree import (
+    GIVES_UP_AFTER,
+    Ask,
+    Beside,
+    Gather,
+    MoveOn,
+    Node,
+    Seq,
+    Sleep,
+    Step,
+    Twice,
+)
+from tests.properties.tools.world import Act, Plan, What, World
+
+TOO_LONG = GIVES_UP_AFTER + 1
+
+
+def live(plan: Plan) -> None:
+    simulate(lambda loop: World(plan, loop).live())
+
+
+@pytest.mark.parametrize("given_up", [Step(TOO_LONG), Sleep(TOO_LONG), Ask()], ids=["step", "sleep", "question"])
+def test_what_was_given_up_because_of_a_time_out_is_given_up_again_in_the_next_run(given_up: Node) -> None:
+    live(Plan(tools=(Seq((MoveOn(given_up), Ask())),), acts=(Act(10.0, What.KILL), Act(10.0, What.ANSWER))))
+
+
+def test_what_a_branch_gave_up_is_not_missed_by_another_that_begins_something_new() -> None:
+    tool = Gather((MoveOn(Twice(asks=True, together=True)), Seq((Sleep(0.5), Ask()))))
+    live(Plan(tools=(tool,), acts=(Act(10.0, What.KILL),)))
+
+
+def test_a_branch_that_is_left_behind_and_asks_after_the_end_of_the_run_does_not_wait_for_ever() -> None:
+    live(Plan(tools=(Gather((Seq((Step(0.5), Ask())), Step(fails=True))),)))
+
+
+def test_a_branch_that_comes_back_from_a_wait_while_the_run_ends_takes_no_slot() -> None:
+    tool = Beside(beside=Twice(asks=False, together=False), child=Step(fails=True))
+    live(Plan(tools=(tool,), faults=Faults(pauses=(0.0, 0.0)), slots=2, seats=1))
+
+
+def test_an_answer_that_is_taken_while_the_time_out_is_being_written_reaches_the_tool() -> None:
+    tools = (Gather((Step(), Ask(timeout=2.0))), Seq((Step(), Sleep(0.5))))
+    live(Plan(tools=tools, acts=(Act(3.0, What.ANSWER),), faults=Faults(pauses=(1.0,)), slots=1, seats=0))
