@@ -7,10 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 LOOK_AGAIN = 1.0
 """Seconds between two looks at the clock: it need not run like the event loop's."""
+
+
+FOREVER = datetime.max.replace(tzinfo=UTC)
+
+
+def later(now: datetime, duration: timedelta) -> datetime:
+    """The instant after so much time; the last one there is, if there is none so late."""
+    try:
+        return now + duration
+    except OverflowError:
+        return FOREVER
 
 
 class Bell:

@@ -13,7 +13,7 @@ import gc
 import inspect
 from collections.abc import Iterator
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 _WAITING_FOR_TASKS = frozenset(
     {
@@ -68,7 +68,7 @@ class Branches:
         caller = asyncio.current_task()
         if caller is None or caller is self._own or caller in self._known or _is_from_thread(caller):
             return
-        for task in self._of_this_run() if look_around else ():
+        for task in _recent_tasks(self._mark).get(self._value, ()) if look_around else ():
             self._meet(task)
         self._meet(caller)
 
@@ -99,6 +99,10 @@ class Branches:
     def can_advance(self) -> bool:
         """Whether some branch may go on without us. True where that cannot be told."""
         return bool(self._advancing())
+
+    def is_at_work(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether a branch does something else than waiting, for us or for others."""
+        return task is not None and not task.done() and task not in self._in_our_hands and not _waits_for_tasks(task)
 
     def own_can_advance(self) -> bool:
         """Whether the tool's own task may."""
@@ -137,6 +141,22 @@ class Branches:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled():
             self.cancelled += 1
+
+
+_recent: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[float, dict[Any, set[asyncio.Task[Any]]]]] = (
+    WeakKeyDictionary()
+)
+RECENT = 0.05
+"""Seconds for which one look at all asyncio tasks serves those who only want to meet their neighbours."""
+
+
+def _recent_tasks(mark: contextvars.ContextVar[Any]) -> dict[Any, set[asyncio.Task[Any]]]:
+    loop = asyncio.get_running_loop()
+    looked, found = _recent.get(loop, (-RECENT, {}))
+    if loop.time() - looked >= RECENT:
+        found = tasks_by_value(mark)
+        _recent[loop] = loop.time(), found
+    return found
 
 
 def tasks_by_value(mark: contextvars.ContextVar[Any]) -> dict[Any, set[asyncio.Task[Any]]]:

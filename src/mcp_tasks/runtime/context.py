@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar, overload
 import anyio
 
 from mcp_tasks.core.durations import check_duration
+from mcp_tasks.core.text import valid_text
 from mcp_tasks.errors import QuestionTimedOut, UsageError
 from mcp_tasks.runtime.process import run_process
 from mcp_tasks.runtime.questions import Asking
@@ -95,6 +96,7 @@ class TaskContext:
         Raises:
             UsageError: The name is used twice in a run, or the value cannot be kept.
         """
+        check_name("a step's name", name)
         call = partial(call_function, fn, *args, **kwargs)
         if self._run is not None:
             return await self._run.step(name, call, function=fn, retry=retry)
@@ -136,6 +138,8 @@ class TaskContext:
         Raises:
             QuestionTimedOut: Nobody answered in time. A `TimeoutError`.
         """
+        if key is not None:
+            check_name("key", key)
         if not inspect.iscoroutine(question):
             raise UsageError("ask takes what asks, not awaited yet: current_task().ask(ctx.elicit(...))")
         if timeout is not None:
@@ -146,7 +150,7 @@ class TaskContext:
                 raise
         if self._run is None:
             return await _ask_in_call(question, timeout)
-        token = _asking.set(Asking(key=key, timeout=timeout))
+        token = _asking.set(Asking(key=None if key is None else valid_text(key), timeout=timeout))
         try:
             return await question
         finally:
@@ -180,6 +184,16 @@ class TaskContext:
             env=env,
             check=check,
         )
+
+
+def check_name(what: str, name: object) -> None:
+    """Refuse what cannot name a thing in the journal, before any work is done under it.
+
+    Raises:
+        UsageError: It is no text, or an empty one.
+    """
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"{what} must be a text that is not empty, got {name!r}")
 
 
 async def _ask_in_call(question: Awaitable[T], timeout: timedelta | None) -> T:

@@ -25,10 +25,12 @@ SETTLE = 30
 """Turns of the event loop given to what follows from a result. A level of nested gathers and groups takes three or
 four."""
 
-PATIENCE = 10.0
-"""Seconds in which a branch that is busy elsewhere may come for a recorded result before others go past it."""
+PATIENCE = 1.0
+"""Seconds in which a branch that is busy elsewhere may come for a recorded result before others go past it, and in
+which one that was handed something may do what follows from it before the next is handed over. Not longer: a recorded
+result that is held back must not run into the tool's own time-out around it."""
 
-_LOOK_AGAIN = 0.05
+_LOOK_AGAIN = 0.02
 
 
 class Deliveries:
@@ -57,6 +59,7 @@ class Deliveries:
         self._context = context
         self._refuse = refuse
         self._wanted: dict[ResultId, asyncio.Future[None]] = {}
+        self._wanted_by: dict[ResultId, asyncio.Task[Any] | None] = {}
         self._new: dict[asyncio.Future[None], str] = {}
         self._came = asyncio.Event()
         self._turn = asyncio.Lock()
@@ -81,6 +84,7 @@ class Deliveries:
                 del self._ahead[result]
             else:
                 ready = self._wanted[result] = asyncio.get_running_loop().create_future()
+                self._wanted_by[result] = asyncio.current_task()
                 await self._wait(ready)
         return self._recorded[result]
 
@@ -161,19 +165,17 @@ class Deliveries:
         while self._wanted or self._new:
             head = next(iter(self._ahead), None)
             if head in self._wanted:
-                self._hand(head)
+                await self._hand(head)
             elif head is None and not self._passed and not self._begun:
                 self._let_new_begin()
             elif await self._somebody_came():
                 pass
             elif not self._branches.can_advance() or loop.time() - since > PATIENCE:
-                self._go_past()
+                await self._go_past()
             else:
                 await self._pause()
                 continue
             since = loop.time()
-            if self._branches.several:
-                await _settle()
 
     async def _somebody_came(self) -> bool:
         """Whether somebody new waits here, after all had a moment to come."""
@@ -190,21 +192,29 @@ class Deliveries:
             async with asyncio.timeout(_LOOK_AGAIN):
                 await self._came.wait()
 
-    def _hand(self, result: ResultId) -> None:
+    async def _hand(self, result: ResultId) -> None:
+        """Hand over one result, and let what follows from it happen before the next."""
         self._ahead.pop(result, None)
         _let(self._wanted.pop(result))
+        branch = self._wanted_by.pop(result, None)
+        if not self._branches.several:
+            return
+        until = asyncio.get_running_loop().time() + PATIENCE
+        await _settle()
+        while self._branches.is_at_work(branch) and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(_LOOK_AGAIN)
 
     def _let_new_begin(self) -> None:
         for waiting in self._new:
             _let(waiting)
         self._new.clear()
 
-    def _go_past(self) -> None:
+    async def _go_past(self) -> None:
         """Nobody comes for what is next: go on with what is wanted, or else with what is new."""
         while (head := next(iter(self._ahead), None)) is not None and head not in self._wanted:
             self._passed[head] = self._ahead.pop(head)
         if head is not None:
-            self._hand(head)
+            await self._hand(head)
         elif self._new:
             self._go_past_everything({**self._passed, **self._begun})
 

@@ -66,6 +66,7 @@ class Lease:
         self._take_up = take_up
         self._clock = clock
         self._renewed = clock()
+        self._making_sure = asyncio.Lock()
         self.is_held = True
         """Whether this process may claim tasks and run them."""
 
@@ -98,10 +99,32 @@ class Lease:
                 # machine that slept has a lease that seems over, and a store that is fine.
                 async with asyncio.timeout(max(min(pause * 2, self._time_left), pause)):
                     await self.renew()
+                    if self._time_left <= 0:
+                        # The machine slept in the middle of it. What was renewed is over by now, and the store is fine.
+                        await self.renew()
             except (StoreError, TimeoutError) as exc:
                 logger.warning("the lease of this process could not be renewed: %s", str(exc) or type(exc).__name__)
             except Exception:
                 logger.exception("the lease of this process could not be renewed")
+            self.check()
+
+    async def make_sure(self) -> None:
+        """Return when the lease is good, or the runs are stopped. Cheap while it is good; call it before work begins.
+
+        After a machine slept or its event loop was blocked, tools may go on before the lease's own timer comes round,
+        and what they would do may have been done elsewhere.
+        """
+        if self._time_left > 0 or not self.is_held:
+            return
+        async with self._making_sure:
+            if self._time_left > 0 or not self.is_held:
+                return
+            try:
+                async with asyncio.timeout(self._length / BEATS_PER_LEASE):
+                    await self._look()
+                    await self.renew()
+            except (StoreError, TimeoutError) as exc:
+                logger.warning("the lease of this process could not be renewed: %s", str(exc) or type(exc).__name__)
             self.check()
 
     @property

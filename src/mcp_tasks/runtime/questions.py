@@ -18,7 +18,7 @@ from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.json import JsonValue
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import QuestionTimedOut, WaitedTooLong
-from mcp_tasks.runtime.alarms import Bell
+from mcp_tasks.runtime.alarms import Bell, later
 from mcp_tasks.runtime.replay import Ask, Place, Replay, ResultId, ask_entry, ask_identity, done_entry, short
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class Questions:
 
     async def ask_all(self, requests: Sequence[InputRequest], asking: Asking | None = None) -> list[JsonValue]:
         """Put several questions together, and wait for all their answers."""
+        await self._run.make_sure()
         asked = [self._look_up(request, asking or Asking()) for request in requests]
         try:
             if any(each.result is not None and self._replay.gives_up(each.result) for each in asked):
@@ -197,7 +198,7 @@ class Questions:
             kind = each.request.method.partition("/")[0]
             wanted = each.asking.key or f"{kind}-{self._replay.number_ask()}"
             timeout = each.asking.timeout
-            request = each.request if timeout is None else replace(each.request, deadline=now + timeout)
+            request = each.request if timeout is None else replace(each.request, deadline=later(now, timeout))
             each.ask = Ask(key=self._replay.new_key(wanted), request=request, asked_at=now, identity="")
             each.result = ResultId("question", each.ask.key)
         self._open[each.key] = each
@@ -270,8 +271,7 @@ class Questions:
             if each.result is not None
         ]
         withdrawn = [InputWithdrawn(attempt=run.attempt, keys=overdue)] if overdue else []
-        async with run.deliveries.turn():
-            await run.record_result(StepRecorded(attempt=run.attempt), *withdrawn, entries=entries)
+        await run.record_in_turn(StepRecorded(attempt=run.attempt), *withdrawn, entries=entries)
         if overdue:
             # An answer may have been taken between the last look and the write; none is from now on.
             await self._fetch()

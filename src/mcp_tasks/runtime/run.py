@@ -52,6 +52,7 @@ from mcp_tasks.runtime.alarms import Alarms
 from mcp_tasks.runtime.branches import Branches
 from mcp_tasks.runtime.context import asking_now, current_run
 from mcp_tasks.runtime.deliveries import Deliveries
+from mcp_tasks.runtime.lease import Lease
 from mcp_tasks.runtime.life import Life, State, Turn
 from mcp_tasks.runtime.parking import Parking
 from mcp_tasks.runtime.policy import Settings, ToolPolicy
@@ -110,6 +111,9 @@ class Host(Protocol):
     def describe(self) -> Callable[[Exception], JsonObject]:
         """An exception as the JSON-RPC error that a client sees."""
         ...
+
+    @property
+    def lease(self) -> Lease: ...
 
     async def change(self, record: TaskRecord, *events: Event, entries: Sequence[JournalEntry] = ()) -> TaskRecord: ...
 
@@ -248,7 +252,7 @@ class Run:
         if not self.policy.rerun:
             event = RunFailed(attempt=self.attempt, error=self._host.describe(Interrupted(self.record.request.name)))
         try:
-            await self._write(event)
+            await self._write(*self._reported(), event)
         finally:
             self.stop()
 
@@ -292,7 +296,7 @@ class Run:
         if self._parks_for is None or not self.life.take(Turn.PARKS):
             return
         try:
-            written = await self._write(self._parks_for)
+            written = await self._write(*self._reported(), self._parks_for)
         except Exception as exc:
             logger.info("task %s… waits on in memory: %s", self.record.id[:12], exc)
             self.life.take(Turn.STAYS)
@@ -312,11 +316,23 @@ class Run:
     # Writing
 
     async def record_result(self, *events: Event, entries: Sequence[JournalEntry] = ()) -> None:
-        """Write what the tool did or learned, however long the store takes to be there again.
+        """Write what the tool did, however long the store takes to be there again.
 
         The tool never sees a half of it: it is written to the end even if the branch is cancelled meanwhile. If the
         tool may not say such things any more, it goes no further."""
-        if not await uncancelled(self._write_patiently(events, entries), context=self._context.copy()):
+        if not await uncancelled(self._write_whatever_happens(events, entries), context=self._context.copy()):
+            await self.go_no_further()
+
+    async def record_in_turn(self, *events: Event, entries: Sequence[JournalEntry] = ()) -> None:
+        """The same for what the tool is handed now: one thing at a time."""
+        if not await uncancelled(self._write_in_turn(events, entries), context=self._context.copy()):
+            await self.go_no_further()
+
+    async def make_sure(self) -> None:
+        """Return only if the tool may still do something: the task is this run's, as far as the lease can tell."""
+        await self._host.lease.make_sure()
+        if not self.life.counts:
+            # It is being stopped; what it does on its way out (in a `finally`) is not part of the task any more.
             await self.go_no_further()
 
     @asynccontextmanager
@@ -372,14 +388,23 @@ class Run:
     async def _write_patiently(self, events: Sequence[Event], entries: Sequence[JournalEntry]) -> bool:
         return await self._patiently(lambda: self._write(*events, entries=entries), "be written")
 
-    async def _patiently(self, work: Callable[[], Awaitable[Any]], what: str) -> Any:
+    async def _write_whatever_happens(self, events: Sequence[Event], entries: Sequence[JournalEntry]) -> bool:
+        # Also when the run was stopped because its process lost touch with the store: what was done is done, and if the
+        # task is still ours by then, it need not be done again.
+        return await self._patiently(lambda: self._write(*events, entries=entries), "be written", even_if_stopped=True)
+
+    async def _write_in_turn(self, events: Sequence[Event], entries: Sequence[JournalEntry]) -> bool:
+        async with self.deliveries.turn():
+            return await self._write_whatever_happens(events, entries)
+
+    async def _patiently(self, work: Callable[[], Awaitable[Any]], what: str, *, even_if_stopped: bool = False) -> Any:
         failures = 0
         while True:
             try:
                 return await work()
             except StoreUnavailable as exc:
                 logger.warning("task %s… cannot %s yet: %s", self.record.id[:12], what, exc)
-            if not self.life.counts and self.life.state is not State.JUDGED:
+            if not self.life.counts and self.life.state is not State.JUDGED and not even_if_stopped:
                 return False
             pause = backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=5))
             failures += 1
@@ -396,6 +421,11 @@ class Run:
             # A change that lost against another's write has read it; what it says is news to the questions.
             self.reconcile(record)
         return True
+
+    def _reported(self) -> list[Event]:
+        """Progress that had no time to be written: it goes along, in one write."""
+        progress = self._progress.take()
+        return [] if progress is None else [ProgressReported(attempt=self.attempt, progress=progress)]
 
     async def _write_progress(self, progress: Progress) -> bool:
         return await self._write(ProgressReported(attempt=self.attempt, progress=progress))
@@ -460,6 +490,8 @@ class Run:
         self._cancelled.set()
         self.stopped.set()
         self._scope.cancel()
+        # The scope does not reach a branch of its own making, nor a question of a thread that a step waits for.
+        self.branches.cancel_leftovers()
 
     def _clear_up(self) -> None:
         self.life.take(Turn.ENDED)

@@ -252,7 +252,9 @@ class TaskRuntime:
             if exc.owner == owner:
                 raise
             raise UnknownTask(task_id) from exc
-        if record is None or record.owner != owner or is_expired(record, self.now()):
+        if record is None or record.owner != owner or record.namespace != self.namespace:
+            raise UnknownTask(task_id)
+        if is_expired(record, self.now()):
             raise UnknownTask(task_id)
         return record
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -18,6 +19,7 @@ from mcp_tasks.core.pacing import backoff
 from mcp_tasks.errors import UsageError, ValueNotStorable
 from mcp_tasks.runtime.replay import Place, Replay, ResultId, step_at_work, step_entry
 from mcp_tasks.runtime.step_values import StepValue, keep_error, restore_error
+from mcp_tasks.runtime.uncancelled import to_the_end
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.run import Run
@@ -54,6 +56,8 @@ class Steps:
     def __init__(self, run: Run, replay: Replay) -> None:
         self._run = run
         self._replay = replay
+        self._given_up: dict[str, tuple[dict[str, Any], Any]] = {}
+        """What steps gave whose work was done when the tool gave up on them: done is done, should it come again."""
 
     async def do(self, name: str, call: Callable[[], Any], function: Callable[..., Any], retry: Retry) -> Any:
         """The value of the step, from the journal or by doing it now."""
@@ -74,7 +78,11 @@ class Steps:
                     await run.deliveries.caught_up(str(result))
                 # A step counts as running until it is recorded.
                 async with run.rest.stepping():
-                    return await self._do_and_record(result, place, kept_as, retry, partial(_inside, name, call))
+                    await run.make_sure()
+                    work = partial(_inside, name, call)
+                    if not inspect.iscoroutinefunction(function):
+                        work = partial(self._in_thread, name, kept_as, work)
+                    return await self._do_and_record(result, place, kept_as, retry, work)
         except asyncio.CancelledError:
             # It is no outcome of the step.
             self._replay.leave_step(name)
@@ -83,16 +91,31 @@ class Steps:
     async def _do_and_record(
         self, result: ResultId, place: Place, kept_as: StepValue, retry: Retry, call: Callable[[], Any]
     ) -> Any:
+        if result.key in self._given_up:
+            stored, value = self._given_up[result.key]
+        else:
+            try:
+                stored, value = kept_as.keep(await attempt(retry, call))
+            except Exception as exc:
+                raise await self._record_failure(result, place, exc) from exc
         try:
-            stored, value = kept_as.keep(await attempt(retry, call))
-        except Exception as exc:
-            raise await self._record_failure(result, place, exc) from exc
-        try:
+            self._given_up[result.key] = stored, value
             await self._record(result, place, stored)
         except ValueNotStorable as exc:
             failure = UsageError(f"step {result.key!r} gave a value that the store cannot keep: {exc}")
             raise await self._record_failure(result, place, failure) from exc
+        del self._given_up[result.key]
         return value
+
+    async def _in_thread(self, name: str, kept_as: StepValue, call: Callable[[], Any]) -> Any:
+        """What a sync function gives. A thread cannot be cancelled, so it is waited for, whatever happens meanwhile."""
+        done, cancelled = await to_the_end(call())
+        if cancelled is not None:
+            if not done.cancelled() and done.exception() is None:
+                with suppress(UsageError):
+                    self._given_up[name] = kept_as.keep(done.result())
+            raise cancelled
+        return done.result()
 
     async def _record_failure(self, result: ResultId, place: Place, exc: Exception) -> Exception:
         """Record that the step failed; the exception for the tool, the same one that a later run will get."""
@@ -103,9 +126,7 @@ class Steps:
 
     async def _record(self, result: ResultId, place: Place, stored: dict[str, Any]) -> None:
         run = self._run
-        entry = step_entry(result, stored, place)
-        async with run.deliveries.turn():
-            await run.record_result(StepRecorded(attempt=run.attempt), entries=[entry])
+        await run.record_in_turn(StepRecorded(attempt=run.attempt), entries=[step_entry(result, stored, place)])
 
 
 async def _inside(step: str, call: Callable[[], Any]) -> Any:

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from mcp_tasks.core.events import StepRecorded
-from mcp_tasks.runtime.alarms import Bell
+from mcp_tasks.runtime.alarms import Bell, later
 from mcp_tasks.runtime.replay import Replay, ResultId, Timer, done_entry, timer_entry
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class Timers:
     async def sleep(self, duration: timedelta | None, until: datetime | None, name: str | None) -> None:
         """Wait for a time that is set once in the life of the task."""
         run = self._run
+        await run.make_sure()
         key, recorded = self._replay.find_timer(_identity(duration, until, name))
         result = ResultId("timer", key)
         run.deliveries.met(result)
@@ -44,8 +45,7 @@ class Timers:
         async with run.park_while_waiting(wake_at=until):
             await run.alarms.wait(Bell(), until)
         await run.deliveries.caught_up(f"the end of {result}")
-        async with run.deliveries.turn():
-            await run.record_result(StepRecorded(attempt=run.attempt), entries=[done_entry(result, "over", place)])
+        await run.record_in_turn(StepRecorded(attempt=run.attempt), entries=[done_entry(result, "over", place)])
 
 
 def _identity(duration: timedelta | None, until: datetime | None, name: str | None) -> str:
@@ -55,4 +55,4 @@ def _identity(duration: timedelta | None, until: datetime | None, name: str | No
 
 
 def _end(now: datetime, duration: timedelta | None, until: datetime | None) -> datetime:
-    return until if until is not None else now + (duration or timedelta(0))
+    return until if until is not None else later(now, duration or timedelta(0))

@@ -17,6 +17,19 @@ async def uncancelled(work: Coroutine[Any, Any, T], *, context: contextvars.Cont
 
     A shield of anyio's holds off the cancellation of a scope and not `Task.cancel()`; this holds off both.
     """
+    done, cancelled = await to_the_end(work, context=context)
+    if cancelled is not None:
+        if not done.cancelled():
+            # Looked at, so that asyncio does not report it as never retrieved.
+            done.exception()
+        raise cancelled
+    return done.result()
+
+
+async def to_the_end(
+    work: Coroutine[Any, Any, T], *, context: contextvars.Context | None = None
+) -> tuple[asyncio.Task[T], asyncio.CancelledError | None]:
+    """`work` once it has ended, and the cancellation that came meanwhile and is the caller's to raise."""
     inner = asyncio.get_running_loop().create_task(work, context=context)
     cancelled: asyncio.CancelledError | None = None
     with anyio.CancelScope(shield=True):
@@ -25,9 +38,4 @@ async def uncancelled(work: Coroutine[Any, Any, T], *, context: contextvars.Cont
                 await asyncio.wait({inner})
             except asyncio.CancelledError as exc:
                 cancelled = exc
-    if cancelled is not None:
-        if not inner.cancelled():
-            # Looked at, so that asyncio does not report it as never retrieved.
-            inner.exception()
-        raise cancelled
-    return inner.result()
+    return inner, cancelled
