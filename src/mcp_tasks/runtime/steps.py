@@ -73,9 +73,6 @@ class Steps:
                 await run.deliveries.caught_up(str(result))
                 # A step counts as running until it is recorded.
                 async with run.rest.stepping():
-                    if not run.life.counts:
-                        # It was stopped while this stood in line for its slot.
-                        await run.go_no_further()
                     return await self._do_and_record(result, kept_as, retry, call)
         except asyncio.CancelledError:
             # It is no outcome of the step.
