@@ -49,3 +49,9 @@ def test_a_branch_that_comes_back_from_a_wait_while_the_run_ends_takes_no_slot()
 def test_an_answer_that_is_taken_while_the_time_out_is_being_written_reaches_the_tool() -> None:
     tools = (Gather((Step(), Ask(timeout=2.0))), Seq((Step(), Sleep(0.5))))
     live(Plan(tools=tools, acts=(Act(3.0, What.ANSWER),), faults=Faults(pauses=(1.0,)), slots=1, seats=0))
+
+
+def test_a_step_does_not_begin_in_a_run_that_was_stopped_while_it_stood_in_line_for_its_slot() -> None:
+    tool = Beside(beside=Step(3.0), child=Seq((Sleep(3.0), Ask())))
+    faults = Faults(pauses=(0.001,), crashes={3: True, 7: True})
+    live(Plan(tools=(tool, tool), faults=faults, hold=2.0, slots=1, seats=0))

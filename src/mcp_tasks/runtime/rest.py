@@ -108,6 +108,9 @@ class Rest:
         self._steps += 1
         try:
             await self._resume()
+            if not self._life.counts:
+                # Stopped while it stood in line for its slot: nothing begins in such a run, and it has no slot.
+                raise asyncio.CancelledError
             yield
         finally:
             self._steps -= 1

@@ -148,6 +148,7 @@ class Trimmer:
     def __init__(self) -> None:
         self._io_left = IO_IN_ALL
         self._may_move_on = True
+        self._in_move_on = False
 
     def trim(self, node: Node) -> Node:
         """The tool that is most like this tree."""
@@ -158,14 +159,18 @@ class Trimmer:
             case MoveOn(child):
                 if not self._may_move_on:
                     return self.trim(child)
-                self._may_move_on = False
-                return MoveOn(self.trim(child))
+                self._may_move_on, self._in_move_on = False, True
+                trimmed = MoveOn(self.trim(child))
+                self._in_move_on = False
+                return trimmed
             case Caught(child):
                 return Caught(self.trim(child))
             case Beside(beside, child):
                 return Beside(self.trim(beside), self.trim(child))
             case Race(children):
-                return replace(node, children=tuple(_decided(self.trim(child)) for child in children))
+                # Whoever is left alone goes on after the time-out, and nothing tells us that the others did not wait.
+                losers = Losers.CANCELLED if self._in_move_on and node.losers is Losers.LEFT else node.losers
+                return Race(tuple(_decided(self.trim(child)) for child in children), losers)
             case Seq(children) | Gather(children) | Group(children):
                 return replace(node, children=tuple(self.trim(child) for child in children))
             case _:
