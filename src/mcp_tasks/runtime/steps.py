@@ -121,8 +121,7 @@ class Steps:
         """Record that the step failed; the exception for the tool, the same one that a later run will get."""
         stored = keep_error(exc)
         await self._record(result, place, stored)
-        rebuilt = restore_error(result.key, stored)
-        return exc if type(rebuilt) is type(exc) else rebuilt
+        return restore_error(result.key, stored)
 
     async def _record(self, result: ResultId, place: Place, stored: dict[str, Any]) -> None:
         run = self._run
