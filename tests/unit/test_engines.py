@@ -232,7 +232,7 @@ async def test_a_run_that_ends_while_it_waits_frees_no_second_place() -> None:
         assert work.running == {"b"}
 
 
-async def test_a_run_that_comes_back_goes_before_those_that_have_not_begun() -> None:
+async def test_a_run_that_comes_back_goes_before_those_that_have_not_begun_if_one_began_last() -> None:
     engine = LocalEngine(concurrency=1)
     async with at_work(engine) as work, anyio.create_task_group() as group:
         for task_id in "abc":
@@ -255,6 +255,50 @@ async def test_a_run_that_comes_back_goes_before_those_that_have_not_begun() -> 
         await settle()
         assert work.running == {"a"}
         work.end("a")
+        await work.until("start c")
+
+
+async def test_runs_that_come_back_and_those_that_have_not_begun_have_room_by_turns() -> None:
+    engine = LocalEngine(concurrency=1)
+    async with at_work(engine) as work:
+        for task_id in "abc":
+            await engine.submit(task_id)
+            await work.until(f"start {task_id}")
+            work.slots[task_id].release()
+
+        async def come_back(task_id: str) -> None:
+            await work.slots[task_id].acquire()
+            work.log.append(f"back {task_id}")
+            work.slots[task_id].release()
+
+        await engine.submit("first")
+        await work.until("start first")
+        async with anyio.create_task_group() as group:
+            for task_id in "abc":
+                group.start_soon(come_back, task_id)
+            await settle()
+            for task_id in "xyz":
+                await engine.submit(task_id)
+            work.end("first", *"xyz")
+        await work.until("end z")
+        turns = [line for line in work.log if line.startswith(("back", "start"))][4:]
+        assert turns == ["back a", "start x", "back b", "start y", "back c", "start z"]
+        assert engine.is_idle
+
+
+async def test_a_place_that_a_cancelled_run_was_given_on_its_way_back_goes_to_the_next_in_line() -> None:
+    engine = LocalEngine(concurrency=1)
+    async with at_work(engine) as work:
+        for task_id in ("a", "b"):
+            await engine.submit(task_id)
+            await work.until(f"start {task_id}")
+            if task_id == "a":
+                work.slots["a"].release()
+        back = asyncio.create_task(work.slots["a"].acquire())
+        await settle()
+        await engine.submit("c")
+        work.slots["b"].release()
+        back.cancel()
         await work.until("start c")
 
 

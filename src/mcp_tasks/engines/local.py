@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
 
 import anyio.to_thread
@@ -28,7 +29,7 @@ class LocalEngine:
         self.concurrency = concurrency
         self._context = contextvars.copy_context()
         self._execute: Execute | None = None
-        self._places = _Places(concurrency)
+        self._places = _Places(concurrency, self._start_next)
         self._lanes = _Lanes()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._again: set[str] = set()
@@ -47,7 +48,7 @@ class LocalEngine:
         """Begin to hand submitted ids to `execute`."""
         self._execute = execute
         # New places: a run that an earlier life left behind gives its own back to that life.
-        self._places = _Places(self.concurrency)
+        self._places = _Places(self.concurrency, self._start_next)
         self._running = {}
         # Runs start in the context of the server's start, not of the request that happened to submit them: what
         # only a live request has (its token, its trace) must not be there by luck the first time.
@@ -70,7 +71,7 @@ class LocalEngine:
             self._again.add(task_id)
         else:
             self._lanes.put(task_id, again=again)
-            self.fill()
+            self._places.fill()
 
     async def drain(self, timeout: timedelta) -> None:
         """Start nothing more, and give what runs up to `timeout` to end."""
@@ -86,11 +87,6 @@ class LocalEngine:
         """Wait up to `timeout` for what was told to stop."""
         await self.drain(timeout)
 
-    def fill(self) -> None:
-        """Start what is queued, as far as there is room."""
-        while self._lanes and self._execute is not None and self._places.take_now():
-            self.begin(self._lanes.take(), self._places)
-
     def begin(self, task_id: str, places: _Places) -> bool:
         """Start a run on a place that was taken for it; if nothing is started any more, the place is given back."""
         if self._execute is None:
@@ -101,8 +97,15 @@ class LocalEngine:
         )
         return True
 
+    def _start_next(self, places: _Places) -> bool:
+        """Start the next in line on a place that was taken for it; False if there is none to start."""
+        # Places of an earlier life get theirs back from the runs it left behind, and start nothing in this one.
+        if places is not self._places or self._execute is None or not self._lanes:
+            return False
+        return self.begin(self._lanes.take(), places)
+
     async def _run(self, task_id: str, execute: Execute) -> None:
-        running, slot = self._running, _LocalSlot(self, self._places)
+        running, slot = self._running, _LocalSlot(self._places)
         try:
             await execute(task_id, slot)
         finally:
@@ -111,7 +114,7 @@ class LocalEngine:
                 self._again.discard(task_id)
                 self._lanes.put(task_id, again=True)
             slot.release()
-            self.fill()
+            self._places.fill()
 
 
 class _Lanes:
@@ -144,12 +147,19 @@ class _Lanes:
 
 
 class _Places:
-    """Room for so many runs at a time. Runs that come back from a wait have it before those that have not begun."""
+    """Room for so many runs at a time. Runs that come back from a wait and those that have not begun have it by turns.
 
-    def __init__(self, count: int) -> None:
+    Args:
+        count: How many.
+        start_next: Starts a run that has not begun, on a place of these; False if none is in line.
+    """
+
+    def __init__(self, count: int, start_next: Callable[[_Places], bool]) -> None:
         self._count = count
         self._free = count
+        self._start_next = start_next
         self._returning: deque[asyncio.Future[None]] = deque()
+        self._returning_next = True
 
     @property
     def all_free(self) -> bool:
@@ -179,13 +189,35 @@ class _Places:
             raise
 
     def give_back(self) -> None:
-        """Give a place to whoever has waited longest, or leave it free."""
+        """Give a place to whoever is next, or leave it free."""
+        self._free += 1
+        self.fill()
+
+    def fill(self) -> None:
+        """Give the free places to those in line."""
+        while self.take_now():
+            if not self._pass_on():
+                self._free += 1
+                return
+
+    def _pass_on(self) -> bool:
+        """Give a place that was taken to the next in line; False if nobody is."""
+        # Whichever kind did not have the last one: neither can keep the other from running.
+        if self._returning_next and self._wake_next():
+            self._returning_next = False
+        elif self._start_next(self):
+            self._returning_next = True
+        else:
+            return self._wake_next()
+        return True
+
+    def _wake_next(self) -> bool:
         while self._returning:
             turn = self._returning.popleft()
             if not turn.done():
                 turn.set_result(None)
-                return
-        self._free += 1
+                return True
+        return False
 
 
 class _Reservation:
@@ -202,14 +234,12 @@ class _Reservation:
     def give_back(self) -> None:
         """There is no such task after all."""
         self._places.give_back()
-        self._engine.fill()
 
 
 class _LocalSlot:
     """One run's place in a `LocalEngine`."""
 
-    def __init__(self, engine: LocalEngine, places: _Places) -> None:
-        self._engine = engine
+    def __init__(self, places: _Places) -> None:
         self._places = places
         self._held = True
         self._taking = asyncio.Lock()
@@ -219,7 +249,6 @@ class _LocalSlot:
         if self._held:
             self._held = False
             self._places.give_back()
-            self._engine.fill()
 
     async def acquire(self) -> None:
         """Have it back."""
