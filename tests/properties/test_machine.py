@@ -152,7 +152,7 @@ def _event(kind: type[Event], move: Move, record: TaskRecord, now: datetime) -> 
             attempt=attempt, keys=answered, wake_at=None if move.helpful else now + abs(move.tick)
         ),
         RunLost: lambda: RunLost(attempt=attempt, wake_at=None if move.helpful else now + abs(move.tick)),
-        TrialPassed: lambda: TrialPassed(attempt=attempt, waits=move.helpful),
+        TrialPassed: lambda: TrialPassed(attempt=attempt),
         ProgressReported: lambda: ProgressReported(attempt=attempt, progress=progress),
         InputRequested: lambda: InputRequested(attempt=attempt, requests=asks),
         InputWithdrawn: lambda: InputWithdrawn(attempt=attempt, keys=answered),

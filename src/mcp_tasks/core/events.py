@@ -53,10 +53,9 @@ class RunLost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialPassed:
-    """The run was not lost for as long as it was watched for it, or `waits`: then it is not what kills processes."""
+    """The run was not lost for as long as it was watched for it, or came to where it only waits."""
 
     attempt: int
-    waits: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -94,8 +94,6 @@ def _lose(record: TaskRecord, event: RunLost, now: datetime) -> Fields:
 
 
 def _pass_trial(record: TaskRecord, event: TrialPassed, now: datetime) -> Fields:
-    if event.waits:
-        return _BLAMELESS if record.lost else None
     return None if record.trial is None else {"trial": None}
 
 

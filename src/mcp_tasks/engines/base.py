@@ -20,7 +20,7 @@ class Slot(Protocol):
         ...
 
     async def acquire(self) -> None:
-        """Have it back; waits for its turn, before runs that have not begun."""
+        """Have it back; waits for its turn, by turns with runs that have not begun."""
         ...
 
 

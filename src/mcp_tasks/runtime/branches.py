@@ -43,6 +43,7 @@ class Branches:
         self._own: asyncio.Task[Any] | None = None
         self._known: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._in_our_hands: set[asyncio.Task[Any]] = set()
+        self._rested = asyncio.Event()
         self._giving_up: set[asyncio.Task[Any]] = set()
         self._over = False
         self.cancelled = 0
@@ -100,9 +101,18 @@ class Branches:
         """Whether some branch may go on without us. True where that cannot be told."""
         return bool(self._advancing())
 
-    def is_at_work(self, task: asyncio.Task[Any] | None) -> bool:
-        """Whether a branch does something else than waiting, for us or for others."""
-        return task is not None and not task.done() and task not in self._in_our_hands and not _waits_for_tasks(task)
+    async def until_not_at_work(self, task: asyncio.Task[Any]) -> None:
+        """Return when a branch has ended or waits, for us or for others."""
+        while not task.done() and task not in self._in_our_hands and not _waits_for_tasks(task):
+            self._rested.clear()
+            task.add_done_callback(self._stir)
+            try:
+                await self._rested.wait()
+            finally:
+                task.remove_done_callback(self._stir)
+
+    def _stir(self, _: asyncio.Task[Any]) -> None:
+        self._rested.set()
 
     def own_can_advance(self) -> bool:
         """Whether the tool's own task may."""

@@ -130,7 +130,7 @@ class Claims:
         while loop.time() < until and not run.only_waits:  # noqa: ASYNC110 - nothing tells when a tool only waits
             await anyio.sleep(LOOK_AGAIN)
         try:
-            await self._runtime.change(run.record, TrialPassed(attempt=run.attempt, waits=run.only_waits))
+            await self._runtime.change(run.record, TrialPassed(attempt=run.attempt))
         except (StoreError, TransitionRefused, UnknownTask) as exc:
             # The next suspect waits until this run has ended.
             logger.debug("the trial of task %s… goes on: %s", run.record.id[:12], exc)

@@ -30,7 +30,7 @@ PATIENCE = 1.0
 which one that was handed something may do what follows from it before the next is handed over. Not longer: a recorded
 result that is held back must not run into the tool's own time-out around it."""
 
-_LOOK_AGAIN = 0.02
+_LOOK_AGAIN = 0.05
 
 
 class Deliveries:
@@ -199,10 +199,11 @@ class Deliveries:
         branch = self._wanted_by.pop(result, None)
         if not self._branches.several:
             return
-        until = asyncio.get_running_loop().time() + PATIENCE
         await _settle()
-        while self._branches.is_at_work(branch) and asyncio.get_running_loop().time() < until:
-            await asyncio.sleep(_LOOK_AGAIN)
+        if branch is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE):
+                    await self._branches.until_not_at_work(branch)
 
     def _let_new_begin(self) -> None:
         for waiting in self._new:

@@ -145,6 +145,7 @@ class Janitor:
 
     async def take_up(self) -> None:
         """Give up at once what is ours and does not run here any more: its runs were stopped with the lease."""
+        await self._runtime.write_late()
         for task_id in await self._held_by_us():
             if not self._runtime.has(task_id):
                 await self._recover(task_id, self._runtime.holder, lost=False)

@@ -117,6 +117,10 @@ class Host(Protocol):
 
     async def change(self, record: TaskRecord, *events: Event, entries: Sequence[JournalEntry] = ()) -> TaskRecord: ...
 
+    def write_later(self, record: TaskRecord, events: Sequence[Event], entries: Sequence[JournalEntry]) -> None:
+        """Write this when the lease is renewed, if the task is still ours then."""
+        ...
+
     async def journal(self, task_id: str) -> Sequence[JournalEntry]: ...
 
     async def submit(self, task_id: str, *, again: bool = False) -> None: ...
@@ -389,22 +393,25 @@ class Run:
         return await self._patiently(lambda: self._write(*events, entries=entries), "be written")
 
     async def _write_whatever_happens(self, events: Sequence[Event], entries: Sequence[JournalEntry]) -> bool:
-        # Also when the run was stopped because its process lost touch with the store: what was done is done, and if the
-        # task is still ours by then, it need not be done again.
-        return await self._patiently(lambda: self._write(*events, entries=entries), "be written", even_if_stopped=True)
+        written = await self._write_patiently(events, entries)
+        if not written and not self.record.is_final:
+            # Stopped because its process lost touch with the store: what was done is done, and if the task is still
+            # ours when the store is back, it need not be done again.
+            self._host.write_later(self.record, events, entries)
+        return written
 
     async def _write_in_turn(self, events: Sequence[Event], entries: Sequence[JournalEntry]) -> bool:
         async with self.deliveries.turn():
             return await self._write_whatever_happens(events, entries)
 
-    async def _patiently(self, work: Callable[[], Awaitable[Any]], what: str, *, even_if_stopped: bool = False) -> Any:
+    async def _patiently(self, work: Callable[[], Awaitable[Any]], what: str) -> Any:
         failures = 0
         while True:
             try:
                 return await work()
             except StoreUnavailable as exc:
                 logger.warning("task %s… cannot %s yet: %s", self.record.id[:12], what, exc)
-            if not self.life.counts and self.life.state is not State.JUDGED and not even_if_stopped:
+            if not self.life.counts and self.life.state is not State.JUDGED:
                 return False
             pause = backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=5))
             failures += 1

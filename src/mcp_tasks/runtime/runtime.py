@@ -27,6 +27,7 @@ from mcp_tasks.errors import (
     StoreError,
     StoreUnavailable,
     TaskUnreadable,
+    TransitionRefused,
     UnknownTask,
     VersionConflict,
 )
@@ -112,6 +113,7 @@ class TaskRuntime:
         self._body = body
         self._new_id = new_id
         self._runs: dict[str, Run] = {}
+        self._late: list[tuple[TaskRecord, Sequence[Event], Sequence[JournalEntry]]] = []
         self.changes = HintFan()
         self._services: list[asyncio.Task[None]] = []
         self._abandoned = False
@@ -332,6 +334,20 @@ class TaskRuntime:
                 return await self.swap(record, *events, entries=entries)
             except VersionConflict:
                 record = await self._reload(record.id)
+
+    def write_later(self, record: TaskRecord, events: Sequence[Event], entries: Sequence[JournalEntry]) -> None:
+        """Write this when the lease is renewed, if the task is still ours then."""
+        if not self.lease.is_held:
+            self._late.append((record, events, entries))
+
+    async def write_late(self) -> None:
+        """Write what could not be written when its run was stopped."""
+        while self._late:
+            record, events, entries = self._late.pop()
+            try:
+                await self.change(record, *events, entries=entries)
+            except (TransitionRefused, UnknownTask):
+                logger.debug("task %s… was claimed by another worker", record.id[:12])
 
     async def journal(self, task_id: str) -> Sequence[JournalEntry]:
         """The task's journal."""

@@ -12,6 +12,10 @@ from datetime import datetime, timedelta
 from mcp_tasks.core.record import TaskRecord, Trial
 from mcp_tasks.runtime.policy import ToolPolicy
 
+NEVER_MORE_THAN = 4
+"""Times `max_lost_runs` that a task may be lost in all, whoever is to blame: some kill their process from where nobody
+looks, and nothing is tried for ever."""
+
 LET_OTHERS_FIRST = timedelta(seconds=5)
 """How much later a suspect is started than the one that was being tried when their process died."""
 
@@ -60,8 +64,10 @@ def is_suspect(record: TaskRecord, policy: ToolPolicy) -> bool:
 
 def is_guilty(record: TaskRecord, policy: ToolPolicy) -> bool:
     """Whether a task that has just been lost is what killed its process, as far as can be told."""
-    enough = record.lost + 1 >= policy.max_lost_runs
-    return enough and (record.trial == "alone" or policy.max_lost_runs == 1)
+    times = record.lost + 1
+    if times >= policy.max_lost_runs * NEVER_MORE_THAN:
+        return True
+    return times >= policy.max_lost_runs and (record.trial == "alone" or policy.max_lost_runs == 1)
 
 
 def tried_again_at(record: TaskRecord, policy: ToolPolicy, now: datetime) -> datetime | None:
