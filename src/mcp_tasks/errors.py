@@ -157,8 +157,8 @@ class Interrupted(RunStopped):
     def __init__(self, tool: str) -> None:
         self.tool = tool
         super().__init__(
-            f"Interrupted: the server stopped while {tool!r} was running, and the tool is not marked as safe to run "
-            "again. The work may be done in part."
+            f"Interrupted: the server stopped, or lost touch with its task store, while {tool!r} was running, and the "
+            "tool is not marked as safe to run again. The work may be done in part."
         )
 
 
