@@ -504,3 +504,71 @@ async def test_a_return_type_that_cannot_be_kept_is_refused_before_the_work() ->
     assert worked == []
     assert "connect" in said
     assert "cannot be kept" in said
+
+
+async def test_a_run_that_is_stopped_does_no_more_work_of_the_task() -> None:
+    log: list[str] = []
+
+    async def tool(ctx: Context) -> str:
+        try:
+            await ctx.elicit("Sure?", Yes)
+        finally:
+            await current_task().step("unlock", done(log, "unlock"))
+        return "done"
+
+    async with Bench(tool).tester() as tester:
+        task = await tester.call("tool")
+        await tester.until_asked(task)
+        await tester.crash()
+        await tester.until_asked(task)
+        assert log == [], "the lock was given up while the question is open"
+        await tester.answer(task, {"yes": True})
+        assert await value(tester, task) == "done"
+    assert log == ["unlock"]
+
+
+async def test_a_recorded_step_is_not_held_back_until_the_time_out_around_it_fires() -> None:
+    log: list[str] = []
+    runs: list[int] = []
+
+    async def tool(ctx: Context) -> str:
+        runs.append(1)
+
+        async def charge() -> str:
+            try:
+                async with asyncio.timeout(2):
+                    return await current_task().step("charge-a", done(log, "charged a"))
+            except TimeoutError:
+                return await current_task().step("charge-b", done(log, "charged b"))
+
+        async def note() -> None:
+            # Slow in the second run, and recorded first in the first one.
+            await anyio.sleep(0 if len(runs) == 1 else 3)
+            await current_task().step("note", done(log, "noted"))
+
+        _, charged = await asyncio.gather(note(), charge())
+        await ctx.elicit("Sure?", Yes)
+        return charged
+
+    async with Bench(tool).tester() as tester:
+        task = await tester.call("tool")
+        await tester.until_asked(task)
+        await tester.crash()
+        await tester.answer(task, {"yes": True})
+        assert await value(tester, task) == "charged a"
+    assert "charged b" not in log
+
+
+async def test_progress_before_a_long_sleep_is_shown() -> None:
+    async def tool(ctx: Context) -> str:
+        await ctx.report_progress(1, 3, "built")
+        await ctx.report_progress(2, 3, "cooling off")
+        await current_task().sleep(timedelta(days=1))
+        return "done"
+
+    async with Bench(tool).tester() as tester:
+        task = await tester.call("tool")
+        await tester.settle()
+        progress = (await tester.record(task)).progress
+        assert progress is not None
+        assert progress.message == "cooling off"
