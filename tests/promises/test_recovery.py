@@ -21,13 +21,13 @@ from mcp_tasks import Settings, Tasks, current_task
 from mcp_tasks.client import TaskHandle, TasksClient, resume_task, start_task
 from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.stores import MemoryStore, Store
-from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.hints import LocalNotifier
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import TaskTester
 from tests.chaos.serving import Server, Site, site, until
 from tests.promises.polling import until as until_async
 from tests.promises.test_waiting import Yes
+from tests.unit.running import DeafStore
 
 DEADLY = "tests.promises.deadly_server"
 
@@ -229,24 +229,6 @@ async def test_a_clock_that_is_set_ends_no_living_task(tmp_path: Path, hours: in
 
 
 # 14. Every hint is lost
-
-
-class DeafNotifier(LocalNotifier):
-    """Loses every hint."""
-
-    async def publish(self, hint: Hint, *, origin: object = None) -> None:
-        pass
-
-
-class DeafStore(MemoryStore):
-    """A store that tells nobody of a change."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._deaf = DeafNotifier()
-
-    def notifier(self) -> LocalNotifier:
-        return self._deaf
 
 
 class BrokenNotifier(LocalNotifier):

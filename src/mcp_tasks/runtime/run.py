@@ -14,10 +14,9 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import inf
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import anyio
 import anyio.lowlevel
@@ -34,7 +33,7 @@ from mcp_tasks.core.events import (
 )
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.journal import JournalEntry
-from mcp_tasks.core.json import JsonObject, JsonValue
+from mcp_tasks.core.json import JsonValue
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.core.record import Progress, TaskRecord
 from mcp_tasks.engines.base import Slot
@@ -48,14 +47,13 @@ from mcp_tasks.errors import (
     UsageError,
     ValueNotStorable,
 )
-from mcp_tasks.runtime.alarms import Alarms
 from mcp_tasks.runtime.branches import Branches
 from mcp_tasks.runtime.context import asking_now, current_run
 from mcp_tasks.runtime.deliveries import Deliveries
-from mcp_tasks.runtime.lease import Lease
+from mcp_tasks.runtime.host import Host
 from mcp_tasks.runtime.life import Life, State, Turn
-from mcp_tasks.runtime.parking import Parking
-from mcp_tasks.runtime.policy import Settings, ToolPolicy
+from mcp_tasks.runtime.outcome import Failure, Outcome, Success, Withdrawn
+from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.progress import ProgressThrottle
 from mcp_tasks.runtime.questions import Asking, Questions
 from mcp_tasks.runtime.replay import GIVEN_UP, Place, Replay, ResultId, done_entry, step_at_work
@@ -68,62 +66,8 @@ from mcp_tasks.runtime.uncancelled import uncancelled
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Success:
-    """The request has a result."""
-
-    result: JsonObject
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The request has a JSON-RPC error."""
-
-    error: JsonObject
-
-
-@dataclass(frozen=True, slots=True)
-class Withdrawn:
-    """The request was answered in another way, and there is no task to speak of."""
-
-
-Outcome: TypeAlias = Success | Failure | Withdrawn
 Body: TypeAlias = Callable[["Run"], Awaitable[Outcome]]
 """Runs the tool of a record. Raises nothing but cancellation: a tool's exception is an outcome."""
-
-
-class Host(Protocol):
-    """What a run needs of the runtime it belongs to."""
-
-    @property
-    def settings(self) -> Settings: ...
-
-    @property
-    def now(self) -> Callable[[], datetime]: ...
-
-    @property
-    def alarms(self) -> Alarms: ...
-
-    @property
-    def parking(self) -> Parking: ...
-
-    @property
-    def describe(self) -> Callable[[Exception], JsonObject]:
-        """An exception as the JSON-RPC error that a client sees."""
-        ...
-
-    @property
-    def lease(self) -> Lease: ...
-
-    async def change(self, record: TaskRecord, *events: Event, entries: Sequence[JournalEntry] = ()) -> TaskRecord: ...
-
-    def write_later(self, record: TaskRecord, events: Sequence[Event], entries: Sequence[JournalEntry]) -> None:
-        """Write this when the lease is renewed, if the task is still ours then."""
-        ...
-
-    async def journal(self, task_id: str) -> Sequence[JournalEntry]: ...
-
-    async def submit(self, task_id: str, *, again: bool = False) -> None: ...
 
 
 class Run:
