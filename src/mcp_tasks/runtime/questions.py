@@ -50,6 +50,7 @@ class _Open:
     place: Place
     ask: Ask | None = None
     result: ResultId | None = None
+    gives_up: bool = False
     bell: Bell = field(default_factory=Bell)
     put: asyncio.Future[None] | None = None
 
@@ -83,7 +84,7 @@ class Questions:
         await self._run.make_sure()
         asked = [self._look_up(request, asking or Asking()) for request in requests]
         try:
-            if any(each.result is not None and self._replay.gives_up(each.result) for each in asked):
+            if any(each.gives_up for each in asked):
                 await self._run.give_up_again()
             return await self._answers_to(asked)
         finally:
@@ -110,10 +111,15 @@ class Questions:
                 each.bell.ring()
 
     def _look_up(self, request: InputRequest, asking: Asking) -> _Open:
-        known = self._replay.find_ask(ask_identity(request, asking.key))
-        each = _Open(request=request, asking=asking, ask=known, place=self._run.place)
-        if known is not None:
-            each.result = ResultId("question", known.key)
+        identity = ask_identity(request, asking.key)
+        unput = self._replay.come_to_ask(identity)
+        each = _Open(request=request, asking=asking, place=self._run.place, result=unput)
+        if self._replay.gives_up(unput):
+            # An earlier run gave up on it before it was put.
+            each.gives_up = True
+        elif (known := self._replay.find_ask(identity)) is not None:
+            each.ask, each.result = known, ResultId("question", known.key)
+            each.gives_up = self._replay.gives_up(each.result)
             self._open[known.key] = each
             self._run.deliveries.met(each.result)
         return each

@@ -94,6 +94,7 @@ class Replay:
         self._keys: set[str] = set()
         self._timers: dict[str, datetime] = {}
         self._met: Counter[str] = Counter()
+        self._came: Counter[str] = Counter()
         self._steps: set[str] = set()
         self.reopened: set[str] = set()
         """Steps that an earlier run began and did not end, as far as something happened in them."""
@@ -110,6 +111,11 @@ class Replay:
         again = self._given_up[result] > 0
         self._given_up[result] -= again
         return again
+
+    def come_to_ask(self, identity: str) -> ResultId:
+        """The next question of that identity, known by that until it is put under a key of its own."""
+        self._came[identity] += 1
+        return ResultId("question", f"{identity}#{self._came[identity]}")
 
     def find_ask(self, identity: str) -> Ask | None:
         """The question of that identity that an earlier run put, if it did; each one is found once."""
