@@ -9,15 +9,19 @@ is the wrong size of failure: here such a request fails alone, with a JSON-RPC e
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CONNECTION_CLOSED
 
 from mcp_tasks.client.transport import ServerTransport, http_address
+
+logger = logging.getLogger(__name__)
 
 _CONNECTING = ("server/discover", "initialize")
 """Requests that find out whom we talk to. An error in answer to them means an older server, so none may be made up: a
@@ -48,8 +52,13 @@ async def _streams(
         timeout=timeout or httpx2.Timeout(30.0, read=300.0),
         transport=_FailsAlone(httpx2.AsyncHTTPTransport(retries=0)),
     )
-    async with client, streamable_http_client(url, http_client=client) as streams:
-        yield streams
+    try:
+        async with client, streamable_http_client(url, http_client=client) as streams:
+            yield streams
+    except* anyio.BrokenResourceError as late:
+        # An answer that arrives while its client leaves finds nobody to take it: the session has closed its end, which
+        # it does only then. The SDK lets that out as an error of the whole client.
+        logger.debug("an answer came after its client had left: %r", late)
 
 
 class _FailsAlone(httpx2.AsyncBaseTransport):
