@@ -5,12 +5,14 @@ from mcp_tasks.client.extension import TasksClient
 from mcp_tasks.client.handle import TaskHandle
 from mcp_tasks.client.http import reconnecting_http
 from mcp_tasks.client.ledger import Ledger, LedgerEntry
+from mcp_tasks.client.poller import Patience
 from mcp_tasks.client.transport import ServerTransport, stdio_transport
 from mcp_tasks.wire.parse import TaskSnapshot
 
 __all__ = [
     "Ledger",
     "LedgerEntry",
+    "Patience",
     "ServerTransport",
     "TaskHandle",
     "TaskSnapshot",
