@@ -233,10 +233,8 @@ async def test_a_server_that_wants_to_be_asked_all_the_time_is_asked_at_a_pace(
 ) -> None:
     peer.on("tasks/get", task(pollIntervalMs=interval))
     async with connect(peer_url, push=False, on_abandon="leave") as client, anyio.create_task_group() as group:
-        group.start_soon(client.call_tool, "x", {})
-        with anyio.fail_after(PATIENCE):
-            while not peer.asked("tasks/get"):
-                await anyio.sleep(0.01)
+        group.start_soon(client.call_tool, "x")
+        await until(lambda: peer.asked("tasks/get"))
         # From the first look on, so that a slow start of the call counts for nothing.
         await anyio.sleep(0.5)
         group.cancel_scope.cancel()
