@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from mcp_tasks.client import Ledger, TasksClient, call_tool, resume_task
 from mcp_tasks.client.poller import Patience
 from mcp_tasks.errors import InvalidResponse, WaitTimedOut
-from tests.client.connecting import LONG, SHORT, Person, begin, connect, text
+from tests.client.connecting import LONG, SHORT, Person, begin, connect, text, until
 from tests.client.peer import (
     TASK_ID,
     Answer,
