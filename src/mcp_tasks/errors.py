@@ -21,6 +21,7 @@
     │   ├── RanTooLong              it ran longer than its `max_runtime`
     │   ├── WaitedTooLong           nobody answered it within its `max_wait`
     │   ├── LostTooOften            its process died with it again and again
+    │   ├── CannotStart             it could not be found out how its tool is to be run
     │   └── JournalUnreadable       what earlier runs recorded cannot be read
     ├── TransitionRefused           what happened does not fit the task's state
     │   └── StaleRun                a run that lost its lease tried to write
@@ -196,6 +197,16 @@ class LostTooOften(RunStopped):
             f"The server process died {times} times in a row while {tool!r} was running, "
             "so the tool is not started again."
         )
+
+
+class CannotStart(RunStopped):
+    """Looking the tool up failed again and again, so the task was never started."""
+
+    reason = "cannot_start"
+
+    def __init__(self, tool: str) -> None:
+        self.tool = tool
+        super().__init__(f"The server could not find out how to run {tool!r}, often as it tried; its log says why.")
 
 
 class JournalUnreadable(RunStopped):

@@ -13,6 +13,7 @@ import pytest
 from mcp_tasks.core import InputRequested, JournalEntry, RunLost, RunStarted, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.errors import TaskUnreadable
 from mcp_tasks.runtime import Outcome, Run, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime.claims import TRIES_TO_LOOK_UP
 from mcp_tasks.runtime.janitor import BATCH, PER_SWEEP, TROUBLES_BEFORE_THE_END
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import FakeClock
@@ -391,6 +392,22 @@ async def test_a_task_whose_tool_could_not_be_looked_up_when_it_was_made_is_run_
         runtime.policy = policy
         await runtime.janitor.sweep()
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+    assert lines_about(caplog, "not now") == 1
+
+
+async def test_a_task_whose_tool_can_never_be_looked_up_ends_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    async with running(at_once, policy=ONCE) as runtime:
+
+        async def broken(name: str) -> ToolPolicy | None:
+            raise RuntimeError("not now")
+
+        runtime.policy = broken
+        task = await runtime.launch(TaskRequest(name="tool", arguments={}), owner=None, ttl=None)
+        for _ in range(TRIES_TO_LOOK_UP):
+            await runtime.janitor.sweep()
+            await settle(10)
+        ended = await until_final(runtime, task)
+        assert (ended.status, error_type(ended)) == (TaskStatus.FAILED, "CannotStart")
     assert lines_about(caplog, "not now") == 1
 
 

@@ -12,7 +12,9 @@ from mcp_tasks.core.events import RunFailed, RunReleased, RunStarted, TrialPasse
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.engines.base import Slot
 from mcp_tasks.errors import (
+    CannotStart,
     JournalUnreadable,
+    RunStopped,
     StoreError,
     TaskUnreadable,
     TransitionRefused,
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
 
 logger = logging.getLogger(__name__)
+
+TRIES_TO_LOOK_UP = 100
+"""How often the look-up of a queued task's tool may fail before the task is ended: with one sweep a second, minutes."""
 
 LOOK_AGAIN = 0.02
 """Seconds between two looks at a run that is on trial."""
@@ -64,7 +69,12 @@ class Claims:
         record = await runtime.store.get(task_id)
         if record is None or record.namespace != runtime.namespace or not record.is_queued(runtime.now()):
             return None
-        policy = await runtime.policy(record.request.name)
+        try:
+            policy = await runtime.policy(record.request.name)
+        except Exception as exc:
+            if runtime.janitor.note_trouble(task_id, exc) >= TRIES_TO_LOOK_UP:
+                await self._end(record, CannotStart(record.request.name))
+            return None
         if policy is None:
             runtime.janitor.note_missing_tool(record.request.name)
             return None
@@ -76,8 +86,7 @@ class Claims:
         started = RunStarted(holder=runtime.holder, trial=self._trials.begin(record, policy))
         try:
             if replay is None:
-                error = runtime.describe(JournalUnreadable(record.request.name))
-                await runtime.swap(record, started, RunFailed(attempt=record.attempt + 1, error=error))
+                await self._end(record, JournalUnreadable(record.request.name))
             else:
                 claimed = await runtime.swap(record, started)
                 run = Run(claimed, host=runtime, slot=slot, policy=policy, replay=replay)
@@ -104,6 +113,14 @@ class Claims:
         self._trials.end(task_id)
         if (watch := self._watches.pop(task_id, None)) is not None:
             watch.cancel()
+
+    async def _end(self, record: TaskRecord, why: RunStopped) -> None:
+        """End a task that cannot be started."""
+        failed = RunFailed(attempt=record.attempt + 1, error=self._runtime.describe(why))
+        try:
+            await self._runtime.swap(record, RunStarted(holder=self._runtime.holder), failed)
+        except (VersionConflict, TransitionRefused):
+            logger.debug("task %s… was claimed by another worker", record.id[:12])
 
     async def _policy_of_made(self, record: TaskRecord) -> ToolPolicy | None:
         try:
