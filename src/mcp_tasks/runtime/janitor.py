@@ -279,10 +279,6 @@ class Janitor:
             logger.error("task %s… is left as it is, and the others go on: %s", task_id[:12], what, exc_info=defect)
         return known + 1
 
-    def is_trouble(self, task_id: str) -> bool:
-        """Whether the task gave trouble before."""
-        return task_id in self._troubles
-
     def note_missing_tool(self, tool: str) -> None:
         """Log once that tasks of a tool wait for a process that has it."""
         key = f"tool:{tool}"
