@@ -83,12 +83,12 @@ async def increment(path: Path) -> None:
     await store.close()
 
 
-async def beat(path: Path) -> None:
-    """Beat for a holder that another process beats for as well."""
+async def heartbeat(path: Path) -> None:
+    """Beat for a worker that another process beats for as well."""
     store = SqliteStore(path)
     await store.open()
     for _ in range(BEATS):
-        await store.beat(SHARED_HOLDER, namespace="demo")
+        await store.heartbeat(SHARED_HOLDER, namespace="demo")
     await store.close()
 
 
@@ -99,7 +99,7 @@ async def stir(path: Path) -> None:
     for number in range(STIRRED):
         record = await store.get(f"claim-{number:03}")
         assert record is not None
-        await store.save(replace(record, version=2, holder="child", attempt=1), expected=1)
+        await store.save(replace(record, version=2, worker="child", attempt=1), expected=1)
         for minutes in (-60, 60):
             created_at = NOON + timedelta(minutes=minutes)
             await store.create(make_record(id=token_hex(8), namespace="demo", created_at=created_at))

@@ -108,7 +108,7 @@ WRONG_FIELDS: Sequence[dict[str, Any]] = [
     {"ttl": 10**30},
     {"lost": "often"},
     {"message": ["text"]},
-    {"holder": 7},
+    {"worker": 7},
     {"result": [1]},
     {"error": "text"},
     {"progress": [1]},

@@ -113,13 +113,13 @@ async def test_heartbeats_of_two_processes_are_all_counted(tmp_path: Path) -> No
     path = tmp_path / "tasks.db"
     store = SqliteStore(path)
     await store.open()
-    await store.beat(SHARED_HOLDER, namespace="demo")
+    await store.heartbeat(SHARED_HOLDER, namespace="demo")
     with child("beat", path) as first, child("beat", path) as second:
         first.go()
         second.go()
         first.finish()
         second.finish()
-    assert await store.holders("demo") == {SHARED_HOLDER: 1 + 2 * BEATS}
+    assert await store.workers("demo") == {SHARED_HOLDER: 1 + 2 * BEATS}
     await store.close()
 
 

@@ -58,19 +58,19 @@ def query(store: SqliteStore, sql: str) -> list[tuple[object, ...]]:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("text", STRANGE, ids=lambda text: ascii(text)[:20])
-async def test_any_string_can_be_an_id_an_owner_a_holder_and_a_key(store: SqliteStore, text: str) -> None:
+async def test_any_string_can_be_an_id_an_owner_a_worker_and_a_key(store: SqliteStore, text: str) -> None:
     request = TaskRequest(name=text, arguments={text: text})
-    record = make_record(id=text, owner=text, namespace=text, holder=text, status_message=text, request=request)
+    record = make_record(id=text, owner=text, namespace=text, worker=text, status_message=text, request=request)
     step = JournalEntry(kind="step", key=text, value={text: [text]})
     await store.create(record)
     await store.save(record, expected=1, entries=[step])
-    await store.beat(text, namespace=text)
+    await store.heartbeat(text, namespace=text)
     assert await store.get(text) == record
     assert list(await store.journal(text)) == [step]
     assert list((await store.list(owner=text)).records) == [record]
-    assert list((await store.held(text, limit=1)).ids) == [text]
+    assert list((await store.claimed(text, limit=1)).ids) == [text]
     assert await store.versions([text]) == {text: 1}
-    assert await store.holders(text) == {text: 1}
+    assert await store.workers(text) == {text: 1}
     free = make_record(id=text + "1", namespace=text)
     await store.create(free)
     assert list((await store.queued(text, limit=1)).ids) == [free.id]
@@ -164,7 +164,7 @@ async def test_a_string_that_no_row_can_hold_is_not_there(store: SqliteStore) ->
         for sql, values in (
             (queries.GET, ("x" * 2_000,)),
             (queries.GET, ("\N{SNOWMAN}" * 400,)),
-            queries.held("x" * 2_000, cursor=None, limit=1),
+            queries.claimed("x" * 2_000, cursor=None, limit=1),
         ):
             assert fetch(connection, sql, values) == []
 
@@ -202,13 +202,13 @@ async def test_a_statement_that_fails_writes_nothing_of_its_batch(store: SqliteS
 @pytest.mark.anyio
 async def test_reading_leaves_no_transaction_open(store: SqliteStore) -> None:
     for _ in range(3):
-        await store.create(make_record(holder="worker"))
+        await store.create(make_record(worker="worker"))
     page = await store.list(limit=1)
     await store.get(page.records[0].id)
-    await store.held("worker", limit=1)
+    await store.claimed("worker", limit=1)
     await store.queued("", limit=1)
     await store.due("", NOW, limit=1)
-    await store.holders("")
+    await store.workers("")
     await store.versions([page.records[0].id])
     async with store.notifier().listen() as hints:
         with anyio.move_on_after(0.1):
@@ -311,7 +311,7 @@ async def test_no_query_looks_at_all_tasks(store: SqliteStore, name: str) -> Non
 SWEEPS: dict[str, tuple[queries.Query, str]] = {
     "queued": (queries.queued("x", cursor="1.x", limit=1), "tasks_queued"),
     "due": (queries.due("x", NOW, cursor="1.x", limit=1), "tasks_due"),
-    "held": (queries.held("x", cursor="1.x", limit=1), "tasks_held"),
+    "held": (queries.claimed("x", cursor="1.x", limit=1), "tasks_held"),
     "expired": (queries.expired(NOW, limit=1), "tasks_expires"),
 }
 
@@ -328,11 +328,11 @@ async def test_a_sweep_reads_its_index_in_order_and_no_row(store: SqliteStore, n
 
 
 @pytest.mark.anyio
-async def test_holders_are_read_from_the_heartbeats_and_the_index_of_held_tasks(store: SqliteStore) -> None:
+async def test_workers_are_read_from_the_heartbeats_and_the_index_of_held_tasks(store: SqliteStore) -> None:
     with closing(sqlite3.connect(store.path)) as connection:
         rows = connection.execute(f"EXPLAIN QUERY PLAN {queries.HOLDERS}", {"namespace": "x"})
         plan = [str(row[3]) for row in rows]
-    assert [step for step in plan if "tasks" in step] == ["SEARCH tasks USING COVERING INDEX tasks_held (holder>?)"]
+    assert [step for step in plan if "tasks" in step] == ["SEARCH tasks USING COVERING INDEX tasks_held (worker>?)"]
     assert [step for step in plan if "TEMP" in step] == []
 
 

@@ -66,10 +66,10 @@ async def test_tasks_of_the_first_release_are_found_by_the_server_that_opens_the
     async with opened(path) as store:
         assert list((await store.queued("demo", limit=9)).ids) == ["queued", "lone \ud800 surrogate"]
         assert list((await store.due("demo", TOMORROW, limit=9)).ids) == ["asleep"]
-        assert list((await store.held("a process of yesterday", limit=9)).ids) == ["held"]
+        assert list((await store.claimed("a process of yesterday", limit=9)).ids) == ["held"]
         assert [hint.task_id for hint in await store.expired(TOMORROW, limit=9)] == ["ended"]
         # When it was last alive by a clock of then says nothing now.
-        assert await store.holders("demo") == {"a process of yesterday": 0}
+        assert await store.workers("demo") == {"a process of yesterday": 0}
 
 
 async def test_tasks_of_the_first_release_are_given_away_once(path: Path) -> None:
@@ -98,10 +98,10 @@ async def test_an_upgraded_file_goes_on_like_a_new_one(path: Path, tmp_path: Pat
     async with opened(path) as store, opened(tmp_path / "new.db"):
         record = await store.get("held")
         assert record is not None
-        await store.save(replace(record, version=3, holder=None), expected=2)
-        await store.beat("a process of today", namespace="demo")
+        await store.save(replace(record, version=3, worker=None), expected=2)
+        await store.heartbeat("a process of today", namespace="demo")
         assert list((await store.queued("demo", limit=9)).ids) == ["held", "queued", "lone \ud800 surrogate"]
-        assert await store.holders("demo") == {"a process of today": 1}
+        assert await store.workers("demo") == {"a process of today": 1}
     assert schema(path) == schema(tmp_path / "new.db")
     assert schema(path)[-1] == (len(migrations()),)
 

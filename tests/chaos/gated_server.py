@@ -73,7 +73,7 @@ def build(tasks: Tasks) -> MCPServer[dict[str, object]]:
         return await ask_twice(folder, ctx)
 
     @server.tool(annotations=REPEATABLE)
-    @tasks.task(hold=timedelta(0))
+    @tasks.task(park_after=timedelta(0))
     async def parked_survey(folder: str, ctx: Context) -> str:
         """Ask twice, leaving memory in between."""
         return await ask_twice(folder, ctx)

@@ -56,7 +56,7 @@ def _parked(number: int) -> TaskRecord:
         updated_at=now,
         namespace="mcp-tasks-fixture",
     )
-    record = apply(record, RunStarted(holder="an earlier process"), now)
+    record = apply(record, RunStarted(worker="an earlier process"), now)
     record = apply(record, InputRequested(attempt=1, requests={KEY: _question(number)}), now)
     return apply(record, RunParked(attempt=1, keys={KEY}), now)
 

@@ -17,7 +17,7 @@ def records(place: Site, task_ids: list[str]) -> list[TaskRecord]:
         await store.open()
         try:
             found = [await store.get(task_id) for task_id in task_ids]
-            assert await store.holders("mcp-tasks-fixture") == {}, "the process signed off"
+            assert await store.workers("mcp-tasks-fixture") == {}, "the process signed off"
         finally:
             await store.close()
         return [record for record in found if record is not None]
@@ -47,7 +47,7 @@ def test_a_server_that_is_asked_to_stop_drains_and_hands_over() -> None:
             TaskStatus.FAILED,
             TaskStatus.WORKING,
         ]
-        assert [record.holder for record in ended] == [None] * 6
+        assert [record.worker for record in ended] == [None] * 6
         assert [record.error["data"] for record in ended if record.error] == [{"reason": "interrupted"}] * 2
         assert not place.db.with_name("tasks.db-wal").exists(), "the database was closed in order"
         server.start()

@@ -36,7 +36,7 @@ from pydantic import BaseModel
 
 from mcp_tasks import Settings, Tasks, current_task
 
-QUICK = Settings(drain=timedelta(0), stop=timedelta(seconds=1), progress=timedelta(0))
+QUICK = Settings(drain_timeout=timedelta(0), stop_timeout=timedelta(seconds=1), progress_interval=timedelta(0))
 """Settings for servers in tests: nobody waits at the end for a tool that waits for a test."""
 
 REPEATABLE = ToolAnnotations(idempotent_hint=True)

@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--name", default="deadly")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    tasks = Tasks(f"sqlite:///{options.db}", settings=Settings(trial=timedelta(seconds=1)))
+    tasks = Tasks(f"sqlite:///{options.db}", settings=Settings(trial_duration=timedelta(seconds=1)))
     server = MCPServer(options.name, extensions=[tasks], lifespan=tasks.lifespan)
     for tool in (poison, bystander):
         server.tool()(tasks.task(recover="rerun")(tool))

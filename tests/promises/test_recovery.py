@@ -86,7 +86,7 @@ async def test_a_due_timer_is_started_while_this_process_has_a_backlog() -> None
     ended: list[str] = []
 
     @server.tool()
-    @tasks.task(recover="rerun", hold=timedelta(0))
+    @tasks.task(recover="rerun", park_after=timedelta(0))
     async def nap() -> str:
         await current_task().sleep(timedelta(hours=1))
         ended.append("nap")
@@ -221,7 +221,7 @@ async def test_a_clock_that_is_set_ends_no_living_task(tmp_path: Path, hours: in
     def wrong_clock() -> datetime:
         return datetime.now(UTC) + timedelta(hours=hours)
 
-    settings = Settings(lease=timedelta(seconds=6), sweep=timedelta(milliseconds=100))
+    settings = Settings(lease_duration=timedelta(seconds=6), sweep_interval=timedelta(milliseconds=100))
     async with serving(url, settings=settings) as (client, _):
         handle = await begin(client, "works", seconds=2)
         async with serving(url, settings=settings, clock=wrong_clock):
@@ -303,7 +303,7 @@ async def test_a_journal_that_cannot_be_read_ends_its_task_and_says_so(tmp_path:
     server = MCPServer("one", extensions=[tasks], lifespan=tasks.lifespan)
 
     @server.tool()
-    @tasks.task(recover="rerun", hold=timedelta(0))
+    @tasks.task(recover="rerun", park_after=timedelta(0))
     async def steps(ctx: Context) -> str:
         await current_task().step("first", dict)
         return (await ctx.elicit("Sure?", Yes)).action
@@ -315,7 +315,7 @@ async def test_a_journal_that_cannot_be_read_ends_its_task_and_says_so(tmp_path:
         with sqlite3.connect(tmp_path / "tasks.db") as db:
             db.execute("UPDATE journal SET value = '{' WHERE kind = 'step'")
         db.close()
-        await until_async(lambda: _holder(tmp_path / "tasks.db") is None)
+        await until_async(lambda: _worker(tmp_path / "tasks.db") is None)
         await handle.answer({key: {"action": "accept", "content": {"yes": True}}})
         error = await until_async(lambda: _error_of(handle))
     assert error["data"] == {"reason": "journal"}
@@ -334,8 +334,8 @@ async def _error_of(handle: TaskHandle) -> Any:
     return (await handle.status()).error
 
 
-def _holder(path: Path) -> str | None:
+def _worker(path: Path) -> str | None:
     with sqlite3.connect(path) as db:
-        ((holder,),) = db.execute("SELECT holder FROM tasks").fetchall()
+        ((worker,),) = db.execute("SELECT worker FROM tasks").fetchall()
     db.close()
-    return holder
+    return worker

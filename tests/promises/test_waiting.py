@@ -40,7 +40,7 @@ class Bench:
         self.tasks = Tasks("memory://")
         self.server = MCPServer("promises", extensions=[self.tasks], lifespan=self.tasks.lifespan)
         self.server.tool(name="tool")(tool)
-        self.tasks.mark("tool", **({"recover": "rerun", "hold": AT_ONCE} | options))
+        self.tasks.mark("tool", **({"recover": "rerun", "park_after": AT_ONCE} | options))
 
     def tester(self, **options: Any) -> TaskTester:
         return TaskTester(self.server, self.tasks, **options)
@@ -330,7 +330,7 @@ async def test_sync_tools_that_wait_do_not_delay_a_plain_sync_call() -> None:
     def asks(ctx: Context) -> str:
         return anyio.from_thread.run(ctx.elicit, "Sure?", Yes).action
 
-    bench = Bench(asks, recover="fail", hold=None)
+    bench = Bench(asks, recover="fail", park_after=None)
 
     @bench.server.tool()
     def plain() -> str:

@@ -146,7 +146,7 @@ def _event(kind: type[Event], move: Move, record: TaskRecord, now: datetime) -> 
     answered = move.keys | set(list(record.inputs.outstanding)[len(move.keys) // 2 :]) if move.helpful else move.keys
     progress = Progress(progress=len(move.keys), total=None if move.helpful else 1e300, message=None)
     making: dict[type[Event], Callable[[], Event]] = {
-        RunStarted: lambda: RunStarted(holder="worker-1", trial="alone" if move.helpful else None),
+        RunStarted: lambda: RunStarted(worker="worker-1", trial="alone" if move.helpful else None),
         RunReleased: lambda: RunReleased(attempt=attempt),
         RunParked: lambda: RunParked(
             attempt=attempt, keys=answered, wake_at=None if move.helpful else now + abs(move.tick)
@@ -260,7 +260,7 @@ def test_a_task_has_exactly_the_outcome_of_its_status(story: Sequence[Moment]) -
         assert (record.result is not None) == (record.status is TaskStatus.COMPLETED)
         assert (record.error is not None) == (record.status is TaskStatus.FAILED)
         assert (record.finished_at is not None) == record.is_final
-        assert not (record.is_final and record.holder is not None)
+        assert not (record.is_final and record.worker is not None)
 
 
 @LAW
@@ -277,7 +277,7 @@ def test_a_run_that_is_not_the_current_one_changes_nothing(story: Sequence[Momen
         attempt = getattr(moment.event, "attempt", None)
         if attempt is None or moment.before.is_final:
             continue
-        if moment.before.holder is None or attempt != moment.before.attempt:
+        if moment.before.worker is None or attempt != moment.before.attempt:
             assert moment.after is moment.before
             assert isinstance(moment.refusal, StaleRun)
 
@@ -289,7 +289,7 @@ def test_runs_are_numbered_and_one_at_a_time_has_the_task(story: Sequence[Moment
         started = isinstance(moment.event, RunStarted) and moment.after is not moment.before
         assert moment.after.attempt == moment.before.attempt + started
         if started:
-            assert moment.before.holder is None
+            assert moment.before.worker is None
 
 
 @LAW
@@ -297,7 +297,7 @@ def test_runs_are_numbered_and_one_at_a_time_has_the_task(story: Sequence[Moment
 def test_a_task_that_nobody_has_and_that_waits_for_nothing_is_queued(story: Sequence[Moment]) -> None:
     for moment in story:
         record = moment.after
-        if record.holder is None and record.status is TaskStatus.WORKING and record.wake_at is None:
+        if record.worker is None and record.status is TaskStatus.WORKING and record.wake_at is None:
             assert record.ready_at == ALWAYS
 
 
@@ -305,7 +305,7 @@ def test_a_task_that_nobody_has_and_that_waits_for_nothing_is_queued(story: Sequ
 @given(stories())
 def test_only_a_parked_task_or_one_that_is_put_off_is_not_queued_when_its_run_is_over(story: Sequence[Moment]) -> None:
     for moment in story:
-        if moment.before.holder is None or moment.after.holder is not None or moment.after.is_final:
+        if moment.before.worker is None or moment.after.worker is not None or moment.after.is_final:
             continue
         waits = isinstance(moment.event, RunLost) and moment.event.wake_at is not None
         if not isinstance(moment.event, RunParked) and not waits:
@@ -317,7 +317,7 @@ def test_only_a_parked_task_or_one_that_is_put_off_is_not_queued_when_its_run_is
 def test_any_answer_makes_a_parked_task_ready(story: Sequence[Moment]) -> None:
     for moment in story:
         if isinstance(moment.event, InputAnswered) and moment.after is not moment.before:
-            assert moment.after.holder is not None or moment.after.ready_at == ALWAYS
+            assert moment.after.worker is not None or moment.after.ready_at == ALWAYS
 
 
 @LAW
@@ -394,7 +394,7 @@ def test_the_same_event_on_the_same_record_gives_the_same(story: Sequence[Moment
 QUESTION = {"open": InputRequest(method="roots/list", params={})}
 
 EVENTS: Sequence[Event] = (
-    RunStarted(holder="worker-2"),
+    RunStarted(worker="worker-2"),
     RunReleased(attempt=1),
     RunParked(attempt=1, keys=frozenset({"open"})),
     RunLost(attempt=1),
@@ -423,7 +423,7 @@ def _in_status(status: TaskStatus, event: Event) -> TaskRecord:
     """A task in that status which a run has; one that can be started if that is what happens next."""
     ready = (RunReleased(attempt=1),) if isinstance(event, RunStarted) else ()
     record = make_record()
-    for past in (RunStarted(holder="worker-1"), *WAYS[status], *ready):
+    for past in (RunStarted(worker="worker-1"), *WAYS[status], *ready):
         record = apply(record, past, NOON)
     return record
 

@@ -1,4 +1,4 @@
-"""Real processes of this machine, and the names that they would have given themselves as holders."""
+"""Real processes of this machine, and the names that they would have given themselves as workers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mcp_tasks.runtime.holder import new_holder
+from mcp_tasks.runtime.worker_name import new_worker_name
 
 
-def renamed(holder: str, **parts: str) -> str:
+def renamed(worker: str, **parts: str) -> str:
     """The same name with some of its parts replaced."""
     names = ("place", "pid", "started", "nonce")
-    return "/".join((dict(zip(names, holder.split("/"), strict=True)) | parts).values())
+    return "/".join((dict(zip(names, worker.split("/"), strict=True)) | parts).values())
 
 
 def start_time(pid: int) -> str:
@@ -30,14 +30,14 @@ def other_process() -> Generator[tuple[str, subprocess.Popen[bytes]]]:
     """A living process, and its name."""
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as process:
         try:
-            yield renamed(new_holder(), pid=str(process.pid), started=start_time(process.pid)), process
+            yield renamed(new_worker_name(), pid=str(process.pid), started=start_time(process.pid)), process
         finally:
             process.kill()
 
 
-def dead_holder() -> str:
+def dead_worker() -> str:
     """The name of a process that has ended."""
-    with other_process() as (holder, process):
+    with other_process() as (worker, process):
         process.kill()
         process.wait()
-    return holder
+    return worker

@@ -30,11 +30,11 @@ RERUN = ToolPolicy(rerun=True)
 
 # Nothing happens by itself: tests sweep when they want it. No test waits for a drain that it did not ask for.
 QUIET = Settings(
-    lease=timedelta(hours=1),
-    sweep=timedelta(hours=1),
-    drain=timedelta(0),
-    stop=timedelta(seconds=LIMIT),
-    progress=timedelta(milliseconds=50),
+    lease_duration=timedelta(hours=1),
+    sweep_interval=timedelta(hours=1),
+    drain_timeout=timedelta(0),
+    stop_timeout=timedelta(seconds=LIMIT),
+    progress_interval=timedelta(milliseconds=50),
 )
 
 

@@ -41,7 +41,7 @@ STATE_1 = (
     '{"format":1,"owner":"alice","status":"input_required","created":1772323199999999,'
     '"updated":1772323200000000,"version":7,"attempt":2,"message":"half way","progress":[0.5,3,"one of three"],'
     '"inputs":{"open":{"q2":["elicitation/create",{"message":"Publish?"}]},"used":["q1","q2"]},'
-    '"holder":"worker-1","started":1772323200000002,"ttl":21600000000,"poll":1500000}'
+    '"worker":"worker-1","started":1772323200000002,"ttl":21600000000,"poll":1500000}'
 )
 RECORD_1 = TaskRecord(
     id="sample",
@@ -66,7 +66,7 @@ RECORD_1 = TaskRecord(
     ttl=timedelta(hours=6),
     poll_interval=timedelta(seconds=1.5),
     attempt=2,
-    holder="worker-1",
+    worker="worker-1",
     started_at=CREATED + timedelta(microseconds=3),
     version=7,
 )
@@ -100,7 +100,7 @@ STATE_2 = (
     '{"format":2,"owner":"alice","status":"input_required","created":1772323199999999,'
     '"updated":1772323200000000,"version":7,"attempt":2,"message":"half way","progress":[0.5,3,"one of three"],'
     '"inputs":{"open":{"q2":["elicitation/create",{"message":"Publish?"},null],"q3":["roots/list",{},-1]},'
-    '"used":["q1","q2","q3"]},"holder":"worker-1","lost":3,"started":1772323200000002,"ttl":21600000000,"poll":1500000}'
+    '"used":["q1","q2","q3"]},"worker":"worker-1","lost":3,"started":1772323200000002,"ttl":21600000000,"poll":1500000}'
 )
 RECORD_2 = replace(
     RECORD_1,
@@ -258,6 +258,6 @@ def test_columns_say_when_a_task_expires_and_when_it_can_run() -> None:
     assert expiry(ended) == to_micros(CREATED) + 1_000_000
     assert expiry(replace(ended, ttl=None)) is None
     assert ready(ended) is None
-    assert ready(replace(record, holder="worker")) is None
+    assert ready(replace(record, worker="worker")) is None
     assert ready(replace(record, wake_at=CREATED)) == to_micros(CREATED)
     assert ready(record) == to_micros(datetime.min.replace(tzinfo=UTC))

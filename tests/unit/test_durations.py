@@ -15,7 +15,7 @@ SECOND = timedelta(seconds=1)
 
 def test_a_duration_is_given_back_as_it_is() -> None:
     assert check_duration("ttl", SECOND) is SECOND
-    assert check_duration("hold", timedelta(0), zero=True) == timedelta(0)
+    assert check_duration("park_after", timedelta(0), zero=True) == timedelta(0)
 
 
 @pytest.mark.parametrize(

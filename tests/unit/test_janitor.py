@@ -14,7 +14,7 @@ from mcp_tasks.runtime import Outcome, Run, TaskRuntime
 from mcp_tasks.runtime.janitor import BATCH, PER_SWEEP
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import FakeClock
-from tests.unit.processes import dead_holder, other_process
+from tests.unit.processes import dead_worker, other_process
 from tests.unit.running import (
     ONCE,
     RERUN,
@@ -50,10 +50,10 @@ async def never_ending(run: Run) -> Outcome:
 TOOLS = {"again": Tool(at_once, RERUN), "once": Tool(at_once, ONCE)}
 
 
-async def held_by(runtime: TaskRuntime, holder: str, tool: str = "tool") -> TaskRecord:
+async def held_by(runtime: TaskRuntime, worker: str, tool: str = "tool") -> TaskRecord:
     """A task whose run another process has."""
     task = await runtime.create(TaskRequest(name=tool, arguments={}), owner=None, ttl=HOUR)
-    return await runtime.change(task, RunStarted(holder=holder))
+    return await runtime.change(task, RunStarted(worker=worker))
 
 
 # What was lost
@@ -62,8 +62,8 @@ async def held_by(runtime: TaskRuntime, holder: str, tool: str = "tool") -> Task
 @pytest.mark.skipif(os.name == "nt", reason="there is no asking about another process")
 async def test_tasks_of_a_dead_process_are_recovered_at_once_whatever_its_lease_says() -> None:
     runtime = make_runtime(TOOLS)
-    dead = dead_holder()
-    await runtime.store.beat(dead, namespace="")
+    dead = dead_worker()
+    await runtime.store.heartbeat(dead, namespace="")
     again, once = await held_by(runtime, dead, "again"), await held_by(runtime, dead, "once")
     await runtime.start()
     try:
@@ -72,7 +72,7 @@ async def test_tasks_of_a_dead_process_are_recovered_at_once_whatever_its_lease_
         assert (failed.status, failed.attempt) == (TaskStatus.FAILED, 1)
         assert failed.error is not None
         assert failed.error["data"] == {"type": "Interrupted"}
-        assert dead not in await runtime.store.holders("")
+        assert dead not in await runtime.store.workers("")
     finally:
         await runtime.stop()
 
@@ -80,10 +80,10 @@ async def test_tasks_of_a_dead_process_are_recovered_at_once_whatever_its_lease_
 async def test_tasks_of_a_process_elsewhere_are_its_own_until_it_has_been_silent_for_the_lease() -> None:
     monotonic = Seconds()
     async with running(TOOLS, monotonic=monotonic) as runtime:
-        await runtime.store.beat("elsewhere", namespace="")
+        await runtime.store.heartbeat("elsewhere", namespace="")
         again, once = await held_by(runtime, "elsewhere", "again"), await held_by(runtime, "elsewhere", "once")
         await _sweep_for(runtime, monotonic, HOUR - SECOND)
-        assert (await runtime.get(again.id, owner=None)).holder == "elsewhere"
+        assert (await runtime.get(again.id, owner=None)).worker == "elsewhere"
         await _sweep_for(runtime, monotonic, SECOND)
         recovered = await until_final(runtime, again)
         assert (recovered.status, recovered.attempt) == (TaskStatus.COMPLETED, 2)
@@ -103,7 +103,7 @@ async def test_a_process_that_beats_keeps_its_tasks_however_late_it_is() -> None
     async with running(TOOLS, monotonic=monotonic) as runtime:
         task = await held_by(runtime, "elsewhere", "once")
         for _ in range(5):
-            await runtime.store.beat("elsewhere", namespace="")
+            await runtime.store.heartbeat("elsewhere", namespace="")
             await _sweep_for(runtime, monotonic, HOUR - SECOND)
         assert await runtime.get(task.id, owner=None) == task
 
@@ -112,7 +112,7 @@ async def test_a_process_that_beats_keeps_its_tasks_however_late_it_is() -> None
 async def test_a_clock_that_is_set_takes_nothing_from_anybody(jump: timedelta) -> None:
     clock, monotonic = FakeClock(), Seconds()
     async with running(TOOLS, clock=clock, monotonic=monotonic) as runtime:
-        await runtime.store.beat("elsewhere", namespace="")
+        await runtime.store.heartbeat("elsewhere", namespace="")
         task = await held_by(runtime, "elsewhere", "once")
         await runtime.janitor.sweep()
         clock.advance(jump)
@@ -123,7 +123,7 @@ async def test_a_clock_that_is_set_takes_nothing_from_anybody(jump: timedelta) -
 async def test_a_process_that_looks_for_the_first_time_after_long_takes_nothing_from_anybody() -> None:
     monotonic = Seconds()
     async with running(TOOLS, monotonic=monotonic) as runtime:
-        await runtime.store.beat("elsewhere", namespace="")
+        await runtime.store.heartbeat("elsewhere", namespace="")
         task = await held_by(runtime, "elsewhere", "once")
         await runtime.janitor.sweep()
         # It was itself asleep: what the others did meanwhile it does not know.
@@ -136,20 +136,20 @@ async def test_a_living_process_of_this_machine_loses_its_tasks_when_it_is_silen
     monotonic = Seconds()
     with other_process() as (silent, _), other_process() as (killed, process):
         async with running(TOOLS, monotonic=monotonic) as runtime:
-            for holder in (silent, killed):
-                await runtime.store.beat(holder, namespace="")
+            for worker in (silent, killed):
+                await runtime.store.heartbeat(worker, namespace="")
             of_silent, of_killed = await held_by(runtime, silent, "once"), await held_by(runtime, killed, "once")
             process.kill()
             process.wait()
             await runtime.janitor.sweep()
-            assert (await runtime.get(of_silent.id, owner=None)).holder == silent
+            assert (await runtime.get(of_silent.id, owner=None)).worker == silent
             if os.name != "nt":
                 assert (await runtime.get(of_killed.id, owner=None)).status is TaskStatus.FAILED
             await _sweep_for(runtime, monotonic, HOUR)
             assert (await runtime.get(of_silent.id, owner=None)).status is TaskStatus.FAILED
 
 
-async def test_a_holder_that_never_said_it_was_alive_is_not_believed_to_be() -> None:
+async def test_a_worker_that_never_said_it_was_alive_is_not_believed_to_be() -> None:
     async with running(TOOLS) as runtime:
         task = await held_by(runtime, "never heard of", "again")
         await runtime.janitor.sweep()
@@ -166,7 +166,7 @@ async def test_a_task_that_waited_in_a_dead_process_is_started_again_at_once() -
         await one.abandon()
         async with running(asking, store=store, policy=RERUN) as other:
             # What else it was doing while it waited, nobody knows.
-            waiting = await until(other, task, lambda record: record.holder == other.holder)
+            waiting = await until(other, task, lambda record: record.worker == other.worker)
             assert (waiting.status, waiting.attempt, waiting.lost) == (TaskStatus.INPUT_REQUIRED, 2, 1)
             await other.answer(waiting, {"elicitation-1": "yes"})
             assert (await until_final(other, task)).result == {"value": "yes"}
@@ -195,10 +195,10 @@ async def test_a_sweep_leaves_the_runs_of_its_own_process_alone() -> None:
 async def test_a_task_of_our_own_that_nothing_runs_is_given_up_at_the_second_look() -> None:
     async with running(at_once, policy=RERUN) as runtime:
         record = await runtime.create(TaskRequest(name="tool", arguments={}), owner=None, ttl=None)
-        taken = apply(record, RunStarted(holder=runtime.holder), runtime.now())
+        taken = apply(record, RunStarted(worker=runtime.worker), runtime.now())
         await runtime.store.save(taken, expected=record.version)
         await runtime.janitor.release_orphans()
-        assert (await runtime.get(record.id, owner=None)).holder == runtime.holder
+        assert (await runtime.get(record.id, owner=None)).worker == runtime.worker
         await runtime.janitor.release_orphans()
         await runtime.janitor.sweep()
         assert (await until_final(runtime, record)).status is TaskStatus.COMPLETED
@@ -243,9 +243,9 @@ async def test_two_processes_that_recover_the_same_tasks_do_so_once() -> None:
 async def test_a_process_says_again_and_again_that_it_is_alive() -> None:
     store = MuteStore()
     async with running(at_once, store=store, lease=timedelta(milliseconds=30)) as runtime:
-        first = (await store.holders(""))[runtime.holder]
+        first = (await store.workers(""))[runtime.worker]
         await store.next_beat()
-        assert (await store.holders(""))[runtime.holder] > first
+        assert (await store.workers(""))[runtime.worker] > first
 
 
 class MuteStore(MemoryStore):
@@ -261,11 +261,11 @@ class MuteStore(MemoryStore):
             self._beaten = anyio.Event()
             await self._beaten.wait()
 
-    async def beat(self, holder: str, *, namespace: str) -> None:
+    async def heartbeat(self, worker: str, *, namespace: str) -> None:
         if self.refusals:
             self.refusals -= 1
             raise StoreUnavailable("the disk is full")
-        await super().beat(holder, namespace=namespace)
+        await super().heartbeat(worker, namespace=namespace)
         self._beaten.set()
 
 
@@ -280,8 +280,8 @@ async def test_a_beat_that_fails_is_not_the_last_one(caplog: pytest.LogCaptureFi
 
 async def test_a_process_that_stopped_is_no_longer_among_the_living() -> None:
     async with running(at_once) as runtime:
-        assert runtime.holder in await runtime.store.holders("")
-    assert await runtime.store.holders("") == {}
+        assert runtime.worker in await runtime.store.workers("")
+    assert await runtime.store.workers("") == {}
 
 
 # Sweeping
@@ -297,7 +297,7 @@ async def test_a_sweep_that_fails_comes_again(caplog: pytest.LogCaptureFixture) 
     store = FailingStore()
     async with running(TOOLS, store=store, sweep=timedelta(milliseconds=10)) as runtime:
         task = await held_by(runtime, "gone", "again")
-        store.refuse_save(lambda record: record.holder is None, times=3)
+        store.refuse_save(lambda record: record.worker is None, times=3)
         assert (await until_final(runtime, task)).attempt == 2
     assert "a sweep did not finish" in caplog.text
 

@@ -13,7 +13,7 @@ import pytest
 
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.runtime.lease import Lease, Watch, uptime
-from tests.unit.processes import dead_holder, other_process
+from tests.unit.processes import dead_worker, other_process
 from tests.unit.running import Seconds
 from tests.unit.virtual_time import VirtualTimeLoop
 
@@ -33,14 +33,14 @@ def anyio_backend() -> tuple[str, dict[str, object]]:
 class Observer:
     """Looks at the heartbeats of one other process, on a clock that the test moves."""
 
-    def __init__(self, holder: str = "elsewhere") -> None:
+    def __init__(self, worker: str = "elsewhere") -> None:
         self.clock = Seconds()
-        self.holder = holder
+        self.worker = worker
         self._watch = Watch(LEASE, longest_step=timedelta(seconds=5), clock=self.clock)
 
     def finds_it_dead(self, beats: int, *, after: timedelta = timedelta(0)) -> bool:
         self.clock.advance(after)
-        return self._watch.dead({self.holder: beats, "alive": int(self.clock())}) == [self.holder]
+        return self._watch.dead({self.worker: beats, "alive": int(self.clock())}) == [self.worker]
 
     def dies_after(self, beats: int, *, every: timedelta) -> timedelta:
         """How long the heartbeat stays the same until the process counts as dead."""
@@ -107,7 +107,7 @@ def test_a_process_that_signed_off_or_never_signed_on_is_dead_at_once() -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="there is no asking about another process")
 def test_a_process_of_this_machine_that_is_gone_is_dead_at_once() -> None:
-    assert Observer(dead_holder()).finds_it_dead(7)
+    assert Observer(dead_worker()).finds_it_dead(7)
 
 
 def test_a_process_that_lives_and_is_silent_is_dead_after_the_lease() -> None:
@@ -207,7 +207,7 @@ async def test_a_store_that_is_away_for_less_than_two_thirds_of_the_lease_stops_
         await anyio.sleep(LEASE.total_seconds() / 2)
         process.refuses = None
         await anyio.sleep(LEASE.total_seconds())
-        assert (process.lease.is_held, set(process.log)) == (True, {"beat"})
+        assert (process.lease.is_valid, set(process.log)) == (True, {"beat"})
 
 
 @pytest.mark.parametrize("how", ["refuses", "hangs", "breaks"])
@@ -219,7 +219,7 @@ async def test_a_process_that_cannot_renew_stops_its_runs_before_its_lease_is_ov
         process.refuses = {"refuses": StoreUnavailable("full"), "breaks": RuntimeError("a defect")}.get(how)
         await until(lambda: process.stopped_at is not None)
         assert 2 / 3 <= process.silent_for() / LEASE.total_seconds() < 0.9
-        assert not process.lease.is_held
+        assert not process.lease.is_valid
 
 
 @pytest.mark.anyio
@@ -233,7 +233,7 @@ async def test_a_process_that_can_renew_again_looks_and_takes_up_what_is_still_i
         await until(lambda: "take up" in process.log)
         # Refused once in the middle, so all of it came again.
         assert process.log == ["beat", "look", "beat", "look", "take up"]
-        assert process.lease.is_held
+        assert process.lease.is_valid
 
 
 @pytest.mark.anyio

@@ -40,11 +40,11 @@ class Net(MemoryStore):
         self.cut: set[str] = set()
         self.down = False
 
-    async def beat(self, holder: str, *, namespace: str) -> None:
+    async def heartbeat(self, worker: str, *, namespace: str) -> None:
         self._pass()
-        if holder in self.cut:
+        if worker in self.cut:
             raise StoreUnavailable("the network is down")
-        await super().beat(holder, namespace=namespace)
+        await super().heartbeat(worker, namespace=namespace)
 
     async def get(self, task_id: str) -> TaskRecord | None:
         self._pass()
@@ -105,7 +105,7 @@ class Log:
 
 
 async def at_work(runtime: TaskRuntime) -> TaskRecord:
-    return await until(runtime, await launch(runtime), lambda record: record.holder is not None)
+    return await until(runtime, await launch(runtime), lambda record: record.worker is not None)
 
 
 async def test_a_process_that_is_cut_off_stops_its_runs_before_another_one_claims_them() -> None:
@@ -113,8 +113,8 @@ async def test_a_process_that_is_cut_off_stops_its_runs_before_another_one_claim
     async with process(log.body("one"), net) as one, process(log.body("other"), net) as other:
         task = await at_work(one)
         await anyio.sleep(LEASE)
-        net.cut.add(one.holder)
-        taken = await until(other, task, lambda record: record.holder == other.holder, LONG)
+        net.cut.add(one.worker)
+        taken = await until(other, task, lambda record: record.worker == other.worker, LONG)
         await settle()
         assert log.lines == ["one starts run 1", "one ends run 1, told to stop", "other starts run 2"]
         assert taken.lost == 1
@@ -124,9 +124,9 @@ async def test_a_process_that_is_back_in_time_releases_what_is_its_own_and_runs_
     net, log = Net(), Log()
     async with process(log.body("one"), net) as one:
         task = await at_work(one)
-        net.cut.add(one.holder)
+        net.cut.add(one.worker)
         with anyio.fail_after(LONG):
-            while one.lease.is_held:  # noqa: ASYNC110 - the time is simulated
+            while one.lease.is_valid:  # noqa: ASYNC110 - the time is simulated
                 await anyio.sleep(0.1)
         net.cut.clear()
         again = await until(one, task, lambda record: record.attempt == 2, LONG)
@@ -154,7 +154,7 @@ async def test_a_process_without_a_lease_claims_nothing_until_it_has_one_again()
         return ok()
 
     async with process(quick, net, ONCE) as one:
-        net.cut.add(one.holder)
+        net.cut.add(one.worker)
         await anyio.sleep(LEASE)
         task = await one.launch(TaskRequest(name="tool", arguments={}), owner=None, ttl=None)
         await anyio.sleep(LEASE)
@@ -200,7 +200,7 @@ async def test_a_machine_that_slept_keeps_what_is_still_its_own() -> None:
         task = await at_work(one)
         machine.slept += 8 * 3_600
         await anyio.sleep(LEASE)
-        assert (await one.get(task.id, owner=None)).holder == one.holder
+        assert (await one.get(task.id, owner=None)).worker == one.worker
         assert log.lines == ["one starts run 1"]
 
 
@@ -209,10 +209,10 @@ async def test_a_machine_that_slept_stops_what_others_have_claimed_meanwhile() -
     async with process(log.body("one"), net, RERUN, machine) as one:
         lost, kept = await at_work(one), await at_work(one)
         machine.slept += 8 * 3_600
-        await net.beat("another", namespace="")
-        await one.change(lost, RunLost(attempt=lost.attempt), RunStarted(holder="another"))
+        await net.heartbeat("another", namespace="")
+        await one.change(lost, RunLost(attempt=lost.attempt), RunStarted(worker="another"))
         await anyio.sleep(LEASE / 2)
-        assert [(await one.get(task.id, owner=None)).holder for task in (lost, kept)] == ["another", one.holder]
+        assert [(await one.get(task.id, owner=None)).worker for task in (lost, kept)] == ["another", one.worker]
         assert log.lines[2:] == ["one ends run 1, told to stop"]
 
 
@@ -229,5 +229,5 @@ async def test_two_machines_that_slept_together_take_nothing_from_each_other(gap
             machine.slept += gap.total_seconds()
         await anyio.sleep(3 * LEASE)
         records = [await one.get(task.id, owner=None) for task in tasks]
-        assert [record.holder for record in records] == [one.holder, other.holder]
+        assert [record.worker for record in records] == [one.worker, other.worker]
         assert log.lines == ["one starts run 1", "other starts run 1"]

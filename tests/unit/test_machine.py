@@ -44,7 +44,7 @@ def after(*events: Event, record: TaskRecord | None = None) -> TaskRecord:
 
 
 def running(*events: Event) -> TaskRecord:
-    return after(RunStarted(holder="worker-1"), *events)
+    return after(RunStarted(worker="worker-1"), *events)
 
 
 def asking(*keys: str) -> TaskRecord:
@@ -58,49 +58,49 @@ def parked(*keys: str, wake_at: datetime | None = None) -> TaskRecord:
 
 
 def test_a_new_task_is_taken_by_its_first_run() -> None:
-    record = apply(make_record(), RunStarted(holder="worker-1"), LATER)
-    assert (record.holder, record.attempt, record.started_at) == ("worker-1", 1, LATER)
+    record = apply(make_record(), RunStarted(worker="worker-1"), LATER)
+    assert (record.worker, record.attempt, record.started_at) == ("worker-1", 1, LATER)
     assert record.status is TaskStatus.WORKING
 
 
 def test_a_task_that_a_run_has_is_not_taken_again() -> None:
     with pytest.raises(TransitionRefused, match="worker-1 has it") as caught:
-        after(RunStarted(holder="worker-2"), record=running())
+        after(RunStarted(worker="worker-2"), record=running())
     assert caught.value.event == "RunStarted"
     assert caught.value.status == "working"
 
 
 def test_a_released_task_is_taken_again_as_the_next_attempt() -> None:
-    record = running(RunReleased(attempt=1), RunStarted(holder="worker-2"))
-    assert (record.holder, record.attempt) == ("worker-2", 2)
+    record = running(RunReleased(attempt=1), RunStarted(worker="worker-2"))
+    assert (record.worker, record.attempt) == ("worker-2", 2)
 
 
 def test_a_released_task_that_asks_is_taken_again_without_an_answer() -> None:
     record = after(RunReleased(attempt=1), record=asking("a"))
     assert (record.status, record.ready_at) == (TaskStatus.INPUT_REQUIRED, ALWAYS)
-    record = after(RunStarted(holder="worker-2"), record=record)
+    record = after(RunStarted(worker="worker-2"), record=record)
     assert (record.attempt, list(record.inputs.outstanding)) == (2, ["a"])
 
 
 def test_a_parked_task_is_not_taken_before_its_answer() -> None:
     record = parked("a")
-    assert (record.holder, record.ready_at) == (None, None)
+    assert (record.worker, record.ready_at) == (None, None)
     with pytest.raises(TransitionRefused, match="waits for an answer"):
-        apply(record, RunStarted(holder="worker-1"), LATER)
-    assert apply(after(InputAnswered(keys={"a"}), record=record), RunStarted(holder="worker-1"), LATER).attempt == 2
+        apply(record, RunStarted(worker="worker-1"), LATER)
+    assert apply(after(InputAnswered(keys={"a"}), record=record), RunStarted(worker="worker-1"), LATER).attempt == 2
 
 
 def test_any_of_several_answers_wakes_a_parked_task() -> None:
     record = after(InputAnswered(keys={"b"}), record=parked("a", "b"))
     assert (record.status, record.ready_at) == (TaskStatus.INPUT_REQUIRED, ALWAYS)
-    woken = after(RunStarted(holder="worker-2"), record=record)
+    woken = after(RunStarted(worker="worker-2"), record=record)
     assert (woken.attempt, woken.wake_at, list(woken.inputs.outstanding)) == (2, None, ["a"])
 
 
 def test_an_answer_while_the_run_was_leaving_queues_the_task_at_once() -> None:
     answered = after(InputAnswered(keys={"b"}), record=asking("a", "b"))
     record = after(RunParked(attempt=1, keys={"a", "b"}, wake_at=LATER), record=answered)
-    assert (record.holder, record.ready_at) == (None, ALWAYS)
+    assert (record.worker, record.ready_at) == (None, ALWAYS)
 
 
 def test_a_run_that_waits_for_some_of_its_questions_is_parked_for_these() -> None:
@@ -114,8 +114,8 @@ def test_an_answer_to_a_run_in_memory_leaves_no_time_to_wake_at() -> None:
 
 def test_a_lost_run_is_counted_and_the_task_is_queued() -> None:
     record = running(RunLost(attempt=1))
-    assert (record.holder, record.lost, record.ready_at) == (None, 1, ALWAYS)
-    record = after(RunStarted(holder="worker-2"), RunLost(attempt=2), record=record)
+    assert (record.worker, record.lost, record.ready_at) == (None, 1, ALWAYS)
+    record = after(RunStarted(worker="worker-2"), RunLost(attempt=2), record=record)
     assert (record.attempt, record.lost) == (2, 2)
 
 
@@ -130,11 +130,11 @@ def test_a_lost_run_that_asked_is_queued_without_an_answer() -> None:
     ids=["a step", "parked"],
 )
 def test_a_run_that_gets_further_ends_the_count_of_lost_ones(further: Event) -> None:
-    assert running(RunLost(attempt=1), RunStarted(holder="worker-2"), further).lost == 0
+    assert running(RunLost(attempt=1), RunStarted(worker="worker-2"), further).lost == 0
 
 
 def test_a_run_that_only_reports_or_is_released_does_not_end_the_count() -> None:
-    started = running(RunLost(attempt=1), RunStarted(holder="worker-2"))
+    started = running(RunLost(attempt=1), RunStarted(worker="worker-2"))
     reported = after(ProgressReported(attempt=2, progress=Progress(progress=1)), record=started)
     assert after(RunReleased(attempt=2), record=reported).lost == 1
 
@@ -142,24 +142,24 @@ def test_a_run_that_only_reports_or_is_released_does_not_end_the_count() -> None
 def test_a_sleeping_task_is_taken_when_its_time_has_come_and_not_before() -> None:
     asleep = parked(wake_at=LATER)
     with pytest.raises(TransitionRefused, match="a timer"):
-        apply(asleep, RunStarted(holder="worker-1"), LATER - timedelta(microseconds=1))
-    awake = apply(asleep, RunStarted(holder="worker-1"), LATER)
+        apply(asleep, RunStarted(worker="worker-1"), LATER - timedelta(microseconds=1))
+    awake = apply(asleep, RunStarted(worker="worker-1"), LATER)
     assert (awake.attempt, awake.wake_at) == (2, None)
 
 
 def test_a_timer_that_is_over_does_not_start_the_task_once_more() -> None:
-    awake = apply(parked(wake_at=LATER), RunStarted(holder="worker-1"), LATER)
+    awake = apply(parked(wake_at=LATER), RunStarted(worker="worker-1"), LATER)
     asking_now = after(InputRequested(attempt=2, requests={"a": QUESTION}), record=awake)
     assert not after(RunParked(attempt=2, keys={"a"}), record=asking_now).is_queued(LATER)
 
 
 def test_a_timer_starts_a_task_that_also_waits_for_an_answer() -> None:
-    awake = apply(parked("a", wake_at=LATER), RunStarted(holder="worker-1"), LATER)
+    awake = apply(parked("a", wake_at=LATER), RunStarted(worker="worker-1"), LATER)
     assert awake.status is TaskStatus.INPUT_REQUIRED
 
 
 def test_what_an_older_run_says_is_refused() -> None:
-    record = running(RunReleased(attempt=1), RunStarted(holder="worker-2"))
+    record = running(RunReleased(attempt=1), RunStarted(worker="worker-2"))
     said = (
         RunCompleted(attempt=1, result={}),
         RunReleased(attempt=1),
@@ -247,7 +247,7 @@ def test_a_result_completes_a_task_and_closes_its_questions() -> None:
     record = apply(asking("a"), RunCompleted(attempt=1, result={"isError": True}), LATER)
     assert record.status is TaskStatus.COMPLETED
     assert record.result == {"isError": True}
-    assert (record.finished_at, record.updated_at, record.holder) == (LATER, LATER, None)
+    assert (record.finished_at, record.updated_at, record.worker) == (LATER, LATER, None)
     assert not record.inputs.outstanding
     assert record.inputs.used == {"a"}
 
@@ -266,7 +266,7 @@ def test_an_error_without_a_message_in_words_leaves_the_status_message_empty() -
 def test_a_task_is_cancelled_wherever_it_stands(record: TaskRecord) -> None:
     cancelled = apply(record, TaskCancelled(reason="changed my mind"), LATER)
     assert cancelled.status is TaskStatus.CANCELLED
-    assert (cancelled.status_message, cancelled.holder, cancelled.wake_at) == ("changed my mind", None, None)
+    assert (cancelled.status_message, cancelled.worker, cancelled.wake_at) == ("changed my mind", None, None)
 
 
 def test_a_result_after_the_cancellation_is_late_and_ignored() -> None:

@@ -40,8 +40,8 @@ def test_the_author_stands_above_the_annotations() -> None:
 
 
 def test_limits_are_handed_to_the_runs() -> None:
-    options = TaskOptions(max_runtime=timedelta(seconds=5), hold=timedelta(0))
-    assert options.policy(None) == ToolPolicy(max_runtime=timedelta(seconds=5), hold=timedelta(0))
+    options = TaskOptions(max_runtime=timedelta(seconds=5), park_after=timedelta(0))
+    assert options.policy(None) == ToolPolicy(max_runtime=timedelta(seconds=5), park_after=timedelta(0))
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ def test_a_setting_that_is_a_bare_number_is_refused_with_what_to_write(setting: 
 @pytest.mark.parametrize("number", [-1, 1.5, True, "many"])
 def test_a_number_of_waiting_runs_that_is_none_is_refused(number: object) -> None:
     with pytest.raises(InvalidOption, match="waiting_runs"):
-        Settings(waiting_runs=number)  # pyright: ignore[reportArgumentType]
+        Settings(max_waiting_runs=number)  # pyright: ignore[reportArgumentType]

@@ -24,7 +24,7 @@ HOUR = timedelta(hours=1)
 
 
 def finished(after: timedelta, ttl: timedelta | None = HOUR) -> TaskRecord:
-    record = apply(make_record(ttl=ttl), RunStarted(holder="worker-1"), NOON)
+    record = apply(make_record(ttl=ttl), RunStarted(worker="worker-1"), NOON)
     return apply(record, RunCompleted(attempt=1, result={}), NOON + after)
 
 

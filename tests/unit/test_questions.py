@@ -32,7 +32,7 @@ from tests.unit.running import (
 
 pytestmark = pytest.mark.anyio
 
-AT_ONCE = ToolPolicy(rerun=True, hold=timedelta(0))
+AT_ONCE = ToolPolicy(rerun=True, park_after=timedelta(0))
 """Leaves memory as soon as it waits."""
 
 
@@ -51,7 +51,7 @@ async def ask_two_in_turn(run: Run) -> Outcome:
 async def until_parked(runtime: TaskRuntime, task: TaskRecord) -> TaskRecord:
     """The task once it asks and no run has it."""
     return await until(
-        runtime, task, lambda record: record.status is TaskStatus.INPUT_REQUIRED and record.holder is None
+        runtime, task, lambda record: record.status is TaskStatus.INPUT_REQUIRED and record.worker is None
     )
 
 
@@ -288,10 +288,10 @@ async def test_a_hundred_tasks_wait_while_others_run_one_at_a_time(policy: ToolP
 
 
 async def test_a_run_that_may_not_run_again_stays_in_memory_while_it_waits() -> None:
-    async with running(ask_one, policy=ToolPolicy(rerun=False, hold=timedelta(0))) as runtime:
+    async with running(ask_one, policy=ToolPolicy(rerun=False, park_after=timedelta(0))) as runtime:
         task = await until_asking(runtime, await launch(runtime))
         await settle()
-        assert (await runtime.get(task.id, owner=None)).holder == runtime.holder
+        assert (await runtime.get(task.id, owner=None)).worker == runtime.worker
         await answer(runtime, task, elicitation_1="yes")
         assert (await until_final(runtime, task)).attempt == 1
 
@@ -323,7 +323,7 @@ async def test_questions_asked_from_branches_wait_in_memory() -> None:
         await answer(runtime, task, elicitation_1="Ann")
         await settle()
         waiting = await runtime.get(task.id, owner=None)
-        assert (waiting.holder, list(waiting.inputs.outstanding)) == (runtime.holder, ["elicitation-2"])
+        assert (waiting.worker, list(waiting.inputs.outstanding)) == (runtime.worker, ["elicitation-2"])
         await answer(runtime, task, elicitation_2=True)
         record = await until_final(runtime, task)
         assert (record.result, record.attempt) == ({"value": ["Ann", True]}, 1)
@@ -368,7 +368,7 @@ async def test_a_task_that_waits_outlives_any_number_of_processes() -> None:
         async with running(ask_one, store=store, policy=RERUN) as runtime:
             await settle()
             task = await runtime.get(task.id, owner=None)
-            assert (task.status, task.attempt, task.holder) == (TaskStatus.INPUT_REQUIRED, 1, None)
+            assert (task.status, task.attempt, task.worker) == (TaskStatus.INPUT_REQUIRED, 1, None)
     async with running(ask_one, store=store, policy=RERUN) as runtime:
         await answer(runtime, task, elicitation_1="yes")
         assert (await until_final(runtime, task)).result == {"value": "yes"}
@@ -398,7 +398,7 @@ class SlowReleaseStore(MemoryStore):
         self.releasing, self.go_on = anyio.Event(), anyio.Event()
 
     async def save(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry] = ()) -> None:
-        if record.attempt and record.holder is None and not record.is_final:
+        if record.attempt and record.worker is None and not record.is_final:
             self.releasing.set()
             await self.go_on.wait()
         await super().save(record, expected=expected, entries=entries)

@@ -47,13 +47,13 @@ async def never_ending(run: Run) -> Outcome:
     raise AssertionError("unreachable")
 
 
-async def held_by(runtime: TaskRuntime, holder: str, tool: str = "tool", *, lost: int = 0) -> TaskRecord:
+async def held_by(runtime: TaskRuntime, worker: str, tool: str = "tool", *, lost: int = 0) -> TaskRecord:
     """A task whose run another process has, after so many lost ones."""
     task = await runtime.create(TaskRequest(name=tool, arguments={}), owner=None, ttl=HOUR)
     for earlier in range(lost):
-        await runtime.change(await _now(runtime, task), RunStarted(holder=f"earlier {earlier}"))
+        await runtime.change(await _now(runtime, task), RunStarted(worker=f"earlier {earlier}"))
         await _lose(runtime, task)
-    return await runtime.change(await _now(runtime, task), RunStarted(holder=holder))
+    return await runtime.change(await _now(runtime, task), RunStarted(worker=worker))
 
 
 async def queued(runtime: TaskRuntime, tool: str = "tool", *, lost: int = 0) -> TaskRecord:
@@ -92,7 +92,7 @@ async def test_a_tool_that_takes_its_process_down_is_given_up_after_so_many_runs
     for attempt in (1, 2, 3):
         runtime = make_runtime(never_ending, store=store, policy=policy)
         await runtime.start()
-        await until(runtime, task, lambda record, n=attempt: record.attempt == n and record.holder is not None)
+        await until(runtime, task, lambda record, n=attempt: record.attempt == n and record.worker is not None)
         await runtime.abandon()
     async with running(never_ending, store=store, policy=policy) as runtime:
         ended = await until_final(runtime, task)
@@ -108,7 +108,7 @@ async def test_a_run_that_gets_further_begins_the_count_anew() -> None:
         task = await queued(runtime, lost=2)
         await runtime.janitor.sweep()
         further = await until(runtime, task, lambda record: record.attempt == 3 and record.lost == 0)
-        assert further.holder == runtime.holder
+        assert further.worker == runtime.worker
 
 
 async def _nothing() -> None:
@@ -121,15 +121,15 @@ async def test_parking_draining_and_releasing_are_no_losses() -> None:
     async def asking(run: Run) -> Outcome:
         return ok(await run.ask(question("Sure?")))
 
-    parked = ToolPolicy(rerun=True, hold=timedelta(0), max_lost_runs=2)
+    parked = ToolPolicy(rerun=True, park_after=timedelta(0), max_lost_runs=2)
     held = ToolPolicy(rerun=True, max_lost_runs=2)
     tools = {"parked": Tool(asking, parked), "waiting": Tool(asking, held), "busy": Tool(never_ending, held)}
     async with running(tools, store=store) as runtime:
         tasks = [await launch(runtime, name) for name in tools]
-        await until(runtime, tasks[0], lambda record: record.attempt == 1 and record.holder is None)
+        await until(runtime, tasks[0], lambda record: record.attempt == 1 and record.worker is None)
         await until_asking(runtime, tasks[1])
     records = [await _now(runtime, task) for task in tasks]
-    assert [(record.holder, record.lost, record.is_final) for record in records] == [(None, 0, False)] * 3
+    assert [(record.worker, record.lost, record.is_final) for record in records] == [(None, 0, False)] * 3
 
 
 async def test_a_task_that_cannot_be_lost_once_more_runs_apart_from_others_like_it() -> None:
@@ -154,7 +154,7 @@ async def test_a_task_that_cannot_be_lost_once_more_runs_apart_from_others_like_
             ended[now.id].set()
             await until_final(runtime, now)
             await runtime.janitor.sweep()
-            await until(runtime, following, lambda record: record.holder is not None)
+            await until(runtime, following, lambda record: record.worker is not None)
             await settle()
             assert started[-1] == following.id
 
@@ -229,13 +229,13 @@ async def test_a_task_that_another_process_recovered_and_runs_is_not_taken_from_
 
         async def other_is_first() -> None:
             await other.janitor.sweep()
-            await until(other, task, lambda record: record.holder == other.holder)
+            await until(other, task, lambda record: record.worker == other.worker)
 
         store.meanwhile = other_is_first
         await one.janitor.recover_lost()
         await settle()
         record = await _now(one, task)
-        assert (record.holder, record.attempt) == (other.holder, 2)
+        assert (record.worker, record.attempt) == (other.worker, 2)
 
 
 # Rolling on
@@ -247,7 +247,7 @@ async def test_tasks_that_cannot_be_recovered_here_do_not_hide_those_behind_them
             await held_by(runtime, "gone", "theirs")
         ours = await held_by(runtime, "gone", "ours")
         await runtime.janitor.sweep()
-        assert (await _now(runtime, ours)).holder == "gone", "one sweep does only so much"
+        assert (await _now(runtime, ours)).worker == "gone", "one sweep does only so much"
         await runtime.janitor.sweep()
         assert (await until_final(runtime, ours)).status is TaskStatus.COMPLETED
 
@@ -274,10 +274,10 @@ async def test_many_queued_tasks_do_not_keep_a_timer_from_ringing() -> None:
         order.append("noted")
         return ok()
 
-    tools = {"sleeping": Tool(sleeping, ToolPolicy(rerun=True, hold=timedelta(0))), "noted": Tool(noted)}
+    tools = {"sleeping": Tool(sleeping, ToolPolicy(rerun=True, park_after=timedelta(0))), "noted": Tool(noted)}
     async with running(tools, clock=clock, concurrency=1) as runtime:
         asleep = await launch(runtime, "sleeping")
-        await until(runtime, asleep, lambda record: record.attempt == 1 and record.holder is None)
+        await until(runtime, asleep, lambda record: record.attempt == 1 and record.worker is None)
         for _ in range(10 * BATCH):
             await runtime.create(TaskRequest(name="noted", arguments={}), owner=None, ttl=None)
         clock.advance(HOUR)
@@ -311,8 +311,8 @@ async def test_a_process_of_another_server_that_looks_is_no_sign_of_life_or_deat
     async with running(at_once, store=store, namespace="theirs") as theirs:
         async with running(at_once, store=store, namespace="ours"):
             pass
-        assert list(await store.holders("theirs")) == [theirs.holder]
-        assert await store.holders("ours") == {}
+        assert list(await store.workers("theirs")) == [theirs.worker]
+        assert await store.workers("ours") == {}
 
 
 async def test_tasks_of_a_tool_that_this_process_lacks_wait_for_one_that_has_it(
@@ -350,7 +350,7 @@ async def test_a_look_up_that_raises_is_tried_with_each_sweep_and_then_the_task_
         bad, good = await held_by(runtime, "gone", "bad"), await held_by(runtime, "gone", "good")
         for _ in range(TROUBLES_BEFORE_THE_END - 1):
             await runtime.janitor.sweep()
-            assert (await _now(runtime, bad)).holder == "gone"
+            assert (await _now(runtime, bad)).worker == "gone"
         assert (await until_final(runtime, good)).status is TaskStatus.COMPLETED
         await runtime.janitor.sweep()
         assert error_type(await until_final(runtime, bad)) == "Interrupted"
@@ -388,7 +388,7 @@ async def test_a_task_whose_tool_could_not_be_looked_up_when_it_was_made_is_run_
         task = await runtime.launch(TaskRequest(name="tool", arguments={}), owner=None, ttl=None)
         await settle()
         # It never began, so there is nothing that it could have done in part.
-        assert (await _now(runtime, task)).holder is None
+        assert (await _now(runtime, task)).worker is None
         runtime.policy = policy
         await runtime.janitor.sweep()
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
@@ -455,7 +455,7 @@ async def test_a_task_whose_journal_cannot_be_read_ends_and_says_so() -> None:
         store.unreadable.add(task.id)
         await runtime.janitor.sweep()
         ended = await until_final(runtime, task)
-        assert (ended.status, error_type(ended), ended.holder) == (TaskStatus.FAILED, "JournalUnreadable", None)
+        assert (ended.status, error_type(ended), ended.worker) == (TaskStatus.FAILED, "JournalUnreadable", None)
 
 
 @pytest.mark.parametrize(
@@ -479,8 +479,8 @@ async def test_a_task_whose_journal_makes_no_sense_ends_and_says_so(entry: Journ
 
 async def test_a_task_of_ours_whose_run_was_forgotten_is_not_counted_as_lost() -> None:
     async with running(at_once, policy=ToolPolicy(rerun=True, max_lost_runs=1)) as runtime:
-        task = await held_by(runtime, runtime.holder)
+        task = await held_by(runtime, runtime.worker)
         await runtime.janitor.take_up()
-        assert ((await _now(runtime, task)).holder, (await _now(runtime, task)).lost) == (None, 0)
+        assert ((await _now(runtime, task)).worker, (await _now(runtime, task)).lost) == (None, 0)
         await runtime.janitor.sweep()
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED

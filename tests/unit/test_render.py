@@ -31,7 +31,7 @@ QUESTION = InputRequest(method="elicitation/create", params={"message": "Sure?"}
 
 def running(*events: Event, **fields: Any) -> TaskRecord:
     record = make_record(id="task-1", **fields)
-    for event in (RunStarted(holder="worker-1"), *events):
+    for event in (RunStarted(worker="worker-1"), *events):
         record = apply(record, event, NOON)
     return record
 

@@ -504,7 +504,7 @@ async def test_a_task_can_be_cancelled_while_its_outcome_waits_for_the_store() -
             id="ran too long",
         ),
         pytest.param(
-            ToolPolicy(rerun=True, hold=timedelta(0)),
+            ToolPolicy(rerun=True, park_after=timedelta(0)),
             TaskStatus.INPUT_REQUIRED,
             id="unwound",
         ),
@@ -521,7 +521,7 @@ async def test_a_run_that_is_given_up_while_the_store_is_away_does_not_leave_its
         return ok(await run.ask(question("Sure?")))
 
     async with running(body, store=store, policy=policy) as runtime:
-        store.refuse_save(lambda record: record.status is refused and record.holder is None, times=1)
+        store.refuse_save(lambda record: record.status is refused and record.worker is None, times=1)
         task = await launch(runtime)
         # Time for the run to be given up, and for whoever repairs it.
         for _ in range(5):

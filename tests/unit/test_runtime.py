@@ -196,7 +196,7 @@ async def test_a_task_that_was_cancelled_in_the_queue_is_never_run() -> None:
 async def test_a_store_that_fails_while_a_task_is_taken_leaves_it_to_the_next_sweep() -> None:
     store = FailingStore()
     async with running(at_once, store=store) as runtime:
-        store.refuse_save(lambda record: record.holder is not None, times=1)
+        store.refuse_save(lambda record: record.worker is not None, times=1)
         task = await launch(runtime)
         await settle()
         assert (await runtime.get(task.id, owner=None)).attempt == 0
@@ -210,7 +210,7 @@ async def test_a_store_that_fails_right_after_a_task_was_taken_does_not_lose_it(
     async with running(at_once, store=store, policy=RERUN) as runtime:
         task = await runtime.create(TaskRequest(name="tool", arguments={}), owner=None, ttl=None)
         # An earlier process had it, so the journal is asked for.
-        await runtime.change(task, RunStarted(holder="earlier"))
+        await runtime.change(task, RunStarted(worker="earlier"))
         await runtime.janitor.sweep()
         await settle()
         await runtime.janitor.sweep()
@@ -227,7 +227,7 @@ async def test_a_task_for_which_there_is_room_is_written_as_taken() -> None:
     store = FailingStore()
     async with running(at_once, store=store) as runtime:
         task = await runtime.launch(REQUEST, owner=None, ttl=None)
-        assert (task.holder, task.attempt, task.status) == (runtime.holder, 1, TaskStatus.WORKING)
+        assert (task.worker, task.attempt, task.status) == (runtime.worker, 1, TaskStatus.WORKING)
         assert (await until_final(runtime, task)).attempt == 1
         assert store.saves == 1
 
@@ -242,7 +242,7 @@ async def test_a_task_for_which_there_is_no_room_is_queued() -> None:
     async with running(slow, concurrency=1) as runtime:
         tasks = [await runtime.launch(REQUEST, owner=None, ttl=None) for _ in range(3)]
         assert [task.attempt for task in tasks] == [1, 0, 0]
-        assert [task.holder for task in tasks] == [runtime.holder, None, None]
+        assert [task.worker for task in tasks] == [runtime.worker, None, None]
         end.set()
         for task in tasks:
             assert (await until_final(runtime, task)).attempt == 1

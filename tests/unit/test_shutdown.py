@@ -76,11 +76,11 @@ async def test_what_does_not_end_in_time_is_released_or_ends_as_interrupted() ->
         await runtime.stop()
     records = [await runtime.get(task.id, owner=None) for task in (again, once, queued)]
     assert [record.status for record in records] == [TaskStatus.WORKING, TaskStatus.FAILED, TaskStatus.WORKING]
-    assert [record.holder for record in records] == [None, None, None]
+    assert [record.worker for record in records] == [None, None, None]
     assert [record.attempt for record in records] == [1, 1, 0]
     assert records[1].error is not None
     assert records[1].error["data"] == {"type": "Interrupted"}
-    assert await runtime.store.holders("") == {}
+    assert await runtime.store.workers("") == {}
 
 
 async def test_a_released_task_is_run_by_the_next_process() -> None:
@@ -103,13 +103,13 @@ async def test_a_process_that_cannot_sign_off_stops_all_the_same() -> None:
         await runtime.stop()
     store.recover()
     record = await runtime.get(task.id, owner=None)
-    assert record.holder == runtime.holder, "its lease runs out, and the next process finds it"
+    assert record.worker == runtime.worker, "its lease runs out, and the next process finds it"
 
 
 class StubbornStore(MemoryStore):
     """Does not forget a process."""
 
-    async def retire(self, holder: str) -> None:
+    async def retire(self, worker: str) -> None:
         raise StoreUnavailable("the disk is full")
 
 
@@ -140,7 +140,7 @@ async def test_a_hint_that_cannot_be_followed_now_hurts_nobody(caplog: pytest.Lo
         await store.notifier().publish(Hint(task.id, task.version + 1))
         await settle()
         store.away = False
-        assert (await runtime.get(task.id, owner=None)).holder == runtime.holder
+        assert (await runtime.get(task.id, owner=None)).worker == runtime.worker
         await runtime.cancel(task, "enough")
     assert "could not look at task" in caplog.text
 
@@ -195,7 +195,7 @@ async def test_a_shutdown_that_is_cut_short_still_hands_everything_over() -> Non
     await until(runtime, task, lambda record: record.attempt == 1)
     with anyio.move_on_after(0.02):
         await runtime.stop()
-    assert (await runtime.get(task.id, owner=None)).holder is None
+    assert (await runtime.get(task.id, owner=None)).worker is None
 
 
 class ClosedStore(MemoryStore):
@@ -214,10 +214,10 @@ class ClosedStore(MemoryStore):
     async def close(self) -> None:
         self.opened -= 1
 
-    async def beat(self, holder: str, *, namespace: str) -> None:
+    async def heartbeat(self, worker: str, *, namespace: str) -> None:
         if self.refuse_beat:
             raise StoreUnavailable("the disk is full")
-        await super().beat(holder, namespace=namespace)
+        await super().heartbeat(worker, namespace=namespace)
 
 
 async def test_a_start_that_fails_leaves_nothing_behind() -> None:
@@ -254,7 +254,7 @@ async def test_a_start_that_fails_while_sweeping_runs_nothing_more() -> None:
         await runtime.submit(second.id)
         await settle()
     assert (await runtime.get(second.id, owner=None)).attempt == 0
-    assert (await runtime.get(first.id, owner=None)).holder is None
+    assert (await runtime.get(first.id, owner=None)).worker is None
 
 
 async def test_with_the_inline_engine_a_task_has_ended_when_it_was_submitted() -> None:

@@ -81,7 +81,7 @@ async def test_a_run_of_a_silent_process_is_stopped_and_the_task_runs_elsewhere(
         await until(one, task, lambda record: record.attempt == 1)
         async with pair.second(on_other) as other:
             await other.janitor.sweep()
-            assert (await other.get(task.id, owner=None)).holder == one.holder
+            assert (await other.get(task.id, owner=None)).worker == one.worker
             await pair.lose_first(other)
             record = await until_final(other, task)
             assert (record.result, record.attempt) == ({"value": 2}, 2)
@@ -101,10 +101,10 @@ async def test_a_run_that_lost_its_task_is_stopped_while_the_next_one_is_still_a
     async with pair.first(on_one) as one, pair.second(never_ending) as other:
         task = await until(one, await launch(one), lambda record: record.attempt == 1)
         await pair.lose_first(other)
-        await until(other, task, lambda record: record.holder == other.holder)
+        await until(other, task, lambda record: record.worker == other.worker)
         with anyio.fail_after(5):
             await stopped.wait()
-        assert (await other.get(task.id, owner=None)).holder == other.holder
+        assert (await other.get(task.id, owner=None)).worker == other.worker
 
 
 async def test_a_task_that_may_not_run_again_ends_as_interrupted_when_its_process_is_silent() -> None:

@@ -471,8 +471,8 @@ async def test_every_run_catches_the_same_exception_and_the_first_one_knows_the_
             caught.append(exc)
         return ok(await run.ask(question("Sure?")))
 
-    async with running(body, policy=ToolPolicy(rerun=True, hold=timedelta(0))) as runtime:
-        task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1 and record.holder is None)
+    async with running(body, policy=ToolPolicy(rerun=True, park_after=timedelta(0))) as runtime:
+        task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1 and record.worker is None)
         await answer(runtime, task, elicitation_1="yes")
         await until_final(runtime, task)
     first, later = caught

@@ -29,7 +29,7 @@ from tests.unit.running import (
 
 pytestmark = pytest.mark.anyio
 
-AT_ONCE = ToolPolicy(rerun=True, hold=timedelta(0))
+AT_ONCE = ToolPolicy(rerun=True, park_after=timedelta(0))
 
 
 async def test_a_step_is_done_once_in_the_life_of_a_task() -> None:
@@ -46,7 +46,7 @@ async def test_a_step_is_done_once_in_the_life_of_a_task() -> None:
         return ok([before, sure, after])
 
     async with running(body, policy=AT_ONCE) as runtime:
-        task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1 and record.holder is None)
+        task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1 and record.worker is None)
         await settle()
         await answer(runtime, task, elicitation_1="yes")
         record = await until_final(runtime, task)
@@ -105,7 +105,7 @@ async def test_a_function_may_have_a_parameter_called_name() -> None:
 async def twice(body: Body, policy: ToolPolicy = AT_ONCE) -> TaskRecord:
     """The outcome of a tool that is started, parked at its first question, and started again by the answer."""
     async with running(body, policy=policy) as runtime:
-        task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1 and record.holder is None)
+        task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1 and record.worker is None)
         await answer(runtime, task, elicitation_1="yes")
         record = await until_final(runtime, task)
         assert record.attempt == 2
@@ -279,7 +279,7 @@ async def test_a_value_that_the_store_cannot_keep_fails_its_step_now_and_later()
         return ok(await run.ask(question("Sure?")))
 
     async with running(body, policy=AT_ONCE, store=SmallStore()) as runtime:
-        task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1 and record.holder is None)
+        task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1 and record.worker is None)
         await answer(runtime, task, elicitation_1="yes")
         await until_final(runtime, task)
         assert len(seen) == 2

@@ -32,8 +32,8 @@ from tests.unit.running import (
 pytestmark = pytest.mark.anyio
 
 HOUR = timedelta(hours=1)
-AT_ONCE = ToolPolicy(rerun=True, hold=timedelta(0))
-HELD = ToolPolicy(rerun=True, hold=HOUR)
+AT_ONCE = ToolPolicy(rerun=True, park_after=timedelta(0))
+HELD = ToolPolicy(rerun=True, park_after=HOUR)
 
 
 async def sleep_an_hour(run: Run) -> Outcome:
@@ -65,7 +65,7 @@ async def test_outside_a_task_a_sleep_is_a_sleep() -> None:
 async def test_a_long_sleep_leaves_memory_and_ends_on_time() -> None:
     clock = FakeClock()
     async with running(sleep_an_hour, policy=AT_ONCE, clock=clock) as runtime:
-        task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1 and record.holder is None)
+        task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1 and record.worker is None)
         assert task.wake_at == clock() + HOUR
         clock.advance(HOUR - timedelta(seconds=1))
         await runtime.janitor.sweep()
@@ -100,7 +100,7 @@ async def test_a_sleep_is_not_begun_again_after_its_process_died() -> None:
         await one.abandon()
         clock.advance(HOUR / 2)
         async with running(sleep_an_hour, policy=AT_ONCE, clock=clock, store=store) as other:
-            asleep = await until(other, task, lambda record: record.attempt == 2 and record.holder is None)
+            asleep = await until(other, task, lambda record: record.attempt == 2 and record.worker is None)
             assert asleep.wake_at == clock() + HOUR / 2
             await settle()
             clock.advance(HOUR / 2)
@@ -122,7 +122,7 @@ async def test_the_timer_of_a_task_that_asks_too_is_not_lost_when_its_process_di
             asked.cancel()
             slept.cancel()
 
-    policy = ToolPolicy(rerun=True, hold=2 * HOUR)
+    policy = ToolPolicy(rerun=True, park_after=2 * HOUR)
     async with running(whichever_is_first, policy=policy, clock=clock, store=store) as one:
         task = await until_asking(one, await launch(one))
         await settle()
@@ -164,7 +164,7 @@ async def test_two_sleeps_are_two_timers() -> None:
     async with running(body, policy=AT_ONCE, clock=clock) as runtime:
         task = await launch(runtime)
         for attempt in (1, 2):
-            asleep = await until(runtime, task, lambda r, n=attempt: r.attempt == n and r.holder is None)
+            asleep = await until(runtime, task, lambda r, n=attempt: r.attempt == n and r.worker is None)
             assert asleep.wake_at == clock() + HOUR
             await settle()
             clock.advance(HOUR)
@@ -177,9 +177,9 @@ async def test_a_task_that_slept_and_then_asks_is_not_started_before_its_answer(
         await current_task().sleep(timedelta(milliseconds=10))
         return ok(await run.ask(question("Sure?")))
 
-    async with running(body, policy=ToolPolicy(rerun=True, hold=timedelta(milliseconds=30))) as runtime:
+    async with running(body, policy=ToolPolicy(rerun=True, park_after=timedelta(milliseconds=30))) as runtime:
         task = await until_asking(runtime, await launch(runtime))
-        await until(runtime, task, lambda record: record.holder is None)
+        await until(runtime, task, lambda record: record.worker is None)
         await settle()
         await runtime.janitor.sweep()
         await settle()
@@ -198,7 +198,7 @@ async def test_a_run_that_asks_in_one_branch_and_sleeps_in_another_stays_in_memo
         await answer(runtime, task, elicitation_1="yes")
         await settle()
         asleep = await runtime.get(task.id, owner=None)
-        assert (asleep.status, asleep.holder, asleep.attempt) == (TaskStatus.WORKING, runtime.holder, 1)
+        assert (asleep.status, asleep.worker, asleep.attempt) == (TaskStatus.WORKING, runtime.worker, 1)
         clock.advance(HOUR)
         runtime.alarms.stir()
         ended = await until_final(runtime, task)
@@ -224,7 +224,7 @@ async def test_a_run_that_sleeps_in_one_branch_and_works_in_another_stays_in_mem
         await until(runtime, task, lambda record: record.version >= 4)
         await settle()
         # With the step done there is only the sleep left, but what waits for a branch, and for how long, is not seen.
-        assert (await runtime.get(task.id, owner=None)).holder == runtime.holder
+        assert (await runtime.get(task.id, owner=None)).worker == runtime.worker
         clock.advance(HOUR)
         runtime.alarms.stir()
         ended = await until_final(runtime, task)
@@ -241,7 +241,7 @@ async def test_a_sleep_may_end_at_an_instant_that_the_tool_computed() -> None:
         return ok("awake")
 
     async with running(body, policy=AT_ONCE, clock=clock) as runtime:
-        task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1 and record.holder is None)
+        task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1 and record.worker is None)
         assert task.wake_at == NOON + HOUR
         await settle()
         clock.advance(HOUR)
@@ -269,7 +269,7 @@ async def test_a_sleep_with_a_name_is_the_same_one_in_the_next_run_however_long_
         return ok("awake")
 
     async with running(body, policy=AT_ONCE, clock=clock) as runtime:
-        task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1 and record.holder is None)
+        task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1 and record.worker is None)
         await settle()
         clock.advance(HOUR)
         await runtime.janitor.sweep()

@@ -54,4 +54,4 @@ def test_an_answer_that_is_taken_while_the_time_out_is_being_written_reaches_the
 def test_a_step_does_not_begin_in_a_run_that_was_stopped_while_it_stood_in_line_for_its_slot() -> None:
     tool = Beside(beside=Step(3.0), child=Seq((Sleep(3.0), Ask())))
     faults = Faults(pauses=(0.001,), crashes={3: True, 7: True})
-    live(Plan(tools=(tool, tool), faults=faults, hold=2.0, slots=1, seats=0))
+    live(Plan(tools=(tool, tool), faults=faults, park_after=2.0, slots=1, seats=0))

@@ -54,7 +54,7 @@ async def test_work_begins_after_a_gap_only_once_the_store_was_looked_at(store_i
     async def look() -> None:
         said.append("look")
 
-    async def beat() -> None:
+    async def heartbeat() -> None:
         if store_is_away:
             raise StoreUnavailable("away")
         said.append("beat")
@@ -72,7 +72,7 @@ async def test_work_begins_after_a_gap_only_once_the_store_was_looked_at(store_i
     time[0] = 60.0
     await lease.make_sure()
     assert said[0] == "look"
-    assert (said[-1], lease.is_held) == (("stop", False) if store_is_away else ("beat", True))
+    assert (said[-1], lease.is_valid) == (("stop", False) if store_is_away else ("beat", True))
 
 
 @pytest.mark.anyio
@@ -81,9 +81,9 @@ async def test_a_step_that_was_done_when_the_lease_was_lost_is_recorded_when_it_
         return ok()
 
     async with running(body, policy=ONCE) as runtime:  # pyright: ignore[reportArgumentType]
-        record = apply(make_record(), RunStarted(holder=runtime.holder), NOON)
+        record = apply(make_record(), RunStarted(worker=runtime.worker), NOON)
         await runtime.store.create(record)
-        runtime.lease.is_held = False
+        runtime.lease.is_valid = False
         entry = JournalEntry(kind="step", key="pay", value={"value": 1})
         runtime.write_later(record, [StepRecorded(attempt=1)], [entry])
         await runtime.write_late()

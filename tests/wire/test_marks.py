@@ -72,7 +72,7 @@ def test_a_mark_without_parentheses_is_refused_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("wrong", NO_DURATIONS, ids=repr)
-@pytest.mark.parametrize("option", ["ttl", "max_runtime", "poll_interval", "grace", "hold"])
+@pytest.mark.parametrize("option", ["ttl", "max_runtime", "poll_interval", "grace", "park_after"])
 def test_a_duration_of_a_tool_that_is_no_timedelta_is_refused_where_it_is_written(option: str, wrong: Any) -> None:
     tasks: Any = _tasks()
     for mark in (tasks.task, functools.partial(tasks.mark, "work")):
@@ -100,7 +100,7 @@ def test_milliseconds_that_are_none_are_refused(wrong: Any) -> None:
         _tasks(default_ttl_ms=wrong)
 
 
-@pytest.mark.parametrize("option", ["ttl", "max_runtime", "poll_interval", "grace", "hold"])
+@pytest.mark.parametrize("option", ["ttl", "max_runtime", "poll_interval", "grace", "park_after"])
 def test_a_duration_that_is_negative_is_refused_as_a_usage_error_and_a_value_error(option: str) -> None:
     tasks: Any = _tasks()
     with pytest.raises(UsageError, match=option) as refused:

@@ -106,7 +106,9 @@ async def test_the_last_progress_stays_with_a_task_that_has_ended_but_its_messag
 
 
 async def test_a_tool_that_reports_all_the_time_does_not_write_all_the_time() -> None:
-    tasks = Tasks("memory://", settings=Settings(drain=timedelta(0), progress=timedelta(seconds=PATIENCE)))
+    tasks = Tasks(
+        "memory://", settings=Settings(drain_timeout=timedelta(0), progress_interval=timedelta(seconds=PATIENCE))
+    )
     server = MCPServer("eager", extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
     reported, gate = asyncio.Event(), asyncio.Event()
 

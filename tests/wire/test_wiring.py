@@ -455,7 +455,7 @@ class WatchedEngine(LocalEngine):
 async def test_a_client_that_comes_while_the_last_one_leaves_gets_its_tasks_run() -> None:
     desk, engine, left = Desk(), WatchedEngine(), asyncio.Event()
     # The shutdown waits for a tool that the test holds up, so the second client comes in the middle of it.
-    settings = Settings(drain=timedelta(seconds=PATIENCE), stop=timedelta(seconds=1))
+    settings = Settings(drain_timeout=timedelta(seconds=PATIENCE), stop_timeout=timedelta(seconds=1))
     server = build(Tasks("memory://", engine=engine, settings=settings), desk)
 
     async def first() -> None:

@@ -6,9 +6,11 @@ Glossary, used throughout the package:
 - *tool*: the author's function. *Run*: one execution of a tool for a task; runs are numbered by `attempt`.
 - *record*: everything known of a task at one moment, with its `version`.
 - *event*: something that happened to a task, in the past tense. `apply` turns record and event into a record.
-- *holder*: a process that runs tools. A record names the holder of its current run; that is its lease.
-- *queued*: a task that could run and that no holder has; *parked*: one that no holder has because it waits.
+- *worker*: a process that runs tools. A record names the worker that claimed it; a worker's lease is its right to
+  its claims, and its heartbeat renews it.
+- *queued*: a task that could run and that no worker has claimed; *parked*: one that left memory because it waits.
 - *lost*: a run whose process died.
+- *outcome*: the result or the error of a task that ended. *Retention*: how long that is kept.
 - *journal*: answers and steps of a task, appended and never changed.
 """
 
@@ -18,6 +20,7 @@ from mcp_tasks.core.events import (
     InputRequested,
     InputWithdrawn,
     ProgressReported,
+    RunAskedOnCall,
     RunCompleted,
     RunFailed,
     RunLost,
@@ -25,14 +28,17 @@ from mcp_tasks.core.events import (
     RunReleased,
     RunStarted,
     StepRecorded,
+    TaskAnnounced,
     TaskCancelled,
+    TaskCreated,
+    TaskDeleted,
     TrialPassed,
 )
 from mcp_tasks.core.inputs import InputBook, InputRequest
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json import JsonObject, JsonValue
 from mcp_tasks.core.machine import apply
-from mcp_tasks.core.record import Progress, TaskRecord, TaskRequest
+from mcp_tasks.core.record import Outcome, Progress, TaskRecord, TaskRequest
 from mcp_tasks.core.status import FINAL_STATUSES, TaskStatus
 
 __all__ = [
@@ -46,8 +52,10 @@ __all__ = [
     "JournalEntry",
     "JsonObject",
     "JsonValue",
+    "Outcome",
     "Progress",
     "ProgressReported",
+    "RunAskedOnCall",
     "RunCompleted",
     "RunFailed",
     "RunLost",
@@ -55,7 +63,10 @@ __all__ = [
     "RunReleased",
     "RunStarted",
     "StepRecorded",
+    "TaskAnnounced",
     "TaskCancelled",
+    "TaskCreated",
+    "TaskDeleted",
     "TaskRecord",
     "TaskRequest",
     "TaskStatus",

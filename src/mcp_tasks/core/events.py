@@ -12,15 +12,14 @@ from datetime import datetime
 from typing import TypeAlias
 
 from mcp_tasks.core.inputs import InputRequest
-from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import Progress, Trial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStarted:
-    """A holder claimed the queued task: the next attempt begins, on trial if too many were lost."""
+    """A worker claimed the queued task: the next attempt begins, on trial if too many were lost."""
 
-    holder: str
+    worker: str
     trial: Trial | None = None
 
 
@@ -98,18 +97,32 @@ class InputAnswered:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunCompleted:
-    """The tool returned a result, `isError` ones included."""
+    """The tool returned a result, `isError` ones included. The result itself goes into the task's outcome."""
 
     attempt: int
-    result: JsonObject
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFailed:
-    """The request ended in a JSON-RPC error: raised by the tool, or the run was stopped or interrupted."""
+    """The request ended in a JSON-RPC error: raised by the tool, or the run was stopped or interrupted.
+
+    `message` is that of the error; the error itself goes into the task's outcome.
+    """
 
     attempt: int
-    error: JsonObject
+    message: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunAskedOnCall:
+    """The tool asks on the original call, which has not been answered yet: there will be no task to speak of."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskAnnounced:
+    """The original call is about to be answered with the task."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +130,16 @@ class TaskCancelled:
     """Somebody who may do so cancelled the task."""
 
     reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskCreated:
+    """There is a new task. For observers: no task is there yet that it could happen to."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskDeleted:
+    """The task is gone: its retention is over, or nobody was ever told of it. For observers."""
 
 
 Event: TypeAlias = (
@@ -132,5 +155,8 @@ Event: TypeAlias = (
     | InputAnswered
     | RunCompleted
     | RunFailed
+    | RunAskedOnCall
+    | TaskAnnounced
     | TaskCancelled
 )
+"""What can happen to a task that is there: what the machine decides."""

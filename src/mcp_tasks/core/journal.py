@@ -20,8 +20,13 @@ class JournalEntry:
     `step`: a step ended, with `value`. `done`: the tool was handed the end of a question or a timer, or gave up on one
     or on a step; `value` says which. The order of `step` and `done` entries is the order in which the tool learned of
     things.
+
+    Attributes:
+        number: Where it stands in the journal: a later entry has a larger number. The store gives it; an entry that has
+            not been written has 0.
     """
 
     kind: EntryKind
     key: str
     value: JsonValue
+    number: int = 0

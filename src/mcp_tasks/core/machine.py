@@ -24,6 +24,7 @@ from mcp_tasks.core.events import (
     InputRequested,
     InputWithdrawn,
     ProgressReported,
+    RunAskedOnCall,
     RunCompleted,
     RunFailed,
     RunLost,
@@ -31,6 +32,7 @@ from mcp_tasks.core.events import (
     RunReleased,
     RunStarted,
     StepRecorded,
+    TaskAnnounced,
     TaskCancelled,
     TrialPassed,
 )
@@ -64,12 +66,12 @@ _BLAMELESS: Mapping[str, Any] = {"lost": 0, "trial": None}
 
 
 def _start(record: TaskRecord, event: RunStarted, now: datetime) -> Fields:
-    if record.holder is not None:
-        raise _refused(record, event, f"{record.holder} has it")
+    if record.worker is not None:
+        raise _refused(record, event, f"{record.worker} has it")
     if not record.is_queued(now):
         raise _refused(record, event, "it waits for an answer or a timer")
     return {
-        "holder": event.holder,
+        "worker": event.worker,
         "attempt": record.attempt + 1,
         "started_at": now,
         "wake_at": None,
@@ -78,19 +80,19 @@ def _start(record: TaskRecord, event: RunStarted, now: datetime) -> Fields:
 
 
 def _release(record: TaskRecord, event: RunReleased | RunParked, now: datetime) -> Fields:
-    return {"holder": None, **_queue(record)}
+    return {"worker": None, **_queue(record)}
 
 
 def _park(record: TaskRecord, event: RunParked, now: datetime) -> Fields:
     if not record.inputs.outstanding.keys() >= event.keys:
         # An answer came while the run was leaving; one of several may be all that the tool waits for.
         return _release(record, event, now)
-    return {"holder": None, "wake_at": event.wake_at, **_BLAMELESS}
+    return {"worker": None, "wake_at": event.wake_at, **_BLAMELESS}
 
 
 def _lose(record: TaskRecord, event: RunLost, now: datetime) -> Fields:
     when = _queue(record) if event.wake_at is None else {"wake_at": event.wake_at}
-    return {"holder": None, "lost": record.lost + 1, **when}
+    return {"worker": None, "lost": record.lost + 1, **when}
 
 
 def _pass_trial(record: TaskRecord, event: TrialPassed, now: datetime) -> Fields:
@@ -139,28 +141,36 @@ def _close(record: TaskRecord, keys: Set[str]) -> Fields:
     if not inputs.outstanding:
         return {"status": WORKING, "inputs": inputs, "wake_at": None}
     # A parked tool may wait for whichever answer comes first, so any of them wakes it.
-    return {"inputs": inputs, "wake_at": ALWAYS if record.holder is None else None}
+    return {"inputs": inputs, "wake_at": ALWAYS if record.worker is None else None}
 
 
 def _complete(record: TaskRecord, event: RunCompleted, now: datetime) -> Fields:
-    return _end(record, now, status=COMPLETED, result=event.result, status_message=None)
+    return _end(record, now, status=COMPLETED, status_message=None)
 
 
 def _fail(record: TaskRecord, event: RunFailed, now: datetime) -> Fields:
     # SEP-2663, "Task Execution Errors": a failed task SHOULD say in statusMessage what went wrong.
-    message = event.error.get("message")
-    said = message if isinstance(message, str) else None
-    return _end(record, now, status=FAILED, error=event.error, status_message=said)
+    return _end(record, now, status=FAILED, status_message=event.message)
 
 
 def _cancel(record: TaskRecord, event: TaskCancelled, now: datetime) -> Fields:
     return _end(record, now, status=CANCELLED, status_message=event.reason)
 
 
+def _ask_on_call(record: TaskRecord, event: RunAskedOnCall, now: datetime) -> Fields:
+    if record.announced:
+        raise _refused(record, event, "the original call has been answered with the task")
+    return _end(record, now, status=CANCELLED, status_message="Asked on the original call")
+
+
+def _announce(record: TaskRecord, event: TaskAnnounced, now: datetime) -> Fields:
+    return None if record.announced else {"announced": True}
+
+
 def _end(record: TaskRecord, now: datetime, **outcome: Any) -> Fields:
     # The end keeps the last progress (a person may like to see how far it came) and closes open questions.
     return {
-        "holder": None,
+        "worker": None,
         "wake_at": None,
         "finished_at": max(now, record.created_at),
         "inputs": record.inputs.withdraw(),
@@ -171,6 +181,7 @@ def _end(record: TaskRecord, now: datetime, **outcome: Any) -> Fields:
 _ENDINGS: Mapping[type[Event], Rule] = {
     RunCompleted: Rule(_complete, (COMPLETED,)),
     RunFailed: Rule(_fail, (FAILED,)),
+    RunAskedOnCall: Rule(_ask_on_call, (CANCELLED,)),
     TaskCancelled: Rule(_cancel, (CANCELLED,)),
 }
 
@@ -181,6 +192,7 @@ TABLE: Mapping[TaskStatus, Mapping[type[Event], Rule]] = {
         RunParked: Rule(_park, (WORKING,), visible=False),
         RunLost: Rule(_lose, (WORKING,), visible=False),
         TrialPassed: Rule(_pass_trial, (WORKING,), visible=False),
+        TaskAnnounced: Rule(_announce, (WORKING,), visible=False),
         ProgressReported: Rule(_report, (WORKING,)),
         StepRecorded: Rule(_journalled, (WORKING,), visible=False),
         InputRequested: Rule(_ask, (INPUT_REQUIRED,)),
@@ -196,6 +208,7 @@ TABLE: Mapping[TaskStatus, Mapping[type[Event], Rule]] = {
         RunParked: Rule(_park, (INPUT_REQUIRED,), visible=False),
         RunLost: Rule(_lose, (INPUT_REQUIRED,), visible=False),
         TrialPassed: Rule(_pass_trial, (INPUT_REQUIRED,), visible=False),
+        TaskAnnounced: Rule(_announce, (INPUT_REQUIRED,), visible=False),
         ProgressReported: Rule(_report, (INPUT_REQUIRED,)),
         StepRecorded: Rule(_journalled, (INPUT_REQUIRED,), visible=False),
         InputRequested: Rule(_ask, (INPUT_REQUIRED,)),
@@ -231,11 +244,11 @@ def apply(record: TaskRecord, event: Event, now: datetime) -> TaskRecord:
 
 
 def _check_attempt(record: TaskRecord, event: Event) -> None:
-    # Two orders are possible when a holder is slow: it writes before its task is given to another, which is
+    # Two orders are possible when a worker is slow: it writes before its task is given to another, which is
     # fine, or after, and then the number it carries is old. Either way exactly one run writes the outcome.
     attempt: int | None = getattr(event, "attempt", None)
-    if attempt is not None and (record.holder is None or attempt != record.attempt):
-        why = f"run {attempt} is not the current run ({record.attempt}, held by {record.holder})"
+    if attempt is not None and (record.worker is None or attempt != record.attempt):
+        why = f"run {attempt} is not the current run ({record.attempt}, claimed by {record.worker})"
         raise StaleRun(record.id, record.status, type(event).__name__, why)
 
 

@@ -1,6 +1,6 @@
 """Arithmetic of time: when to poll, how long a task is kept, how long to wait before trying again.
 
-Promise: a running task never expires. `ttl` counts from the end of a task. The wire knows only a time to live
+Promise: a running task never expires. A task's retention counts from its end. The wire knows only a time to live
 *from creation*, so while a task runs that number is renewed (`lifetime`), and it never gets smaller.
 """
 
@@ -20,7 +20,8 @@ POLL_SHARE_OF_AGE = 10
 """A task of age t is to be polled every t/10: its end is noticed a tenth of the run time late at most."""
 
 FOR_GOOD = timedelta(days=365_000)
-"""A `ttl` beyond this is none: there is no date so far ahead, and no number of milliseconds that a client could use."""
+"""A retention beyond this means for good: there is no date so far ahead, and no number of milliseconds that a client
+could use."""
 
 
 def poll_interval(record: TaskRecord, now: datetime) -> timedelta:
@@ -33,9 +34,9 @@ def poll_interval(record: TaskRecord, now: datetime) -> timedelta:
 
 def expires_at(record: TaskRecord) -> datetime | None:
     """When the task may be forgotten; None while it runs, and for a task that is kept for good."""
-    if record.finished_at is None or record.ttl is None or record.ttl > FOR_GOOD:
+    if record.finished_at is None or record.retention is None or record.retention > FOR_GOOD:
         return None
-    return record.finished_at + record.ttl
+    return record.finished_at + record.retention
 
 
 def is_expired(record: TaskRecord, now: datetime) -> bool:
@@ -47,17 +48,17 @@ def is_expired(record: TaskRecord, now: datetime) -> bool:
 def lifetime(record: TaskRecord, now: datetime) -> timedelta | None:
     """The time to live counted from creation, as the wire words it; None for a task kept for good.
 
-    While the task runs it grows in steps of half a `ttl`, so that it always ends at least half a `ttl` ahead
-    and yet stays the same over most polls. At the end it becomes the run time plus `ttl`, which is at least
+    While the task runs it grows in steps of half a retention, so that it always ends at least half a retention ahead
+    and yet stays the same over most polls. At the end it becomes the run time plus the retention, which is at least
     what was said before: a promise is never taken back.
     """
-    if record.ttl is None or record.ttl > FOR_GOOD:
+    if record.retention is None or record.retention > FOR_GOOD:
         return None
     if record.finished_at is not None:
-        return record.finished_at - record.created_at + record.ttl
+        return record.finished_at - record.created_at + record.retention
     age = max(now - record.created_at, timedelta(0))
-    half = max(record.ttl / 2, timedelta(milliseconds=1))
-    return record.ttl + half * (age // half)
+    half = max(record.retention / 2, timedelta(milliseconds=1))
+    return record.retention + half * (age // half)
 
 
 def backoff(attempt: int, *, base: timedelta, limit: timedelta) -> timedelta:

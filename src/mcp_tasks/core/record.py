@@ -55,45 +55,64 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a task ended, as JSON bytes that no era has put its mark on.
+
+    Attributes:
+        body: The result of a completed task (an `isError` result counts as one) without its `resultType` and `_meta`;
+            of a failed one, the JSON-RPC error; of one that asked on the original call, the question.
+        meta: The `_meta` of the result, apart, because the answer that carries it may have some of its own.
+    """
+
+    body: bytes
+    meta: bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TaskRecord:
-    """One task, as of `version`.
+    """One task, as of `version`: all that a poll, a listing or a sweep needs, and small whatever the task is about.
+
+    What was asked for (`TaskRequest`) and how it ended (`Outcome`) are kept beside it, and read only by whoever needs
+    them.
 
     Attributes:
         owner: The principal that created the task; None on transports without authentication.
+        method: The method of the request, and
+        name: the name of the tool: what a policy goes by. The rest of the request is read only to run it.
         namespace: Which server the task belongs to. Processes of another server leave it alone.
-        result: The result of the request, once `completed` (an `isError` result counts as one).
-        error: The JSON-RPC error of the request, once `failed`.
         updated_at: When something that a client can see last changed.
-        ttl: How long the task is kept *after it ended*; None for as long as the store lives.
+        retention: How long the task is kept after it ended; None for as long as the store lives.
         poll_interval: A fixed interval to suggest to clients; None lets it adapt to the task's age.
         attempt: How many runs were started. 0 means the tool never saw this task.
-        holder: The process that has the current run, None while nobody has it.
+        worker: The process that has the current run, None while nobody has it.
         started_at: When the current (or last) run began.
         wake_at: When a parked task may run again without an answer; None for one that is not parked.
         lost: How many runs in a row died with their process before they got any further.
+        announced: Whether the caller has been told of the task, or is about to be. Until then its tool may still answer
+            on the original call, and nobody can come back for it.
         trial: How the current (or last) run is watched, after runs were lost: by itself, or beside others like it.
     """
 
     id: str
     owner: str | None
-    request: TaskRequest
+    name: str
     created_at: datetime
     updated_at: datetime
+    method: str = "tools/call"
     status: TaskStatus = TaskStatus.WORKING
     status_message: str | None = None
     progress: Progress | None = None
     inputs: InputBook = field(default_factory=InputBook)
-    result: JsonObject | None = None
-    error: JsonObject | None = None
     finished_at: datetime | None = None
-    ttl: timedelta | None = None
+    retention: timedelta | None = None
     poll_interval: timedelta | None = None
     attempt: int = 0
-    holder: str | None = None
+    worker: str | None = None
     started_at: datetime | None = None
     wake_at: datetime | None = None
     lost: int = 0
     trial: Trial | None = None
+    announced: bool = True
     namespace: str = ""
     version: int = 1
 
@@ -109,8 +128,8 @@ class TaskRecord:
 
     @property
     def ready_at(self) -> datetime | None:
-        """From when on the task can be started; None if it is held, has ended, or waits for an answer."""
-        if self.holder is not None or self.is_final:
+        """From when on the task can be started; None if it is claimed, has ended, or waits for an answer."""
+        if self.worker is not None or self.is_final:
             return None
         if self.wake_at is not None:
             return self.wake_at

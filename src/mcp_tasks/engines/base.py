@@ -1,19 +1,39 @@
 """The seam behind which work is carried to where it runs.
 
-An engine is handed ids and starts `execute` for each, in this process or another. It may do so twice: a run
-begins by taking the task with a compare-and-swap, and the second one finds it taken. It knows nothing of
-records, statuses or tools.
+An engine is handed ids and starts `execute` for each, in this process or another. It may do so twice: a run begins by
+claiming the task with a compare-and-swap, and the second one finds it claimed. The engine distributes, the store
+decides: an engine knows nothing of records, statuses or tools, and losing an id costs time, never a task.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
+
+Lane: TypeAlias = Literal["new", "again"]
+"""Whether a task is submitted for the first time, or again: woken, recovered, or left by another process. An engine
+takes from both by turns, so that neither keeps the other from running."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Abilities:
+    """What an engine can do beyond carrying an id.
+
+    Attributes:
+        delay: It can keep an id back until a time; otherwise timers are found by sweeps.
+        priority: It takes some lanes or owners before others.
+        remote: It carries ids to other processes, and keeps them when this one dies.
+    """
+
+    delay: bool = False
+    priority: bool = False
+    remote: bool = False
 
 
 class Slot(Protocol):
-    """The right to use the worker. A run that only waits gives it back meanwhile."""
+    """The right to use the worker. A run that only waits releases it meanwhile."""
 
     def release(self) -> None:
         """Let another run have it. Releasing twice does nothing."""
@@ -24,14 +44,14 @@ class Slot(Protocol):
         ...
 
 
-class Place(Protocol):
-    """Room for one run, kept free for a task that is about to be made."""
+class ReservedSlot(Protocol):
+    """A slot for a task that is about to be made."""
 
     def start(self, task_id: str) -> bool:
-        """Run the task now. False if nothing is started here any more; the place is then given back."""
+        """Run the task now. False if nothing is started here any more; the slot is then free again."""
         ...
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """There is no such task after all."""
         ...
 
@@ -41,26 +61,26 @@ Execute: TypeAlias = Callable[[str, Slot], Awaitable[None]]
 
 
 class Engine(Protocol):
-    """Carries task ids to a worker."""
+    """Carries task ids to workers."""
+
+    @property
+    def abilities(self) -> Abilities:
+        """What the engine can do."""
+        ...
 
     @property
     def backlog(self) -> int:
-        """How many ids that were submitted `again` wait here for room; those that wait elsewhere do not count."""
+        """How many ids of the lane `again` wait in this process; those that wait elsewhere do not count."""
         ...
 
-    async def start(self, execute: Execute) -> None:
-        """Begin to hand submitted ids to `execute`."""
+    async def start(self, execute: Execute | None) -> None:
+        """Begin to hand submitted ids to `execute`; None in a process that submits and runs nothing itself."""
         ...
 
-    def reserve(self) -> Place | None:
-        """Room for a run right here and now, if there is any and nobody waits for it."""
-        ...
-
-    async def submit(self, task_id: str, *, again: bool = False) -> None:
+    async def submit(self, task_id: str, *, lane: Lane = "new", owner: str | None = None) -> None:
         """Have the task run, once there is room, and not before an earlier run of it here has ended.
 
-        Submitting one that is queued does nothing. New tasks and those submitted `again` (woken, recovered, left by
-        another process) have room by turns, so that neither keeps the other from running.
+        Submitting one that waits already does nothing. The owner is for engines that share room out fairly.
         """
         ...
 
@@ -73,4 +93,13 @@ class Engine(Protocol):
 
         A thread that does not look whether it should stop cannot be made to; it is left behind.
         """
+        ...
+
+
+@runtime_checkable
+class ReservesSlots(Protocol):
+    """An engine that runs tools in this very process, and can keep a slot for a task that is being made."""
+
+    def reserve(self) -> ReservedSlot | None:
+        """A slot right here and now, if one is free and nobody waits for it."""
         ...

@@ -43,7 +43,7 @@ class Claims:
 
     def __init__(self, runtime: TaskRuntime) -> None:
         self._runtime = runtime
-        self._trials = Trials(runtime.settings.trial)
+        self._trials = Trials(runtime.settings.trial_duration)
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._made: dict[str, TaskRecord] = {}
 
@@ -81,9 +81,9 @@ class Claims:
         # Read before it is claimed: were the store to fail afterwards, we would have a task that we do not run. Nothing
         # is added to the journal of a queued task but with a new version, and then the swap does not succeed.
         replay = await self._replay_of(record)
-        if not runtime.lease.is_held or not self._trials.may_start(record, policy):
+        if not runtime.lease.is_valid or not self._trials.may_start(record, policy):
             return None
-        started = RunStarted(holder=runtime.holder, trial=self._trials.begin(record, policy))
+        started = RunStarted(worker=runtime.worker, trial=self._trials.begin(record, policy))
         try:
             if replay is None:
                 await self._end(record, JournalUnreadable(record.request.name))
@@ -118,7 +118,7 @@ class Claims:
         """End a task that cannot be started."""
         failed = RunFailed(attempt=record.attempt + 1, error=self._runtime.describe(why))
         try:
-            await self._runtime.swap(record, RunStarted(holder=self._runtime.holder), failed)
+            await self._runtime.swap(record, RunStarted(worker=self._runtime.worker), failed)
         except (VersionConflict, TransitionRefused):
             logger.debug("task %s… was claimed by another worker", record.id[:12])
 

@@ -20,7 +20,7 @@ import anyio
 from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.text import valid_text
 from mcp_tasks.errors import QuestionTimedOut, UsageError
-from mcp_tasks.runtime.process import run_process
+from mcp_tasks.runtime.child_process import run_process
 from mcp_tasks.runtime.questions import Asking
 from mcp_tasks.runtime.step_values import StepValue
 from mcp_tasks.runtime.steps import Retry, attempt, call_function

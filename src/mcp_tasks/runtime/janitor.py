@@ -61,8 +61,8 @@ class Janitor:
         self._runtime = runtime
         settings = runtime.settings
         # A few sweeps may be late. However rare they are, one look alone never proves a death.
-        longest_step = min(max(settings.sweep * 3, settings.lease / 3), settings.lease / 2)
-        self._watch = Watch(settings.lease, longest_step=longest_step, clock=runtime.monotonic)
+        longest_step = min(max(settings.sweep_interval * 3, settings.lease_duration / 3), settings.lease_duration / 2)
+        self._watch = Watch(settings.lease_duration, longest_step=longest_step, clock=runtime.monotonic)
         self._lost_from: dict[str, str] = {}
         self._queued_from: str | None = None
         self._due_from: str | None = None
@@ -82,10 +82,10 @@ class Janitor:
         """Sweep for as long as this process serves."""
         sweeps = 0
         while True:
-            pause = self._runtime.settings.sweep.total_seconds()
+            pause = self._runtime.settings.sweep_interval.total_seconds()
             await anyio.sleep(min(pause, CATCHING_UP) if self._more else pause)
             try:
-                if not self._runtime.lease.is_held:
+                if not self._runtime.lease.is_valid:
                     continue
                 await self.sweep()
                 sweeps += 1
@@ -101,37 +101,37 @@ class Janitor:
     async def recover_lost(self) -> None:
         """Take tasks from processes that are dead: to be run again, or ended."""
         runtime = self._runtime
-        holders = await runtime.store.holders(runtime.namespace)
-        dead = self._watch.dead({name: beats for name, beats in holders.items() if name != runtime.holder})
+        workers = await runtime.store.workers(runtime.namespace)
+        dead = self._watch.dead({name: beats for name, beats in workers.items() if name != runtime.worker})
         # Tasks that cannot be recovered here stay where they are, so the next sweep goes on behind them.
-        self._lost_from = {holder: cursor for holder, cursor in self._lost_from.items() if holder in dead}
+        self._lost_from = {worker: cursor for worker, cursor in self._lost_from.items() if worker in dead}
         left = PER_SWEEP
-        for holder in dead:
-            left = await self._recover_all(holder, left)
+        for worker in dead:
+            left = await self._recover_all(worker, left)
             if left <= 0:
                 self._more = True
                 return
 
-    async def _recover_all(self, holder: str, left: int) -> int:
+    async def _recover_all(self, worker: str, left: int) -> int:
         """Recover up to `left` tasks of a dead process, and how many more may be recovered in this sweep."""
-        cursor = self._lost_from.pop(holder, None)
+        cursor = self._lost_from.pop(worker, None)
         while left > 0:
-            page = await self._runtime.store.held(holder, cursor=cursor, limit=BATCH)
+            page = await self._runtime.store.claimed(worker, cursor=cursor, limit=BATCH)
             # Together, so that a store which groups its commits can.
-            await asyncio.gather(*(self._recover(task_id, holder, lost=True) for task_id in page.ids))
+            await asyncio.gather(*(self._recover(task_id, worker, lost=True) for task_id in page.ids))
             left -= len(page.ids)
             cursor = page.cursor
             if cursor is None:
-                await self._retire(holder)
+                await self._retire(worker)
                 return left
         if cursor is not None:
-            self._lost_from[holder] = cursor
+            self._lost_from[worker] = cursor
         return left
 
-    async def _retire(self, holder: str) -> None:
+    async def _retire(self, worker: str) -> None:
         """Forget a dead process. It stays known for as long as it has a task that could not be recovered."""
-        if not (await self._runtime.store.held(holder, limit=1)).ids:
-            await self._runtime.store.retire(holder)
+        if not (await self._runtime.store.claimed(worker, limit=1)).ids:
+            await self._runtime.store.retire(worker)
 
     async def release_orphans(self) -> None:
         """Give up tasks that are ours and that nothing here runs. There should be none; this is in case there are."""
@@ -140,7 +140,7 @@ class Janitor:
         # Twice in a row, so that one which is just beginning or ending is left alone.
         for task_id in orphans & self._suspects:
             logger.error("task %s… was claimed by this process and nothing ran it", task_id[:12])
-            await self._recover(task_id, self._runtime.holder, lost=False)
+            await self._recover(task_id, self._runtime.worker, lost=False)
         self._suspects = orphans
 
     async def take_up(self) -> None:
@@ -148,30 +148,30 @@ class Janitor:
         await self._runtime.write_late()
         for task_id in await self._held_by_us():
             if not self._runtime.has(task_id):
-                await self._recover(task_id, self._runtime.holder, lost=False)
+                await self._recover(task_id, self._runtime.worker, lost=False)
 
     async def _held_by_us(self) -> list[str]:
         held: list[str] = []
         cursor: str | None = None
         while True:
-            page = await self._runtime.store.held(self._runtime.holder, cursor=cursor, limit=PER_SWEEP)
+            page = await self._runtime.store.claimed(self._runtime.worker, cursor=cursor, limit=PER_SWEEP)
             held += page.ids
             cursor = page.cursor
             if cursor is None:
                 return held
 
-    async def _recover(self, task_id: str, holder: str, *, lost: bool) -> None:
-        """Release one task of `holder`, or end it; whatever goes wrong with it costs the others nothing."""
+    async def _recover(self, task_id: str, worker: str, *, lost: bool) -> None:
+        """Release one task of `worker`, or end it; whatever goes wrong with it costs the others nothing."""
         try:
             record = await self._runtime.store.get(task_id)
-            if record is None or record.holder != holder:
+            if record is None or record.worker != worker:
                 # Another process was first, and may have claimed it since. From here on the number of the run tells.
                 return
             policy = await self._policy_of(record)
             if policy is not None:
                 await self._runtime.change(record, self._verdict(record, policy, lost=lost))
         except (UnknownTask, TransitionRefused):
-            # Another process recovered it first, or its holder was only slow and has given it up.
+            # Another process recovered it first, or its worker was only slow and has given it up.
             logger.debug("task %s… was recovered by another process", task_id[:12])
         except StoreUnavailable:
             raise

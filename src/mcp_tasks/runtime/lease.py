@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from mcp_tasks.errors import StoreError
-from mcp_tasks.runtime.holder import is_gone
+from mcp_tasks.runtime.worker_name import is_gone
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Lease:
         self._clock = clock
         self._renewed = clock()
         self._making_sure = asyncio.Lock()
-        self.is_held = True
+        self.is_valid = True
         """Whether this process may claim tasks and run them."""
 
     async def renew(self) -> None:
@@ -83,11 +83,11 @@ class Lease:
             await self._look()
         await self._beat()
         self._renewed = began
-        if not self.is_held:
+        if not self.is_valid:
             logger.warning("the lease of this process is renewed; its tasks are taken up again")
             await self._look()
             await self._take_up()
-            self.is_held = True
+            self.is_valid = True
 
     async def keep(self) -> None:
         """Renew it for as long as this process serves, and stop the runs when that does not succeed in time."""
@@ -114,10 +114,10 @@ class Lease:
         After a machine slept or its event loop was blocked, tools may go on before the lease's own timer comes round,
         and what they would do may have been done elsewhere.
         """
-        if self._time_left > 0 or not self.is_held:
+        if self._time_left > 0 or not self.is_valid:
             return
         async with self._making_sure:
-            if self._time_left > 0 or not self.is_held:
+            if self._time_left > 0 or not self.is_valid:
                 return
             try:
                 async with asyncio.timeout(self._length / BEATS_PER_LEASE):
@@ -134,8 +134,8 @@ class Lease:
 
     def check(self) -> None:
         """Stop the runs if the lease could not be renewed in time."""
-        if self.is_held and self._time_left <= 0:
-            self.is_held = False
+        if self.is_valid and self._time_left <= 0:
+            self.is_valid = False
             logger.error("the lease of this process could not be renewed in time; its runs are stopped")
             self._stop_runs()
 
@@ -160,17 +160,17 @@ class Watch:
         self._silent: dict[str, float] = {}
 
     def dead(self, beats: dict[str, int]) -> list[str]:
-        """Those of the holders that are dead, given their heartbeats as of now."""
+        """Those of the workers that are dead, given their heartbeats as of now."""
         now = self._clock()
         step = min(max(now - self._looked, 0.0), self._longest_step)
         self._looked = now
         self._silent = {
-            holder: self._silent.get(holder, 0.0) + step if self._beats.get(holder) == count else 0.0
-            for holder, count in beats.items()
+            worker: self._silent.get(worker, 0.0) + step if self._beats.get(worker) == count else 0.0
+            for worker, count in beats.items()
         }
         self._beats = dict(beats)
-        return [holder for holder, count in beats.items() if self._is_dead(holder, count)]
+        return [worker for worker, count in beats.items() if self._is_dead(worker, count)]
 
-    def _is_dead(self, holder: str, count: int) -> bool:
+    def _is_dead(self, worker: str, count: int) -> bool:
         # One without a heartbeat has signed off: it beats before it claims anything.
-        return count == 0 or self._silent[holder] >= self._lease or is_gone(holder)
+        return count == 0 or self._silent[worker] >= self._lease or is_gone(worker)

@@ -49,7 +49,7 @@ class Lookout:
     async def keep_looking(self) -> None:
         """Compare with the store for as long as this process serves."""
         while True:
-            await anyio.sleep(self._runtime.settings.look.total_seconds())
+            await anyio.sleep(self._runtime.settings.look_interval.total_seconds())
             try:
                 await self.look()
             except StoreError as exc:

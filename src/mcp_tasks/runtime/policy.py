@@ -16,7 +16,7 @@ class ToolPolicy:
     Attributes:
         rerun: Whether the tool may be started again after its process went away.
         max_runtime: How long one run may take, waits for people and timers not counted; None for no limit.
-        hold: How long a run that may be started again stays in memory while it waits. After that it is parked, and
+        park_after: How long a run that may be started again stays in memory while it waits. After that it is parked, and
             started again when what it waits for has come.
         max_wait: How long a question may stay unanswered before the task fails; None for no limit.
         max_lost_runs: How many runs in a row may die with their process before the task fails.
@@ -24,7 +24,7 @@ class ToolPolicy:
 
     rerun: bool = False
     max_runtime: timedelta | None = None
-    hold: timedelta = timedelta(seconds=30)
+    park_after: timedelta = timedelta(seconds=30)
     max_wait: timedelta | None = None
     max_lost_runs: int = 3
 
@@ -34,29 +34,44 @@ class Settings:
     """How a runtime keeps house.
 
     Attributes:
-        lease: For how long a process whose heartbeat does not change is believed alive, measured by the one that
+        lease_duration: For how long a process whose heartbeat does not change is believed alive, measured by the one that
             watches it. A dead process on the same machine is noticed at once; this is for the others, and for an event
             loop that is blocked. A process that cannot renew its lease stops its own runs before it is over.
-        sweep: How often to look for expired, lost and forgotten tasks.
-        look: How often to compare the runs of this process with their rows, for hints that were lost.
-        drain: How long a shutdown waits for running tools.
-        stop: How long it then waits for tools that were told to stop.
-        progress: The least time between two progress reports of one task that reach the store.
-        trial: How long a run is watched by itself after too many were lost. It doubles with every further loss.
-        waiting_runs: How many runs may wait in memory without a slot. Those beyond it keep theirs.
+        sweep_interval: How often to look for expired, lost and forgotten tasks.
+        look_interval: How often to compare the runs of this process with their rows, for hints that were lost.
+        drain_timeout: How long a shutdown waits for running tools.
+        stop_timeout: How long it then waits for tools that were told to stop.
+        progress_interval: The least time between two progress reports of one task that reach the store.
+        trial_duration: How long a run is watched by itself after too many were lost. It doubles with every further loss.
+        max_waiting_runs: How many runs may wait in memory without a slot. Those beyond it keep theirs.
     """
 
-    lease: timedelta = timedelta(seconds=15)
-    sweep: timedelta = timedelta(seconds=1)
-    look: timedelta = timedelta(seconds=3)
-    drain: timedelta = timedelta(seconds=5)
-    stop: timedelta = timedelta(seconds=2)
-    progress: timedelta = timedelta(milliseconds=200)
-    trial: timedelta = timedelta(seconds=10)
-    waiting_runs: int = 1_000
+    lease_duration: timedelta = timedelta(seconds=15)
+    sweep_interval: timedelta = timedelta(seconds=1)
+    look_interval: timedelta = timedelta(seconds=3)
+    drain_timeout: timedelta = timedelta(seconds=5)
+    stop_timeout: timedelta = timedelta(seconds=2)
+    progress_interval: timedelta = timedelta(milliseconds=200)
+    trial_duration: timedelta = timedelta(seconds=10)
+    max_waiting_runs: int = 1_000
 
     def __post_init__(self) -> None:
-        for name in ("lease", "sweep", "look", "drain", "stop", "progress", "trial"):
-            check_duration(name, getattr(self, name), zero=name not in ("lease", "sweep", "look"))
-        if isinstance(self.waiting_runs, bool) or not isinstance(self.waiting_runs, int) or self.waiting_runs < 0:
-            raise InvalidOption(f"waiting_runs must be a whole number, got {self.waiting_runs!r}")
+        durations = (
+            "lease_duration",
+            "sweep_interval",
+            "look_interval",
+            "drain_timeout",
+            "stop_timeout",
+            "progress_interval",
+            "trial_duration",
+        )
+        for name in durations:
+            check_duration(
+                name, getattr(self, name), zero=name not in ("lease_duration", "sweep_interval", "look_interval")
+            )
+        if (
+            isinstance(self.max_waiting_runs, bool)
+            or not isinstance(self.max_waiting_runs, int)
+            or self.max_waiting_runs < 0
+        ):
+            raise InvalidOption(f"max_waiting_runs must be a whole number, got {self.max_waiting_runs!r}")

@@ -90,7 +90,7 @@ class Run:
         self._questions = Questions(self, replay)
         self._timers = Timers(self, replay)
         self._steps = Steps(self, replay)
-        self._progress = ProgressThrottle(self._write_progress, host.settings.progress)
+        self._progress = ProgressThrottle(self._write_progress, host.settings.progress_interval)
         self._scope = anyio.CancelScope()
         self._cancelled = threading.Event()
         self._writing = asyncio.Lock()
@@ -170,7 +170,7 @@ class Run:
         if record.version <= self.record.version:
             return
         self.record = record
-        if record.is_final or record.attempt != self.attempt or record.holder is None:
+        if record.is_final or record.attempt != self.attempt or record.worker is None:
             self.stop()
         else:
             self._questions.look(record)
@@ -256,7 +256,7 @@ class Run:
 
     def _park_after(self, keys: frozenset[str], wake_at: datetime | None) -> float:
         """Seconds to stay in memory first. A sleep is known to be long or short; an answer may come any time."""
-        hold = self.policy.hold.total_seconds()
+        hold = self.policy.park_after.total_seconds()
         if keys or wake_at is None:
             return hold
         return 0.0 if (wake_at - self.now()).total_seconds() > hold else inf

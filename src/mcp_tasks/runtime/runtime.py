@@ -34,7 +34,7 @@ from mcp_tasks.errors import (
 from mcp_tasks.runtime.alarms import Alarms
 from mcp_tasks.runtime.claims import Claims
 from mcp_tasks.runtime.context import current_run
-from mcp_tasks.runtime.holder import new_holder
+from mcp_tasks.runtime.worker_name import new_worker_name
 from mcp_tasks.runtime.janitor import Janitor
 from mcp_tasks.runtime.lease import Lease, uptime
 from mcp_tasks.runtime.life import State
@@ -93,18 +93,18 @@ class TaskRuntime:
         self.settings = settings or Settings()
         self.policy = policy
         self.namespace = namespace
-        self.holder = new_holder()
+        self.worker = new_worker_name()
         self.describe = describe
         self.now = clock
         self.monotonic = monotonic
         self.alarms = Alarms(clock)
-        self.parking = Parking(current_run, WaitingRoom(self.settings.waiting_runs))
+        self.parking = Parking(current_run, WaitingRoom(self.settings.max_waiting_runs))
         self.janitor = Janitor(self)
         self.claims = Claims(self)
         self.lookout = Lookout(self, lambda: self._runs)
         self.lease = Lease(
-            self.settings.lease,
-            beat=lambda: store.beat(self.holder, namespace=namespace),
+            self.settings.lease_duration,
+            beat=lambda: store.heartbeat(self.worker, namespace=namespace),
             look=self.lookout.look,
             stop_runs=self._stop_work,
             take_up=self.janitor.take_up,
@@ -166,9 +166,9 @@ class TaskRuntime:
             service.cancel()
         self._services = []
         self._stop_runs()
-        await self.engine.stop(self.settings.stop)
+        await self.engine.stop(self.settings.stop_timeout)
         # What a real death leaves to the lease: here the process goes on, and would seem alive.
-        await self.store.retire(self.holder)
+        await self.store.retire(self.worker)
 
     async def create(
         self,
@@ -201,12 +201,12 @@ class TaskRuntime:
         if before_start is not None:
             before_start(record.id)
         # Without a lease nothing is claimed; what is only queued may be started by whoever has one.
-        place = self.engine.reserve() if self.lease.is_held else None
+        place = self.engine.reserve() if self.lease.is_valid else None
         if place is None:
             await self.store.create(record)
             await self.submit(record.id)
             return record
-        record = apply(record, RunStarted(holder=self.holder), record.created_at)
+        record = apply(record, RunStarted(worker=self.worker), record.created_at)
         try:
             # Shielded: a request that is given up now would leave a task that is ours, and that we do not run.
             with anyio.CancelScope(shield=True):
@@ -315,7 +315,7 @@ class TaskRuntime:
         with self.changes.listen([task_id]) as hints, anyio.move_on_after(timeout.total_seconds()):
             record = await self.store.get(task_id)
             while record is not None and not condition(record):
-                with anyio.move_on_after(self.settings.look.total_seconds()):
+                with anyio.move_on_after(self.settings.look_interval.total_seconds()):
                     # A hint may be lost; the store is the truth.
                     await anext(hints)
                 record = await self.store.get(task_id)
@@ -337,7 +337,7 @@ class TaskRuntime:
 
     def write_later(self, record: TaskRecord, events: Sequence[Event], entries: Sequence[JournalEntry]) -> None:
         """Write this when the lease is renewed, if the task is still ours then."""
-        if not self.lease.is_held:
+        if not self.lease.is_valid:
             self._late.append((record, events, entries))
 
     async def write_late(self) -> None:
@@ -362,7 +362,7 @@ class TaskRuntime:
             self._runs[task_id] = run
             try:
                 # Lost while the task was being claimed: it is given up with the others, and its tool never began.
-                if self.lease.is_held:
+                if self.lease.is_valid:
                     await run.execute(self._body)
             finally:
                 del self._runs[task_id]
@@ -420,7 +420,7 @@ class TaskRuntime:
     async def _drain(self) -> None:
         """Give running tools their time. What a run that only waits is waiting for may take days: it is let go at once,
         and so is one that comes to such a wait meanwhile."""
-        draining = asyncio.create_task(self.engine.drain(self.settings.drain))
+        draining = asyncio.create_task(self.engine.drain(self.settings.drain_timeout))
         try:
             while not draining.done():
                 await self.parking.park_all()
@@ -437,8 +437,8 @@ class TaskRuntime:
         for run in list(self._runs.values()):
             await self._interrupt(run)
         try:
-            await self.engine.stop(self.settings.stop)
-            await self.store.retire(self.holder)
+            await self.engine.stop(self.settings.stop_timeout)
+            await self.store.retire(self.worker)
         except StoreError as exc:
             logger.warning("could not sign off from the store: %s", exc)
         finally:

@@ -149,7 +149,7 @@ class Tasks(Extension):
         max_runtime: timedelta | None = None,
         poll_interval: timedelta | None = None,
         grace: timedelta | None = None,
-        hold: timedelta | None = None,
+        park_after: timedelta | None = None,
         max_wait: timedelta | None = None,
         max_lost_runs: int | None = None,
         asks_first: bool | None = None,
@@ -167,7 +167,7 @@ class Tasks(Extension):
             max_runtime: Stop the work after this long, and say so.
             poll_interval: A fixed interval to suggest to clients, instead of one that grows with the task's age.
             grace: How long a call waits for this tool before it answers with a task.
-            hold: How long a run that can be started again stays in memory while it waits for an answer.
+            park_after: How long a run that can be started again stays in memory while it waits for an answer.
             max_wait: How long a question of the tool may stay unanswered before the task fails, and says so.
             max_lost_runs: How many runs in a row may die with their process, without getting any further, before the
                 task fails and says so.
@@ -187,7 +187,7 @@ class Tasks(Extension):
             max_runtime=max_runtime,
             poll_interval=poll_interval,
             grace=grace,
-            hold=hold,
+            park_after=hold,
             max_wait=max_wait,
             max_lost_runs=max_lost_runs,
             asks_first=bool(asks_first),

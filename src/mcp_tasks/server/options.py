@@ -41,7 +41,7 @@ class TaskOptions:
     max_runtime: timedelta | None = None
     poll_interval: timedelta | None = None
     grace: timedelta | None = None
-    hold: timedelta | None = None
+    park_after: timedelta | None = None
     max_wait: timedelta | None = None
     max_lost_runs: int | None = None
     asks_first: bool = False
@@ -54,10 +54,10 @@ class TaskOptions:
         lost = self.max_lost_runs
         if lost is not None and (not isinstance(lost, int) or isinstance(lost, bool) or lost < 1):
             raise InvalidOption(f"max_lost_runs must be a whole number from 1, got {lost!r}")
-        for name in ("ttl", "max_runtime", "poll_interval", "grace", "hold", "max_wait"):
+        for name in ("ttl", "max_runtime", "poll_interval", "grace", "park_after", "max_wait"):
             value: object = getattr(self, name)
             if value is not None and not isinstance(value, Unset):
-                check_duration(name, value, zero=name in ("grace", "hold"))
+                check_duration(name, value, zero=name in ("grace", "park_after"))
 
     def policy(self, annotations: ToolAnnotations | None, usual: TaskOptions | None = None) -> ToolPolicy:
         """How runs of the tool are treated, given what it says of itself and what holds for all tools."""
@@ -67,7 +67,7 @@ class TaskOptions:
         return ToolPolicy(
             rerun=rerun,
             max_runtime=self.max_runtime,
-            hold=default.hold if self.hold is None else self.hold,
+            park_after=default.park_after if self.park_after is None else self.park_after,
             max_wait=for_all.max_wait if self.max_wait is None else self.max_wait,
             max_lost_runs=self.max_lost_runs or for_all.max_lost_runs or default.max_lost_runs,
         )

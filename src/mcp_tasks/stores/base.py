@@ -12,6 +12,9 @@ The contract, once for all verbs:
   have been written, but never in part.
 - *Errors.* A driver's exception never escapes: it becomes `StoreUnavailable` (try again later), `StoreCorrupt` (do
   not) or `ValueNotStorable` (never with this value), with the cause kept.
+- *Small rows.* A record is one small row. Request, outcome and journal are kept beside it, and nothing but `request`,
+  `outcome` and `journal` reads them: a poll of a task with megabytes of arguments costs what any poll costs. Reading or
+  writing something large does not hold the event loop.
 - *One bad row is one bad task.* A row that cannot be read raises `TaskUnreadable` from `get` and `journal` of that task
   and from nothing else. Sweeps therefore return ids, which need no decoding; `list` leaves such tasks out.
 - *No clocks.* No store compares times of two processes: a heartbeat is a number that grows, and who watches it
@@ -26,10 +29,11 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from enum import Enum
+from typing import Final, Literal, Protocol, TypeAlias
 
 from mcp_tasks.core.journal import JournalEntry
-from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 
 
@@ -57,6 +61,34 @@ class Hint:
     version: int
 
 
+@dataclass(frozen=True, slots=True)
+class OwnedBy:
+    """The tasks of one owner."""
+
+    owner: str
+
+
+class Anyone(Enum):
+    """Whose tasks to list, where that is not one owner."""
+
+    UNOWNED = "unowned"
+    EVERYBODY = "everybody"
+
+
+UNOWNED: Final = Anyone.UNOWNED
+"""The tasks that nobody owns: those of clients without a name."""
+
+EVERYBODY: Final = Anyone.EVERYBODY
+"""All tasks, whoever owns them: for operators, never for a client."""
+
+Whose: TypeAlias = OwnedBy | Literal[Anyone.UNOWNED, Anyone.EVERYBODY]
+
+
+def owned_by(owner: str | None) -> Whose:
+    """The tasks of a caller, who may have no name."""
+    return UNOWNED if owner is None else OwnedBy(owner)
+
+
 class Store(Protocol):
     """Keeps task records, their journals, and who is alive to run them."""
 
@@ -76,12 +108,16 @@ class Store(Protocol):
         """Finish what was asked for and let go of all resources. Safe twice, and before `open`."""
         ...
 
-    async def create(self, record: TaskRecord) -> None:
-        """Keep a new task.
+    async def create(self, record: TaskRecord, request: TaskRequest, *, key: str | None = None) -> TaskRecord:
+        """Keep a new task with its request, and return it.
+
+        With an idempotency `key`: if a task of the same owner and namespace stands under it, nothing is written, and
+        that task is returned as it is now. One that has expired as of `record.created_at` does not count, and gives
+        way. However many create under one key at once, exactly one of them makes a task.
 
         Raises:
             TaskExists: The id is taken.
-            ValueNotStorable: The record is too large, or not JSON. Nobody else's write fails with it.
+            ValueNotStorable: The record or the request is too large, or not JSON. Nobody else's write fails with it.
         """
         ...
 
@@ -93,11 +129,35 @@ class Store(Protocol):
         """
         ...
 
-    async def save(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry] = ()) -> None:
-        """Replace the record if it is still at version `expected`, and append `entries` to its journal.
+    async def request(self, task_id: str) -> TaskRequest | None:
+        """What was asked for; None if there is no such task.
 
-        Both happen or neither does, so an answer and the status it changes are never apart. Owner, request and
-        creation of a task never change, so a store need not write them again.
+        Raises:
+            TaskUnreadable: It cannot be read.
+        """
+        ...
+
+    async def outcome(self, task_id: str) -> Outcome | None:
+        """How the task ended; None if it has not, or ended without one, or there is no such task.
+
+        Raises:
+            TaskUnreadable: It cannot be read.
+        """
+        ...
+
+    async def save(
+        self,
+        record: TaskRecord,
+        *,
+        expected: int,
+        entries: Sequence[JournalEntry] = (),
+        outcome: Outcome | None = None,
+    ) -> None:
+        """Replace the record if it is still at version `expected`, append `entries` to its journal, keep its outcome.
+
+        All of it happens or none, so an answer and the status it changes are never apart. Owner, namespace, method,
+        name and creation of a task never change, so a store need not write them again. The numbers of `entries` are
+        the store's to give: larger than that of every entry which the task has.
 
         Raises:
             VersionConflict: Somebody saved first, or the task is gone.
@@ -106,15 +166,15 @@ class Store(Protocol):
         ...
 
     async def delete(self, task_id: str, *, expected: int) -> None:
-        """Forget the task and its journal if it is still at version `expected`.
+        """Forget the task with all that is kept beside it if it is still at version `expected`.
 
         Raises:
             VersionConflict: Somebody saved first, or the task is gone.
         """
         ...
 
-    async def journal(self, task_id: str) -> Sequence[JournalEntry]:
-        """The task's journal in the order of writing; empty for an unknown task.
+    async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
+        """The entries of the task's journal with a number beyond `after`, in order; empty for an unknown task.
 
         Raises:
             TaskUnreadable: An entry cannot be read.
@@ -123,13 +183,15 @@ class Store(Protocol):
 
     async def list(
         self,
+        namespace: str,
+        whose: Whose,
         *,
-        owner: str | None = None,
+        now: datetime,
         status: TaskStatus | None = None,
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
-        """Tasks in the order of creation (then id), of one owner or all, in one status or any.
+        """Tasks of the namespace in the order of creation (then id), in one status or any; not those expired by `now`.
 
         The cursor is opaque. Tasks that exist from the first page to the last are listed exactly once. Tasks that
         cannot be read are left out and logged, so a page may be short of `limit` and yet not be the last.
@@ -154,8 +216,8 @@ class Store(Protocol):
         """Parked tasks of the namespace whose `ready_at` has come, longest overdue first."""
         ...
 
-    async def held(self, holder: str, *, cursor: str | None = None, limit: int) -> IdPage:
-        """Tasks that `holder` has, in the order of creation."""
+    async def claimed(self, worker: str, *, cursor: str | None = None, limit: int) -> IdPage:
+        """Tasks that `worker` has, in the order of creation."""
         ...
 
     async def expired(self, now: datetime, *, limit: int) -> Sequence[Hint]:
@@ -166,23 +228,23 @@ class Store(Protocol):
         """The version of each of these tasks, in one look; those that are gone are left out."""
         ...
 
-    async def beat(self, holder: str, *, namespace: str) -> None:
-        """Renew the lease of `holder`: its count goes up by one, from 1. It beats for one namespace, the last it named.
+    async def heartbeat(self, worker: str, *, namespace: str) -> None:
+        """Renew the lease of `worker`: its count goes up by one, from 1. It beats for one namespace, the last it named.
 
         One row per process instead of one per task: a lease costs the same with one running task or 10,000.
         """
         ...
 
-    async def holders(self, namespace: str) -> dict[str, int]:
-        """Every holder that beats for the namespace or has a task in it, and how often it has beaten.
+    async def workers(self, namespace: str) -> dict[str, int]:
+        """Every worker that beats for the namespace or has a task in it, and how often it has beaten.
 
-        A holder that has a task but no heartbeat (it retired, or never beat) is listed with 0. One that has a task
+        A worker that has a task but no heartbeat (it retired, or never beat) is listed with 0. One that has a task
         here and beats for another namespace is listed with its beats: it is alive.
         """
         ...
 
-    async def retire(self, holder: str) -> None:
-        """Forget the heartbeat of `holder`. Retiring an unknown one does nothing."""
+    async def retire(self, worker: str) -> None:
+        """Forget the heartbeat of `worker`. Retiring an unknown one does nothing."""
         ...
 
     def notifier(self) -> Notifier:

@@ -106,8 +106,8 @@ def encode_state(record: TaskRecord) -> str:
         state["result"] = _plain(record.result)
     if record.error is not None:
         state["error"] = _plain(record.error)
-    if record.holder is not None:
-        state["holder"] = record.holder
+    if record.worker is not None:
+        state["worker"] = record.worker
     if record.lost:
         state["lost"] = record.lost
     if record.trial is not None:
@@ -204,7 +204,7 @@ _STATE_TYPES: _Types = {
     "attempt": int,
     "lost": int,
     "message": str,
-    "holder": str,
+    "worker": str,
     "progress": list,
     "inputs": dict,
     "result": dict,
@@ -303,7 +303,7 @@ def _record(task_id: str, namespace: str, request: TaskRequest, fields: JsonObje
         ttl=_duration(fields.get("ttl")),
         poll_interval=_duration(fields.get("poll")),
         attempt=fields["attempt"],
-        holder=fields.get("holder"),
+        worker=fields.get("worker"),
         lost=fields.get("lost", 0),
         trial=fields.get("trial"),
         version=fields["version"],

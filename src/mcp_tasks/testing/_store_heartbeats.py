@@ -16,71 +16,71 @@ class HeartbeatTests(StoreTests):
 
     async def test_a_heartbeat_is_a_number_that_grows_by_one(self, store: Store) -> None:
         for expected in (1, 2, 3):
-            await store.beat("worker", namespace="demo")
-            assert await store.holders("demo") == {"worker": expected}
-        await store.beat("other ☃", namespace="demo")
-        assert await store.holders("demo") == {"worker": 3, "other ☃": 1}
+            await store.heartbeat("worker", namespace="demo")
+            assert await store.workers("demo") == {"worker": expected}
+        await store.heartbeat("other ☃", namespace="demo")
+        assert await store.workers("demo") == {"worker": 3, "other ☃": 1}
 
-    async def test_holders_are_known_to_the_server_they_beat_for(self, store: Store) -> None:
-        await store.beat("one", namespace="demo")
-        await store.beat("two", namespace="another")
-        assert await store.holders("demo") == {"one": 1}
-        assert await store.holders("another") == {"two": 1}
-        assert await store.holders("") == {}
+    async def test_workers_are_known_to_the_server_they_beat_for(self, store: Store) -> None:
+        await store.heartbeat("one", namespace="demo")
+        await store.heartbeat("two", namespace="another")
+        assert await store.workers("demo") == {"one": 1}
+        assert await store.workers("another") == {"two": 1}
+        assert await store.workers("") == {}
 
-    async def test_a_holder_beats_for_the_namespace_it_named_last(self, store: Store) -> None:
-        await store.beat("worker", namespace="demo")
-        await store.beat("worker", namespace="another")
-        assert await store.holders("demo") == {}
-        assert await store.holders("another") == {"worker": 2}
+    async def test_a_worker_beats_for_the_namespace_it_named_last(self, store: Store) -> None:
+        await store.heartbeat("worker", namespace="demo")
+        await store.heartbeat("worker", namespace="another")
+        assert await store.workers("demo") == {}
+        assert await store.workers("another") == {"worker": 2}
 
-    async def test_a_holder_that_never_beat_is_known_by_its_tasks(self, store: Store) -> None:
+    async def test_a_worker_that_never_beat_is_known_by_its_tasks(self, store: Store) -> None:
         await create_all(
             store,
-            make_record(holder="silent", namespace="demo"),
-            make_record(holder="silent", namespace="demo"),
-            make_record(holder="beating", namespace="demo"),
-            make_record(holder="elsewhere", namespace="another"),
+            make_record(worker="silent", namespace="demo"),
+            make_record(worker="silent", namespace="demo"),
+            make_record(worker="beating", namespace="demo"),
+            make_record(worker="elsewhere", namespace="another"),
             make_record(namespace="demo"),
         )
-        await store.beat("beating", namespace="demo")
-        assert await store.holders("demo") == {"silent": 0, "beating": 1}
-        assert await store.holders("another") == {"elsewhere": 0}
+        await store.heartbeat("beating", namespace="demo")
+        assert await store.workers("demo") == {"silent": 0, "beating": 1}
+        assert await store.workers("another") == {"elsewhere": 0}
 
-    async def test_a_holder_that_beats_for_another_server_is_alive_for_its_tasks_here(self, store: Store) -> None:
-        await store.create(make_record(holder="worker", namespace="demo"))
-        await store.beat("worker", namespace="another")
-        assert await store.holders("demo") == {"worker": 1}
+    async def test_a_worker_that_beats_for_another_server_is_alive_for_its_tasks_here(self, store: Store) -> None:
+        await store.create(make_record(worker="worker", namespace="demo"))
+        await store.heartbeat("worker", namespace="another")
+        assert await store.workers("demo") == {"worker": 1}
 
-    async def test_a_retired_holder_is_known_only_while_it_has_a_task(self, store: Store) -> None:
-        record = make_record(holder="busy", namespace="demo")
+    async def test_a_retired_worker_is_known_only_while_it_has_a_task(self, store: Store) -> None:
+        record = make_record(worker="busy", namespace="demo")
         await store.create(record)
-        for holder in ("busy", "idle"):
-            await store.beat(holder, namespace="demo")
-        for holder in ("busy", "idle", "unknown"):
-            await store.retire(holder)
-        assert await store.holders("demo") == {"busy": 0}
-        await store.save(replace(record, version=2, holder=None), expected=1)
-        assert await store.holders("demo") == {}
+        for worker in ("busy", "idle"):
+            await store.heartbeat(worker, namespace="demo")
+        for worker in ("busy", "idle", "unknown"):
+            await store.retire(worker)
+        assert await store.workers("demo") == {"busy": 0}
+        await store.save(replace(record, version=2, worker=None), expected=1)
+        assert await store.workers("demo") == {}
 
-    async def test_a_retired_holder_that_beats_again_begins_at_one(self, store: Store) -> None:
+    async def test_a_retired_worker_that_beats_again_begins_at_one(self, store: Store) -> None:
         for _ in range(3):
-            await store.beat("worker", namespace="demo")
+            await store.heartbeat("worker", namespace="demo")
         await store.retire("worker")
-        await store.beat("worker", namespace="demo")
-        assert await store.holders("demo") == {"worker": 1}
+        await store.heartbeat("worker", namespace="demo")
+        assert await store.workers("demo") == {"worker": 1}
 
     async def test_beats_at_the_same_time_are_all_counted(self, store: Store) -> None:
         async with anyio.create_task_group() as group:
             for _ in range(30):
-                group.start_soon(lambda: store.beat("worker", namespace="demo"))
-        assert await store.holders("demo") == {"worker": 30}
+                group.start_soon(lambda: store.heartbeat("worker", namespace="demo"))
+        assert await store.workers("demo") == {"worker": 30}
 
     async def test_beats_of_one_process_are_seen_to_grow_by_another(self, store: Store, peer: Store) -> None:
         for beats in (1, 2, 3):
-            await peer.beat("worker", namespace="demo")
-            assert await store.holders("demo") == {"worker": beats}
-        await store.beat("worker", namespace="demo")
-        assert await peer.holders("demo") == {"worker": 4}
+            await peer.heartbeat("worker", namespace="demo")
+            assert await store.workers("demo") == {"worker": beats}
+        await store.heartbeat("worker", namespace="demo")
+        assert await peer.workers("demo") == {"worker": 4}
         await store.retire("worker")
-        assert await peer.holders("demo") == {}
+        assert await peer.workers("demo") == {}

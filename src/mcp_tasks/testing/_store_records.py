@@ -82,7 +82,7 @@ def full_record() -> TaskRecord:
         ttl=timedelta(hours=6, microseconds=1),
         poll_interval=timedelta(milliseconds=1, microseconds=500),
         attempt=3,
-        holder="worker-1",
+        worker="worker-1",
         started_at=created + timedelta(microseconds=3),
         wake_at=created + timedelta(days=1, microseconds=5),
         lost=2,
@@ -123,10 +123,10 @@ class RecordTests(StoreTests):
         assert await store.get(task_id) is None
         assert list(await store.journal(task_id)) == []
         assert list((await store.list(owner=task_id)).records) == []
-        for page in (await store.held(task_id, limit=1), await store.queued(task_id, limit=1)):
+        for page in (await store.claimed(task_id, limit=1), await store.queued(task_id, limit=1)):
             assert (list(page.ids), page.cursor) == ([], None)
         assert list((await store.due(task_id, NOON, limit=1)).ids) == []
-        assert await store.holders(task_id) == {}
+        assert await store.workers(task_id) == {}
         assert await store.versions([task_id]) == {}
         with pytest.raises(VersionConflict):
             await store.save(make_record(id=task_id, version=2), expected=1)
@@ -227,9 +227,9 @@ class RecordTests(StoreTests):
         record = full_record()
         await store.create(record)
         await store.save(record, expected=record.version, entries=[STEP])
-        await store.beat("worker-2", namespace="demo")
+        await store.heartbeat("worker-2", namespace="demo")
         await store.close()
         await store.open(namespace="another server")
         assert await store.get(record.id) == record
         assert list(await store.journal(record.id)) == [STEP]
-        assert await store.holders("demo") == {"worker-2": 1}
+        assert await store.workers("demo") == {"worker-2": 1}

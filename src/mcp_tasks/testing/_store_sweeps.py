@@ -54,7 +54,7 @@ KINDS = ("queued", "due", "held")
 
 
 def sweep_of(store: Store, kind: str) -> Sweep:
-    """The sweep of the server `demo`, or of the holder `worker`."""
+    """The sweep of the server `demo`, or of the worker `worker`."""
     sweeps: dict[str, Sweep] = {
         "queued": partial(store.queued, "demo"),
         "due": partial(store.due, "demo", LATER),
@@ -69,15 +69,15 @@ def found_by(kind: str, number: int) -> TaskRecord:
     fields: dict[str, dict[str, Any]] = {
         "queued": {"created_at": instant},
         "due": {"wake_at": instant, "created_at": LATER - SECOND * number},
-        "held": {"created_at": instant, "holder": "worker"},
+        "held": {"created_at": instant, "worker": "worker"},
     }
     return make_record(id=f"t{number:02}", namespace="demo", **fields[kind])
 
 
 def taken_from(kind: str, record: TaskRecord) -> TaskRecord:
     """The task one version on, where the sweep does not give it any more."""
-    holder = "another" if kind == "held" else "worker"
-    return replace(record, version=2, holder=holder, attempt=1, wake_at=None)
+    worker = "another" if kind == "held" else "worker"
+    return replace(record, version=2, worker=worker, attempt=1, wake_at=None)
 
 
 class SweepTests(StoreTests):
@@ -90,7 +90,7 @@ class SweepTests(StoreTests):
             make_record(id="b", namespace="demo"),
             make_record(id="a", namespace="demo"),
             make_record(id="answered in part", namespace="demo", status=TaskStatus.INPUT_REQUIRED, wake_at=ALWAYS),
-            make_record(id="held", namespace="demo", holder="worker"),
+            make_record(id="held", namespace="demo", worker="worker"),
             make_record(id="parked", namespace="demo", status=TaskStatus.INPUT_REQUIRED),
             make_record(id="asleep", namespace="demo", wake_at=NOON - SECOND),
             make_record(id="ended", namespace="demo", status=TaskStatus.CANCELLED),
@@ -109,7 +109,7 @@ class SweepTests(StoreTests):
             parked(id="queued", wake_at=None),
             parked(id="woken by an answer", wake_at=ALWAYS, status=TaskStatus.INPUT_REQUIRED),
             parked(id="waits for a person", wake_at=None, status=TaskStatus.INPUT_REQUIRED),
-            parked(id="held", holder="worker"),
+            parked(id="held", worker="worker"),
             parked(id="ended", status=TaskStatus.FAILED),
         )
         assert await swept(partial(store.due, "demo", NOON)) == ["before 1970", "asking", "a", "b", "now"]
@@ -122,13 +122,13 @@ class SweepTests(StoreTests):
             "soon",
         ]
 
-    async def test_held_are_the_tasks_of_one_holder_oldest_first(self, store: Store) -> None:
+    async def test_held_are_the_tasks_of_one_worker_oldest_first(self, store: Store) -> None:
         await create_all(
             store,
-            make_record(id="late", created_at=NOON + SECOND, holder="worker"),
-            make_record(id="b", holder="worker", namespace="demo"),
-            make_record(id="a", holder="worker", status=TaskStatus.INPUT_REQUIRED),
-            make_record(id="other", holder="worker 2"),
+            make_record(id="late", created_at=NOON + SECOND, worker="worker"),
+            make_record(id="b", worker="worker", namespace="demo"),
+            make_record(id="a", worker="worker", status=TaskStatus.INPUT_REQUIRED),
+            make_record(id="other", worker="worker 2"),
             make_record(id="free"),
         )
         assert await swept(partial(store.held, "worker")) == ["a", "b", "late"]
@@ -194,8 +194,8 @@ class SweepTests(StoreTests):
 
     async def test_a_save_moves_a_task_from_one_sweep_to_the_next(self, store: Store) -> None:
         record = make_record(namespace="demo", ttl=SECOND)
-        held = replace(record, version=2, holder="worker", attempt=1)
-        asleep = replace(held, version=3, holder=None, wake_at=NOON)
+        held = replace(record, version=2, worker="worker", attempt=1)
+        asleep = replace(held, version=3, worker=None, wake_at=NOON)
         ended = replace(asleep, version=4, wake_at=None, status=TaskStatus.COMPLETED, finished_at=NOON)
 
         async def seen() -> list[str]:

@@ -150,10 +150,10 @@ class StoreMachine(RuleBasedStateMachine):
         readings: dict[str, Any] = {"versions": await store.versions([*self.known, "never there"])}
         for task_id in self.known:
             readings[f"task {task_id}"] = await store.get(task_id), list(await store.journal(task_id))
-        for holder in HOLDERS:
-            readings[f"held by {holder}"] = await _all_ids(partial(store.held, holder), limit=3)
+        for worker in HOLDERS:
+            readings[f"held by {worker}"] = await _all_ids(partial(store.held, worker), limit=3)
         for namespace in NAMESPACES:
-            readings[f"holders {namespace}"] = await store.holders(namespace)
+            readings[f"workers {namespace}"] = await store.workers(namespace)
             readings[f"queued {namespace}"] = await _all_ids(partial(store.queued, namespace), limit=2)
             readings[f"due {namespace}"] = await _all_ids(partial(store.due, namespace, now), limit=2)
         for limit in (2, 100):
@@ -276,8 +276,8 @@ def _reads() -> st.SearchStrategy[Plan]:
 
 
 def _beats() -> st.SearchStrategy[Plan]:
-    return st.sampled_from(list(HOLDERS)).map(lambda holder: lambda machine: Beat(holder))
+    return st.sampled_from(list(HOLDERS)).map(lambda worker: lambda machine: Beat(worker))
 
 
 def _retirements() -> st.SearchStrategy[Plan]:
-    return st.sampled_from(list(HOLDERS)).map(lambda holder: lambda machine: Retire(holder))
+    return st.sampled_from(list(HOLDERS)).map(lambda worker: lambda machine: Retire(worker))

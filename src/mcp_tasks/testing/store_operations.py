@@ -70,26 +70,26 @@ class Delete:
 
 @dataclass(frozen=True)
 class Beat:
-    holder: str
+    worker: str
 
     @property
     def subject(self) -> str:
-        return f"holder {self.holder}"
+        return f"worker {self.worker}"
 
     async def run(self, store: Store) -> object:
-        return await store.beat(self.holder, namespace=HOLDERS[self.holder])
+        return await store.heartbeat(self.worker, namespace=HOLDERS[self.worker])
 
 
 @dataclass(frozen=True)
 class Retire:
-    holder: str
+    worker: str
 
     @property
     def subject(self) -> str:
-        return f"holder {self.holder}"
+        return f"worker {self.worker}"
 
     async def run(self, store: Store) -> object:
-        return await store.retire(self.holder)
+        return await store.retire(self.worker)
 
 
 Operation: TypeAlias = Create | Get | Save | Delete | Beat | Retire
@@ -137,7 +137,7 @@ async def follow(oracle: MemoryStore, done: Sequence[Done], stores: Sequence[Sto
     Raises:
         AssertionError: There is no such order.
     """
-    # Operations on different tasks (or holders) do not see each other, so each subject has its own order.
+    # Operations on different tasks (or workers) do not see each other, so each subject has its own order.
     for subject in dict.fromkeys(operation.subject for operation, _ in done):
         mine = [pair for pair in done if pair[0].subject == subject]
         for order in permutations(mine):
@@ -161,20 +161,20 @@ async def _explains(order: Sequence[Done], oracle: MemoryStore, stores: Sequence
 
 
 async def _copy(source: Store, target: Store, kind: str, name: str) -> None:
-    if kind == "holder":
+    if kind == "worker":
         for _ in range(await _beats(source, name)):
-            await target.beat(name, namespace=HOLDERS[name])
+            await target.heartbeat(name, namespace=HOLDERS[name])
     elif record := await source.get(name):
         await target.create(record)
         await target.save(record, expected=record.version, entries=await source.journal(name))
 
 
 async def _reading(store: Store, kind: str, name: str) -> object:
-    if kind == "holder":
+    if kind == "worker":
         return await _beats(store, name)
     return await store.get(name), list(await store.journal(name))
 
 
-async def _beats(store: Store, holder: str) -> int:
-    # A holder that is known only by its tasks did not beat, and neither did one that is not known.
-    return (await store.holders(HOLDERS[holder])).get(holder, 0)
+async def _beats(store: Store, worker: str) -> int:
+    # A worker that is known only by its tasks did not beat, and neither did one that is not known.
+    return (await store.workers(HOLDERS[worker])).get(worker, 0)

@@ -36,7 +36,7 @@ from mcp_tasks.core.journal import ENTRY_KINDS
 from mcp_tasks.core.record import ALWAYS
 
 HOLDERS = {"worker-1": "demo", "worker-2": "demo", "worker-☃": "dëmo ☃"}
-"""Holders and the namespace that each beats for. Few, so that tasks and beats meet."""
+"""Workers and the namespace that each beats for. Few, so that tasks and beats meet."""
 
 NAMESPACES = ("", *dict.fromkeys(HOLDERS.values()))
 """Few, so that servers meet in one store."""
@@ -120,7 +120,7 @@ def records(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[TaskRecord]:
         "ttl": st.none() | _durations,
         "poll_interval": st.none() | _durations,
         "attempt": st.integers(0, 2**31),
-        "holder": st.none() | st.sampled_from(list(HOLDERS)),
+        "worker": st.none() | st.sampled_from(list(HOLDERS)),
         "started_at": st.none() | _instants,
         "wake_at": st.none() | st.just(ALWAYS) | _instants,
         "lost": st.integers(0, 2**31),
@@ -142,11 +142,11 @@ class Chance:
     choice: int
     value: dict[str, Any]
     seconds: int
-    holder: str
+    worker: str
 
     def for_record(self, record: TaskRecord, now: datetime) -> Happening:
         """An event that fits the state of `record`, with realistic journal entries."""
-        now_possible = _OF_A_RUN if record.holder is not None else (_started, _started)
+        now_possible = _OF_A_RUN if record.worker is not None else (_started, _started)
         fitting = (*now_possible, _answered, _answered, _cancelled)
         return fitting[self.choice % len(fitting)](self, record, now)
 
@@ -159,7 +159,7 @@ def chances() -> st.SearchStrategy[Chance]:
         # A few odd ones: what JSON may be is for `records`, and each drawn byte here is one step less.
         value=st.sampled_from([{}, {"a": None}, {"text": "☃ \0 \ud800", "n": [2**70, 0.1]}]),
         seconds=st.sampled_from(MOMENTS),
-        holder=st.sampled_from(list(HOLDERS)),
+        worker=st.sampled_from(list(HOLDERS)),
     )
 
 
@@ -175,7 +175,7 @@ def _answered(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
 
 
 def _started(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
-    return RunStarted(holder=chance.holder), ()
+    return RunStarted(worker=chance.worker), ()
 
 
 def _asked(chance: Chance, record: TaskRecord, now: datetime) -> Happening:

@@ -47,7 +47,7 @@ def check_all_is_given_back(runtime: TaskRuntime) -> None:
     room, seats = runtime.parking.room, 0
     while room.enter(standing=False):
         seats += 1
-    assert seats == runtime.settings.waiting_runs, f"{seats} seats are left of {runtime.settings.waiting_runs}"
+    assert seats == runtime.settings.max_waiting_runs, f"{seats} seats are left of {runtime.settings.max_waiting_runs}"
 
 
 def check_history(history: Sequence[tuple[datetime, str, JournalEntry]]) -> None:

@@ -84,7 +84,7 @@ PLANS = st.builds(
     tools=st.lists(TOOLS, min_size=1, max_size=2).map(tuple),
     acts=st.lists(ACTS, max_size=8).map(tuple),
     faults=FAULTS,
-    hold=st.sampled_from((0.0, 0.0, 2.0, 3600.0)),
+    park_after=st.sampled_from((0.0, 0.0, 2.0, 3600.0)),
     slots=st.integers(1, 2),
     seats=st.integers(0, 2),
     joins=st.booleans(),

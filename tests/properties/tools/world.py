@@ -109,7 +109,7 @@ class World:
 
     def _new_runtime(self) -> TaskRuntime:
         async def policy(tool: str) -> ToolPolicy:
-            return ToolPolicy(rerun=True, hold=timedelta(seconds=self._plan.hold), max_lost_runs=1_000)
+            return ToolPolicy(rerun=True, park_after=timedelta(seconds=self._plan.hold), max_lost_runs=1_000)
 
         return TaskRuntime(
             store=self.store,
@@ -122,7 +122,11 @@ class World:
             new_id=lambda: f"task-{len(self._tasks)}",
             monotonic=self._loop.time,
             uptime=self._loop.time,
-            settings=Settings(lease=timedelta(minutes=1), sweep=timedelta(seconds=2), waiting_runs=self._plan.seats),
+            settings=Settings(
+                lease_duration=timedelta(minutes=1),
+                sweep_interval=timedelta(seconds=2),
+                max_waiting_runs=self._plan.seats,
+            ),
         )
 
     async def _body(self, run: Run) -> Outcome:
@@ -148,7 +152,7 @@ class World:
     async def _kill(self) -> None:
         self.witness.ending = True
         # What is just being claimed does not begin either.
-        self._runtime.lease.is_held = False
+        self._runtime.lease.is_valid = False
         await self._runtime.abandon()
         await self._next_life()
 

@@ -12,14 +12,14 @@ import secrets
 from pathlib import Path
 
 
-def new_holder() -> str:
+def new_worker_name() -> str:
     """A name for this process, unique to this call."""
     return "/".join((_place(), str(os.getpid()), _start_time(os.getpid()) or "?", secrets.token_hex(4)))
 
 
-def is_gone(holder: str) -> bool:
+def is_gone(worker: str) -> bool:
     """Whether the process of that name is known to have ended. False when that cannot be told."""
-    pid, started = _process_here(holder)
+    pid, started = _process_here(worker)
     if pid is None:
         return False
     if pid == os.getpid():
@@ -29,9 +29,9 @@ def is_gone(holder: str) -> bool:
     return not _is_running(pid, started)
 
 
-def _process_here(holder: str) -> tuple[int | None, str]:
+def _process_here(worker: str) -> tuple[int | None, str]:
     """Process id and start time in a name that was given on this boot and in this id space; no id for any other."""
-    place, _, rest = holder.partition("/")
+    place, _, rest = worker.partition("/")
     pid, _, rest = rest.partition("/")
     started, _, _ = rest.partition("/")
     return (int(pid) if place == _place() and pid.isdecimal() else None), started
