@@ -1,0 +1,1 @@
+"""Running the tools of an author from the records of their tasks."""
