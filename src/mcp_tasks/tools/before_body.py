@@ -1,24 +1,21 @@
-"""Questions a tool asks before its work begins (SEP-2663, "Composition with Multi Round-Trip Requests").
+"""Parameters that are asked for before the tool's body (SEP-2663, "Composition with Multi Round-Trip Requests").
 
-They SHOULD be settled on the original `tools/call`, and only the leg that does the work becomes a task. A tool asks
-before in one of two ways, and each is recognised by its own means:
+Questions before the work SHOULD be settled on the original `tools/call`, and only the leg that does the work becomes a
+task. A tool asks before in one of two ways, and each is recognised by its own means:
 
 - `Resolve(...)` parameters: the SDK asks for them before it enters the function. So a leg is run inline, and where
-  the function would be entered it ends: everything is answered, the task can be made.
+  the function would be entered it ends: everything is answered, the task can be made. That is what is here.
 - A body that returns an `InputRequiredResult` first: nobody can tell from outside where the asking ends. So the task
-  is made, and not announced until the body either asks by returning (then the question is answered inline and the
-  task is forgotten), or shows that it is at work, or has had some time.
+  is made first, and announced later: see `creation`.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 
 from mcp.server.context import HandlerResult
 from mcp.server.mcpserver.resolve import find_resolved_parameters, returns_input_required
@@ -28,31 +25,15 @@ from mcp_types import INTERNAL_ERROR, CallToolResult, InputRequiredResult
 from mcp_tasks.core.text import valid_json
 from mcp_tasks.errors import WiringError
 
-ANNOUNCE_AFTER: Final = timedelta(seconds=1)
-"""How long a body that may ask by returning is given to do so before its task is announced. A check that takes
-longer is not lost: the question is then asked in the task."""
-
-STARTED_VERSION: Final = 2
-"""Created is version 1, taken by a run is 2: anything after that is the body at work."""
-
-_inspecting: ContextVar[bool] = ContextVar("mcp_tasks_inspecting", default=False)
+_only_parameters: ContextVar[bool] = ContextVar("mcp_tasks_only_parameters", default=False)
+"""Whether the tool's function is not to be entered."""
 
 
-class BodyReached(MCPError):
+class _BodyReached(MCPError):
     """Everything before the tool's body is settled. An `MCPError`, because only those pass through the SDK's tool."""
 
     def __init__(self) -> None:
         super().__init__(code=INTERNAL_ERROR, message="the body of the tool was reached while only its parameters ran")
-
-
-@asynccontextmanager
-async def only_parameters() -> AsyncGenerator[None]:
-    """In here a tool with `Resolve(...)` parameters ends with `BodyReached` instead of doing its work."""
-    token = _inspecting.set(True)
-    try:
-        yield
-    finally:
-        _inspecting.reset(token)
 
 
 def resolves_parameters(function: Callable[..., Any]) -> bool:
@@ -70,30 +51,38 @@ def stop_at_body(function: Callable[..., Any]) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
-        async def guarded_async(*args: Any, **kwargs: Any) -> Any:
-            if _inspecting.get():
-                raise BodyReached
+        async def stopping_async(*args: Any, **kwargs: Any) -> Any:
+            _stop_if_only_parameters()
             return await function(*args, **kwargs)
 
-        return guarded_async
+        return stopping_async
 
     @functools.wraps(function)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        if _inspecting.get():
-            raise BodyReached
+    def stopping(*args: Any, **kwargs: Any) -> Any:
+        _stop_if_only_parameters()
         return function(*args, **kwargs)
 
-    return guarded
+    return stopping
 
 
-def settled_before_body(result: HandlerResult, tool: str) -> HandlerResult:
-    """The answer of a leg that ended before the tool's body: a question, or an error in its arguments.
+async def settle_parameters(call: Callable[[], Awaitable[HandlerResult]], tool: str) -> HandlerResult | None:
+    """Run a call of a tool whose function has a stop at its body, up to there.
+
+    Returns what the call is answered with (a question, or an error in its arguments); None if the body was reached, and
+    the work can begin.
 
     Raises:
-        WiringError: The body ran, so it is not the one that stops: the decorators are in the wrong order.
+        WiringError: The body ran, so it is not the one with the stop: the decorators are in the wrong order.
     """
+    token = _only_parameters.set(True)
+    try:
+        result = await call()
+    except _BodyReached:
+        return None
+    finally:
+        _only_parameters.reset(token)
     if isinstance(result, InputRequiredResult):
-        return readable(result)
+        return _readable(result)
     if isinstance(result, CallToolResult) and result.is_error:
         return result
     raise WiringError(
@@ -102,51 +91,16 @@ def settled_before_body(result: HandlerResult, tool: str) -> HandlerResult:
     )
 
 
-def readable(asked: InputRequiredResult) -> InputRequiredResult:
+def _stop_if_only_parameters() -> None:
+    if _only_parameters.get():
+        raise _BodyReached
+
+
+def _readable(asked: InputRequiredResult) -> InputRequiredResult:
     """The question in text that every client can parse."""
     dumped = asked.model_dump(by_alias=True, mode="json", exclude_none=True)
     valid = valid_json(dumped)
     return asked if valid == dumped else InputRequiredResult.model_validate(valid, by_name=False)
-
-
-class Guards:
-    """Tasks that are not announced yet, and what their tools asked by returning."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, InputRequiredResult | None] = {}
-
-    @contextmanager
-    def call(self) -> Generator[Guard]:
-        """While an original call is being answered. Whichever way it ends, nothing can be asked on it after that."""
-        guard = Guard(self._open)
-        try:
-            yield guard
-        finally:
-            guard.close()
-
-    def offer(self, task_id: str, asked: InputRequiredResult) -> bool:
-        """Ask on the original call; False if that has been answered already."""
-        if task_id not in self._open:
-            return False
-        self._open[task_id] = asked
-        return True
-
-
-class Guard:
-    """One original call, on which the tool of one task may ask."""
-
-    def __init__(self, opened: dict[str, InputRequiredResult | None]) -> None:
-        self._opened = opened
-        self._task_id: str | None = None
-
-    def open(self, task_id: str) -> None:
-        """From now on the tool of this task may ask on the original call."""
-        self._task_id = task_id
-        self._opened[task_id] = None
-
-    def close(self) -> InputRequiredResult | None:
-        """The original call is answered now, with this question if there is one."""
-        return None if self._task_id is None else self._opened.pop(self._task_id, None)
 
 
 def _inspect(question: Callable[[Callable[..., Any]], Any], function: Callable[..., Any]) -> Any:

@@ -22,8 +22,8 @@ from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY, RequestId
 from mcp_tasks.core import InputRequest, JsonObject, Progress
 from mcp_tasks.core.text import valid_json, valid_text
 from mcp_tasks.errors import TasksError
+from mcp_tasks.protocol.errors import to_mcp_error
 from mcp_tasks.runtime import Asking, Run
-from mcp_tasks.server.rpc_errors import to_mcp_error
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class TaskChannel:
         """Put a question to the client and wait for its answer."""
         if method not in _NEEDED:
             raise NoBackChannelError(method)
-        require_capability(method, params or {}, self._run.record.request.client_capabilities)
+        require_capability(method, params or {}, self._run.request.client_capabilities)
         try:
             return dict(
                 await self._run.ask(InputRequest(method=method, params=valid_json(params or {})), _asking(opts))
