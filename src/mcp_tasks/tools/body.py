@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 from mcp_tasks.core import InputRequest, JsonObject, TaskRequest
 from mcp_tasks.core.text import valid_json
-from mcp_tasks.protocol.errors import describe
+from mcp_tasks.protocol.errors import RpcError, describe
 from mcp_tasks.runtime import AskedOnCall, Ending, Failure, Run, Success
 from mcp_tasks.tools.channel import TaskChannel, require_capability
 from mcp_tasks.tools.clients import ClientCache
@@ -56,7 +56,7 @@ class ToolBody:
                 responses = await run.ask_all(questions_in(question, request.client_capabilities))
                 params = _params(request, responses, question.get("requestState"))
         except Exception as exc:
-            if not isinstance(exc, MCPError):
+            if not isinstance(exc, MCPError | RpcError):
                 logger.exception("the run of task %s failed", run.record.id)
             return Failure(describe(exc))
 
@@ -82,12 +82,12 @@ def questions_in(question: JsonObject, capabilities: JsonObject) -> dict[str, In
     """What a tool asked by returning, by its own keys.
 
     Raises:
-        MCPError: -32021, if the client did not declare that it can be asked such a thing.
+        RpcError: -32021, if the client did not declare that it can be asked such a thing.
     """
     questions: dict[str, InputRequest] = {}
     for key, asked in question.get("inputRequests", {}).items():
         questions[key] = InputRequest(method=asked["method"], params=asked.get("params", {}))
-        require_capability(asked["method"], asked.get("params", {}), capabilities)
+        require_capability(questions[key], capabilities)
     return questions
 
 
@@ -129,7 +129,7 @@ def _returned_by(tool: str) -> Generator[None]:
         yield
     except ValidationError:
         logger.exception("tool %r returned an invalid result", tool)
-        raise MCPError(code=INTERNAL_ERROR, message="Handler returned an invalid result") from None
+        raise RpcError(INTERNAL_ERROR, "Handler returned an invalid result") from None
 
 
 def _dumped(model: BaseModel) -> dict[str, Any]:

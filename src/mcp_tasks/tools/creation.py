@@ -25,12 +25,12 @@ from datetime import timedelta
 from typing import Final, TypeAlias
 
 import anyio
-from mcp.shared.exceptions import MCPError
 
 from mcp_tasks.core import JsonObject, Outcome, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.json_bytes import decode_json
 from mcp_tasks.errors import StoreError
+from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.tools.body import questions_in
 
@@ -75,7 +75,7 @@ async def answer_call(
     """Make the task of a call, and say what the call is answered with.
 
     Raises:
-        MCPError: What the plain call would have failed with, if that became clear while the call was open.
+        RpcError: What the plain call would have failed with, if that became clear while the call was open.
         StoreError: The task could not be kept, or not be announced.
     """
     # SEP-2663: not answered before the task is durably created; `launch` returns no sooner.
@@ -150,6 +150,6 @@ async def _instead_of_task(
         return InlineResult(outcome)
     told = decode_json(outcome.body)
     if ended.status is TaskStatus.FAILED:
-        raise MCPError(code=told["code"], message=told["message"], data=told.get("data"))
+        raise RpcError(told["code"], told["message"], told.get("data"))
     questions_in(told, request.client_capabilities)
     return Question(told)
