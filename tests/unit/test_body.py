@@ -21,7 +21,7 @@ MEBIBYTE = 2**20
 
 async def test_a_result_that_is_not_valid_unicode_fails_the_task_and_says_so() -> None:
     tasks = Tasks("memory://")
-    server = MCPServer("files", extensions=[tasks], lifespan=tasks.lifespan, log_level="ERROR")
+    server = MCPServer("files", **tasks.wiring(), log_level="ERROR")
 
     @server.tool()
     @tasks.task()
@@ -35,7 +35,7 @@ async def test_a_result_that_is_not_valid_unicode_fails_the_task_and_says_so() -
 
 async def test_tasks_of_many_talkative_clients_leave_no_memory_behind() -> None:
     tasks = Tasks("memory://")
-    server = MCPServer("polite", extensions=[tasks], lifespan=tasks.lifespan, log_level="ERROR")
+    server = MCPServer("polite", **tasks.wiring(), log_level="ERROR")
 
     @server.tool()
     @tasks.task()

@@ -11,7 +11,7 @@ from mcp_types import CallToolRequestParams
 
 from mcp_tasks.adapters.sdk import SdkAdapter, caller_of, task_request
 from mcp_tasks.errors import TasksError
-from mcp_tasks.protocol import Caller, TasksProtocol
+from mcp_tasks.protocol import Caller, RpcError, TasksProtocol
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server.catalogue import Catalogue
 from mcp_tasks.server.marks import Mark
@@ -65,7 +65,7 @@ class Calls:
                 except BodyReached:
                     pass
             return await self._answer_with_task(mark, params, ctx, caller)
-        except TasksError as exc:
+        except (RpcError, TasksError) as exc:
             raise to_mcp_error(exc) from exc
 
     def can_become_task(self, mark: Mark | None) -> bool:

@@ -52,7 +52,7 @@ class Mark:
 
     @property
     def asks_first(self) -> bool:
-        """Whether the tool may begin by asking on the call: what the author said, or else what the function declares."""
+        """Whether the tool may begin by asking on the call: as the author said, or else as the function declares."""
         said = self.options.asks_first
         return self.declares_asking if said is None else said
 

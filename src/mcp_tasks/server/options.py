@@ -119,7 +119,7 @@ class TaskOptions:
         return usual.grace if self.grace is None else self.grace
 
 
-def default_ttl(ms: int | Unset | None, ttl: timedelta | Unset | None) -> timedelta | Unset | None:
+def chosen_ttl(ms: int | Unset | None, ttl: timedelta | Unset | None) -> timedelta | Unset | None:
     """The default `ttl`, which document 001 gives in milliseconds.
 
     Raises:

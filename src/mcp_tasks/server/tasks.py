@@ -32,7 +32,7 @@ from mcp_tasks.server.catalogue import Catalogue
 from mcp_tasks.server.choice import chosen_engine, chosen_store
 from mcp_tasks.server.lifecycle import Lifecycle, Setup
 from mcp_tasks.server.marks import Mark
-from mcp_tasks.server.options import UNSET, TaskOptions, ToolOptions, Unset, default_ttl as chosen_ttl
+from mcp_tasks.server.options import UNSET, TaskOptions, ToolOptions, Unset, chosen_ttl
 from mcp_tasks.server.stopping import until_told_to_stop
 from mcp_tasks.server.wiring import Lifespan, Wiring, half_wired
 from mcp_tasks.stores import Store
@@ -205,7 +205,7 @@ class Tasks(Extension):
         return mark
 
     def mark(self, name: str, **options: Unpack[ToolOptions]) -> None:
-        """Mark a tool by its name, for tools that are no functions. Replaces what was said of the tool before.
+        """Mark a tool by its name, for tools that are not functions. Replaces what was said of the tool before.
 
         Raises:
             InvalidOption: An option has a value that it cannot have.

@@ -27,6 +27,7 @@ class Wiring(TypedDict, Generic[StateT]):
 def half_wired(given: str, missing: str) -> WiringError:
     """The error for a server that has only a part of it."""
     return WiringError(
-        f"the server was given {given} without {missing}. Both come as one: MCPServer(..., **tasks.wiring()). A lifespan "
-        "of your own goes into it as tasks.wiring(lifespan=yours), other extensions as tasks.wiring(extensions=[...])"
+        f"the server was given {given} without {missing}. Write MCPServer(..., **tasks.wiring()), which is both. A "
+        "lifespan of your own goes into it as tasks.wiring(lifespan=yours), other extensions as "
+        "tasks.wiring(extensions=[...])"
     )
