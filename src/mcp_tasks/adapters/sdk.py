@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from mcp_tasks.adapters.sdk_listen import serve_listening
 from mcp_tasks.core.json import JsonObject
-from mcp_tasks.core.json_bytes import decode_in_pieces, decode_json, is_large
+from mcp_tasks.core.json_bytes import LARGE, decode_in_pieces, decode_json
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.protocol import Caller, Message, RpcError, TasksProtocol
 from mcp_tasks.tools.creation import CallAnswer, InlineResult, Question
@@ -82,7 +82,7 @@ async def to_result(message: Message) -> dict[str, Any]:
 
 async def _decoded(data: bytes) -> Any:
     """The value behind the bytes; if it is large, from a thread, for the event loop's sake."""
-    return await anyio.to_thread.run_sync(decode_in_pieces, data) if is_large(data) else decode_json(data)
+    return await anyio.to_thread.run_sync(decode_in_pieces, data) if len(data) > LARGE else decode_json(data)
 
 
 class SdkAdapter:
