@@ -16,7 +16,7 @@ from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server.catalogue import Catalogue
 from mcp_tasks.server.marks import Mark
 from mcp_tasks.server.options import TaskOptions
-from mcp_tasks.tools.before_body import BodyReached, only_parameters, settled_before_body
+from mcp_tasks.tools.before_body import settle_parameters
 from mcp_tasks.tools.creation import ANNOUNCE_AFTER, answer_call
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 
@@ -59,11 +59,9 @@ class Calls:
             return await call_next(ctx)
         try:
             if mark.resolves:
-                try:
-                    async with only_parameters():
-                        return settled_before_body(await call_next(ctx), params.name)
-                except BodyReached:
-                    pass
+                settled = await settle_parameters(lambda: call_next(ctx), params.name)
+                if settled is not None:
+                    return settled
             return await self._answer_with_task(mark, params, ctx, caller)
         except (RpcError, TasksError) as exc:
             raise to_mcp_error(exc) from exc
