@@ -49,7 +49,7 @@ def store() -> MemoryStore:
 async def wire(store: MemoryStore) -> AsyncGenerator[HttpWire]:
     """A way to a server whose tools are choosy."""
     tasks = Tasks(store, settings=QUICK)
-    server: MCPServer[Any] = MCPServer("choosy", extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
+    server: MCPServer[Any] = MCPServer("choosy", **tasks.wiring(), log_level="CRITICAL")
 
     @server.tool()
     @tasks.task()
@@ -115,7 +115,7 @@ async def test_arguments_that_the_sdk_takes_become_a_task(
 
 
 def _unmarked_server(tasks: Tasks, gate: asyncio.Event) -> MCPServer[Any]:
-    server: MCPServer[Any] = MCPServer("unmarked", extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
+    server: MCPServer[Any] = MCPServer("unmarked", **tasks.wiring(), log_level="CRITICAL")
 
     @server.tool()
     async def wait(times: int) -> str:

@@ -27,7 +27,7 @@ LONG = timedelta(seconds=PATIENCE)
 
 def _server(tasks: Tasks, **marks: TaskMode | None) -> MCPServer[Any]:
     """A server with a tool per mark; one without a mode is not marked."""
-    server = MCPServer("choices", extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
+    server = MCPServer("choices", **tasks.wiring(), log_level="CRITICAL")
     for name, mode in marks.items():
 
         def tool() -> str:
@@ -104,7 +104,7 @@ async def test_a_tool_added_while_the_server_runs_can_be_a_task() -> None:
 
 
 def _grace_server(tasks: Tasks, desk: Desk, **options: Any) -> MCPServer[Any]:
-    server = MCPServer("grace", extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
+    server = MCPServer("grace", **tasks.wiring(), log_level="CRITICAL")
 
     @server.tool()
     @tasks.task(**options)

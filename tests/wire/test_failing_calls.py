@@ -37,7 +37,7 @@ class MoodyStore(MemoryStore):
 async def test_a_tool_whose_call_was_answered_with_an_error_asks_in_its_task_and_not_on_the_call() -> None:
     store, begun, may_ask = MoodyStore(), asyncio.Event(), asyncio.Event()
     tasks = Tasks(store, settings=QUICK)
-    server: MCPServer[Any] = MCPServer("moody", extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
+    server: MCPServer[Any] = MCPServer("moody", **tasks.wiring(), log_level="CRITICAL")
 
     @server.tool()
     @tasks.task(recover="rerun")

@@ -38,21 +38,21 @@ def _tasks(**options: Any) -> Tasks:
 
 
 def _server(tasks: Tasks, name: str = "wired") -> MCPServer[Any]:
-    return MCPServer(name, extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
+    return MCPServer(name, **tasks.wiring(), log_level="CRITICAL")
 
 
 # What is missing
 
 
 def test_the_extension_without_its_lifespan_is_refused_when_the_server_is_made() -> None:
-    with pytest.raises(WiringError, match=r"lifespan=tasks\.lifespan") as refused:
+    with pytest.raises(WiringError, match=r"MCPServer\(\.\.\., \*\*tasks\.wiring\(\)\)") as refused:
         MCPServer("half", extensions=[_tasks()])
-    assert "with_lifespan" in str(refused.value)
+    assert "wiring(lifespan=yours)" in str(refused.value)
 
 
 async def test_the_lifespan_without_the_extension_is_refused_at_the_start() -> None:
-    server = MCPServer("half", lifespan=_tasks().lifespan)
-    with pytest.raises(WiringError, match=r"extensions=\[tasks\]"):
+    server = MCPServer("half", lifespan=_tasks().wiring()["lifespan"])
+    with pytest.raises(WiringError, match=r"\*\*tasks\.wiring\(\)"):
         async with in_memory(server):
             pass
 
@@ -62,8 +62,8 @@ async def test_a_lifespan_around_the_authors_own_without_the_extension_is_refuse
     async def own(server: MCPServer[int]) -> AsyncGenerator[int]:
         yield 1
 
-    server = MCPServer("half", lifespan=_tasks().with_lifespan(own))
-    with pytest.raises(WiringError, match=r"extensions=\[tasks\]"):
+    server = MCPServer("half", lifespan=_tasks().wiring(own)["lifespan"])
+    with pytest.raises(WiringError, match=r"\*\*tasks\.wiring\(\)"):
         async with in_memory(server):
             pass
 
@@ -336,7 +336,7 @@ def _farm_server(tasks: Tasks, farm: Farm) -> MCPServer[Farm]:
         finally:
             farm.closed = True
 
-    server = MCPServer("farm", extensions=[tasks], lifespan=tasks.with_lifespan(lifespan), log_level="CRITICAL")
+    server = MCPServer("farm", **tasks.wiring(lifespan), log_level="CRITICAL")
 
     @server.tool()
     @tasks.task()

@@ -18,9 +18,10 @@ from pydantic import BaseModel
 
 from mcp_tasks.adapters.sdk_listen import serve_listening
 from mcp_tasks.core.json import JsonObject
-from mcp_tasks.core.json_bytes import decode_in_pieces, decode_json, is_large
-from mcp_tasks.core.record import TaskRequest
+from mcp_tasks.core.json_bytes import LARGE, decode_in_pieces, decode_json
+from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.protocol import Caller, Message, RpcError, TasksProtocol
+from mcp_tasks.tools.creation import CallAnswer, InlineResult, Question
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 from mcp_tasks.wire import AnyParams
 
@@ -72,12 +73,16 @@ def task_request(params: CallToolRequestParams, ctx: RequestContext, caller: Cal
 
 
 async def to_result(message: Message) -> dict[str, Any]:
-    """The message as the SDK wants it: a dict. What is large is decoded in a thread, for the event loop's sake."""
+    """The message as the SDK wants it: a dict."""
     if message.large is None:
         return message.fields
     name, data = message.large
-    value = await anyio.to_thread.run_sync(decode_in_pieces, data) if is_large(data) else decode_json(data)
-    return {**message.fields, name: value}
+    return {**message.fields, name: await _decoded(data)}
+
+
+async def _decoded(data: bytes) -> Any:
+    """The value behind the bytes; if it is large, from a thread, for the event loop's sake."""
+    return await anyio.to_thread.run_sync(decode_in_pieces, data) if len(data) > LARGE else decode_json(data)
 
 
 class SdkAdapter:
@@ -110,6 +115,16 @@ class SdkAdapter:
         elif ctx.method == "subscriptions/listen":
             return await self._listen(ctx, call_next)
         return await call_next(ctx)
+
+    async def answer(self, caller: Caller, answer: CallAnswer) -> HandlerResult:
+        """The answer to a `tools/call`, as the SDK wants it."""
+        match answer:
+            case TaskRecord():
+                return await to_result(self._protocol.created(caller, answer))
+            case Question():
+                return await to_result(self._protocol.dialect(caller).question(answer.question))
+            case InlineResult():
+                return await _decoded(self._protocol.dialect(caller).result(answer.outcome))
 
     async def _listen(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         caller, params = caller_of(ctx), ctx.params or {}

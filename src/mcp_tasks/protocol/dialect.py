@@ -29,7 +29,7 @@ class Dialect(Protocol):
 
     @property
     def methods(self) -> frozenset[str]:
-        """The methods of tasks that this era has."""
+        """The methods of this era that have to do with tasks."""
         ...
 
     @property
@@ -69,6 +69,14 @@ class Dialect(Protocol):
         """The answer to a call that became a task."""
         ...
 
+    def result(self, outcome: Outcome) -> bytes:
+        """The answer to a call whose tool ended before there was a task to speak of, as JSON."""
+        ...
+
+    def question(self, question: JsonObject) -> Message:
+        """The answer to a call whose tool asks before there is a task."""
+        ...
+
     def task(self, record: TaskRecord, outcome: Outcome | None, now: datetime) -> Message:
         """The answer to `tasks/get`."""
         ...
@@ -93,7 +101,7 @@ class Dialects:
         return self._by_version.get(caller.protocol_version)
 
     def require(self, caller: Caller, method: str) -> Dialect:
-        """The dialect in which a caller may use a method.
+        """The dialect in which a caller uses a method.
 
         Raises:
             RpcError: -32601: in that era there is no such method.

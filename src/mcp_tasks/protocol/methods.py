@@ -130,9 +130,13 @@ class TasksProtocol:
             return RpcError(METHOD_NOT_FOUND, f"Tool {tool!r} can only be called as a task")
         return dialect.undeclared()
 
+    def dialect(self, caller: Caller) -> Dialect:
+        """The dialect in which a call is answered that became a task, or nearly did."""
+        return self._dialects.require(caller, "tools/call")
+
     def created(self, caller: Caller, record: TaskRecord) -> Message:
         """The answer to a call that became a task."""
-        return self._dialects.require(caller, "tasks/get").created(record, self._runtime().now())
+        return self.dialect(caller).created(record, self._runtime().now())
 
     async def _find(self, caller: Caller, task_id: str) -> TaskRecord:
         """The caller's task of that id.

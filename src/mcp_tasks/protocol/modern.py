@@ -14,7 +14,15 @@ from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.protocol.caller import Caller
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.protocol.message import Message
-from mcp_tasks.wire import ACK, EXTENSION_ID, render_created, render_detailed, render_outcome, render_task
+from mcp_tasks.wire import (
+    ACK,
+    EXTENSION_ID,
+    render_created,
+    render_detailed,
+    render_outcome,
+    render_result,
+    render_task,
+)
 
 MAX_TASK_IDS: Final = 1_000
 """Tasks that one stream may name: each is looked up before the stream is acknowledged."""
@@ -24,7 +32,7 @@ class ModernDialect:
     """Tasks as SEP-2663 words them."""
 
     versions = frozenset(MODERN_PROTOCOL_VERSIONS)
-    methods = frozenset({"tasks/get", "tasks/update", "tasks/cancel", "subscriptions/listen"})
+    methods = frozenset({"tools/call", "tasks/get", "tasks/update", "tasks/cancel", "subscriptions/listen"})
     notification_method = "notifications/tasks"
 
     def declares_tasks(self, caller: Caller) -> bool:
@@ -55,7 +63,9 @@ class ModernDialect:
         task_id = self.parse_task_id(params)
         answers = params.get("inputResponses")
         if not isinstance(answers, Mapping):
-            raise RpcError(INVALID_PARAMS, "params.inputResponses must be an object: answers by the keys of inputRequests")
+            raise RpcError(
+                INVALID_PARAMS, "params.inputResponses must be an object: answers by the keys of inputRequests"
+            )
         return task_id, cast("Mapping[str, Any]", answers)
 
     def asks_to_listen(self, params: JsonObject) -> bool:
@@ -75,6 +85,14 @@ class ModernDialect:
     def created(self, record: TaskRecord, now: datetime) -> Message:
         """`CreateTaskResult`."""
         return Message(fields=render_created(record, now))
+
+    def result(self, outcome: Outcome) -> bytes:
+        """The `CallToolResult` of the plain call."""
+        return render_result(outcome)
+
+    def question(self, question: JsonObject) -> Message:
+        """`InputRequiredResult`."""
+        return Message(fields={"resultType": "input_required", **question})
 
     def task(self, record: TaskRecord, outcome: Outcome | None, now: datetime) -> Message:
         """`GetTaskResult`."""

@@ -10,68 +10,65 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from mcp.server import MCPServer, Server
-from mcp_types import Tool
+from mcp.server.context import ServerMiddleware
 
-from mcp_tasks.engines import Engine, LocalEngine
-from mcp_tasks.engines.local import DEFAULT_CONCURRENCY
-from mcp_tasks.errors import UsageError, WiringError
-from mcp_tasks.runtime import Settings, TaskRuntime, ToolPolicy
-from mcp_tasks.server.body import MCPServerHost, ToolBody, ToolHost
-from mcp_tasks.server.guard import Guards
-from mcp_tasks.server.marks import Marks, ServedTool
-from mcp_tasks.server.options import TaskOptions
-from mcp_tasks.server.push import TaskPush
-from mcp_tasks.server.request import ignore_task_param
-from mcp_tasks.server.rpc_errors import describe
+from mcp_tasks.engines import Engine
+from mcp_tasks.errors import WiringError
+from mcp_tasks.protocol.errors import describe
+from mcp_tasks.runtime import Observer, Settings, TaskRuntime
+from mcp_tasks.server.catalogue import Catalogue
 from mcp_tasks.server.stopping import Stopping
+from mcp_tasks.server.wiring import Lifespan, half_wired
 from mcp_tasks.stores import Store
-from mcp_tasks.stores.url import default_store, store_from_url
+from mcp_tasks.stores.url import default_store
+from mcp_tasks.tools.body import ToolBody
+from mcp_tasks.tools.host import MCPServerHost, ToolHost
 
 logger = logging.getLogger(__name__)
 
 StateT = TypeVar("StateT")
+AnyServer: TypeAlias = MCPServer[Any] | Server[Any]
 
-_STORE_VERBS = tuple(name for name, verb in vars(Store).items() if callable(verb) and not name.startswith("_"))
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """What the runtime of a server is made of.
+
+    Attributes:
+        store: Where tasks are kept; None for a file of the server's own.
+        origin: What tells that file from those of other programs whose server has the same name.
+        namespace: Which servers are the same server; None for those of the same name.
+        runs_tools: Whether this process runs tools, or only serves.
+    """
+
+    store: Store | None
+    engine: Engine
+    clock: Callable[[], datetime]
+    settings: Settings | None
+    namespace: str | None
+    origin: str
+    runs_tools: bool
+    observers: Sequence[Observer]
 
 
-class TaskService:
+class Lifecycle:
     """One server's runtime, and who uses it now."""
 
-    def __init__(
-        self,
-        *,
-        store: Store | str | None,
-        engine: Engine | None,
-        concurrency: int | None,
-        clock: Callable[[], datetime],
-        settings: Settings | None,
-        principal: Callable[[Any], str | None],
-        namespace: str | None,
-        origin: str,
-        usual: TaskOptions,
-    ) -> None:
-        if engine is not None and concurrency is not None:
-            raise UsageError("concurrency is for the local engine; give it to the engine you pass instead")
+    def __init__(self, setup: Setup, catalogue: Catalogue) -> None:
         self.extension_given = False
-        self._namespace = namespace
-        self._origin = origin
-        self._usual = usual
-        self.guards = Guards()
-        self.marks = Marks()
-        self.push = TaskPush(self.runtime, principal, lambda: self._stopping.event)
+        self.middleware: ServerMiddleware[Any] | None = None
+        self._setup = setup
+        self._catalogue = catalogue
+        self._store = setup.store
         self._stopping = Stopping()
-        self._store = _as_store(store)
-        self._engine = engine or LocalEngine(DEFAULT_CONCURRENCY if concurrency is None else concurrency)
-        self._clock = clock
-        self._settings = settings
         self._runtime: TaskRuntime | None = None
-        self._host: ToolHost | None = None
-        self._server: MCPServer[Any] | Server[Any] | None = None
+        self._server: AnyServer | None = None
         self._states: list[Any] = []
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
@@ -82,8 +79,12 @@ class TaskService:
             WiringError: The server answers requests, but its lifespan was never entered.
         """
         if self._runtime is None:
-            raise WiringError("tasks are not running: the server was not started with lifespan=tasks.lifespan")
+            raise WiringError("tasks are not running: the server was not started with the lifespan of tasks.wiring()")
         return self._runtime
+
+    async def stopping(self) -> None:
+        """Return once the process is told to stop, or the last user of the runtime leaves."""
+        await self._stopping.event.wait()
 
     @asynccontextmanager
     async def lifespan(self, server: MCPServer[Any]) -> AsyncGenerator[dict[str, Any]]:
@@ -91,9 +92,7 @@ class TaskService:
         async with self._running(server, MCPServerHost(server), {}):
             yield {}
 
-    def around(
-        self, lifespan: Callable[[MCPServer[StateT]], AbstractAsyncContextManager[StateT]]
-    ) -> Callable[[MCPServer[StateT]], AbstractAsyncContextManager[StateT]]:
+    def around(self, lifespan: Lifespan[StateT]) -> Lifespan[StateT]:
         """Run tasks inside a lifespan: its state is there before the first tool runs and until the last one ended."""
 
         @asynccontextmanager
@@ -119,52 +118,19 @@ class TaskService:
         return wrapped
 
     @asynccontextmanager
-    async def _running(self, server: MCPServer[Any] | Server[Any], host: ToolHost, state: Any) -> AsyncGenerator[None]:
-        _require_asyncio()
-        for middleware in (ignore_task_param, self.push):
-            if middleware not in server.middleware:
-                server.middleware.append(middleware)
-        await self._enter(server, host, state)
-        try:
+    async def living(self, server: AnyServer) -> AsyncGenerator[None]:
+        """The server alive, its own lifespan included, with nobody served.
+
+        Raises:
+            WiringError: The server does not have these tasks.
+        """
+        lifespan: Any = server.settings.lifespan if isinstance(server, MCPServer) else server.lifespan
+        if lifespan is None:
+            raise WiringError(f"server {server.name!r} has no tasks: make it with MCPServer(..., **tasks.wiring())")
+        async with lifespan(server):
+            if self._server is not server or self._runtime is None:
+                raise WiringError(f"server {server.name!r} was not made with these tasks; nothing would be run")
             yield
-        finally:
-            await self._leave(state)
-
-    async def _enter(self, server: MCPServer[Any] | Server[Any], host: ToolHost, state: Any) -> None:
-        if not self.extension_given:
-            raise WiringError(
-                "tasks are wired with two arguments and one is missing: "
-                "MCPServer(..., extensions=[tasks], lifespan=tasks.lifespan)"
-            )
-        async with self._turn():
-            if self._states and self._server is not server:
-                name = None if self._server is None else self._server.name
-                raise WiringError(f"this Tasks object already serves {name!r}; make one for each server")
-            self._server = server
-            self._states.append(state)
-            if self._runtime is None:
-                try:
-                    self._runtime = await self._start(server.name, host)
-                    self._stopping = Stopping()
-                    self._stopping.watch()
-                except BaseException:
-                    self._states.pop()
-                    raise
-
-    async def _start(self, server_name: str, host: ToolHost) -> TaskRuntime:
-        if self._store is None:
-            self._store = default_store(server_name, self._origin)
-        runtime = await self.new_runtime(
-            host,
-            lambda: self._states[-1],
-            server_name=server_name,
-            store=self._store,
-            engine=self._engine,
-            clock=self._clock,
-        )
-        await runtime.start()
-        logger.info("tasks of %r are kept in %s", server_name, self._store)
-        return runtime
 
     async def new_runtime(
         self,
@@ -182,21 +148,64 @@ class TaskService:
             WiringError: The event loop is not asyncio's.
         """
         _require_asyncio()
-        self._host = host
         await host.prepare()
-        if await self._list_tools(host) or host.publishes_schemas:
-            # A low-level server that lists nothing has not said that there is nothing.
-            self.marks.warn_of_unused()
+        await self._catalogue.open(host)
         return TaskRuntime(
             store=store,
             engine=engine,
-            body=ToolBody(host, lifespan_state, self.guards),
-            policy=self._policy,
+            body=ToolBody(host, lifespan_state),
+            policy=self._catalogue.policy,
             describe=describe,
             clock=clock,
-            namespace=server_name if self._namespace is None else self._namespace,
-            settings=self._settings,
+            namespace=server_name if self._setup.namespace is None else self._setup.namespace,
+            settings=self._setup.settings,
+            runs_tools=self._setup.runs_tools,
+            observers=self._setup.observers,
         )
+
+    @asynccontextmanager
+    async def _running(self, server: AnyServer, host: ToolHost, state: Any) -> AsyncGenerator[None]:
+        _require_asyncio()
+        if self.middleware is not None and self.middleware not in server.middleware:
+            server.middleware.append(self.middleware)
+        await self._enter(server, host, state)
+        try:
+            yield
+        finally:
+            await self._leave(state)
+
+    async def _enter(self, server: AnyServer, host: ToolHost, state: Any) -> None:
+        if not self.extension_given:
+            raise half_wired("the lifespan of tasks", "the extension")
+        async with self._turn():
+            if self._states and self._server is not server:
+                name = None if self._server is None else self._server.name
+                raise WiringError(f"this Tasks object already serves {name!r}; make one for each server")
+            self._server = server
+            self._states.append(state)
+            if self._runtime is None:
+                try:
+                    self._runtime = await self._start(server.name, host)
+                    self._stopping = Stopping()
+                    self._stopping.watch()
+                except BaseException:
+                    self._states.pop()
+                    raise
+
+    async def _start(self, server_name: str, host: ToolHost) -> TaskRuntime:
+        if self._store is None:
+            self._store = default_store(server_name, self._setup.origin)
+        runtime = await self.new_runtime(
+            host,
+            lambda: self._states[-1],
+            server_name=server_name,
+            store=self._store,
+            engine=self._setup.engine,
+            clock=self._setup.clock,
+        )
+        await runtime.start()
+        logger.info("tasks of %r are kept in %s", server_name, self._store)
+        return runtime
 
     async def _leave(self, state: Any) -> None:
         # By identity: two clients of a server may have equal states, and each must take its own away.
@@ -215,40 +224,6 @@ class TaskService:
     def _turn(self) -> asyncio.Lock:
         """Starting and stopping wait for each other. A lock belongs to one event loop, a `Tasks` object may not."""
         return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
-
-    async def tool(self, name: str) -> ServedTool | None:
-        """The tool that clients call by this name; None if the server is known to have none."""
-        if self._host is None or not self._host.publishes_schemas:
-            # Names are all there is, so there is no need to ask the author's own listing on every call.
-            return self.marks.named(name)
-        if self.marks.find(name) is None:
-            # Added or marked while the server runs.
-            await self._list_tools(self._host)
-        return self.marks.find(name)
-
-    async def _policy(self, name: str) -> ToolPolicy | None:
-        if self.marks.find(name) is None and self._host is not None:
-            await self._list_tools(self._host)
-        tool = await self.tool(name)
-        if tool is None:
-            return None
-        return tool.policy(self._usual)
-
-    async def _list_tools(self, host: ToolHost) -> Sequence[Tool]:
-        tools = await host.tools()
-        if host.publishes_schemas:
-            self.marks.serve(tools)
-        else:
-            self.marks.serve_by_name(tools)
-        return tools
-
-
-def _as_store(store: Store | str | None) -> Store | None:
-    if store is None or not isinstance(store, str):
-        if missing := [verb for verb in _STORE_VERBS if store is not None and not hasattr(store, verb)]:
-            raise UsageError(f"{store!r} is no task store: it lacks {', '.join(missing)} (see mcp_tasks.stores.Store)")
-        return store
-    return store_from_url(store)
 
 
 def _require_asyncio() -> None:
