@@ -19,8 +19,8 @@ from mcp_tasks.engines import LocalEngine
 from mcp_tasks.protocol.errors import describe
 from mcp_tasks.runtime import TaskRuntime, ToolPolicy
 from mcp_tasks.stores import MemoryStore, Store
-from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.tools import MCPServerHost, ToolBody, ToolHost
+from tests.helpers import stored
 from tests.unit.running import LIMIT, QUIET, real_clock
 
 CAN_BE_ASKED: JsonObject = {"elicitation": {"form": {}}}
@@ -88,7 +88,7 @@ async def running_tools(
 
 async def all_tasks(runtime: TaskRuntime) -> list[TaskRecord]:
     """Every task that the store has."""
-    return list((await runtime.list(EVERYBODY)).records)
+    return await stored.all_tasks(runtime.store, NAMESPACE)
 
 
 async def outcome_of(runtime: TaskRuntime, task_id: str) -> Any:
