@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from mcp_tasks.core.events import RunFailed, RunReleased, RunStarted, TrialPassed
-from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.actor import Actor
+from mcp_tasks.core.events import RunReleased, RunStarted, TrialPassed
+from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.engines.base import Slot
 from mcp_tasks.errors import (
     CannotStart,
@@ -21,6 +22,7 @@ from mcp_tasks.errors import (
     UnknownTask,
     VersionConflict,
 )
+from mcp_tasks.runtime.ending import failed
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.replay import Replay
 from mcp_tasks.runtime.run import Run
@@ -45,11 +47,12 @@ class Claims:
         self._runtime = runtime
         self._trials = Trials(runtime.settings.trial_duration)
         self._watches: dict[str, asyncio.Task[None]] = {}
-        self._made: dict[str, TaskRecord] = {}
+        self._made: dict[str, tuple[TaskRecord, TaskRequest]] = {}
+        self._actor = Actor("worker", runtime.worker)
 
-    def add_made(self, record: TaskRecord) -> None:
+    def add_made(self, record: TaskRecord, request: TaskRequest) -> None:
         """A task that was made as claimed, and is about to be run."""
-        self._made[record.id] = record
+        self._made[record.id] = record, request
 
     def has_made(self, task_id: str) -> bool:
         """Whether the task is about to be run for the first time."""
@@ -63,33 +66,39 @@ class Claims:
         """A run of the task, if it is there to be run."""
         runtime = self._runtime
         if task_id in self._made:
-            policy = await self._policy_of_made(self._made[task_id])
+            policy = await self._policy_of_made(self._made[task_id][0])
             if (made := self._made.pop(task_id, None)) is not None:
-                return Run(made, host=runtime, slot=slot, policy=policy or ToolPolicy(), replay=Replay())
+                record, request = made
+                return Run(
+                    record, request=request, host=runtime, slot=slot, policy=policy or ToolPolicy(), replay=Replay()
+                )
         record = await runtime.store.get(task_id)
         if record is None or record.namespace != runtime.namespace or not record.is_queued(runtime.now()):
             return None
         try:
-            policy = await runtime.policy(record.request.name)
+            policy = await runtime.policy(record.method, record.name)
         except Exception as exc:
             if runtime.janitor.note_trouble(task_id, exc) >= TRIES_TO_LOOK_UP:
-                await self._end(record, CannotStart(record.request.name))
+                await self._end(record, CannotStart(record.name))
             return None
         if policy is None:
-            runtime.janitor.note_missing_tool(record.request.name)
+            runtime.janitor.note_missing_tool(record.name)
             return None
         # Read before it is claimed: were the store to fail afterwards, we would have a task that we do not run. Nothing
         # is added to the journal of a queued task but with a new version, and then the swap does not succeed.
         replay = await self._replay_of(record)
+        request = await runtime.store.request(task_id)
+        if request is None:
+            return None
         if not runtime.lease.is_valid or not self._trials.may_start(record, policy):
             return None
         started = RunStarted(worker=runtime.worker, trial=self._trials.begin(record, policy))
         try:
             if replay is None:
-                await self._end(record, JournalUnreadable(record.request.name))
+                await self._end(record, JournalUnreadable(record.name))
             else:
-                claimed = await runtime.swap(record, started)
-                run = Run(claimed, host=runtime, slot=slot, policy=policy, replay=replay)
+                claimed = await runtime.changes.swap(record, started, actor=self._actor)
+                run = Run(claimed, request=request, host=runtime, slot=slot, policy=policy, replay=replay)
                 if claimed.trial is not None:
                     self._watches[task_id] = asyncio.create_task(self._watch(run))
                 return run
@@ -116,18 +125,19 @@ class Claims:
 
     async def _end(self, record: TaskRecord, why: RunStopped) -> None:
         """End a task that cannot be started."""
-        failed = RunFailed(attempt=record.attempt + 1, error=self._runtime.describe(why))
+        event, outcome = failed(record.attempt + 1, self._runtime.describe(why))
+        started = RunStarted(worker=self._runtime.worker)
         try:
-            await self._runtime.swap(record, RunStarted(worker=self._runtime.worker), failed)
+            await self._runtime.changes.swap(record, started, event, actor=self._actor, outcome=outcome)
         except (VersionConflict, TransitionRefused):
             logger.debug("task %s… was claimed by another worker", record.id[:12])
 
     async def _policy_of_made(self, record: TaskRecord) -> ToolPolicy | None:
         try:
-            return await self._runtime.policy(record.request.name)
+            return await self._runtime.policy(record.method, record.name)
         except Exception:
             # It never began, so it is queued as if it had not been claimed.
-            await self._runtime.change(record, RunReleased(attempt=record.attempt))
+            await self._runtime.changes.change(record, RunReleased(attempt=record.attempt), actor=self._actor)
             raise
 
     async def _replay_of(self, record: TaskRecord) -> Replay | None:
@@ -147,7 +157,7 @@ class Claims:
         while loop.time() < until and not run.only_waits:  # noqa: ASYNC110 - nothing tells when a tool only waits
             await anyio.sleep(LOOK_AGAIN)
         try:
-            await self._runtime.change(run.record, TrialPassed(attempt=run.attempt))
+            await self._runtime.changes.change(run.record, TrialPassed(attempt=run.attempt), actor=self._actor)
         except (StoreError, TransitionRefused, UnknownTask) as exc:
             # The next suspect waits until this run has ended.
             logger.debug("the trial of task %s… goes on: %s", run.record.id[:12], exc)

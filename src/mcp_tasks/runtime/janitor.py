@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from mcp_tasks.core.events import Event, RunFailed, RunLost, RunReleased
-from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.actor import Actor
+from mcp_tasks.core.events import Event, RunLost, RunReleased
+from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.errors import (
     Interrupted,
     LostTooOften,
@@ -25,6 +26,7 @@ from mcp_tasks.errors import (
     UnknownTask,
     VersionConflict,
 )
+from mcp_tasks.runtime.ending import failed
 from mcp_tasks.runtime.lease import Watch
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.trials import is_guilty, tried_again_at
@@ -59,6 +61,7 @@ class Janitor:
 
     def __init__(self, runtime: TaskRuntime) -> None:
         self._runtime = runtime
+        self._actor = Actor("sweep", runtime.worker)
         settings = runtime.settings
         # A few sweeps may be late. However rare they are, one look alone never proves a death.
         longest_step = min(max(settings.sweep_interval * 3, settings.lease_duration / 3), settings.lease_duration / 2)
@@ -145,7 +148,7 @@ class Janitor:
 
     async def take_up(self) -> None:
         """Give up at once what is ours and does not run here any more: its runs were stopped with the lease."""
-        await self._runtime.write_late()
+        await self._runtime.late_writes.flush()
         for task_id in await self._held_by_us():
             if not self._runtime.has(task_id):
                 await self._recover(task_id, self._runtime.worker, lost=False)
@@ -169,7 +172,8 @@ class Janitor:
                 return
             policy = await self._policy_of(record)
             if policy is not None:
-                await self._runtime.change(record, self._verdict(record, policy, lost=lost))
+                event, outcome = self._verdict(record, policy, lost=lost)
+                await self._runtime.changes.change(record, event, actor=self._actor, outcome=outcome)
         except (UnknownTask, TransitionRefused):
             # Another process recovered it first, or its worker was only slow and has given it up.
             logger.debug("task %s… was recovered by another process", task_id[:12])
@@ -181,29 +185,29 @@ class Janitor:
     async def _policy_of(self, record: TaskRecord) -> ToolPolicy | None:
         """How the tool is treated; None if this process should leave the task alone."""
         try:
-            policy = await self._runtime.policy(record.request.name)
+            policy = await self._runtime.policy(record.method, record.name)
         except Exception as exc:
             if self.note_trouble(record.id, exc) < TROUBLES_BEFORE_THE_END:
                 return None
             # It cannot be known whether the tool may run again, so it does not.
             return ToolPolicy(rerun=False)
         if policy is None:
-            self.note_missing_tool(record.request.name)
+            self.note_missing_tool(record.name)
         return policy
 
-    def _verdict(self, record: TaskRecord, policy: ToolPolicy, *, lost: bool) -> Event:
-        tool, short = record.request.name, record.id[:12]
+    def _verdict(self, record: TaskRecord, policy: ToolPolicy, *, lost: bool) -> tuple[Event, Outcome | None]:
+        tool, short = record.name, record.id[:12]
         if not policy.rerun:
             logger.warning("task %s… (%s) was interrupted and may not run again", short, tool)
-            return RunFailed(attempt=record.attempt, error=self._runtime.describe(Interrupted(tool)))
+            return failed(record.attempt, self._runtime.describe(Interrupted(tool)))
         if lost and is_guilty(record, policy):
             times = record.lost + 1
             logger.error("task %s… (%s) was lost with its process %d times in a row: it is ended", short, tool, times)
-            return RunFailed(attempt=record.attempt, error=self._runtime.describe(LostTooOften(tool, times)))
+            return failed(record.attempt, self._runtime.describe(LostTooOften(tool, times)))
         logger.info("task %s… (%s) was interrupted and will run again", short, tool)
         if not lost:
-            return RunReleased(attempt=record.attempt)
-        return RunLost(attempt=record.attempt, wake_at=tried_again_at(record, policy, self._runtime.now()))
+            return RunReleased(attempt=record.attempt), None
+        return RunLost(attempt=record.attempt, wake_at=tried_again_at(record, policy, self._runtime.now())), None
 
     # Waiting to be started
 
@@ -242,7 +246,7 @@ class Janitor:
             self._more = True
         for task_id in page.ids:
             if not runtime.has(task_id):
-                await runtime.submit(task_id, again=True)
+                await runtime.submit(task_id, owner=None)
         # From the start again after the end: what came before the cursor meanwhile has its turn too.
         return page.cursor
 
@@ -260,7 +264,7 @@ class Janitor:
 
     async def _remove(self, task: Hint) -> None:
         try:
-            await self._runtime.store.delete(task.task_id, expected=task.version)
+            await self._runtime.changes.delete(task.task_id, expected=task.version, actor=self._actor)
         except VersionConflict:
             logger.debug("task %s… was removed by another process", task.task_id[:12])
 

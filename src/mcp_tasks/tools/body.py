@@ -51,7 +51,7 @@ class ToolBody:
                 question = _question(request, result)
                 # Somebody may be waiting on the original call, in this process or another. The record decides who was
                 # first: the question, or the announcement of the task; after that it is asked in the task.
-                if not run.record.announced and await run.ask_on_call(question):
+                if await run.ask_on_call(question):
                     return AskedOnCall()
                 responses = await run.ask_all(questions_in(question, request.client_capabilities))
                 params = _params(request, responses, question.get("requestState"))
