@@ -1,4 +1,4 @@
-"""Task records for tests, made in one line."""
+"""Task records and requests for tests, made in one line."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ _numbers = count(1)
 
 def make_record(**overrides: Any) -> TaskRecord:
     """A new, queued task with an id of its own; `overrides` are fields of `TaskRecord`."""
-    number = next(_numbers)
     fields: dict[str, Any] = {
-        "id": f"task-{number}",
+        "id": f"task-{next(_numbers)}",
         "owner": "alice",
-        "request": TaskRequest(name="render", arguments={"scene": f"scene {number}"}),
+        "name": "render",
         "created_at": NOON,
-        "ttl": timedelta(hours=1),
+        "retention": timedelta(hours=1),
     } | overrides
     return TaskRecord(**{"updated_at": fields["created_at"], **fields})
+
+
+def make_request(**overrides: Any) -> TaskRequest:
+    """What `make_record` was asked for; `overrides` are fields of `TaskRequest`."""
+    return TaskRequest(**{"name": "render", "arguments": {"scene": "forest"}, **overrides})
