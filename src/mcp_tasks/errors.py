@@ -7,6 +7,7 @@
     │   ├── InvalidOption           an option has a value that it cannot have
     │   │   └── InvalidDuration     a duration is not a timedelta, or not a possible one
     │   ├── ReplayMismatch          a tool that was started again did not ask what it asked before
+    │   ├── ResultTooLarge          a tool's result is larger than what is kept
     │   └── MissingExtra            an optional dependency is not installed
     ├── StepError                   a step failed in an earlier run, with an exception that cannot be rebuilt
     ├── QuestionTimedOut            nobody answered a question within its `timeout`
@@ -72,6 +73,19 @@ class InvalidDuration(InvalidOption, TypeError):
 
 class ReplayMismatch(UsageError):
     """A tool that was started again did something else than the first time, where it must do the same."""
+
+
+class ResultTooLarge(UsageError):
+    """A tool's result is larger than `Settings.max_result_size`."""
+
+    def __init__(self, tool: str, size: int, limit: int) -> None:
+        self.tool = tool
+        self.size = size
+        self.limit = limit
+        super().__init__(
+            f"The result of tool {tool!r} has {size:,} bytes of JSON, and at most {limit:,} are kept "
+            "(Settings.max_result_size). Return less, or a link to where the rest is."
+        )
 
 
 class MissingExtra(UsageError):

@@ -14,7 +14,7 @@ from mcp_tasks.errors import ValueNotStorable
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
-def encode_json(value: JsonValue) -> bytes:
+def encode_json(value: JsonValue, *, strict: bool = False) -> bytes:
     """JSON of the value.
 
     A lone surrogate (valid in a JSON escape, not in UTF-8) makes the text unencodable, so such a value is written with
@@ -22,6 +22,7 @@ def encode_json(value: JsonValue) -> bytes:
 
     Raises:
         ValueNotStorable: The value is not JSON, or is nested too deeply.
+        UnicodeEncodeError: With `strict`, it holds a lone surrogate.
     """
     try:
         text = _encoder.encode(value)
@@ -30,6 +31,8 @@ def encode_json(value: JsonValue) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
+        if strict:
+            raise
         return json.dumps(value, separators=(",", ":")).encode()
 
 

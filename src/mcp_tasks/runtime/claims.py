@@ -199,6 +199,6 @@ class Claims:
     def _call_suspects(self) -> None:
         """Have those tried that came while another was on trial. All of them: some may be gone by now."""
         for task_id in self._trials.called():
-            call = asyncio.create_task(self._runtime.engine.submit(task_id, lane="again"))
+            call = asyncio.create_task(self._runtime.submit(task_id, owner=None))
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)

@@ -70,6 +70,7 @@ class Janitor:
 
     async def take_up(self) -> None:
         """Give up at once what is ours and does not run here any more: its runs were stopped with the lease."""
+        await self._runtime.late_writes.flush()
         await self.recovery.take_up()
 
     def note_trouble(self, task_id: str, exc: Exception) -> int:

@@ -103,7 +103,7 @@ class _Listing:
         submitted = False
         for task_id, version in versions.items():
             if not runtime.has(task_id) and self._idleness.is_over(task_id, version, patience):
-                await runtime.engine.submit(task_id, lane="again")
+                await runtime.submit(task_id, owner=None)
                 submitted = True
         # With more tasks than can be remembered it goes on at the pace of sweeps: most likely they cannot run here.
         self.has_more = submitted and page.cursor is not None and not self._idleness.was_crowded

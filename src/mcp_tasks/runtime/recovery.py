@@ -140,9 +140,9 @@ class Recovery:
 
     async def _submit(self, record: TaskRecord) -> None:
         """Have a recovered task run again, unless so much is in line that it may as well wait in the store."""
-        engine = self._runtime.engine
-        if record.is_queued(self._runtime.now()) and engine.backlog < BATCH:
-            await engine.submit(record.id, lane="again", owner=record.owner)
+        runtime = self._runtime
+        if record.is_queued(runtime.now()) and runtime.engine.backlog < BATCH:
+            await runtime.submit(record.id, owner=record.owner)
 
     async def _policy_of(self, record: TaskRecord) -> ToolPolicy | None:
         """How the tool is treated; None if this process should leave the task alone."""
