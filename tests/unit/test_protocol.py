@@ -359,7 +359,7 @@ async def test_a_listener_is_told_the_state_at_once_and_then_the_newest_change(h
         with anyio.fail_after(10):
             asked = told(await anext(states))
             assert asked["status"] == "input_required"
-            answers = dict.fromkeys(asked["inputRequests"], {"action": "decline"})
+            answers = {key: {"action": "decline"} for key in asked["inputRequests"]}
             await protocol.update(caller(), {"taskId": task_id, "inputResponses": answers})
             await house.until(task_id, "completed")
             # What came between is not told to a reader that was slow.
