@@ -38,7 +38,8 @@ METHODS: Final = ("get", "update", "cancel", "listen")
 
 
 def caller(principal: str | None = "alice", **fields: Any) -> Caller:
-    return Caller(**{"protocol_version": MODERN, "principal": principal, "capabilities": TASKS, **fields})
+    usual: dict[str, Any] = {"protocol_version": MODERN, "capabilities": TASKS}
+    return Caller(principal=principal, **(usual | fields))
 
 
 class CountingStore(MemoryStore):
@@ -74,9 +75,8 @@ class House:
             self.callers.append(caller)
             return caller.principal
 
-        return TasksProtocol(
-            lambda: self.runtime, **{"dialects": Dialects([ModernDialect()]), "principal": principal, **options}
-        )
+        usual: dict[str, Any] = {"dialects": Dialects([ModernDialect()]), "principal": principal}
+        return TasksProtocol(lambda: self.runtime, **(usual | options))
 
     async def create(self, name: str, owner: str | None = "alice", **arguments: Any) -> str:
         request = TaskRequest(name=name, arguments=arguments, protocol_version=MODERN)
@@ -108,10 +108,13 @@ async def furnished() -> AsyncGenerator[House]:
     async def policy(method: str, name: str) -> ToolPolicy:
         return ToolPolicy()
 
+    async def body(run: Run) -> Ending:
+        return await _tool(house, run)
+
     runtime = TaskRuntime(
         store=store,
         engine=LocalEngine(),
-        body=lambda run: _tool(house, run),
+        body=body,
         policy=policy,
         describe=describe,
         clock=FakeClock(),
