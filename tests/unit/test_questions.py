@@ -6,14 +6,17 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 
 import anyio
 import pytest
 
 from mcp_tasks.core import JournalEntry, TaskRecord, TaskStatus
+from mcp_tasks.core.record import Outcome
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
 from tests.unit.running import (
+    CLIENT,
     ONCE,
     RERUN,
     FailingStore,
@@ -119,7 +122,7 @@ async def test_an_answer_to_a_question_that_nobody_asked_is_ignored() -> None:
         assert await answer(runtime, task, elicitation_99="what?") == await runtime.get(task.id, owner=None)
         await answer(runtime, task, elicitation_1="yes", elicitation_99="what?")
         assert (await until_final(runtime, task)).result == {"value": "yes"}
-        assert answers(await runtime.journal(task.id)) == {"elicitation-1": "yes"}
+        assert answers(await runtime.store.journal(task.id)) == {"elicitation-1": "yes"}
 
 
 async def test_a_second_answer_comes_too_late() -> None:
@@ -135,9 +138,9 @@ async def test_a_second_answer_comes_too_late() -> None:
 async def test_an_answer_to_a_finished_task_changes_nothing() -> None:
     async with running(ask_one) as runtime:
         task = await until_asking(runtime, await launch(runtime))
-        cancelled = await runtime.cancel(task, "enough")
-        assert await runtime.answer(task, {"elicitation-1": "yes"}) == cancelled
-        assert answers(await runtime.journal(task.id)) == {}
+        cancelled = await runtime.cancel(task, "enough", actor=CLIENT)
+        assert await runtime.answer(task, {"elicitation-1": "yes"}, actor=CLIENT) == cancelled
+        assert answers(await runtime.store.journal(task.id)) == {}
 
 
 async def test_of_answers_that_race_from_two_processes_exactly_one_is_taken() -> None:
@@ -147,7 +150,7 @@ async def test_of_answers_that_race_from_two_processes_exactly_one_is_taken() ->
             task = await until_asking(one, await launch(one))
             async with anyio.create_task_group() as group:
                 for runtime, value in ((one, "one"), (other, "other"), (one, "third")):
-                    group.start_soon(runtime.answer, task, {"elicitation-1": value})
+                    group.start_soon(partial(runtime.answer, task, {"elicitation-1": value}, actor=CLIENT))
             record = await until_final(one, task)
             taken = answers(await store.journal(task.id))
             assert record.result == {"value": taken["elicitation-1"]}
@@ -157,8 +160,8 @@ async def test_of_answers_that_race_from_two_processes_exactly_one_is_taken() ->
 async def test_an_answer_from_an_old_view_of_the_task_is_taken() -> None:
     async with running(ask_two_together) as runtime:
         old = await until_asking(runtime, await launch(runtime))
-        await runtime.answer(old, {"elicitation-1": "Ann"})
-        await runtime.answer(old, {"elicitation-2": True})
+        await runtime.answer(old, {"elicitation-1": "Ann"}, actor=CLIENT)
+        await runtime.answer(old, {"elicitation-2": True}, actor=CLIENT)
         assert (await until_final(runtime, old)).result == {"value": ["Ann", True]}
 
 
@@ -184,7 +187,7 @@ async def test_a_question_that_the_tool_gives_up_on_is_withdrawn() -> None:
         await answer(runtime, task, elicitation_1="too late")
         end.set()
         assert (await until_final(runtime, task)).result == {"value": "did not wait"}
-        assert answers(await runtime.journal(task.id)) == {}
+        assert answers(await runtime.store.journal(task.id)) == {}
 
 
 async def test_a_run_that_gave_up_on_a_question_can_be_started_again() -> None:
@@ -258,11 +261,18 @@ class SlowSaves(MemoryStore):
         self.saving = asyncio.Event()
         self.go_on = asyncio.Event()
 
-    async def save(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry] = ()) -> None:
+    async def save(
+        self,
+        record: TaskRecord,
+        *,
+        expected: int,
+        entries: Sequence[JournalEntry] = (),
+        outcome: Outcome | None = None,
+    ) -> None:
         if record.inputs.outstanding and not self.saving.is_set():
             self.saving.set()
             await self.go_on.wait()
-        await super().save(record, expected=expected, entries=entries)
+        await super().save(record, expected=expected, entries=entries, outcome=outcome)
 
 
 # Waiting holds nothing
@@ -384,8 +394,8 @@ async def test_a_waiting_run_does_not_hold_a_shutdown_up() -> None:
 async def test_a_parked_task_can_be_cancelled() -> None:
     async with running(ask_one, policy=AT_ONCE) as runtime:
         task = await until_parked(runtime, await launch(runtime))
-        assert (await runtime.cancel(task, "enough")).status is TaskStatus.CANCELLED
-        await runtime.answer(task, {"elicitation-1": "yes"})
+        assert (await runtime.cancel(task, "enough", actor=CLIENT)).status is TaskStatus.CANCELLED
+        await runtime.answer(task, {"elicitation-1": "yes"}, actor=CLIENT)
         await settle()
         assert (await runtime.get(task.id, owner=None)).attempt == 1
 
@@ -397,11 +407,18 @@ class SlowReleaseStore(MemoryStore):
         super().__init__()
         self.releasing, self.go_on = anyio.Event(), anyio.Event()
 
-    async def save(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry] = ()) -> None:
+    async def save(
+        self,
+        record: TaskRecord,
+        *,
+        expected: int,
+        entries: Sequence[JournalEntry] = (),
+        outcome: Outcome | None = None,
+    ) -> None:
         if record.attempt and record.worker is None and not record.is_final:
             self.releasing.set()
             await self.go_on.wait()
-        await super().save(record, expected=expected, entries=entries)
+        await super().save(record, expected=expected, entries=entries, outcome=outcome)
 
 
 async def test_an_answer_that_comes_while_the_run_leaves_memory_is_acted_on_at_once() -> None:
@@ -535,6 +552,6 @@ async def test_answers_are_checked_against_the_questions_they_are_written_for() 
         await until(runtime, task, lambda record: "elicitation-2" in record.inputs.outstanding)
         with pytest.raises(ValueError, match="no answer"):
             # `task` is from before: the answer to the first question is in, and the second one is open by now.
-            await runtime.answer(task, {"elicitation-1": "Ada", "elicitation-2": "garbage"}, check=check)
+            await runtime.answer(task, {"elicitation-1": "Ada", "elicitation-2": "garbage"}, actor=CLIENT, check=check)
         assert checked == [{"elicitation-1"}, {"elicitation-2"}]
         assert "elicitation-2" in (await runtime.get(task.id, owner=None)).inputs.outstanding

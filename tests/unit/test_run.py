@@ -18,11 +18,12 @@ import anyio.to_thread
 import pytest
 
 from mcp_tasks.core import JournalEntry, Progress, TaskRecord, TaskStatus
-from mcp_tasks.runtime import Failure, Ending, Run, ToolPolicy, current_task
-from mcp_tasks.runtime.run import Withdrawn
+from mcp_tasks.core.record import Outcome
+from mcp_tasks.runtime import Ending, Failure, Run, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.unit.running import (
+    CLIENT,
     FailingStore,
     Tool,
     launch,
@@ -50,14 +51,6 @@ async def test_a_failure_is_the_error_of_the_task() -> None:
     async with running(failing) as runtime:
         record = await until_final(runtime, await launch(runtime))
         assert (record.status, record.error) == (TaskStatus.FAILED, {"code": -32000, "message": "out of paper"})
-
-
-async def test_a_request_that_was_answered_otherwise_leaves_a_cancelled_task() -> None:
-    async def withdrawn(run: Run) -> Ending:
-        return Withdrawn()
-
-    async with running(withdrawn) as runtime:
-        assert (await until_final(runtime, await launch(runtime))).status is TaskStatus.CANCELLED
 
 
 class Abort(BaseException):
@@ -103,7 +96,7 @@ async def test_a_body_that_awaits_something_cancelled_elsewhere_fails_and_is_not
 
 async def test_the_engine_goes_on_after_a_body_that_raised() -> None:
     async def by_number(run: Run) -> Ending:
-        if run.record.request.arguments["n"] == 1:
+        if run.request.arguments["n"] == 1:
             raise SystemExit(1)
         return ok()
 
@@ -130,7 +123,7 @@ async def test_a_cancellation_reaches_an_async_body_where_it_awaits() -> None:
     async with running(body) as runtime:
         task = await launch(runtime)
         task = await until(runtime, task, lambda record: record.attempt == 1)
-        record = await runtime.cancel(task, "enough")
+        record = await runtime.cancel(task, "enough", actor=CLIENT)
         assert (record.status, record.status_message) == (TaskStatus.CANCELLED, "enough")
         with anyio.fail_after(5):
             await cancelled.wait()
@@ -154,7 +147,7 @@ async def test_a_cancellation_is_told_to_the_thread_of_a_sync_body() -> None:
     async with running(body) as runtime:
         task = await launch(runtime)
         assert await anyio.to_thread.run_sync(started.wait, 5)
-        await runtime.cancel(task, "enough")
+        await runtime.cancel(task, "enough", actor=CLIENT)
         assert await anyio.to_thread.run_sync(told.wait, 5)
         await settle()
         assert (await runtime.get(task.id, owner=None)).status is TaskStatus.CANCELLED
@@ -174,7 +167,7 @@ async def test_a_result_after_the_cancellation_is_ignored() -> None:
     async with running(stubborn) as runtime:
         task = await launch(runtime)
         await until(runtime, task, lambda record: record.attempt == 1)
-        cancelled = await runtime.cancel(task, "enough")
+        cancelled = await runtime.cancel(task, "enough", actor=CLIENT)
         go_on.set()
         with anyio.fail_after(5):
             await returned.wait()
@@ -193,7 +186,7 @@ async def test_an_exception_after_the_cancellation_is_ignored() -> None:
     async with running(spiteful) as runtime:
         task = await launch(runtime)
         await until(runtime, task, lambda record: record.attempt == 1)
-        cancelled = await runtime.cancel(task, "enough")
+        cancelled = await runtime.cancel(task, "enough", actor=CLIENT)
         await settle()
         assert await runtime.get(task.id, owner=None) == cancelled
 
@@ -300,7 +293,7 @@ async def test_the_time_a_person_takes_does_not_count_for_the_limit() -> None:
     async with running(asking, policy=policy) as runtime:
         task = await until_asking(runtime, await launch(runtime))
         await anyio.sleep(0.2)
-        await runtime.answer(task, {"elicitation-1": "yes"})
+        await runtime.answer(task, {"elicitation-1": "yes"}, actor=CLIENT)
         assert (await until_final(runtime, task)).result == {"value": "yes"}
 
 
@@ -312,7 +305,7 @@ async def test_the_limit_still_holds_after_a_wait() -> None:
 
     async with running(asking, policy=QUICKLY) as runtime:
         task = await until_asking(runtime, await launch(runtime))
-        await runtime.answer(task, {"elicitation-1": "yes"})
+        await runtime.answer(task, {"elicitation-1": "yes"}, actor=CLIENT)
         record = await until_final(runtime, task)
         assert record.error is not None
         assert record.error["data"] == {"type": "RanTooLong"}
@@ -333,7 +326,7 @@ async def test_the_time_in_line_for_a_slot_does_not_count_for_the_limit() -> Non
         task = await until_asking(runtime, await launch(runtime, "asking"))
         hog = await launch(runtime, "hogging")
         await until(runtime, hog, lambda record: record.attempt == 1)
-        await runtime.answer(task, {"elicitation-1": "yes"})
+        await runtime.answer(task, {"elicitation-1": "yes"}, actor=CLIENT)
         await anyio.sleep(0.15)
         release.set()
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
@@ -407,11 +400,18 @@ class PickyStore(MemoryStore):
         super().__init__()
         self.refusals = 0
 
-    async def save(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry] = ()) -> None:
+    async def save(
+        self,
+        record: TaskRecord,
+        *,
+        expected: int,
+        entries: Sequence[JournalEntry] = (),
+        outcome: Outcome | None = None,
+    ) -> None:
         if record.progress is not None and isinstance(record.progress.progress, Decimal) and self.refusals < 10:
             self.refusals += 1
             raise TypeError("Object of type Decimal is not JSON serializable")
-        await super().save(record, expected=expected, entries=entries)
+        await super().save(record, expected=expected, entries=entries, outcome=outcome)
 
 
 NO_JSON = Progress(progress=cast(float, Decimal(1)))
@@ -489,7 +489,7 @@ async def test_a_task_can_be_cancelled_while_its_outcome_waits_for_the_store() -
     async with running(body, store=store) as runtime:
         task = await launch(runtime)
         await until(runtime, task, lambda record: record.attempt == 1)
-        cancelled = await runtime.cancel(task, "enough")
+        cancelled = await runtime.cancel(task, "enough", actor=CLIENT)
         store.recover()
         await anyio.sleep(0.15)
         assert await runtime.get(task.id, owner=None) == cancelled
@@ -529,7 +529,7 @@ async def test_a_run_that_is_given_up_while_the_store_is_away_does_not_leave_its
             await runtime.janitor.sweep()
             record = await runtime.get(task.id, owner=None)
             if record.status is TaskStatus.INPUT_REQUIRED:
-                await runtime.answer(record, {"elicitation-1": "yes"})
+                await runtime.answer(record, {"elicitation-1": "yes"}, actor=CLIENT)
         assert (await runtime.get(task.id, owner=None)).is_final
 
 

@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.core import TaskRecord, TaskStatus
 from mcp_tasks.engines import InlineEngine
 from mcp_tasks.errors import StoreError, StoreUnavailable
 from mcp_tasks.runtime import Ending, Run
@@ -18,11 +18,14 @@ from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.unit.running import (
+    CLIENT,
     ONCE,
     RERUN,
     FailingStore,
     PausingStore,
     Tool,
+    create,
+    finished,
     launch,
     make_runtime,
     ok,
@@ -78,8 +81,9 @@ async def test_what_does_not_end_in_time_is_released_or_ends_as_interrupted() ->
     assert [record.status for record in records] == [TaskStatus.WORKING, TaskStatus.FAILED, TaskStatus.WORKING]
     assert [record.worker for record in records] == [None, None, None]
     assert [record.attempt for record in records] == [1, 1, 0]
-    assert records[1].error is not None
-    assert records[1].error["data"] == {"type": "Interrupted"}
+    interrupted = await finished(runtime, records[1])
+    assert interrupted.error is not None
+    assert interrupted.error["data"] == {"type": "Interrupted"}
     assert await runtime.store.workers("") == {}
 
 
@@ -141,7 +145,7 @@ async def test_a_hint_that_cannot_be_followed_now_hurts_nobody(caplog: pytest.Lo
         await settle()
         store.away = False
         assert (await runtime.get(task.id, owner=None)).worker == runtime.worker
-        await runtime.cancel(task, "enough")
+        await runtime.cancel(task, "enough", actor=CLIENT)
     assert "could not look at task" in caplog.text
 
 
@@ -238,9 +242,7 @@ async def test_a_start_that_fails_leaves_nothing_behind() -> None:
 
 async def test_a_start_that_fails_while_sweeping_runs_nothing_more() -> None:
     store = FailingStore()
-    first = await make_runtime(at_once, store=store).create(
-        TaskRequest(name="tool", arguments={}), owner=None, ttl=None
-    )
+    first = await create(make_runtime(at_once, store=store))
     runtime = make_runtime(at_once, store=store)
 
     async def broken() -> None:
@@ -250,8 +252,8 @@ async def test_a_start_that_fails_while_sweeping_runs_nothing_more() -> None:
     with pytest.raises(StoreUnavailable):
         await runtime.start()
     with anyio.fail_after(5):
-        second = await runtime.create(TaskRequest(name="tool", arguments={}), owner=None, ttl=None)
-        await runtime.submit(second.id)
+        second = await create(runtime)
+        await runtime.engine.submit(second.id)
         await settle()
     assert (await runtime.get(second.id, owner=None)).attempt == 0
     assert (await runtime.get(first.id, owner=None)).worker is None

@@ -18,6 +18,7 @@ from tests.unit.running import (
     RERUN,
     DeafStore,
     Seconds,
+    finished,
     launch,
     ok,
     running,
@@ -112,7 +113,7 @@ async def test_a_task_that_may_not_run_again_ends_as_interrupted_when_its_proces
     async with pair.first(never_ending, ONCE) as one, pair.second(at_once, ONCE) as other:
         task = await until(one, await launch(one), lambda record: record.attempt == 1)
         await pair.lose_first(other)
-        record = await other.get(task.id, owner=None)
+        record = await finished(other, await other.get(task.id, owner=None))
         assert (record.status, record.attempt) == (TaskStatus.FAILED, 1)
         assert record.error is not None
         assert record.error["data"] == {"type": "Interrupted"}
@@ -147,7 +148,8 @@ async def test_nothing_that_a_stale_run_says_counts() -> None:
         await settle()
         assert await store.get(task.id) == ended
         assert await store.journal(task.id) == ()
-    assert ended is not None
+        assert ended is not None
+        ended = await finished(other, ended)
     assert (ended.result, ended.attempt) == ({"value": "in time"}, 2)
 
 
@@ -179,7 +181,8 @@ async def test_a_stale_run_is_refused_while_the_next_one_is_still_at_work() -> N
         await settle()
         finish.set()
         ended = await other.wait_until(task.id, is_final, timedelta(seconds=5))
-    assert ended is not None
+        assert ended is not None
+        ended = await finished(other, ended)
     assert (ended.result, ended.attempt) == ({"value": "in time"}, 2)
     assert outlived == []
     assert await store.journal(task.id) == ()

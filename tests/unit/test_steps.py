@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from mcp_tasks.core import JournalEntry, TaskRecord
+from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import UsageError, ValueNotStorable
 from mcp_tasks.runtime import Body, Ending, Retry, Run, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
 from tests.unit.running import (
     FailingStore,
+    Finished,
     answer,
     launch,
     ok,
@@ -66,7 +68,7 @@ async def test_a_step_gives_the_first_time_what_it_will_give_later(given: Any, k
     async with running(body) as runtime:
         task = await until_final(runtime, await launch(runtime))
         assert task.result == {"value": kept}
-        assert [entry.value for entry in await runtime.journal(task.id)] == [{"value": kept}]
+        assert [entry.value for entry in await runtime.store.journal(task.id)] == [{"value": kept}]
     assert await current_task().step("value", lambda: given) == kept
 
 
@@ -102,7 +104,7 @@ async def test_a_function_may_have_a_parameter_called_name() -> None:
     assert await current_task().step("greet", greet, **keywords) == "Hello, Ann!"
 
 
-async def twice(body: Body, policy: ToolPolicy = AT_ONCE) -> TaskRecord:
+async def twice(body: Body, policy: ToolPolicy = AT_ONCE) -> Finished:
     """The outcome of a tool that is started, parked at its first question, and started again by the answer."""
     async with running(body, policy=policy) as runtime:
         task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1 and record.worker is None)
@@ -255,17 +257,24 @@ async def test_the_record_of_a_step_waits_for_a_store_that_is_away() -> None:
     async with running(body, store=store) as runtime:
         task = await until_final(runtime, await launch(runtime))
         assert task.result == {"value": "done"}
-        assert [entry.key for entry in await runtime.journal(task.id)] == ["a"]
+        assert [entry.key for entry in await runtime.store.journal(task.id)] == ["a"]
     assert done == {"work": 1}
 
 
 class SmallStore(MemoryStore):
     """Keeps no entry that is longer than a page."""
 
-    async def save(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry] = ()) -> None:
+    async def save(
+        self,
+        record: TaskRecord,
+        *,
+        expected: int,
+        entries: Sequence[JournalEntry] = (),
+        outcome: Outcome | None = None,
+    ) -> None:
         if any(len(repr(entry.value)) > 4_096 for entry in entries):
             raise ValueNotStorable("a value is too large")
-        await super().save(record, expected=expected, entries=entries)
+        await super().save(record, expected=expected, entries=entries, outcome=outcome)
 
 
 async def test_a_value_that_the_store_cannot_keep_fails_its_step_now_and_later() -> None:
@@ -298,4 +307,4 @@ async def test_steps_side_by_side_are_all_kept() -> None:
     async with running(body) as runtime:
         task = await until_final(runtime, await launch(runtime))
         assert task.result == {"value": [n * n for n in range(20)]}
-        assert len(await runtime.journal(task.id)) == 20
+        assert len(await runtime.store.journal(task.id)) == 20

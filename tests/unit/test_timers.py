@@ -17,6 +17,7 @@ from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import FakeClock
 from mcp_tasks.testing.clock import NOON
 from tests.unit.running import (
+    CLIENT,
     Tool,
     answer,
     launch,
@@ -44,7 +45,7 @@ async def sleep_an_hour(run: Run) -> Ending:
 async def until_asleep(runtime: TaskRuntime, task: TaskRecord) -> TaskRecord:
     """The task once its first timer is set, which is the third version: created, taken, timer."""
     asleep = await until(runtime, task, lambda record: record.version >= 3)
-    assert [entry.kind for entry in await runtime.journal(task.id)] == ["timer"]
+    assert [entry.kind for entry in await runtime.store.journal(task.id)] == ["timer"]
     return asleep
 
 
@@ -90,7 +91,7 @@ async def test_a_sleep_goes_on_in_the_next_process_and_is_not_begun_again(policy
         runtime.alarms.stir()
         await runtime.janitor.sweep()
         assert (await until_final(runtime, task)).result == {"value": "awake"}
-        assert [entry.kind for entry in await runtime.journal(task.id)] == ["timer", "done"]
+        assert [entry.kind for entry in await runtime.store.journal(task.id)] == ["timer", "done"]
 
 
 async def test_a_sleep_is_not_begun_again_after_its_process_died() -> None:
@@ -150,7 +151,7 @@ async def test_a_sleeping_run_uses_no_slot() -> None:
 async def test_a_sleeping_task_can_be_cancelled() -> None:
     async with running(sleep_an_hour) as runtime:
         task = await until_asleep(runtime, await launch(runtime))
-        assert (await runtime.cancel(task, "enough")).status is TaskStatus.CANCELLED
+        assert (await runtime.cancel(task, "enough", actor=CLIENT)).status is TaskStatus.CANCELLED
 
 
 async def test_two_sleeps_are_two_timers() -> None:

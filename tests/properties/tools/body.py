@@ -14,7 +14,7 @@ import anyio
 
 from mcp_tasks.core import InputRequest
 from mcp_tasks.errors import QuestionTimedOut
-from mcp_tasks.runtime import Failure, Ending, Run, Success
+from mcp_tasks.runtime import Ending, Failure, Run, Success
 from mcp_tasks.runtime.questions import Asking
 from tests.properties.tools.model import at
 from tests.properties.tools.tree import (
