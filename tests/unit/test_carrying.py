@@ -71,7 +71,7 @@ async def test_every_task_is_run_once_by_one_process_however_often_its_id_is_car
         await settle(5)
         return ok()
 
-    broker, store = Broker(lambda task_id: copies), PausingStore()
+    broker, store = Broker(copies), PausingStore()
     async with front(broker, store) as server, worker(broker, store, counting), worker(broker, store, counting):
         tasks = [await launch(server) for _ in range(30)]
         for task in tasks:
@@ -85,10 +85,10 @@ async def test_an_id_that_was_lost_is_submitted_again_once_its_task_was_idle_for
     async def at_once(run: Run) -> Ending:
         return ok()
 
-    broker, store, monotonic = Broker(lambda task_id: 0), MemoryStore(), Seconds()
+    broker, store, monotonic = Broker(copies=0), MemoryStore(), Seconds()
     async with front(broker, store, monotonic=monotonic) as server, worker(broker, store, at_once):
         task = await launch(server)
-        broker.copies = lambda task_id: 1
+        broker.copies = 1
         await sweep_for(server, monotonic, IDLE_FOR_LONG - SECOND)
         assert broker.submitted == {task.id: 1}
         await sweep_for(server, monotonic, SECOND)
