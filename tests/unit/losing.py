@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 from mcp_tasks.core import RunLost, RunStarted, TaskRecord
@@ -14,9 +15,14 @@ ANOTHER = Actor("worker", "another")
 HOUR, SECOND = timedelta(hours=1), timedelta(seconds=1)
 
 
-async def claimed_by(runtime: TaskRuntime, worker: str, tool: str = "tool", *, lost: int = 0) -> TaskRecord:
+async def claimed_by(
+    runtime: TaskRuntime, worker: str, tool: str = "tool", *, lost: int = 0, announced: bool = True
+) -> TaskRecord:
     """A task whose run another process has, after so many lost ones."""
     task = await create(runtime, tool, retention=HOUR)
+    if not announced:
+        task = replace(task, announced=False, version=task.version + 1)
+        await runtime.store.save(task, expected=task.version - 1)
     for earlier in range(lost):
         await runtime.changes.change(await as_of_now(runtime, task), RunStarted(worker=f"{earlier}"), actor=ANOTHER)
         await lose(runtime, task)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from itertools import pairwise
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from mcp_tasks.core import InputRequested, RunStarted, TaskStatus, apply
 from mcp_tasks.errors import StoreUnavailable, UnknownTask
 from mcp_tasks.runtime import Ending, Run
-from mcp_tasks.runtime.expiry import PER_SWEEP
+from mcp_tasks.runtime.expiry import PER_SWEEP, SLICE
 from mcp_tasks.runtime.queue_sweep import BATCH
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import EVERYBODY
@@ -428,3 +430,45 @@ async def test_a_start_does_not_wait_for_expired_tasks_and_sweeps_remove_so_many
         for removed in (PER_SWEEP, 2 * PER_SWEEP, count):
             await runtime.janitor.sweep()
             assert store.removed == removed
+
+
+async def test_whoever_else_has_something_to_do_has_a_turn_between_slices() -> None:
+    clock, store = FakeClock(), CountingStore()
+    async with running(at_once, clock=clock, store=store) as runtime:
+        for _ in range(PER_SWEEP):
+            await cancel(runtime, await create(runtime, retention=HOUR))
+        clock.advance(2 * HOUR)
+        removed = [0]
+
+        async def look_on() -> None:
+            while removed[-1] < PER_SWEEP:
+                await anyio.lowlevel.checkpoint()
+                removed.append(store.removed)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(look_on)
+            await runtime.janitor.sweep()
+    assert max(after - before for before, after in pairwise(removed)) <= SLICE
+
+
+# Serving without running
+
+
+async def test_a_process_that_only_serves_keeps_house_and_claims_nothing() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    async with running(TOOLS, clock=clock, store=store, runs_tools=False) as server:
+        waiting, over = await launch(server, "again"), await launch(server, "again", retention=SECOND)
+        again, once = await claimed_by(server, "gone", "again"), await claimed_by(server, "gone", "once")
+        await cancel(server, over)
+        clock.advance(HOUR / 2)
+        await server.janitor.sweep()
+        await settle()
+        assert server.worker not in await store.workers("")
+        assert await store.get(over.id) is None
+        assert (await finished(server, await server.get(once.id, owner=None))).status is TaskStatus.FAILED
+        for task in (waiting, again):
+            record = await server.get(task.id, owner=None)
+            assert (record.worker, record.is_final) == (None, False)
+        async with running(TOOLS, clock=clock, store=store) as worker:
+            for task in (waiting, again):
+                assert (await until_final(worker, task)).status is TaskStatus.COMPLETED

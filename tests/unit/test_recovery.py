@@ -11,20 +11,21 @@ import anyio
 import pytest
 
 from mcp_tasks.core import InputRequested, JournalEntry, TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.errors import TaskUnreadable
+from mcp_tasks.errors import StoreUnavailable, TaskUnreadable
 from mcp_tasks.runtime import Ending, Run, ToolPolicy, current_task
 from mcp_tasks.runtime.claims import TRIES_TO_LOOK_UP
 from mcp_tasks.runtime.idleness import LONGEST_PAUSE
 from mcp_tasks.runtime.queue_sweep import BATCH
-from mcp_tasks.runtime.recovery import PER_SWEEP, TROUBLES_BEFORE_THE_END
+from mcp_tasks.runtime.recovery import NEVER_ANSWERED, PER_SWEEP, TROUBLES_BEFORE_THE_END
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import FakeClock
-from tests.unit.losing import ANOTHER, HOUR, as_of_now, claimed_by, queued
+from tests.unit.losing import ANOTHER, HOUR, SECOND, as_of_now, claimed_by, queued, sweep_for
 from tests.unit.running import (
     ONCE,
     RERUN,
     FailingStore,
     Finished,
+    PausingStore,
     Seconds,
     Tool,
     cancel,
@@ -466,4 +467,94 @@ async def test_a_task_of_ours_whose_run_was_forgotten_is_not_counted_as_lost() -
         await runtime.janitor.take_up()
         assert ((await as_of_now(runtime, task)).worker, (await as_of_now(runtime, task)).lost) == (None, 0)
         await runtime.janitor.sweep()
+        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+
+
+# Before anybody was told
+
+
+@pytest.mark.parametrize("policy", [ONCE, RERUN], ids=["once", "rerun"])
+async def test_a_lost_task_that_was_never_announced_is_cancelled_and_not_run_again(policy: ToolPolicy) -> None:
+    store = MemoryStore()
+    runs: list[str] = []
+
+    async def noted(run: Run) -> Ending:
+        runs.append(run.record.id)
+        return await never_ending(run)
+
+    async with running(noted, store=store, policy=policy) as dying:
+        request = TaskRequest(name="tool", arguments={})
+        task = await dying.launch(request, owner=None, retention=None, announced=False)
+        await settle()
+        await dying.abandon()
+    async with running(noted, store=store, policy=policy) as runtime:
+        await settle()
+        ended = await as_of_now(runtime, task)
+        assert (ended.status, ended.status_message) == (TaskStatus.CANCELLED, NEVER_ANSWERED)
+        assert runs == [task.id]
+
+
+async def test_a_task_of_our_own_that_was_not_announced_yet_is_only_released() -> None:
+    async with running(at_once, policy=RERUN) as runtime:
+        task = await claimed_by(runtime, runtime.worker, announced=False)
+        await runtime.janitor.take_up()
+        # Whoever called may still be there: the process is.
+        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+
+
+# What the tool was called with
+
+
+class RequestStore(PausingStore):
+    """Counts the requests that are read, and fails to read some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[str] = []
+        self.failures: list[Exception] = []
+
+    async def request(self, task_id: str) -> TaskRequest | None:
+        self.read.append(task_id)
+        if self.failures:
+            raise self.failures.pop()
+        return await super().request(task_id)
+
+
+async def test_a_request_is_read_only_by_the_process_that_has_claimed_the_task() -> None:
+    store = RequestStore()
+    async with running(at_once, store=store) as one, running(at_once, store=store) as other:
+        elsewhere = await create(one, "missing")
+        waiting = [await create(one) for _ in range(10)]
+        async with anyio.create_task_group() as group:
+            for runtime in (one, other):
+                group.start_soon(runtime.janitor.sweep)
+        for task in waiting:
+            await until_final(one, task)
+            await cancel(one, await as_of_now(one, task))
+            await one.submit(task.id, owner=None)
+        await settle()
+        assert sorted(store.read) == sorted(task.id for task in waiting)
+        assert (await as_of_now(one, elsewhere)).attempt == 0
+
+
+async def test_a_task_whose_request_cannot_be_read_ends_and_says_so() -> None:
+    store = RequestStore()
+    store.failures = [TaskUnreadable("", "the request is damaged")]
+    async with running(at_once, store=store) as runtime:
+        bad, good = await launch(runtime), await launch(runtime)
+        ended = [await until_final(runtime, task) for task in (bad, good)]
+        assert sorted((task.status, error_type(task)) for task in ended) == [
+            (TaskStatus.COMPLETED, None),
+            (TaskStatus.FAILED, "RequestUnreadable"),
+        ]
+
+
+async def test_a_task_whose_request_cannot_be_read_now_is_run_later_and_not_counted_as_lost() -> None:
+    store, monotonic = RequestStore(), Seconds()
+    store.failures = [StoreUnavailable("the disk is full")]
+    async with running(at_once, store=store, monotonic=monotonic, policy=ONCE) as runtime:
+        task = await launch(runtime)
+        released = await until(runtime, task, lambda record: record.attempt == 1 and record.worker is None)
+        assert released.lost == 0
+        await sweep_for(runtime, monotonic, SECOND)
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
