@@ -149,7 +149,7 @@ async def test_a_ttl_beyond_the_calendar_keeps_the_task(tmp_path: Path) -> None:
     for store in (MemoryStore(), SqliteStore(tmp_path / "tasks.db")):
         async with running(at_once, store=store) as runtime:
             task = await until_final(runtime, await launch(runtime, retention=timedelta.max))
-            assert await runtime.get(task.id, owner=None) == task
+            assert await finished(runtime, await runtime.get(task.id, owner=None)) == task
 
 
 # Taking
@@ -433,5 +433,5 @@ async def test_a_cancelled_task_is_cancelled_from_any_process() -> None:
 async def test_cancelling_from_an_old_view_of_the_task_works_on_what_it_is_by_now() -> None:
     async with running(at_once) as runtime:
         old = await launch(runtime)
-        finished = await until_final(runtime, old)
-        assert await runtime.cancel(old, "too late", actor=CLIENT) == finished
+        ended = await until_final(runtime, old)
+        assert await finished(runtime, await runtime.cancel(old, "too late", actor=CLIENT)) == ended

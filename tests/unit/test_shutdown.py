@@ -156,7 +156,7 @@ async def test_a_thread_that_does_not_listen_is_left_behind() -> None:
         await anyio.to_thread.run_sync(release.wait)
         return ok()
 
-    runtime = make_runtime(deaf, stop=timedelta(milliseconds=20))
+    runtime = make_runtime(deaf, stop_timeout=timedelta(milliseconds=20))
     await runtime.start()
     try:
         task = await launch(runtime)
