@@ -26,6 +26,7 @@ from tests.unit.running import (
     CLIENT,
     FailingStore,
     Tool,
+    finished,
     launch,
     ok,
     question,

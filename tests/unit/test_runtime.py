@@ -28,6 +28,7 @@ from tests.unit.running import (
     PausingStore,
     Tool,
     create,
+    finished,
     launch,
     make_runtime,
     ok,
