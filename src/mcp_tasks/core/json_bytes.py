@@ -36,15 +36,16 @@ def encode_json(value: JsonValue, *, strict: bool = False) -> bytes:
         UnicodeEncodeError: With `strict`, it holds a lone surrogate.
     """
     try:
-        text = _encoder.encode(value)
+        try:
+            return _encoder.encode(value).encode()
+        except UnicodeEncodeError:
+            if strict:
+                raise
+            return _ascii_encoder.encode(value).encode()
+    except UnicodeEncodeError:
+        raise
     except (TypeError, ValueError, RecursionError) as exc:
         raise ValueNotStorable(f"a value cannot be stored because it cannot be written as JSON: {exc}") from exc
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        if strict:
-            raise
-        return _ascii_encoder.encode(value).encode()
 
 
 def decode_json(data: bytes) -> JsonValue:
@@ -61,20 +62,25 @@ def is_large(value: JsonValue) -> bool:
     return _weight(value) > LARGE
 
 
-def encode_in_pieces(value: JsonValue) -> bytes:
+def encode_in_pieces(value: JsonValue, *, strict: bool = False) -> bytes:
     """The same as `encode_json`, with turns for other threads.
 
     Raises:
         ValueNotStorable: The value is not JSON, or is nested too deeply.
+        UnicodeEncodeError: With `strict`, it holds a lone surrogate.
     """
     try:
         try:
             return b"".join(_pieces(value, _encoder))
         except UnicodeEncodeError:
+            if strict:
+                raise
             return b"".join(_pieces(value, _ascii_encoder))
+    except UnicodeEncodeError:
+        raise
     except (TypeError, ValueError, RecursionError):
         # Not JSON, or nested deeper than Python functions can follow: the C encoder knows which.
-        return encode_json(value)
+        return encode_json(value, strict=strict)
 
 
 def decode_in_pieces(data: bytes) -> JsonValue:
