@@ -23,9 +23,9 @@ from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.tools import CallAnswer, InlineResult, Question, answer_call
-from tests.unit.running import LIMIT
 from tests.unit.tooling import (
     CAN_BE_ASKED,
+    LIMIT,
     all_tasks,
     answer_the_question,
     call_of,
