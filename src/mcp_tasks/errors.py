@@ -23,6 +23,7 @@
     │   ├── WaitedTooLong           nobody answered it within its `max_wait`
     │   ├── LostTooOften            its process died with it again and again
     │   ├── CannotStart             it could not be found out how its tool is to be run
+    │   ├── RequestUnreadable       what the tool was called with cannot be read
     │   └── JournalUnreadable       what earlier runs recorded cannot be read
     ├── TransitionRefused           what happened does not fit the task's state
     │   └── StaleRun                a run that lost its lease tried to write
@@ -221,6 +222,16 @@ class CannotStart(RunStopped):
     def __init__(self, tool: str) -> None:
         self.tool = tool
         super().__init__(f"The server could not find out how to run {tool!r}, often as it tried; its log says why.")
+
+
+class RequestUnreadable(RunStopped):
+    """The request of the task cannot be read, so its tool cannot be started."""
+
+    reason = "request"
+
+    def __init__(self, tool: str) -> None:
+        self.tool = tool
+        super().__init__(f"The stored request to {tool!r} cannot be read, so the tool is not started.")
 
 
 class JournalUnreadable(RunStopped):

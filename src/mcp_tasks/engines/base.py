@@ -95,8 +95,8 @@ class Engine(Protocol):
         """Have the task run once there is a slot, and not before an earlier run of it in the same process has ended.
 
         Submitting one that waits already does nothing in the process where it waits. The owner is for engines that
-        share slots out fairly. It may return before the id is anywhere but in memory, and it does not raise when the
-        id cannot be carried now: a lost id is submitted again by a sweep.
+        share slots out fairly; a sweep, which knows nothing but ids, names none. This may return before the id is
+        anywhere but in memory, and does not raise when the id cannot be carried now: a sweep submits it again.
         """
         ...
 
