@@ -12,7 +12,7 @@ import pytest
 
 from mcp_tasks.core import JournalEntry, RunLost, RunStarted, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.errors import StoreUnavailable
-from mcp_tasks.runtime import Body, Outcome, Run, Settings, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.life import State
 from mcp_tasks.stores import MemoryStore
 from tests.unit.running import ONCE, RERUN, launch, ok, running, settle, until, until_final
@@ -92,7 +92,7 @@ class Log:
     def body(self, name: str) -> Body:
         """A tool that works until it is stopped."""
 
-        async def work(run: Run) -> Outcome:
+        async def work(run: Run) -> Ending:
             self.lines.append(f"{name} starts run {run.attempt}")
             try:
                 await anyio.sleep_forever()
@@ -150,7 +150,7 @@ async def test_a_process_that_is_back_in_time_ends_what_may_not_run_again() -> N
 async def test_a_process_without_a_lease_claims_nothing_until_it_has_one_again() -> None:
     net = Net()
 
-    async def quick(run: Run) -> Outcome:
+    async def quick(run: Run) -> Ending:
         return ok()
 
     async with process(quick, net, ONCE) as one:
@@ -180,7 +180,7 @@ async def test_a_short_outage_stops_nothing() -> None:
 async def test_an_outcome_waits_for_the_store_longer_than_the_lease() -> None:
     net, worked = Net(), anyio.Event()
 
-    async def work(run: Run) -> Outcome:
+    async def work(run: Run) -> Ending:
         await worked.wait()
         return ok("done")
 

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from mcp_tasks.core import JournalEntry, TaskRecord, TaskStatus
-from mcp_tasks.runtime import Outcome, Run, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
 from tests.unit.running import (
     ONCE,
@@ -36,15 +36,15 @@ AT_ONCE = ToolPolicy(rerun=True, park_after=timedelta(0))
 """Leaves memory as soon as it waits."""
 
 
-async def ask_one(run: Run) -> Outcome:
+async def ask_one(run: Run) -> Ending:
     return ok(await run.ask(question("Sure?")))
 
 
-async def ask_two_together(run: Run) -> Outcome:
+async def ask_two_together(run: Run) -> Ending:
     return ok(await asyncio.gather(run.ask(question("Name?")), run.ask(question("Sure?"))))
 
 
-async def ask_two_in_turn(run: Run) -> Outcome:
+async def ask_two_in_turn(run: Run) -> Ending:
     return ok([await run.ask(question("Name?")), await run.ask(question("Sure?"))])
 
 
@@ -95,7 +95,7 @@ async def test_questions_asked_in_turn_are_put_in_turn_under_keys_of_their_own()
 
 
 async def test_several_questions_come_back_under_the_callers_labels() -> None:
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         return ok(await run.ask_all({"name": question("Name?"), "sure": question("Sure?")}))
 
     async with running(body) as runtime:
@@ -172,7 +172,7 @@ async def impatient(run: Run) -> str:
 async def test_a_question_that_the_tool_gives_up_on_is_withdrawn() -> None:
     end = anyio.Event()
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         heard = await impatient(run)
         await end.wait()
         return ok(heard)
@@ -190,7 +190,7 @@ async def test_a_question_that_the_tool_gives_up_on_is_withdrawn() -> None:
 async def test_a_run_that_gave_up_on_a_question_can_be_started_again() -> None:
     store, begun = MemoryStore(), anyio.Event()
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         heard = await impatient(run)
         if run.attempt == 1:
             begun.set()
@@ -207,7 +207,7 @@ async def test_a_run_that_gave_up_on_a_question_can_be_started_again() -> None:
 
 
 async def test_open_questions_are_withdrawn_with_the_end_of_the_task() -> None:
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         asked = asyncio.ensure_future(run.ask(question("Sure?")))
         await asyncio.wait({asked}, timeout=0.01)
         return ok("did not wait")
@@ -231,7 +231,7 @@ async def test_a_question_given_up_while_it_is_being_written_is_withdrawn_and_it
     store = SlowSaves()
     given_up = asyncio.Event()
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         first = asyncio.create_task(run.ask(question("Name?")))
         second = asyncio.create_task(run.ask(question("Sure?")))
         await store.saving.wait()
@@ -270,7 +270,7 @@ class SlowSaves(MemoryStore):
 
 @pytest.mark.parametrize("policy", [ONCE, RERUN, AT_ONCE], ids=["once", "held", "unwound"])
 async def test_a_hundred_tasks_wait_while_others_run_one_at_a_time(policy: ToolPolicy) -> None:
-    async def work(run: Run) -> Outcome:
+    async def work(run: Run) -> Ending:
         return ok("worked")
 
     tools = {"ask": Tool(ask_one, policy), "work": Tool(work)}
@@ -299,7 +299,7 @@ async def test_a_run_that_may_not_run_again_stays_in_memory_while_it_waits() -> 
 async def test_a_run_that_waits_for_long_leaves_memory_and_comes_back_with_its_answer() -> None:
     entered: Counter[int] = Counter()
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         entered[run.attempt] += 1
         return await ask_two_in_turn(run)
 
@@ -330,7 +330,7 @@ async def test_questions_asked_from_branches_wait_in_memory() -> None:
 
 
 async def test_one_of_several_answers_wakes_a_task_that_another_process_left_waiting() -> None:
-    async def first_answer(run: Run) -> Outcome:
+    async def first_answer(run: Run) -> Ending:
         asks = [asyncio.create_task(run.ask(question(name))) for name in ("Ann?", "Bob?")]
         done, rest = await asyncio.wait(asks, return_when=asyncio.FIRST_COMPLETED)
         for ask in rest:
@@ -417,7 +417,7 @@ async def test_an_answer_that_comes_while_the_run_leaves_memory_is_acted_on_at_o
 async def test_an_answer_that_comes_while_the_old_run_tidies_up_is_acted_on_at_once() -> None:
     tidied = anyio.Event()
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         try:
             return await ask_one(run)
         finally:
@@ -435,7 +435,7 @@ async def test_an_answer_that_comes_while_the_old_run_tidies_up_is_acted_on_at_o
 async def test_no_branch_of_a_tool_waits_on_after_its_run_is_over() -> None:
     branches: list[asyncio.Task[object]] = []
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         # Waiting for a branch does not cancel it, as `gather` would.
         branches.append(asyncio.create_task(run.ask(question("Sure?"))))
         await asyncio.wait(branches)
@@ -457,7 +457,7 @@ async def test_a_run_that_waits_in_one_branch_and_works_in_another_stays_in_memo
         await worked.wait()
         return "worked"
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         return ok(await asyncio.gather(run.ask(question("Sure?")), current_task().step("work", work)))
 
     async with running(body, policy=AT_ONCE) as runtime:
@@ -474,7 +474,7 @@ async def test_a_run_that_waits_in_one_branch_and_works_in_another_stays_in_memo
 
 
 async def test_a_run_that_asks_something_else_the_second_time_is_refused_with_the_difference() -> None:
-    async def fickle(run: Run) -> Outcome:
+    async def fickle(run: Run) -> Ending:
         return ok(await run.ask(question(f"Question of run {run.attempt}?")))
 
     async with running(fickle, policy=AT_ONCE) as runtime:
@@ -492,7 +492,7 @@ async def test_a_run_that_asks_something_else_the_second_time_is_refused_with_th
 async def test_a_recorded_answer_never_goes_to_another_question() -> None:
     heard: list[object] = []
 
-    async def fickle(run: Run) -> Outcome:
+    async def fickle(run: Run) -> Ending:
         first, second = ("a", "b") if run.attempt == 1 else ("b", "a")
         heard.append((first, await run.ask(question(first))))
         heard.append((second, await run.ask(question(second))))
@@ -507,7 +507,7 @@ async def test_a_recorded_answer_never_goes_to_another_question() -> None:
 
 
 async def test_what_varies_is_kept_still_by_a_step() -> None:
-    async def careful(run: Run) -> Outcome:
+    async def careful(run: Run) -> Ending:
         number = await current_task().step("number", lambda: run.attempt)
         return ok([number, await run.ask(question(f"Question {number}?"))])
 
@@ -519,7 +519,7 @@ async def test_what_varies_is_kept_still_by_a_step() -> None:
 
 
 async def test_answers_are_checked_against_the_questions_they_are_written_for() -> None:
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         return ok([await run.ask(question("Name?")), await run.ask(question("Sure?"))])
 
     checked: list[set[str]] = []

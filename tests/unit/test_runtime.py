@@ -14,7 +14,7 @@ import pytest
 
 from mcp_tasks.core import RunStarted, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.errors import StoreUnavailable, UnknownTask
-from mcp_tasks.runtime import Outcome, Run, ToolPolicy
+from mcp_tasks.runtime import Ending, Run, ToolPolicy
 from mcp_tasks.runtime.runtime import MAX_ID_LENGTH, new_task_id
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.sqlite import SqliteStore
@@ -39,11 +39,11 @@ pytestmark = pytest.mark.anyio
 HOUR = timedelta(hours=1)
 
 
-async def at_once(run: Run) -> Outcome:
+async def at_once(run: Run) -> Ending:
     return ok()
 
 
-async def never_ending(run: Run) -> Outcome:
+async def never_ending(run: Run) -> Ending:
     await anyio.sleep_forever()
     raise AssertionError("unreachable")
 
@@ -158,7 +158,7 @@ async def test_of_two_runtimes_that_are_handed_a_task_exactly_one_runs_it(
 ) -> None:
     runs: Counter[str] = Counter()
 
-    async def counted(run: Run) -> Outcome:
+    async def counted(run: Run) -> Ending:
         runs[run.record.id] += 1
         await anyio.lowlevel.checkpoint()
         return ok()
@@ -180,7 +180,7 @@ async def test_of_two_runtimes_that_are_handed_a_task_exactly_one_runs_it(
 async def test_a_task_that_was_cancelled_in_the_queue_is_never_run() -> None:
     seen: list[str] = []
 
-    async def noted(run: Run) -> Outcome:
+    async def noted(run: Run) -> Ending:
         seen.append(run.record.id)
         return ok()
 
@@ -235,7 +235,7 @@ async def test_a_task_for_which_there_is_room_is_written_as_taken() -> None:
 async def test_a_task_for_which_there_is_no_room_is_queued() -> None:
     end = anyio.Event()
 
-    async def slow(run: Run) -> Outcome:
+    async def slow(run: Run) -> Ending:
         await end.wait()
         return ok()
 
@@ -312,7 +312,7 @@ async def test_a_task_that_is_cancelled_before_its_run_has_begun_is_not_run() ->
     seen: list[str] = []
     looked_up = anyio.Event()
 
-    async def noted(run: Run) -> Outcome:
+    async def noted(run: Run) -> Ending:
         await anyio.lowlevel.checkpoint()
         seen.append(run.record.id)
         return ok()
@@ -339,7 +339,7 @@ async def test_a_task_that_is_cancelled_before_its_run_has_begun_is_not_run() ->
 async def test_a_run_learns_of_its_end_although_every_hint_is_lost() -> None:
     store, stopped = DeafStore(), anyio.Event()
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         try:
             return await never_ending(run)
         finally:
@@ -372,7 +372,7 @@ async def test_whoever_listens_learns_of_a_change_although_every_hint_is_lost() 
 async def test_looks_come_by_themselves_and_outlive_a_store_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
     store, stopped = BlindStore(), anyio.Event()
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         try:
             return await never_ending(run)
         finally:
@@ -409,7 +409,7 @@ class BlindStore(DeafStore):
 async def test_a_cancelled_task_is_cancelled_from_any_process() -> None:
     store, stopped = MemoryStore(), anyio.Event()
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         try:
             return await never_ending(run)
         finally:

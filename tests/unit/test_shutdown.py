@@ -13,7 +13,7 @@ import pytest
 from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.engines import InlineEngine
 from mcp_tasks.errors import StoreError, StoreUnavailable
-from mcp_tasks.runtime import Outcome, Run
+from mcp_tasks.runtime import Ending, Run
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.sqlite import SqliteStore
@@ -37,11 +37,11 @@ pytestmark = pytest.mark.anyio
 HOUR = timedelta(hours=1)
 
 
-async def at_once(run: Run) -> Outcome:
+async def at_once(run: Run) -> Ending:
     return ok()
 
 
-async def never_ending(run: Run) -> Outcome:
+async def never_ending(run: Run) -> Ending:
     await anyio.sleep_forever()
     raise AssertionError("unreachable")
 
@@ -49,7 +49,7 @@ async def never_ending(run: Run) -> Outcome:
 async def test_a_quick_run_ends_by_itself_while_the_process_drains() -> None:
     going, end = anyio.Event(), anyio.Event()
 
-    async def quick(run: Run) -> Outcome:
+    async def quick(run: Run) -> Ending:
         going.set()
         await end.wait()
         return ok()
@@ -148,7 +148,7 @@ async def test_a_hint_that_cannot_be_followed_now_hurts_nobody(caplog: pytest.Lo
 async def test_a_thread_that_does_not_listen_is_left_behind() -> None:
     release = threading.Event()
 
-    async def deaf(run: Run) -> Outcome:
+    async def deaf(run: Run) -> Ending:
         await anyio.to_thread.run_sync(release.wait)
         return ok()
 

@@ -13,7 +13,7 @@ import pytest
 
 from mcp_tasks.core import JournalEntry, TaskRecord
 from mcp_tasks.errors import UsageError, ValueNotStorable
-from mcp_tasks.runtime import Body, Outcome, Retry, Run, ToolPolicy, current_task
+from mcp_tasks.runtime import Body, Ending, Retry, Run, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
 from tests.unit.running import (
     FailingStore,
@@ -39,7 +39,7 @@ async def test_a_step_is_done_once_in_the_life_of_a_task() -> None:
         done[what] += 1
         return f"{what} {done[what]}"
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         before = await current_task().step("before", work, "before")
         sure = await run.ask(question("Sure?"))
         after = await current_task().step("after", work, what="after")
@@ -60,7 +60,7 @@ async def test_a_step_is_done_once_in_the_life_of_a_task() -> None:
     ids=["tuple", "numbered", "none", "surrogate", "nested"],
 )
 async def test_a_step_gives_the_first_time_what_it_will_give_later(given: Any, kept: Any) -> None:
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         return ok(await current_task().step("value", lambda: given))
 
     async with running(body) as runtime:
@@ -77,7 +77,7 @@ async def test_a_step_may_be_async_and_a_sync_one_does_not_hold_the_event_loop()
     def sync_work() -> str:
         return threading.current_thread().name
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         return ok([await current_task().step("async", async_work), await current_task().step("sync", sync_work)])
 
     async with running(body) as runtime:
@@ -140,7 +140,7 @@ async def test_a_step_that_failed_fails_in_every_run_and_is_not_done_again(raise
         done["broken"] += 1
         raise raised
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         try:
             await current_task().step("broken", broken)
         except Exception as exc:
@@ -159,7 +159,7 @@ async def test_a_step_that_failed_has_no_second_try_under_its_name() -> None:
         tries.append(1)
         raise OSError("not yet")
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         try:
             await current_task().step("work", work)
         except OSError:
@@ -194,7 +194,7 @@ def retrying(attempts: int, on: type[Exception] = Exception) -> Retry:
 async def test_a_step_is_tried_as_often_as_its_retry_says_and_then_its_end_is_recorded() -> None:
     succeeds, fails = FailsFirst(OSError("a"), OSError("b")), FailsFirst(*[OSError(str(n)) for n in range(9)])
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         good = await current_task().step("good", succeeds, retry=retrying(3))
         with pytest.raises(OSError, match="2"):
             await current_task().step("bad", fails, retry=retrying(3))
@@ -229,7 +229,7 @@ async def test_a_value_that_is_no_json_is_refused_by_the_name_of_its_step() -> N
 
 
 async def test_two_steps_of_one_name_are_refused() -> None:
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         await current_task().step("a", int)
         await current_task().step("a", int)
         return ok()
@@ -249,7 +249,7 @@ async def test_the_record_of_a_step_waits_for_a_store_that_is_away() -> None:
         store.refuse_save(lambda record: True, times=2)
         return "done"
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         return ok(await current_task().step("a", work))
 
     async with running(body, store=store) as runtime:
@@ -271,7 +271,7 @@ class SmallStore(MemoryStore):
 async def test_a_value_that_the_store_cannot_keep_fails_its_step_now_and_later() -> None:
     seen: list[str] = []
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         try:
             await current_task().step("odd", lambda: "x" * 10_000)
         except UsageError as exc:
@@ -291,7 +291,7 @@ async def test_steps_side_by_side_are_all_kept() -> None:
     def square(number: int) -> int:
         return number * number
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         steps = [current_task().step(f"step {number}", square, number) for number in range(20)]
         return ok(await asyncio.gather(*steps))
 
