@@ -17,7 +17,7 @@ from mcp_tasks.core.record import ALWAYS, Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskExists, VersionConflict
 from mcp_tasks.stores.base import EVERYBODY, Hint, IdPage, OwnedBy, Page, Whose
-from mcp_tasks.stores.codec import decode_cursor, encode_cursor, sort_key, to_micros
+from mcp_tasks.stores.columns import decode_cursor, encode_cursor, sort_key, to_micros
 from mcp_tasks.stores.hints import LocalNotifier
 
 

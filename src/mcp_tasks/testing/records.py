@@ -18,8 +18,13 @@ def make_record(**overrides: Any) -> TaskRecord:
     fields: dict[str, Any] = {
         "id": f"task-{number}",
         "owner": "alice",
-        "request": TaskRequest(name="render", arguments={"scene": f"scene {number}"}),
+        "name": "render",
         "created_at": NOON,
-        "ttl": timedelta(hours=1),
+        "retention": timedelta(hours=1),
     } | overrides
     return TaskRecord(**{"updated_at": fields["created_at"], **fields})
+
+
+def make_request(**overrides: Any) -> TaskRequest:
+    """What `make_record`'s task was asked for; `overrides` are fields of `TaskRequest`."""
+    return TaskRequest(**{"name": "render", "arguments": {"scene": "harbour"}, **overrides})
