@@ -60,7 +60,7 @@ class Plan:
 
     Attributes:
         tools: One task each.
-        hold: Seconds that a waiting run stays in memory.
+        park_after: Seconds that a waiting run stays in memory.
         slots: Runs that work at a time.
         seats: Runs that wait in memory at a time.
         joins: Whether a tool waits for those that it left alone in a race.
@@ -69,7 +69,7 @@ class Plan:
     tools: tuple[Node, ...]
     acts: tuple[Act, ...] = ()
     faults: Faults = field(default_factory=Faults)
-    hold: float = 0.0
+    park_after: float = 0.0
     slots: int = 2
     seats: int = 2
     joins: bool = True
@@ -110,7 +110,7 @@ class World:
 
     def _new_runtime(self) -> TaskRuntime:
         async def policy(method: str, tool: str) -> ToolPolicy:
-            return ToolPolicy(rerun=True, park_after=timedelta(seconds=self._plan.hold), max_lost_runs=1_000)
+            return ToolPolicy(rerun=True, park_after=timedelta(seconds=self._plan.park_after), max_lost_runs=1_000)
 
         return TaskRuntime(
             store=self.store,
