@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import Counter
-from collections.abc import Callable
 from datetime import timedelta
 
 from mcp_tasks.engines import Abilities, Execute, Lane
@@ -22,7 +21,7 @@ class Broker:
         copies: How often an id is handed out that was submitted once; 0 loses it.
     """
 
-    def __init__(self, copies: Callable[[str], int] = lambda task_id: 1) -> None:
+    def __init__(self, copies: int = 1) -> None:
         self.copies = copies
         self.submitted: Counter[str] = Counter()
         self._ids: asyncio.Queue[str] = asyncio.Queue()
@@ -30,7 +29,7 @@ class Broker:
     def put(self, task_id: str) -> None:
         """Take an id in."""
         self.submitted[task_id] += 1
-        for _ in range(self.copies(task_id)):
+        for _ in range(self.copies):
             self._ids.put_nowait(task_id)
 
     async def take(self) -> str:

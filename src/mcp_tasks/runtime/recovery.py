@@ -131,7 +131,9 @@ class Recovery:
         except Exception as exc:
             self._troubles.note(task_id, exc)
 
-    async def _change(self, record: TaskRecord, verdict: RunStopped | RunLost | RunReleased | TaskCancelled) -> TaskRecord:
+    async def _change(
+        self, record: TaskRecord, verdict: RunStopped | RunLost | RunReleased | TaskCancelled
+    ) -> TaskRecord:
         changes = self._runtime.changes
         if not isinstance(verdict, RunStopped):
             return await changes.change(record, verdict, actor=self._actor)
