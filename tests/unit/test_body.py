@@ -91,7 +91,7 @@ async def test_a_handler_may_ask_with_a_plain_object() -> None:
 
 @pytest.mark.parametrize(
     "returned",
-    [{"content": "no list"}, {"resultType": "input_required", "inputRequests": {"who": {"method": "no/such"}}}],
+    [{"resultType": 7}, {"resultType": "input_required", "inputRequests": {"who": {"method": "no/such"}}}],
     ids=["result", "question"],
 )
 async def test_what_is_not_a_valid_result_fails_the_task_and_is_not_quoted(returned: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -22,10 +23,11 @@ from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.stores import MemoryStore
+from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.tools import CallAnswer, InlineResult, Question, answer_call
-from tests.unit.running import LIMIT
 from tests.unit.tooling import (
     CAN_BE_ASKED,
+    LIMIT,
     all_tasks,
     answer_the_question,
     call_of,
@@ -38,6 +40,7 @@ from tests.unit.tooling import (
 pytestmark = pytest.mark.anyio
 
 LONG = timedelta(seconds=LIMIT)
+SOON = timedelta(milliseconds=5)
 
 
 class Gate:
@@ -126,31 +129,31 @@ async def test_a_call_is_answered_with_its_task_at_once() -> None:
 
 
 @asynccontextmanager
-async def served_and_run_apart(server: MCPServer[Any], store: MemoryStore) -> AsyncGenerator[TaskRuntime]:
-    """A runtime that serves, of tools that another one runs."""
-    soon = timedelta(milliseconds=5)
+async def in_one_process(server: MCPServer[Any], tmp_path: Path) -> AsyncGenerator[TaskRuntime]:
+    """One runtime that serves and runs tools."""
+    async with running_tools(server) as runtime:
+        yield runtime
+
+
+@asynccontextmanager
+async def in_two_processes(server: MCPServer[Any], tmp_path: Path) -> AsyncGenerator[TaskRuntime]:
+    """A runtime that serves, of tools that another one runs; they share nothing but a file."""
+    here, there = (SqliteStore(tmp_path / "tasks.db", poll_interval=SOON) for _ in range(2))
     async with (
-        running_tools(server, store=store, runs_tools=False) as serving,
-        running_tools(server, store=store, sweep_interval=soon),
+        running_tools(server, store=here, runs_tools=False) as serving,
+        running_tools(server, store=there, sweep_interval=SOON),
     ):
         yield serving
 
 
-@asynccontextmanager
-async def served_and_run_together(server: MCPServer[Any], store: MemoryStore) -> AsyncGenerator[TaskRuntime]:
-    """One runtime for both."""
-    async with running_tools(server, store=store) as runtime:
-        yield runtime
-
-
-WHERE = pytest.mark.parametrize(
-    "serving", [served_and_run_together, served_and_run_apart], ids=["in one process", "in two"]
-)
+WHERE = pytest.mark.parametrize("serving", [in_one_process, in_two_processes], ids=["in one process", "in two"])
 
 
 @WHERE
-async def test_a_question_that_comes_before_the_announcement_is_the_answer_and_no_task_is_left(serving: Any) -> None:
-    async with serving(furnished(), MemoryStore()) as runtime:
+async def test_a_question_that_comes_before_the_announcement_is_the_answer_and_no_task_is_left(
+    serving: Any, tmp_path: Path
+) -> None:
+    async with serving(furnished(), tmp_path) as runtime:
         asked = await call(runtime, "asks", asks_first=True)
         assert isinstance(asked, Question)
         assert asked.question["inputRequests"]["who"]["params"]["message"] == "Who is it?"
@@ -160,9 +163,9 @@ async def test_a_question_that_comes_before_the_announcement_is_the_answer_and_n
 
 
 @WHERE
-async def test_a_question_that_comes_after_the_announcement_is_asked_in_the_task(serving: Any) -> None:
+async def test_a_question_that_comes_after_the_announcement_is_asked_in_the_task(serving: Any, tmp_path: Path) -> None:
     gate = Gate()
-    async with serving(furnished(gate), MemoryStore()) as runtime:
+    async with serving(furnished(gate), tmp_path) as runtime:
         # It is at work, as its progress shows, so it is not waited for any longer.
         created = await call(runtime, "works_and_asks", asks_first=True)
         assert isinstance(created, TaskRecord)
@@ -172,10 +175,27 @@ async def test_a_question_that_comes_after_the_announcement_is_asked_in_the_task
 
 
 @WHERE
-async def test_within_the_grace_a_question_is_asked_on_the_call_too(serving: Any) -> None:
-    async with serving(furnished(), MemoryStore()) as runtime:
+async def test_within_the_grace_a_question_is_asked_on_the_call_too(serving: Any, tmp_path: Path) -> None:
+    async with serving(furnished(), tmp_path) as runtime:
         assert isinstance(await call(runtime, "asks", grace=LONG), Question)
         assert await all_tasks(runtime) == []
+
+
+@WHERE
+async def test_whoever_is_first_a_question_is_asked_exactly_once(serving: Any, tmp_path: Path) -> None:
+    async with serving(furnished(), tmp_path) as runtime:
+
+        async def call_with(grace: timedelta) -> CallAnswer:
+            answer = await call(runtime, "asks", grace=grace)
+            if isinstance(answer, TaskRecord):
+                await answer_the_question(runtime, answer.id)
+                await until_status(runtime, answer.id, TaskStatus.COMPLETED)
+            return answer
+
+        calls = (call_with(timedelta(milliseconds=0.2 * 1.2**number)) for number in range(40))
+        answers = await asyncio.gather(*calls)
+        announced = {answer.id for answer in answers if isinstance(answer, TaskRecord)}
+        assert {task.id for task in await all_tasks(runtime)} == announced
 
 
 async def test_a_question_that_the_client_cannot_answer_is_refused_on_the_call_and_no_task_is_left() -> None:
@@ -273,8 +293,10 @@ async def test_a_caller_that_goes_away_within_the_grace_leaves_the_task() -> Non
 
 
 @WHERE
-async def test_a_tool_that_ends_within_the_grace_is_answered_inline_and_no_task_is_left(serving: Any) -> None:
-    async with serving(furnished(), MemoryStore()) as runtime:
+async def test_a_tool_that_ends_within_the_grace_is_answered_inline_and_no_task_is_left(
+    serving: Any, tmp_path: Path
+) -> None:
+    async with serving(furnished(), tmp_path) as runtime:
         answer = await call(runtime, "ends", grace=LONG)
         assert isinstance(answer, InlineResult)
         assert decode_json(answer.outcome.body)["structuredContent"] == {"result": "done"}
@@ -285,9 +307,9 @@ async def test_a_tool_that_ends_within_the_grace_is_answered_inline_and_no_task_
 
 
 @WHERE
-async def test_a_tool_that_outlasts_the_grace_is_announced(serving: Any) -> None:
+async def test_a_tool_that_outlasts_the_grace_is_announced(serving: Any, tmp_path: Path) -> None:
     gate = Gate()
-    async with serving(furnished(gate), MemoryStore()) as runtime:
+    async with serving(furnished(gate), tmp_path) as runtime:
         created = await call(runtime, "waits", grace=timedelta(milliseconds=20))
         assert isinstance(created, TaskRecord)
         assert (await runtime.get(created.id, owner="ada")).announced

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from mcp.server import MCPServer
@@ -17,11 +17,16 @@ from mcp_tasks.core.actor import NOBODY
 from mcp_tasks.core.json_bytes import decode_json
 from mcp_tasks.engines import LocalEngine
 from mcp_tasks.protocol.errors import describe
-from mcp_tasks.runtime import TaskRuntime, ToolPolicy
+from mcp_tasks.runtime import Settings, TaskRuntime, ToolPolicy
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.tools import MCPServerHost, ToolBody, ToolHost
 from tests.helpers import stored
-from tests.unit.running import LIMIT, QUIET, real_clock
+
+LIMIT = 5.0
+"""Seconds after which a test that waits has failed."""
+
+# No test waits at its end for a tool that waits for the test.
+QUICK = Settings(drain_timeout=timedelta(0), stop_timeout=timedelta(seconds=LIMIT), progress_interval=timedelta(0))
 
 CAN_BE_ASKED: JsonObject = {"elicitation": {"form": {}}}
 NAMESPACE = "tooling"
@@ -74,9 +79,9 @@ async def running_tools(
         body=ToolBody(host, lambda: None),
         policy=policy_of,
         describe=describe,
-        clock=real_clock,
+        clock=lambda: datetime.now(UTC),
         namespace=NAMESPACE,
-        settings=replace(QUIET, **settings),
+        settings=replace(QUICK, **settings),
         runs_tools=runs_tools,
     )
     await runtime.start()

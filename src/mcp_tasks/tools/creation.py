@@ -12,8 +12,8 @@ The tool may run in another process, so all of this goes through the store: the 
 like any other, and so is the question. Whichever is written first stands. A question that comes second is asked in the
 task; an announcement that comes second finds the task ended.
 
-Should this process die while the call is open, nobody was told of the task. It runs like any other, ends at the latest
-where it would ask on the call, and expires.
+Should this process die while the call is open, nobody was told of the task. What it leaves ends, at the latest where it
+would ask on the call, and expires like any other.
 """
 
 from __future__ import annotations
@@ -88,20 +88,21 @@ async def answer_call(
     )
     if created.announced:
         return created
+    seen = created
     if asks_first:
-        await _wait_for_question(runtime, created)
+        seen = await _wait_for_question(runtime, seen)
     if grace:
         # A caller that goes away meanwhile leaves the task: closing a stream cancels the request, never its task.
-        await _wait(runtime, created, _is_settled, grace)
-    record = await runtime.announce(created)
+        seen = await _wait(runtime, seen, _is_settled, grace)
+    record = await runtime.announce(seen)
     if record.announced:
         return created
     return await _instead_of_task(runtime, record, request, in_grace=bool(grace)) or created
 
 
-async def _wait_for_question(runtime: TaskRuntime, created: TaskRecord) -> None:
+async def _wait_for_question(runtime: TaskRuntime, created: TaskRecord) -> TaskRecord:
     try:
-        await _wait(runtime, created, lambda task: task.version > STARTED_VERSION, ANNOUNCE_AFTER)
+        return await _wait(runtime, created, lambda task: task.version > STARTED_VERSION, ANNOUNCE_AFTER)
     except anyio.get_cancelled_exc_class():
         with anyio.CancelScope(shield=True):
             await _cancel(runtime, created, "The caller went away before the task was announced")
@@ -109,13 +110,15 @@ async def _wait_for_question(runtime: TaskRuntime, created: TaskRecord) -> None:
 
 
 async def _wait(
-    runtime: TaskRuntime, created: TaskRecord, condition: Callable[[TaskRecord], bool], limit: timedelta
-) -> None:
+    runtime: TaskRuntime, seen: TaskRecord, condition: Callable[[TaskRecord], bool], limit: timedelta
+) -> TaskRecord:
+    """The task once the condition holds for it; as it was seen last, if that takes too long."""
     try:
-        await runtime.wait_until(created.id, condition, limit)
+        return await runtime.wait_until(seen.id, condition, limit) or seen
     except StoreError as exc:
         # The task is kept and may be running; to answer with an error now would have the client start it twice.
-        logger.warning("task %s… is not waited for any longer: %s", created.id[:12], exc)
+        logger.warning("task %s… is not waited for any longer: %s", seen.id[:12], exc)
+        return seen
 
 
 async def _cancel(runtime: TaskRuntime, created: TaskRecord, reason: str) -> None:
