@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
@@ -25,7 +25,7 @@ from referencing.exceptions import Unresolvable
 from mcp_tasks.core import InputRequest, TaskRecord
 from mcp_tasks.protocol.errors import RpcError
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _SHAPES: Mapping[str, TypeAdapter[Any]] = {
     "elicitation/create": TypeAdapter(ElicitResult),

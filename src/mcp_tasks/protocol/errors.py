@@ -33,7 +33,7 @@ class RpcError(Exception):
     """A request is refused with this JSON-RPC error. Adapters send it in the way of their transport."""
 
     def __init__(self, code: int, message: str, data: JsonValue = None) -> None:
-        self.error = ErrorData(code=code, message=valid_text(message), data=valid_json(data))
+        self.error: ErrorData = ErrorData(code=code, message=valid_text(message), data=valid_json(data))
         super().__init__(self.error.message)
 
     @property

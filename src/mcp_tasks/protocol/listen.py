@@ -18,7 +18,7 @@ from mcp_tasks.protocol.message import Message
 from mcp_tasks.protocol.outcome import outcome_of
 from mcp_tasks.runtime import TaskRuntime
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _LOOKUPS_AT_A_TIME: Final = 50
 """Tasks that are looked up before others have their turn: a store may answer without ever giving way."""
@@ -35,8 +35,8 @@ class Listening:
     def __init__(self, runtime: TaskRuntime, dialect: Dialect, task_ids: Sequence[str]) -> None:
         self._runtime = runtime
         self._dialect = dialect
-        self.task_ids = task_ids
-        self.method = dialect.notification_method
+        self.task_ids: Sequence[str] = task_ids
+        self.method: str = dialect.notification_method
 
     async def states(self) -> AsyncGenerator[Message]:
         """The state of each task at once, and then whenever it changed. Never ends by itself; close it when done."""

@@ -31,9 +31,11 @@ MAX_TASK_IDS: Final = 1_000
 class ModernDialect:
     """Tasks as SEP-2663 words them."""
 
-    versions = frozenset(MODERN_PROTOCOL_VERSIONS)
-    methods = frozenset({"tools/call", "tasks/get", "tasks/update", "tasks/cancel", "subscriptions/listen"})
-    notification_method = "notifications/tasks"
+    versions: frozenset[str] = frozenset(MODERN_PROTOCOL_VERSIONS)
+    methods: frozenset[str] = frozenset(
+        {"tools/call", "tasks/get", "tasks/update", "tasks/cancel", "subscriptions/listen"}
+    )
+    notification_method: str = "notifications/tasks"
 
     def declares_tasks(self, caller: Caller) -> bool:
         """Whether this very request declares the extension; an earlier one does not count."""

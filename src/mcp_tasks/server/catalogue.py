@@ -16,8 +16,8 @@ class Catalogue:
     """
 
     def __init__(self, usual: TaskOptions) -> None:
-        self.usual = usual
-        self.marks = Marks()
+        self.usual: TaskOptions = usual
+        self.marks: Marks = Marks()
         self._host: ToolHost | None = None
 
     async def open(self, host: ToolHost) -> None:

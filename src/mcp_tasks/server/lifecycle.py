@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from mcp.server import MCPServer, Server
@@ -30,7 +30,7 @@ from mcp_tasks.stores.url import default_store
 from mcp_tasks.tools.body import ToolBody
 from mcp_tasks.tools.host import MCPServerHost, ToolHost
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 StateT = TypeVar("StateT")
 AnyServer: TypeAlias = MCPServer[Any] | Server[Any]
@@ -61,7 +61,7 @@ class Lifecycle:
     """One server's runtime, and who uses it now."""
 
     def __init__(self, setup: Setup, catalogue: Catalogue) -> None:
-        self.extension_given = False
+        self.extension_given: bool = False
         self.middleware: ServerMiddleware[Any] | None = None
         self._setup = setup
         self._catalogue = catalogue

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from jsonschema import Draft202012Validator
 from mcp.server.mcpserver.tools import Tool as ServerTool
@@ -23,7 +23,7 @@ from mcp_tasks.errors import InvalidMark
 from mcp_tasks.runtime import ToolPolicy
 from mcp_tasks.server.options import TaskOptions
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 NAMES_SHOWN = 20
 """Tools that a warning names before it only counts: enough to spot a typing error, short enough to be read."""

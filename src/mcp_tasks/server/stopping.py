@@ -23,7 +23,7 @@ class Stopping:
     """Whether the process is about to stop."""
 
     def __init__(self) -> None:
-        self.event = asyncio.Event()
+        self.event: asyncio.Event = asyncio.Event()
         self._installed: dict[signal.Signals, tuple[Handler, Handler]] = {}
 
     def watch(self) -> None:
