@@ -88,7 +88,7 @@ def _json(entry: LedgerEntry, snapshot: TaskSnapshot) -> dict[str, Any]:
     times: dict[str, Any] = {
         "createdAt": snapshot.created_at.isoformat(),
         "lastUpdatedAt": snapshot.updated_at.isoformat(),
-        "ttlMs": _milliseconds(snapshot.ttl),
+        "expiresAt": None if snapshot.expires_at is None else snapshot.expires_at.isoformat(),
         "pollIntervalMs": _milliseconds(snapshot.poll_interval),
     }
     progress = snapshot.progress
@@ -125,8 +125,7 @@ def _add_times(card: Table, snapshot: TaskSnapshot) -> None:
         card.add_row("progress", _progress_text(snapshot.progress))
     card.add_row("created", f"{_local(snapshot.created_at)} by the server's clock")
     card.add_row("last updated", _local(snapshot.updated_at))
-    kept = "without limit" if snapshot.ttl is None else f"until {_local(snapshot.created_at + snapshot.ttl)}"
-    card.add_row("kept", kept)
+    card.add_row("expires", "never" if snapshot.expires_at is None else _local(snapshot.expires_at))
     if snapshot.poll_interval is not None and not snapshot.is_final:
         card.add_row("poll every", f"{snapshot.poll_interval.total_seconds():g} s")
     if snapshot.error is not None:
