@@ -16,6 +16,7 @@ from mcp_types import CallToolResult
 from pydantic import ValidationError
 
 from mcp_tasks.client.answerer import Answerer, Unanswered
+from mcp_tasks.client.failure import task_failed
 from mcp_tasks.client.memory import TaskMemory
 from mcp_tasks.client.poller import Patience, Poller
 from mcp_tasks.client.push import Mailbox, PushHub
@@ -106,12 +107,14 @@ class TaskHandle:
                 a callback fails, or the server refuses an answer. By default as the `TasksClient` was made.
 
         Raises:
-            MCPError: The task failed, with the JSON-RPC error it carries.
+            TaskFailed: The task failed. It is an `MCPError` with the JSON-RPC error that the task carries.
             TaskWasCancelled: The task was cancelled.
             WaitTimedOut: It did not end in time.
             QuestionUnanswered: It asks something, and the answer failed or was refused.
             WaitAbandoned: `on_progress` raised.
             UnknownTask: The server knows no such task (any more).
+            InvalidResponse: The server answered with something that is not a valid task or result.
+            MCPError: The server could not be reached for longer than `patience`, or refuses to show the task.
         """
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         try:
@@ -276,11 +279,11 @@ class TaskHandle:
         if final.status is TaskStatus.CANCELLED:
             raise TaskWasCancelled(self.id, final.message)
         if final.error is not None:
-            raise _as_error(final.error, final.message)
+            raise task_failed(self.id, final.error, final.message)
         try:
             return CallToolResult.model_validate(final.result, by_name=False)
         except ValidationError as exc:
-            raise InvalidResponse(f"the result of task {self.id} is none of a tool: {exc}") from exc
+            raise InvalidResponse(f"the result of task {self.id} is not a valid tool result: {exc}") from exc
 
 
 class _ProgressFailed(Exception):
@@ -292,13 +295,3 @@ async def _report(on_progress: OnProgress, progress: Progress) -> None:
         await on_progress(progress)
     except Exception as exc:
         raise _ProgressFailed from exc
-
-
-def _as_error(error: Mapping[str, Any], message: str | None) -> MCPError:
-    """The error a failed task carries. One that is badly made says little, and is an error nevertheless."""
-    code, said = error.get("code"), error.get("message")
-    return MCPError(
-        code=code if isinstance(code, int) else 0,
-        message=said if isinstance(said, str) else message or "the task failed",
-        data=error.get("data"),
-    )
