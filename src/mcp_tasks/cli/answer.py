@@ -31,8 +31,7 @@ from mcp_tasks.cli.running import run
 from mcp_tasks.cli.target import label_of
 from mcp_tasks.cli.views import LineBoard, clean
 from mcp_tasks.cli.wait import wait_for
-from mcp_tasks.client import LedgerEntry
-from mcp_tasks.client.calls import tasks_of
+from mcp_tasks.client import LedgerEntry, resume_task
 from mcp_tasks.client.handle import OnAbandon
 from mcp_tasks.errors import UnknownTask, UsageError
 
@@ -119,7 +118,7 @@ class _Given:
         questions = questions_of(snapshot.input_requests, entry.tool or entry.task_id, label_of(entry))
         if not questions:
             raise Problem(f"the task asks nothing; it is {snapshot.status.value}", Exit.USAGE)
-        handle = tasks_of(client).handle(client.session, entry.task_id, tool=entry.tool)
+        handle = resume_task(client, entry.task_id, tool=entry.tool)
         answers = await self._answers(self._chosen(questions), entry)
         try:
             await handle.answer(answers)

@@ -16,8 +16,7 @@ from mcp_tasks.cli.outcomes import print_json, say
 from mcp_tasks.cli.remembered import by_server, find_tasks, opened_ledger, short_id
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.views import clean
-from mcp_tasks.client import Ledger, LedgerEntry
-from mcp_tasks.client.calls import tasks_of
+from mcp_tasks.client import Ledger, LedgerEntry, resume_task
 from mcp_tasks.errors import UnknownTask
 
 EPILOG = """\
@@ -79,7 +78,7 @@ _WORDS = {
 
 async def _cancel(client: Client, entry: LedgerEntry) -> str:
     try:
-        await tasks_of(client).handle(client.session, entry.task_id, tool=entry.tool).cancel()
+        await resume_task(client, entry.task_id, tool=entry.tool).cancel()
     except UnknownTask as exc:
         raise Problem(
             f"{short_id(entry.task_id)}: the server knows no such task (any more)", Exit.UNKNOWN_TASK
