@@ -222,9 +222,7 @@ class TasksClient(ClientExtension):
                 ctx.session, created.task_id, tool=str(ctx.tool_name), transport=transport_in(created.meta)
             )
         except UsageError as exc:
-            raise UsageError(
-                f"task {created.task_id} goes on, but is not in the ledger: {exc}"
-            ) from None
+            raise UsageError(f"task {created.task_id} goes on, but is not in the ledger: {exc}") from None
         handle.remember()
         if options.want_handle:
             raise HandleWanted(handle)

@@ -71,9 +71,11 @@ class _FailsAlone(httpx2.AsyncBaseTransport):
         try:
             response = await self._inner.handle_async_request(request)
         except httpx2.TransportError as exc:
+            why = _unreachable(request, exc)
             if request.headers.get("mcp-method") in _CONNECTING:
-                raise
-            return _unreachable(request, exc)
+                # The same exception, with the URL in its text.
+                raise type(exc)(why, request=request) from exc
+            return _error_response(request, why)
         if isinstance(response.stream, httpx2.AsyncByteStream):
             response.stream = _EndsQuietly(response.stream)
         return response
@@ -99,7 +101,13 @@ class _EndsQuietly(httpx2.AsyncByteStream):
         await self._inner.aclose()
 
 
-def _unreachable(request: httpx2.Request, exc: httpx2.TransportError) -> httpx2.Response:
-    error = {"code": CONNECTION_CLOSED, "message": f"{request.url.copy_with(query=None)} cannot be reached: {exc}"}
+def _unreachable(request: httpx2.Request, exc: httpx2.TransportError) -> str:
+    # Without the query: like a password, a key in it is not for logs.
+    where = http_address(str(request.url.copy_with(query=None)))
+    return f"{where} cannot be reached: {str(exc) or type(exc).__name__}"
+
+
+def _error_response(request: httpx2.Request, message: str) -> httpx2.Response:
+    error = {"code": CONNECTION_CLOSED, "message": message}
     body = json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode()
     return httpx2.Response(503, headers={"content-type": "application/json"}, content=body, request=request)
