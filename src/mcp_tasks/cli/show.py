@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,10 +13,10 @@ from rich.text import Text
 from mcp_tasks.cli.exits import Exit, Problem
 from mcp_tasks.cli.looking import look_at
 from mcp_tasks.cli.ls import entry_json
-from mcp_tasks.cli.options import Access, Output, server_of_task, takes_access, takes_ledger, takes_output
+from mcp_tasks.cli.options import Access, Output, TaskOptions, takes_task_options
 from mcp_tasks.cli.outcomes import block_text, outcome_of, print_json, say
 from mcp_tasks.cli.questions import describe, how_to_answer, questions_of
-from mcp_tasks.cli.remembered import find_task, opened_ledger
+from mcp_tasks.cli.remembered import find_tasks, opened_ledger
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.target import label_of
 from mcp_tasks.cli.views import ago, badge, clean, stdout
@@ -37,28 +36,23 @@ Examples:
 @click.command(epilog=EPILOG)
 @click.argument("task_id", metavar="ID")
 @click.option("--offline", is_flag=True, help="Do not ask the server; show what was last seen.")
-@server_of_task
-@takes_access
-@takes_ledger
-@takes_output
-def command(
-    *, task_id: str, offline: bool, server: str | None, access: Access, ledger_path: Path | None, output: Output
-) -> int:
+@takes_task_options
+def command(*, task_id: str, offline: bool, options: TaskOptions) -> int:
     """Show everything about one task: its state, what it asks, and its result.
 
     The server is asked; if it cannot be, what was last seen of the task is shown.
     """
 
     async def work() -> int:
-        with opened_ledger(ledger_path) as ledger:
-            entry = find_task(ledger, task_id, server=server, identity=access.identity)
-            found = None if offline else await _look(ledger, entry, access)
+        with opened_ledger(options.ledger_path) as ledger:
+            [entry] = find_tasks(ledger, [task_id], options)
+            found = None if offline else await _look(ledger, entry, options.access)
             known = any(other.key == entry.key for other in ledger.entries(server=entry.server))
         if isinstance(found, Problem):
             if not known:
                 raise found
             say(f"As last seen, because {found.message}.", "yellow")
-        _print(entry, found if isinstance(found, TaskSnapshot) else None, output)
+        _print(entry, found if isinstance(found, TaskSnapshot) else None, options.output)
         return Exit.OK
 
     return run(work)
