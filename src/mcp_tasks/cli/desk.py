@@ -48,9 +48,9 @@ class Desk:
     """
 
     def __init__(self, board: Board, *, limit: float | None = None) -> None:
-        self.is_staffed = is_terminal()
-        self.can_cancel = False
-        self.was_left_on_purpose = False
+        self.is_staffed: bool = is_terminal()
+        self.can_cancel: bool = False
+        self.was_left_on_purpose: bool = False
         self._board = board
         self._keyboard = Keyboard()
         self._busy = asyncio.Lock()

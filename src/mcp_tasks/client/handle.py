@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, nullcontext
 from datetime import timedelta
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import anyio
 from mcp.client.session import ClientSession
@@ -37,7 +37,7 @@ from mcp_tasks.errors import (
 )
 from mcp_tasks.wire.parse import TaskSnapshot
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 OnAbandon: TypeAlias = Literal["cancel", "leave"]
 """What becomes of a task when its caller stops waiting before it has ended: it is cancelled, or it goes on."""

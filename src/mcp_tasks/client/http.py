@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import httpx2
@@ -21,7 +21,7 @@ from mcp_types import CONNECTION_CLOSED
 
 from mcp_tasks.client.transport import ServerTransport, http_address
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _CONNECTING = ("server/discover", "initialize")
 """Requests that find out whom we talk to. An error in answer to them means an older server, so none may be made up: a

@@ -79,8 +79,8 @@ class Ledger:
     """
 
     def __init__(self, path: str | Path, *, keep_results: bool = False) -> None:
-        self.path = Path(path)
-        self.keep_results = keep_results
+        self.path: Path = Path(path)
+        self.keep_results: bool = keep_results
         with self._translated():
             self._db = open_ledger(self.path, timeout=5)
 

@@ -55,7 +55,7 @@ class Poller:
         self._pushed = False
         self._failures = 0
         self._failing_since = 0.0
-        self.next_look = 0.0
+        self.next_look: float = 0.0
 
     def saw(self, snapshot: TaskSnapshot, now: float, *, pushed: bool) -> None:
         """A state arrived, by a look or pushed. `pushed` says whether notifications are known to come."""

@@ -13,7 +13,7 @@ class Wake:
     """Something of our own happened to the task: an answer was given, or could not be."""
 
     def __init__(self) -> None:
-        self.event = asyncio.Event()
+        self.event: asyncio.Event = asyncio.Event()
         self._failure: Unanswered | None = None
 
     def answered(self, failure: Unanswered | None) -> None:

@@ -66,13 +66,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = FakeClock()
-        self.oracle = MemoryStore()
-        self.lives = 0
+        self.clock: FakeClock = FakeClock()
+        self.oracle: MemoryStore = MemoryStore()
+        self.lives: int = 0
         self.known: list[str] = []
-        self.runner = asyncio.Runner()
-        self.place = self.new_place()
-        self.stores = self.place.__enter__()
+        self.runner: asyncio.Runner = asyncio.Runner()
+        self.place: AbstractContextManager[Sequence[Store]] = self.new_place()
+        self.stores: Sequence[Store] = self.place.__enter__()
         self.in_all("open")
 
     def teardown(self) -> None:
