@@ -442,7 +442,7 @@ async def test_a_server_that_does_not_answer_a_cancellation_is_not_waited_for_lo
         await anyio.sleep(PATIENCE)
         return OUT_OF_ORDER
 
-    monkeypatch.setattr(handle_module, "CANCEL_PATIENCE", 0.1)
+    monkeypatch.setattr(handle_module, "CANCEL_TIMEOUT", 0.1)
     peer.on("tasks/get", task())
     peer.handlers["tasks/cancel"] = silence
     async with connect(peer_url) as client:

@@ -10,6 +10,7 @@ import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
 
+from mcp_tasks.cli.running import leaves
 from mcp_tasks.client import poller as poller_module
 from mcp_tasks.client import reconnecting_http
 from tests.client.connecting import LONG, SHORT, Person, begin, connect, text, until
@@ -120,7 +121,7 @@ async def test_a_server_that_is_not_there_is_an_error_at_once() -> None:
         with anyio.fail_after(PATIENCE), pytest.raises(ExceptionGroup) as caught:
             async with connect(reconnecting_http(nowhere.replace("//", "//ann:secret@") + "?key=hidden")):
                 pytest.fail("there is nobody to connect to")
-    [cause] = _leaves(caught.value)
+    [cause] = leaves(caught.value)
     assert isinstance(cause, httpx2.ConnectError)
     assert str(cause).startswith(f"{nowhere} cannot be reached: ")
     assert "secret" not in str(cause)
@@ -136,12 +137,6 @@ async def test_a_server_that_went_away_is_named_without_its_credentials(url: str
             with pytest.raises(MCPError) as caught:
                 await client.list_tools()
     assert caught.value.message.startswith(f"{relay.url} cannot be reached: ")
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    return [
-        leaf for exc in group.exceptions for leaf in (_leaves(exc) if isinstance(exc, BaseExceptionGroup) else [exc])
-    ]
 
 
 async def test_an_outage_at_the_beginning_does_not_make_a_server_an_older_one(url: str) -> None:

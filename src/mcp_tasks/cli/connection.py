@@ -74,7 +74,7 @@ def _tasks_client(target: Target, access: Access, ledger: Ledger | None) -> Task
 
 def _patience(target: Target) -> Patience | None:
     # A server behind a URL may come back; the process of a stdio server that ended does not.
-    return None if target.url is not None else Patience(lasting=timedelta(seconds=2))
+    return None if target.url is not None else Patience(max_outage=timedelta(seconds=2))
 
 
 async def explain(target: Target, access: Access, exc: Exception, log: TextIO | None = None) -> Problem:

@@ -136,7 +136,7 @@ def _stranger(task_id: str, spec: str | None, identity: str) -> LedgerEntry:
             hint="`mcp-tasks ls` lists the tasks started from here; for any other, give its whole id and --server.",
         )
     now = datetime.now(UTC)
-    return LedgerEntry(task_id=task_id, server=spec, tool="", started=now, status="working", identity=identity)
+    return LedgerEntry(task_id=task_id, server=spec, tool="", started_at=now, status="working", identity=identity)
 
 
 def _line(entry: LedgerEntry) -> str:

@@ -105,7 +105,7 @@ def _card(entry: LedgerEntry, snapshot: TaskSnapshot | None) -> Table:
     card.add_row("server", Text(clean(label_of(entry))))
     if entry.identity:
         card.add_row("identity", Text(clean(entry.identity)))
-    card.add_row("started", f"{_local(entry.started)} ({ago(entry.started)})")
+    card.add_row("started", f"{_local(entry.started_at)} ({ago(entry.started_at)})")
     message = entry.message if snapshot is None else snapshot.message
     if message:
         card.add_row("message", Text(clean(message)))

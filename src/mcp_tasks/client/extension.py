@@ -26,9 +26,9 @@ from pydantic import BaseModel, ConfigDict
 from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle
 from mcp_tasks.client.ledger import Ledger
 from mcp_tasks.client.links import Link, Switchboard
-from mcp_tasks.client.memory import TaskMemory
 from mcp_tasks.client.poller import Patience
 from mcp_tasks.client.requests import CreateTaskResult
+from mcp_tasks.client.task_ledger import TaskLedger
 from mcp_tasks.client.tool_name import CallOptions, HandleWanted, ToolName, options_of
 from mcp_tasks.client.transport import TASK_NOTIFICATION, ServerTransport, transport_in
 from mcp_tasks.errors import UsageError
@@ -200,7 +200,7 @@ class TasksClient(ClientExtension):
             task_id,
             tool=tool,
             hub=connection.hub,
-            memory=TaskMemory(self.ledger, task_id, server=server, identity=self.identity),
+            ledger=TaskLedger(self.ledger, task_id, server=server, identity=self.identity),
             patience=self._patience,
             on_abandon=self._on_abandon,
         )

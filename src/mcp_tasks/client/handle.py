@@ -17,10 +17,10 @@ from pydantic import ValidationError
 
 from mcp_tasks.client.answerer import Answerer, Unanswered
 from mcp_tasks.client.failure import task_failed
-from mcp_tasks.client.memory import TaskMemory
 from mcp_tasks.client.poller import Patience, Poller
 from mcp_tasks.client.push import Mailbox, PushHub
 from mcp_tasks.client.requests import cancel_task, check_answer, get_task, is_transient, update_task
+from mcp_tasks.client.task_ledger import TaskLedger
 from mcp_tasks.client.waiting import Budget, Wake, first_of
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import Progress
@@ -44,7 +44,7 @@ OnAbandon: TypeAlias = Literal["cancel", "leave"]
 
 OnProgress: TypeAlias = Callable[[Progress], Awaitable[None]]
 
-CANCEL_PATIENCE = 5.0
+CANCEL_TIMEOUT = 5.0
 """Seconds to tell the server that a task is not wanted any more, while the caller is already leaving."""
 
 
@@ -58,7 +58,7 @@ class TaskHandle:
         *,
         tool: str = "",
         hub: PushHub | None = None,
-        memory: TaskMemory | None = None,
+        ledger: TaskLedger | None = None,
         patience: Patience | None = None,
         on_abandon: OnAbandon = "leave",
     ) -> None:
@@ -66,7 +66,7 @@ class TaskHandle:
         self.tool = tool
         self._session = session
         self._hub = hub
-        self._memory = memory or TaskMemory(None, task_id)
+        self._ledger = ledger or TaskLedger(None, task_id)
         self._patience = patience
         self._on_abandon: OnAbandon = on_abandon
         self._asked: Mapping[str, JsonObject] = {}
@@ -142,34 +142,34 @@ class TaskHandle:
             UnknownTask: The server knows no such task (any more).
         """
         check_answer(responses)
-        if self._memory.is_kept and not self._asked.keys() >= responses.keys():
+        if self._ledger.exists and not self._asked.keys() >= responses.keys():
             # An answer is recorded with its question, and given again to no other.
             await self.status()
         for key, response in responses.items():
-            self._memory.record_answer(key, self._asked.get(key), response)
+            self._ledger.record_answer(key, self._asked.get(key), response)
         try:
             await update_task(self._session, self.id, responses)
         except MCPError as exc:
             if not is_transient(exc):
                 for key in responses:
-                    self._memory.answer_refused(key)
+                    self._ledger.answer_refused(key)
             raise
         for key in responses:
-            self._memory.answer_sent(key)
+            self._ledger.answer_sent(key)
 
     async def cancel(self) -> None:
         """Ask for the task to be cancelled. It may still end in another way, if it was about to."""
         try:
             await cancel_task(self._session, self.id)
         except UnknownTask:
-            self._memory.lost()
+            self._ledger.lost()
             raise
 
     async def abandon(self, on_abandon: OnAbandon | None = None) -> Fate:
         """Nobody waits for the task any more: do what the rule says, and tell what became of the task."""
         if (on_abandon or self._on_abandon) == "leave":
             return "left"
-        with anyio.move_on_after(CANCEL_PATIENCE, shield=True):
+        with anyio.move_on_after(CANCEL_TIMEOUT, shield=True):
             try:
                 await self.cancel()
             except (TasksError, MCPError, OSError) as exc:
@@ -180,26 +180,26 @@ class TaskHandle:
 
     def remember(self) -> None:
         """Write the task into the ledger, if there is one. Tasks that calls start are there already."""
-        self._memory.add(self.tool)
+        self._ledger.add(self.tool)
 
     def forget(self) -> None:
         """Take the task out of the ledger. The server is not told: a task that runs goes on."""
-        self._memory.forget()
+        self._ledger.forget()
 
     def recorded_answer(self, key: str, question: JsonObject) -> Mapping[str, Any] | None:
         """An answer that was given to this very question of the task before, and maybe never arrived."""
-        return self._memory.recorded_answer(key, question)
+        return self._ledger.recorded_answer(key, question)
 
     async def _get(self) -> TaskSnapshot:
         try:
             return await get_task(self._session, self.id)
         except UnknownTask:
-            self._memory.lost()
+            self._ledger.lost()
             raise
 
     def _saw(self, snapshot: TaskSnapshot) -> TaskSnapshot:
         self._asked = snapshot.input_requests
-        self._memory.saw(snapshot)
+        self._ledger.saw(snapshot)
         return snapshot
 
     async def _wait(self, budget: Budget, on_progress: OnProgress | None) -> TaskSnapshot:
@@ -207,9 +207,9 @@ class TaskHandle:
         answerer = Answerer(
             self._session,
             self.id,
-            memory=self._memory,
+            ledger=self._ledger,
             patience=self._patience,
-            busy_changed=budget.hold,
+            busy_changed=budget.pause,
             answered=wake.answered,
         )
         reported: Progress | None = None

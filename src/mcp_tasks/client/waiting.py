@@ -39,7 +39,7 @@ class Budget:
         if seconds is not None:
             scope.deadline = anyio.current_time() + seconds
 
-    def hold(self, busy: bool) -> None:
+    def pause(self, busy: bool) -> None:
         """Stop the time, or let it run again."""
         if self._left is None:
             return
