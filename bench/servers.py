@@ -42,6 +42,11 @@ class Server:
         """Bytes of memory that the process has now."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * _PAGE
 
+    def peak(self) -> int:
+        """Bytes of memory that the process had at most."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
 
 @contextmanager
 def bare_server(mode: Mode) -> Generator[Server]:
@@ -67,10 +72,10 @@ def _json_flag(mode: Mode) -> list[str]:
 
 @contextmanager
 def _serving(command: Sequence[str], *, db: Path) -> Generator[Server]:
-    port = _free_port()
+    port = free_port()
     process = subprocess.Popen([sys.executable, "-m", *command, "--port", str(port)], cwd=_ROOT)
     try:
-        connection = _connect(process, port)
+        connection = connect(process, port)
         try:
             yield Server(process.pid, connection, db)
         finally:
@@ -81,13 +86,19 @@ def _serving(command: Sequence[str], *, db: Path) -> Generator[Server]:
         process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
-def _connect(process: subprocess.Popen[bytes], port: int) -> Connection:
+def connect(process: subprocess.Popen[bytes], port: int) -> Connection:
+    """A connection to a server that is starting.
+
+    Raises:
+        BenchError: It does not listen in time, or has ended.
+    """
     deadline = time.monotonic() + START_LIMIT
     while True:
         try:

@@ -1,0 +1,107 @@
+"""The server whose event loop is watched: tools that take and return megabytes, with tasks or without.
+
+    python -m bench.stall_server --port 8000 --db tasks.db      tasks
+    python -m bench.stall_server --port 8000                    the same tools as plain calls, on a bare SDK server
+
+Runs on the `mcp_tasks` of whichever tree is first on PYTHONPATH, and says on stdout where that is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import uvicorn
+from mcp.server import MCPServer
+from mcp_types import CallToolResult, TextContent, ToolAnnotations
+
+import mcp_tasks
+from bench.compat import list_tasks, wiring
+from bench.payload import RESULT_BYTES, rows
+from bench.ticker import Ticker, obey
+from mcp_tasks import Tasks
+from mcp_tasks.stores.sqlite import SqliteStore
+
+NAME = "stall-bench"
+LONG = 3600.0
+"""Seconds that a parked tool sleeps: longer than any run of this."""
+
+REPEATABLE = ToolAnnotations(idempotent_hint=True)
+
+Mark = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def build(db: Path | None, concurrency: int) -> MCPServer[Any]:
+    """The server; its tools become tasks if there is a file to keep them in."""
+    if db is None:
+        server: MCPServer[Any] = MCPServer(NAME, version="1", log_level="WARNING")
+        _add_tools(server, lambda function: function)
+        return server
+    store = SqliteStore(db)
+    tasks = Tasks(store, concurrency=concurrency)
+    server = MCPServer(NAME, version="1", log_level="WARNING", **wiring(tasks))
+    _add_tools(server, tasks.task())
+
+    @server.tool()
+    async def listing() -> str:
+        """List the tasks, as an operator's tool does; says how many there are."""
+        return str(len(await list_tasks(store, NAME)))
+
+    return server
+
+
+def _add_tools(server: MCPServer[Any], mark: Mark) -> None:
+    # Made beforehand, and returned as the SDK's own type: what is measured is what becomes of a result, not its making.
+    string = CallToolResult(content=[TextContent(text="x" * RESULT_BYTES)])
+    structure = CallToolResult(content=[], structured_content={"rows": rows(RESULT_BYTES)})
+
+    async def park(scene: list[dict[str, Any]]) -> str:
+        """Take megabytes, and sleep."""
+        await anyio.sleep(LONG)
+        return str(len(scene))
+
+    async def take(scene: list[dict[str, Any]]) -> str:
+        """Take megabytes, and end."""
+        return str(len(scene))
+
+    async def return_string() -> CallToolResult:
+        """Return one long string."""
+        return string
+
+    async def return_structure() -> CallToolResult:
+        """Return many small values."""
+        return structure
+
+    for tool in (park, take, return_string, return_structure):
+        server.tool(annotations=REPEATABLE)(mark(tool) if tool is not take else tool)
+
+
+async def serve(server: MCPServer[Any], port: int, *, tick: bool) -> None:
+    """Serve as `MCPServer.run` does, with a ticker beside it."""
+    ticker = Ticker()
+    obey(ticker)
+    if tick:
+        ticker.start()
+    app = server.streamable_http_app(host="127.0.0.1")
+    await uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning")).serve()
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    parser = argparse.ArgumentParser(prog="python -m bench.stall_server", description=__doc__)
+    parser.add_argument("--port", type=int, required=True, help="port on 127.0.0.1")
+    parser.add_argument("--db", type=Path, help="SQLite file with the tasks; without it, there are none")
+    parser.add_argument("--concurrency", type=int, default=50, help="how many tools run at a time")
+    parser.add_argument("--tick", action="store_true", help="measure from before the start, not when told to")
+    options = parser.parse_args()
+    print(json.dumps(mcp_tasks.__file__), flush=True)
+    asyncio.run(serve(build(options.db, options.concurrency), options.port, tick=options.tick))
+
+
+if __name__ == "__main__":
+    main()

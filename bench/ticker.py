@@ -1,0 +1,61 @@
+"""How late an event loop is: a coroutine that sleeps for a millisecond, over and over, and the commands to read it.
+
+A measured server runs this beside its app. Commands come on stdin and are read by a thread, so that asking costs the
+loop nothing: `start`, and `stop`, which answers with a line of JSON: by how many seconds each sleep was late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import time
+
+TICK = 0.001
+"""Seconds between two looks. The loop's own timers are no finer."""
+
+
+class Ticker:
+    """Measures the loop that it is started on."""
+
+    def __init__(self) -> None:
+        self._late: list[float] = []
+        self._going = False
+        self._ticking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to measure, and forget what was measured before."""
+        self._late = []
+        self._going = True
+        self._ticking = asyncio.create_task(self._tick())
+
+    async def stop(self) -> list[float]:
+        """By how much each sleep was late, in seconds; the one that lasts now included."""
+        self._going = False
+        if self._ticking is not None:
+            await self._ticking
+        return self._late
+
+    async def _tick(self) -> None:
+        while self._going:
+            due = time.perf_counter() + TICK
+            await asyncio.sleep(TICK)
+            self._late.append(time.perf_counter() - due)
+
+
+def obey(ticker: Ticker) -> None:
+    """Do what stdin says, on a thread, while the running loop lasts. Nobody there any more ends the process."""
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        for line in sys.stdin:
+            if line.strip() == "start":
+                loop.call_soon_threadsafe(ticker.start)
+            else:
+                late = asyncio.run_coroutine_threadsafe(ticker.stop(), loop).result()
+                print(json.dumps([round(seconds, 6) for seconds in late]), flush=True)
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
