@@ -40,7 +40,7 @@ WINDOW = 1.0
 """Seconds that a round lasts at least."""
 
 START_WINDOW = 5.0
-"""Seconds of a start that are watched: several sweeps."""
+"""Seconds that a start is watched after the server listens: several sweeps."""
 
 POLLS = 40
 """Polls of each size in one round of the ratio."""
@@ -186,27 +186,40 @@ def _until_completed(server: Watched, task_id: str) -> None:
 # A start with a backlog
 
 
+STARTS = (
+    ("start-empty", "start, no tasks", False, 1),
+    ("start-queued", f"start, {BACKLOG} queued with 3 MB, 1 may run", True, 1),
+    ("start-running", f"start, {BACKLOG} queued with 3 MB, all may run", True, 1 + BACKLOG),
+)
+
+
 def measure_starts(trees: Sequence[Tree], folder: Path, rounds: int) -> Generator[Start]:
     """Start on nothing and on a backlog, the trees taking turns."""
     backlogs = {tree.name: _backlog(tree, folder) for tree in trees}
-    for name, title, large in (
-        ("start-empty", "start, no tasks", False),
-        ("start-backlog", f"start, {BACKLOG} queued with 3 MB", True),
-    ):
-        seen: dict[str, list[tuple[Stalls, int, float]]] = {tree.name: [] for tree in trees}
+    for name, title, large, concurrency in STARTS:
+        seen: dict[str, list[_Started]] = {tree.name: [] for tree in trees}
         for number in range(rounds):
             for tree in trees:
                 copy = folder / f"{name}-{tree.name}-{number}"
                 copy.mkdir()
                 if large:
                     shutil.copytree(backlogs[tree.name], copy, dirs_exist_ok=True)
-                seen[tree.name].append(_start(tree, copy / "tasks.db"))
+                seen[tree.name].append(_start(tree, copy / "tasks.db", concurrency))
                 shutil.rmtree(copy)
         yield Start(
-            Row(name, title, {tree: Numbers.of([stalls for stalls, _, _ in runs]) for tree, runs in seen.items()}),
-            peak={tree: max(peak for _, peak, _ in runs) for tree, runs in seen.items()},
-            cpu={tree: statistics.median(cpu for _, _, cpu in runs) for tree, runs in seen.items()},
+            Row(name, title, {tree: Numbers.of([run.stalls for run in runs]) for tree, runs in seen.items()}),
+            peak={tree: max(run.peak for run in runs) for tree, runs in seen.items()},
+            cpu={tree: statistics.median(run.cpu for run in runs) for tree, runs in seen.items()},
+            ready_after={tree: statistics.median(run.ready_after for run in runs) for tree, runs in seen.items()},
         )
+
+
+@dataclass(frozen=True)
+class _Started:
+    stalls: Stalls
+    peak: int
+    cpu: float
+    ready_after: float
 
 
 def _backlog(tree: Tree, folder: Path) -> Path:
@@ -221,11 +234,12 @@ def _backlog(tree: Tree, folder: Path) -> Path:
     return home
 
 
-def _start(tree: Tree, db: Path) -> tuple[Stalls, int, float]:
-    with watched(tree, db, "--concurrency", "1", "--tick") as server:
+def _start(tree: Tree, db: Path, concurrency: int) -> _Started:
+    with watched(tree, db, "--concurrency", str(concurrency), "--tick") as server:
         time.sleep(START_WINDOW)
-        peak, cpu = server.server.peak(), server.server.cpu() / 1e9
-        return server.stop(), peak, cpu
+        server.settle()
+        stalls = server.stop()
+        return _Started(stalls, server.server.peak(), server.server.cpu() / 1e9, server.ready_after)
 
 
 # What is there to compare with

@@ -39,11 +39,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Start:
-    """A start: its stalls, the most memory it had in bytes, and the seconds of CPU it took."""
+    """A start: its stalls, the most memory it had in bytes, and the seconds of CPU and until it took connections."""
 
     row: Row
     peak: Mapping[str, int]
     cpu: Mapping[str, float]
+    ready_after: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,16 @@ class Report:
 
         self._table("Stalls from the start of the process on", self._trees, rows())
         print(
-            f"\nThe same starts\n  {'':42}" + "".join(f"{tree + ': peak MiB':>22}{'CPU s':>8}" for tree in self._trees)
+            f"\nThe same starts\n  {'':42}"
+            + "".join(f"{tree + ': peak MiB':>22}{'CPU s':>8}{'ready s':>9}" for tree in self._trees)
         )
         for start in seen:
-            cells = (f"{start.peak[tree] / 2**20:22.0f}{start.cpu[tree]:8.2f}" for tree in self._trees)
+            cells = (
+                f"{start.peak[tree] / 2**20:22.0f}{start.cpu[tree]:8.2f}{start.ready_after[tree]:9.2f}"
+                for tree in self._trees
+            )
             print(f"  {start.row.title:42}" + "".join(cells), flush=True)
-            self._kept["starts"].append({"name": start.row.name, "peak": dict(start.peak), "cpu": dict(start.cpu)})
+            self._kept["starts"].append(asdict(start))
 
     def ratios(self, ratios: Iterable[Ratio]) -> None:
         """What a poll of a large task costs beside one of a small task."""

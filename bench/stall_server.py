@@ -86,7 +86,7 @@ async def serve(server: MCPServer[Any], port: int, *, tick: bool) -> None:
     ticker = Ticker()
     obey(ticker)
     if tick:
-        ticker.start()
+        await ticker.start()
     app = server.streamable_http_app(host="127.0.0.1")
     await uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning")).serve()
 

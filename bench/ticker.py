@@ -1,7 +1,7 @@
 """How late an event loop is: a coroutine that sleeps for a millisecond, over and over, and the commands to read it.
 
 A measured server runs this beside its app. Commands come on stdin and are read by a thread, so that asking costs the
-loop nothing: `start`, and `stop`, which answers with a line of JSON: by how many seconds each sleep was late.
+loop nothing: `start`, and `stop`. Each is answered with a line of JSON: by how many seconds each sleep was late.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ class Ticker:
         self._going = False
         self._ticking: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Begin to measure, and forget what was measured before."""
+    async def start(self) -> list[float]:
+        """Begin to measure, and forget what was measured before. On return the first sleep has begun."""
         self._late = []
         self._going = True
         self._ticking = asyncio.create_task(self._tick())
+        await asyncio.sleep(0)
+        return self._late
 
     async def stop(self) -> list[float]:
         """By how much each sleep was late, in seconds; the one that lasts now included."""
@@ -51,11 +53,9 @@ def obey(ticker: Ticker) -> None:
 
     def read() -> None:
         for line in sys.stdin:
-            if line.strip() == "start":
-                loop.call_soon_threadsafe(ticker.start)
-            else:
-                late = asyncio.run_coroutine_threadsafe(ticker.stop(), loop).result()
-                print(json.dumps([round(seconds, 6) for seconds in late]), flush=True)
+            act = ticker.start if line.strip() == "start" else ticker.stop
+            late = asyncio.run_coroutine_threadsafe(act(), loop).result()
+            print(json.dumps([round(seconds, 6) for seconds in late]), flush=True)
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()

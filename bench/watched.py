@@ -52,20 +52,24 @@ class Stalls:
 
 
 class Watched:
-    """A running server, and the stalls of its loop while a block lasts."""
+    """A running server, and the stalls of its loop.
 
-    def __init__(self, server: Server, process: subprocess.Popen[bytes]) -> None:
+    Attributes:
+        ready_after: Seconds from the start of its event loop until it took a connection.
+    """
+
+    def __init__(self, server: Server, process: subprocess.Popen[bytes], *, ready_after: float) -> None:
         self.server = server
+        self.ready_after = ready_after
         self._process = process
 
     def start(self) -> None:
-        """Begin to watch."""
-        self._send("start")
+        """Begin to watch. Whatever the server is asked after this is seen."""
+        self._tell("start")
 
     def stop(self) -> Stalls:
         """What was seen since the start."""
-        self._send("stop")
-        return Stalls.of(json.loads(read_line(self._process)))
+        return Stalls.of(json.loads(self._tell("stop")))
 
     def settle(self, *, quiet: float = 0.25, limit: float = 60.0) -> None:
         """Return when the server has had little to do for a while: what it was asked to do is done.
@@ -82,10 +86,11 @@ class Watched:
                 return
         raise BenchError(f"the server is still busy after {limit:g} s")
 
-    def _send(self, command: str) -> None:
+    def _tell(self, command: str) -> bytes:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{command}\n".encode())
         self._process.stdin.flush()
+        return read_line(self._process)
 
 
 @contextmanager
@@ -104,9 +109,11 @@ def watched(tree: Tree, db: Path | None, *flags: str) -> Generator[Watched]:
         loaded = Path(json.loads(read_line(process)))
         if not loaded.is_relative_to(tree.src):
             raise BenchError(f"{tree.name} should be {tree.src}, but {loaded} was imported")
+        began = time.monotonic()
         connection = connect(process, port)
         try:
-            yield Watched(Server(process.pid, connection, db or Path(os.devnull)), process)
+            server = Server(process.pid, connection, db or Path(os.devnull))
+            yield Watched(server, process, ready_after=time.monotonic() - began)
         finally:
             connection.close()
     finally:
