@@ -41,6 +41,11 @@ def task_get(task_id: str) -> bytes:
     return _request("tasks/get", task_id, {"taskId": task_id})
 
 
+def method_call(method: str) -> bytes:
+    """A request of a method without params, ready to be sent."""
+    return _request(method, None, {})
+
+
 def listen(task_ids: Sequence[str]) -> bytes:
     """A `subscriptions/listen` for these tasks, ready to be sent."""
     return _request("subscriptions/listen", None, {"notifications": {"taskIds": list(task_ids)}})

@@ -21,7 +21,7 @@ Mode: TypeAlias = Literal["sse", "json"]
 START_LIMIT = 120.0
 """Seconds to wait until a server listens; only one that hangs, or that starts with a large backlog, needs them."""
 
-_ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -57,9 +57,17 @@ def bare_server(mode: Mode) -> Generator[Server]:
 
 
 @contextmanager
+def mixed_server(mode: Mode, folder: Path, src: Path | None = None) -> Generator[Server]:
+    """The same server with tasks, its one measured tool still plain, while the block lasts; of the tree at `src`."""
+    db = _new_db(folder)
+    with _serving(["bench.bare_server", "--db", str(db), *_json_flag(mode)], db=db, src=src) as server:
+        yield server
+
+
+@contextmanager
 def task_server(mode: Mode, folder: Path, *, concurrency: int | None = None) -> Generator[Server]:
     """The fixture server with a new SQLite file in `folder`, while the block lasts."""
-    db = folder / f"tasks-{time.monotonic_ns()}.db"
+    db = _new_db(folder)
     command = ["mcp_tasks.testing.fixture_server", "--db", str(db), *_json_flag(mode)]
     if concurrency is not None:
         command += ["--concurrency", str(concurrency)]
@@ -67,14 +75,20 @@ def task_server(mode: Mode, folder: Path, *, concurrency: int | None = None) -> 
         yield server
 
 
+def _new_db(folder: Path) -> Path:
+    return folder / f"tasks-{time.monotonic_ns()}.db"
+
+
 def _json_flag(mode: Mode) -> list[str]:
     return ["--json"] if mode == "json" else []
 
 
 @contextmanager
-def _serving(command: Sequence[str], *, db: Path) -> Generator[Server]:
+def _serving(command: Sequence[str], *, db: Path, src: Path | None = None) -> Generator[Server]:
     port = free_port()
-    process = subprocess.Popen([sys.executable, "-m", *command, "--port", str(port)], cwd=_ROOT)
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command, "--port", str(port)], cwd=ROOT, env=environment(src or ROOT / "src")
+    )
     try:
         connection = connect(process, port)
         try:
@@ -85,6 +99,11 @@ def _serving(command: Sequence[str], *, db: Path) -> Generator[Server]:
         # Killed, not asked: its tasks are thrown away, and a polite stop would wait for those that sleep.
         process.kill()
         process.wait()
+
+
+def environment(src: Path) -> dict[str, str]:
+    """What makes a child process import the `mcp_tasks` in `src`, whichever is installed."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(src), str(ROOT)])}
 
 
 def free_port() -> int:

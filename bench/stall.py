@@ -24,10 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from bench.client import BenchError, Connection, listen, task_get, tool_call
+from bench.client import BenchError, Connection, listen, method_call, task_get, tool_call
 from bench.machine import machine_facts
 from bench.payload import ARGUMENT_BYTES, rows
 from bench.report import print_facts
+from bench.servers import ROOT
 from bench.stall_report import Numbers, Ratio, Report, Row, Start
 from bench.watched import Stalls, Tree, Watched, watched
 
@@ -47,8 +48,6 @@ POLLS = 40
 
 LIMIT = 60.0
 """Seconds to wait for a task; far more than one takes."""
-
-_ROOT = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True)
@@ -267,12 +266,14 @@ def _poll_cpu(subject: Subject, request: bytes) -> float:
 
 
 def measure_floor(tree: Tree, rounds: int) -> Generator[Row]:
-    """The same bytes in plain calls on a bare server: what the SDK and HTTP take by themselves."""
+    """The same bytes on a bare server: what the SDK and HTTP take by themselves."""
     with watched(tree, None) as server:
         for name, title, call in (
             ("plain-arguments", "call with 3 MB arguments", tool_call("take", scene=rows(ARGUMENT_BYTES))),
             ("plain-string", "call, 10 MB result, one string", tool_call("return_string")),
             ("plain-structure", "call, 10 MB result, many values", tool_call("return_structure")),
+            ("ready-string", "method, 10 MB ready, one string", method_call("ready/string")),
+            ("ready-structure", "method, 10 MB ready, many values", method_call("ready/structure")),
         ):
             seen: list[Stalls] = []
             for _ in range(rounds):
@@ -332,7 +333,7 @@ def _options() -> argparse.Namespace:
         prog="python -m bench.stall", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--before", type=Path, metavar="SRC", help="the older tree: a folder with mcp_tasks in it")
-    parser.add_argument("--after", type=Path, metavar="SRC", default=_ROOT / "src", help="the newer one; this tree's")
+    parser.add_argument("--after", type=Path, metavar="SRC", default=ROOT / "src", help="the newer one; this tree's")
     parser.add_argument("--rounds", type=int, default=5, help="of each case")
     parser.add_argument("--quick", action="store_true", help="two rounds")
     names = [FLOOR, RATIO, *(case.name for case in CASES), START]

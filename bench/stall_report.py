@@ -64,8 +64,8 @@ class Report:
         self._kept: dict[str, Any] = {"machine": dict(facts), "rows": [], "starts": [], "ratios": []}
 
     def floor(self, rows: Iterable[Row]) -> None:
-        """Plain calls on a bare server."""
-        self._table("Stalls of a bare SDK server, plain calls", ["bare SDK"], rows)
+        """A bare server."""
+        self._table("Stalls of a bare SDK server, for comparison", ["bare SDK"], rows)
 
     def rows(self, rows: Iterable[Row]) -> None:
         """Cases, tree by tree."""
@@ -81,10 +81,8 @@ class Report:
                 yield start.row
 
         self._table("Stalls from the start of the process on", self._trees, rows())
-        print(
-            f"\nThe same starts\n  {'':42}"
-            + "".join(f"{tree + ': peak MiB':>22}{'CPU s':>8}{'ready s':>9}" for tree in self._trees)
-        )
+        heads = (f"{tree + ': peak MiB':>22}{'CPU s':>8}{'ready s':>9}" for tree in self._trees)
+        print(f"\nThe same starts\n  {'':42}" + "".join(heads))
         for start in seen:
             cells = (
                 f"{start.peak[tree] / 2**20:22.0f}{start.cpu[tree]:8.2f}{start.ready_after[tree]:9.2f}"

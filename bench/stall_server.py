@@ -11,14 +11,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
 import uvicorn
-from mcp.server import MCPServer
-from mcp_types import CallToolResult, TextContent, ToolAnnotations
+from mcp.server import MCPServer, ServerRequestContext
+from mcp.server.extension import Extension, MethodBinding
+from mcp_types import CallToolResult, RequestParams, TextContent, ToolAnnotations
 
 import mcp_tasks
 from bench.compat import list_tasks, wiring
@@ -36,10 +37,42 @@ REPEATABLE = ToolAnnotations(idempotent_hint=True)
 Mark = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
+STRING = CallToolResult(content=[TextContent(text="x" * RESULT_BYTES)])
+STRUCTURE = CallToolResult(content=[], structured_content={"rows": rows(RESULT_BYTES)})
+"""Made beforehand, and returned as the SDK's own type: what is measured is what becomes of a result, not its making."""
+
+
+class AnyParams(RequestParams):
+    """Params that are not looked at."""
+
+
+class Ready(Extension):
+    """Methods that answer with what is ready: the least that any `tasks/get` through the SDK can cost."""
+
+    identifier = "example.com/ready"
+
+    def methods(self) -> Sequence[MethodBinding]:
+        """One for each kind of result."""
+        string, structure = (
+            one.model_dump(by_alias=True, mode="json", exclude_none=True) for one in (STRING, STRUCTURE)
+        )
+
+        async def get_string(ctx: ServerRequestContext[Any, Any], params: AnyParams) -> dict[str, Any]:
+            return string
+
+        async def get_structure(ctx: ServerRequestContext[Any, Any], params: AnyParams) -> dict[str, Any]:
+            return structure
+
+        return [
+            MethodBinding("ready/string", AnyParams, get_string),
+            MethodBinding("ready/structure", AnyParams, get_structure),
+        ]
+
+
 def build(db: Path | None, concurrency: int) -> MCPServer[Any]:
     """The server; its tools become tasks if there is a file to keep them in."""
     if db is None:
-        server: MCPServer[Any] = MCPServer(NAME, version="1", log_level="WARNING")
+        server: MCPServer[Any] = MCPServer(NAME, version="1", log_level="WARNING", extensions=[Ready()])
         _add_tools(server, lambda function: function)
         return server
     store = SqliteStore(db)
@@ -56,10 +89,6 @@ def build(db: Path | None, concurrency: int) -> MCPServer[Any]:
 
 
 def _add_tools(server: MCPServer[Any], mark: Mark) -> None:
-    # Made beforehand, and returned as the SDK's own type: what is measured is what becomes of a result, not its making.
-    string = CallToolResult(content=[TextContent(text="x" * RESULT_BYTES)])
-    structure = CallToolResult(content=[], structured_content={"rows": rows(RESULT_BYTES)})
-
     async def park(scene: list[dict[str, Any]]) -> str:
         """Take megabytes, and sleep."""
         await anyio.sleep(LONG)
@@ -71,11 +100,11 @@ def _add_tools(server: MCPServer[Any], mark: Mark) -> None:
 
     async def return_string() -> CallToolResult:
         """Return one long string."""
-        return string
+        return STRING
 
     async def return_structure() -> CallToolResult:
         """Return many small values."""
-        return structure
+        return STRUCTURE
 
     for tool in (park, take, return_string, return_structure):
         server.tool(annotations=REPEATABLE)(mark(tool) if tool is not take else tool)

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.client import BenchError
-from bench.servers import Server, connect, free_port
+from bench.servers import ROOT, Server, connect, environment, free_port
 from bench.ticker import TICK
-
-_ROOT = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True)
@@ -100,10 +98,8 @@ def watched(tree: Tree, db: Path | None, *flags: str) -> Generator[Watched]:
     command = [sys.executable, "-m", "bench.stall_server", "--port", str(port), *flags]
     if db is not None:
         command += ["--db", str(db)]
-    # Before the installed package, which is this tree's.
-    path = os.pathsep.join([str(tree.src), str(_ROOT)])
     process = subprocess.Popen(
-        command, cwd=_ROOT, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        command, cwd=ROOT, env=environment(tree.src), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
         loaded = Path(json.loads(read_line(process)))
