@@ -32,8 +32,9 @@ from bench.servers import ROOT
 from bench.stall_report import Numbers, Ratio, Report, Row, Start
 from bench.watched import Stalls, Tree, Watched, watched
 
-RUNNING = 10
-"""Tasks with large arguments that run, and are listed with the two large results."""
+LARGE = 10
+"""Tasks with large arguments in the store. One of them runs: more would fill memory with what their tools hold, and what
+was measured would be Python's garbage collector."""
 
 BACKLOG = 100
 REPEATS = 30
@@ -94,7 +95,7 @@ def _poll(which: Callable[[Subject], str]) -> Callable[[Subject], None]:
 
 def _list(subject: Subject) -> None:
     answer = subject.connection.result(tool_call("listing"))
-    if int(answer["content"][0]["text"]) != RUNNING + 3:
+    if int(answer["content"][0]["text"]) != LARGE + 3:
         raise BenchError(f"unexpected listing: {answer}")
 
 
@@ -118,7 +119,7 @@ CASES = (
     Case("poll-running", "poll, 3 MB arguments", _poll(lambda subject: subject.large)),
     Case("poll-string", "poll, 10 MB result, one string", _poll(lambda subject: subject.string)),
     Case("poll-structure", "poll, 10 MB result, many values", _poll(lambda subject: subject.structure)),
-    Case("list", f"list {RUNNING} with 3 MB, 2 with 10 MB", _list),
+    Case("list", f"list {LARGE} with 3 MB, 2 with 10 MB", _list),
     Case("listen", f"listen to a 3 MB task, named {REPEATS} times", _listen),
     # Last: they add to what is listed.
     Case("save-string", "save 10 MB, one string", _save("return_string")),
@@ -156,11 +157,11 @@ def _round(subject: Subject, case: Case) -> Stalls:
 def subject_of(tree: Tree, folder: Path) -> Generator[Subject]:
     """A server of that tree with large tasks in it, while the block lasts."""
     with watched(tree, folder / f"{tree.name}.db") as server:
-        call = tool_call("park", scene=rows(ARGUMENT_BYTES))
-        large, *_ = [_create(server, call) for _ in range(RUNNING)]
+        large = _create(server, tool_call("park", scene=rows(ARGUMENT_BYTES)))
+        ended = [_create(server, tool_call("take", scene=rows(ARGUMENT_BYTES))) for _ in range(LARGE - 1)]
         small = _create(server, tool_call("park", scene=[]))
         string, structure = (_create(server, tool_call(f"return_{kind}")) for kind in ("string", "structure"))
-        for task_id in (string, structure):
+        for task_id in (*ended, string, structure):
             _until_completed(server, task_id)
         yield Subject(tree, server, large, small, string, structure)
 
