@@ -33,8 +33,8 @@ from bench.stall_report import Numbers, Ratio, Report, Row, Start
 from bench.watched import Stalls, Tree, Watched, watched
 
 LARGE = 10
-"""Tasks with large arguments in the store. One of them runs: more would fill memory with what their tools hold, and what
-was measured would be Python's garbage collector."""
+"""Tasks with large arguments in the store. One of them runs: more would fill memory with what their tools hold, and
+what was measured would be Python's garbage collector."""
 
 BACKLOG = 100
 REPEATS = 30
