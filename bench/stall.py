@@ -5,8 +5,9 @@
     python -m bench.stall --quick                      fewer rounds
 
 A coroutine in the server sleeps for a millisecond over and over and writes down how late it wakes. Arguments are 3 MB
-of JSON, results 10 MB. `worst` is the longest stall of all rounds, `median` the median of each round's longest, and
-`p99` is over all milliseconds: one timer in a hundred is later than that. Each round lasts at least a second.
+of JSON, results 10 MB. `worst` is the longest stall of all rounds, `median` the median of each round's longest, `CPU`
+the same without the time that others had the machine, and `p99` is over all milliseconds: one timer in a hundred is
+later than that. Each round lasts at least a second. On a busy machine, compare `CPU`.
 """
 
 from __future__ import annotations

@@ -14,10 +14,18 @@ from bench.watched import Stalls
 
 @dataclass(frozen=True)
 class Numbers:
-    """Milliseconds that a loop was late in several rounds."""
+    """Milliseconds that a loop was late in several rounds.
+
+    Attributes:
+        worst: The longest stall.
+        median: The median of each round's longest.
+        own: The same of what was the process's own CPU.
+        p99: Of all milliseconds.
+    """
 
     worst: float
     median: float
+    own: float
     p99: float
 
     @classmethod
@@ -25,7 +33,12 @@ class Numbers:
         """From what was seen in each round."""
         late = sorted(one for stalls in rounds for one in stalls.late)
         longest = [stalls.worst for stalls in rounds]
-        return cls(max(longest), statistics.median(longest), late[len(late) * 99 // 100])
+        return cls(
+            worst=max(longest),
+            median=statistics.median(longest),
+            own=statistics.median(stalls.own for stalls in rounds),
+            p99=late[len(late) * 99 // 100],
+        )
 
 
 @dataclass(frozen=True)
@@ -105,9 +118,12 @@ class Report:
         path.write_text(json.dumps(self._kept, indent=2, ensure_ascii=False) + "\n")
 
     def _table(self, title: str, trees: Sequence[str], rows: Iterable[Row]) -> None:
-        print(f"\n{title}\n  {'':42}" + "".join(f"{tree + ': worst ms':>22}{'median':>9}{'p99':>9}" for tree in trees))
+        print(
+            f"\n{title}\n  {'':42}"
+            + "".join(f"{tree + ': worst ms':>22}{'median':>9}{'CPU':>9}{'p99':>9}" for tree in trees)
+        )
         for row in rows:
             numbers = (row.numbers[tree] for tree in trees)
-            cells = (f"{one.worst:22.1f}{one.median:9.1f}{one.p99:9.1f}" for one in numbers)
+            cells = (f"{one.worst:22.1f}{one.median:9.1f}{one.own:9.1f}{one.p99:9.1f}" for one in numbers)
             print(f"  {row.title:42}" + "".join(cells), flush=True)
             self._kept["rows"].append(asdict(row))

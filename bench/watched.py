@@ -27,9 +27,16 @@ class Tree:
 
 @dataclass(frozen=True)
 class Stalls:
-    """How late the loop was in one window: milliseconds, one number for each millisecond that something was due."""
+    """How late the loop was in one window, in milliseconds.
+
+    Attributes:
+        late: One number for each millisecond that something was due.
+        own: The longest stall again, counting no more of each than the process used of the CPU meanwhile: what is left
+            of it on a machine that has time. Waiting for a disk is not in it.
+    """
 
     late: Sequence[float]
+    own: float
 
     @property
     def worst(self) -> float:
@@ -37,16 +44,16 @@ class Stalls:
         return max(self.late)
 
     @classmethod
-    def of(cls, sleeps: Sequence[float]) -> Stalls:
-        """From seconds that sleeps were late. A loop that stands still for a second misses a thousand ticks, of which
+    def of(cls, sleeps: Sequence[tuple[float, float]]) -> Stalls:
+        """From seconds that sleeps were late, and of CPU. A loop that stands still for a second misses a thousand ticks, of which
         the first is late by a second, the next by 1 ms less, and so on: counted as one they would hide in any quantile.
         """
         late = [
             (seconds - missed * TICK) * 1e3
-            for seconds in sleeps
+            for seconds, _ in sleeps
             for missed in range(max(1, 1 + int(max(seconds, 0) / TICK)))
         ]
-        return cls(late)
+        return cls(late, own=max(min(seconds, cpu) for seconds, cpu in sleeps) * 1e3)
 
 
 class Watched:
