@@ -14,7 +14,7 @@ from typing import Any
 
 from mcp_tasks.wire import EXTENSION_ID
 
-TIMEOUT = 20.0
+TIMEOUT = 120.0
 """Seconds for one answer; only a server that hangs needs them."""
 
 _VERSION = "2026-07-28"

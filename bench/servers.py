@@ -18,7 +18,7 @@ from bench.client import BenchError, Connection
 Mode: TypeAlias = Literal["sse", "json"]
 """How the SDK answers over HTTP: ready for an event stream, which is its default, or with plain JSON only."""
 
-START_LIMIT = 120.0
+START_LIMIT = 300.0
 """Seconds to wait until a server listens; only one that hangs, or that starts with a large backlog, needs them."""
 
 ROOT = Path(__file__).parent.parent

@@ -76,7 +76,7 @@ class Watched:
         """What was seen since the start."""
         return Stalls.of(json.loads(self._tell("stop")))
 
-    def settle(self, *, quiet: float = 0.25, limit: float = 60.0) -> None:
+    def settle(self, *, quiet: float = 0.25, limit: float = 300.0) -> None:
         """Return when the server has had little to do for a while: what it was asked to do is done.
 
         Raises:
