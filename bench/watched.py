@@ -45,8 +45,10 @@ class Stalls:
 
     @classmethod
     def of(cls, sleeps: Sequence[tuple[float, float]]) -> Stalls:
-        """From seconds that sleeps were late, and of CPU. A loop that stands still for a second misses a thousand ticks, of which
-        the first is late by a second, the next by 1 ms less, and so on: counted as one they would hide in any quantile.
+        """From seconds that sleeps were late, and of CPU.
+
+        A loop that stands still for a second misses a thousand ticks, of which the first is late by a second, the next
+        by 1 ms less, and so on: counted as one they would hide in any quantile.
         """
         late = [
             (seconds - missed * TICK) * 1e3
