@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from mcp import Client
 
 from docs.generate import LIFECYCLE, filled
 from mcp_tasks.client import TasksClient
+from mcp_tasks.testing import TaskTester
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -32,6 +34,33 @@ async def test_the_test_on_the_testing_page_passes() -> None:
     names: dict[str, Any] = {"__name__": "docs.testing"}
     exec(compile(_python_of(ROOT / "docs" / "testing.md"), "testing.md", "exec"), names)
     await names["test_an_order_survives_anything"]()
+
+
+@pytest.mark.anyio
+async def test_the_sync_tool_on_the_tools_page_asks_steps_and_sleeps_from_its_thread() -> None:
+    names: dict[str, Any] = {"__name__": "docs.tools"}
+    exec(compile(_python_of(ROOT / "docs" / "tools.md"), "tools.md", "exec"), names)
+    built: list[str] = []
+
+    def build(version: str) -> str:
+        built.append(version)
+        return f"release-{version}"
+
+    names["build"] = build
+    async with TaskTester(names["server"], names["tasks"]) as tester:
+        task = await tester.call("release", {"version": "1.0"})
+        await tester.until_asked(task)
+        await tester.crash()
+        await tester.until_asked(task)
+        await tester.answer(task, {"approved": True})
+        await tester.settle()
+        await tester.advance(timedelta(hours=1))
+        assert (await tester.result(task)).structured_content == {"result": "release-1.0: accept"}
+        assert built == ["1.0"]
+        ignored = await tester.call("release", {"version": "2.0"})
+        await tester.until_asked(ignored)
+        await tester.advance(timedelta(days=2))
+        assert (await tester.result(ignored)).structured_content == {"result": "nobody answered in two days"}
 
 
 @pytest.mark.anyio
