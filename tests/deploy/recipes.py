@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx2
 from mcp import Client
 from mcp.client.session import ClientRequestContext
 from mcp_types import ElicitRequestParams, ElicitResult
 
 from mcp_tasks.client import TaskHandle, TasksClient, reconnecting_http, start_task
 from tests.helpers.http import HttpWire, http_client
+from tests.helpers.rpc import MODERN
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
@@ -54,15 +56,15 @@ class Site:
             (folder / name).write_text(text)
         (folder / "slow_things.py").write_text(TOOLS.read_text())
 
-    async def start(self, command: str, **changes: str) -> None:
-        """Run a command of the page, and return when it serves; `changes` are made to make it smaller."""
+    async def start(self, command: str, *more: str, **changes: str) -> None:
+        """Run a command of the page, with options changed or added, and return when it serves."""
         assert command in commands(), f"docs/deploy.md does not say: {command}"
         for old, new in changes.items():
             command = re.sub(rf"--{old} \S+", f"--{old} {new}", command)
         program, *arguments = shlex.split(command)
         where = ["--bind", f"127.0.0.1:{self._port}"] if program == "gunicorn" else ["--port", str(self._port)]
-        self._launch([str(self._python), "-m", program, *arguments, *where])
-        await self.until(self._listens, "it serves")
+        self._launch([str(self._python), "-m", program, *arguments, *more, *where])
+        await answers(self.url, self._is_alive)
 
     def _launch(self, command: Sequence[str]) -> None:
         with self.output.open("ab") as sink:
@@ -115,17 +117,16 @@ class Site:
             return
         raise AssertionError(f"not within {LIMIT:g} s: {what}\n{self.output.read_text()}")
 
-    def _listens(self) -> bool:
+    def _is_alive(self) -> None:
         assert self._process is not None
         assert self._process.poll() is None, f"it ended by itself:\n{self.output.read_text()}"
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self._port), timeout=5):
-            return True
-        return False
 
     def _environment(self) -> Mapping[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("MCP_TASKS")}
         path = os.pathsep.join([str(self.folder), str(ROOT / "src")])
-        return {**kept, "PYTHONPATH": path, "REQUEST_STATE_KEY": "a key for tests, the same in every worker"}
+        key = "a key for tests, the same in every worker"
+        # A home of its own, because gunicorn keeps a socket there.
+        return {**kept, "PYTHONPATH": path, "HOME": str(self.folder), "REQUEST_STATE_KEY": key}
 
 
 @contextmanager
@@ -141,13 +142,25 @@ def site(folder: Path, python: Path | None = None) -> Generator[Site]:
         place.end()
 
 
+async def answers(url: str, check: Callable[[], None]) -> None:
+    """Wait until HTTP requests are answered. That a port is open says little: gunicorn opens it before its workers."""
+    with anyio.fail_after(LIMIT):
+        async with http_client() as http:
+            while True:
+                check()
+                with suppress(httpx2.TransportError):
+                    await http.get(url)
+                    return
+                await anyio.sleep(0.05)
+
+
 async def ann(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
     """Answers whatever is asked."""
     return ElicitResult(action="accept", content={"name": "Ann"})
 
 
 @asynccontextmanager
-async def connected(url: str, *, mode: Any = "auto") -> AsyncGenerator[Client]:
+async def connected(url: str, *, mode: Any = MODERN) -> AsyncGenerator[Client]:
     """A client that connects anew for every request, so that any worker may answer it."""
     transport = reconnecting_http(url, headers={"Connection": "close"})
     async with Client(transport, extensions=[TasksClient()], elicitation_callback=ann, mode=mode) as client:

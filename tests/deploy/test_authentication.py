@@ -7,10 +7,8 @@ import os
 import runpy
 import secrets
 import socket
-import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +18,7 @@ from mcp import Client
 
 from mcp_tasks.client import TaskHandle, TasksClient, reconnecting_http, resume_task
 from mcp_tasks.errors import UnknownTask
-from tests.deploy.recipes import LIMIT, ROOT, started
+from tests.deploy.recipes import ROOT, answers, started
 from tests.helpers.http import HttpWire, http_client, modern_headers
 from tests.helpers.rpc import request
 
@@ -45,7 +43,7 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served() -> Generator[Served]:
+async def served() -> AsyncGenerator[Served]:
     """The example, serving."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -53,28 +51,19 @@ def served() -> Generator[Served]:
     url = f"http://127.0.0.1:{port}/mcp"
     kept = {key: value for key, value in os.environ.items() if not key.startswith("MCP_TASKS")}
     environment = {**kept, "TOKEN_SECRET": secrets.token_hex(32), "RESOURCE_URL": url}
-    process = subprocess.Popen([sys.executable, EXAMPLE, "serve", "--port", str(port)], cwd=ROOT, env=environment)
-    try:
+    command = [sys.executable, str(EXAMPLE), "serve", "--port", str(port)]
+    async with await anyio.open_process(command, cwd=ROOT, env=environment, stdout=None, stderr=None) as process:
+
+        def is_alive() -> None:
+            assert process.returncode is None, "the server ended by itself"
+
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "environ", environment)
             names = runpy.run_path(str(EXAMPLE), run_name="authentication")
+        await answers(url, is_alive)
         yield Served(url, environment, names["token_for"])
-        assert process.poll() is None, "the server ended by itself"
-    finally:
+        is_alive()
         process.terminate()
-        process.wait(LIMIT)
-
-
-@pytest.fixture(autouse=True)
-async def serving(served: Served) -> None:
-    """Nothing begins before it serves."""
-    with anyio.fail_after(LIMIT):
-        async with http_client() as http:
-            while True:
-                with suppress(Exception):
-                    await http.get(served.url)
-                    return
-                await anyio.sleep(0.05)
 
 
 async def test_a_task_is_there_for_its_owner_and_for_nobody_else(served: Served) -> None:
