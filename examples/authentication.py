@@ -62,19 +62,14 @@ class JwtVerifier:
         )
 
 
-tasks = Tasks(os.environ.get("MCP_TASKS_URL", "memory://"))
-server = MCPServer(
-    "reports",
-    auth=AuthSettings(
-        issuer_url=AnyHttpUrl(ISSUER),
-        resource_server_url=AnyHttpUrl(RESOURCE),
-        validate_token_resource=True,
-        required_scopes=["reports"],
-    ),
-    token_verifier=JwtVerifier(),
-    extensions=[tasks],
-    lifespan=tasks.lifespan,
+auth = AuthSettings(
+    issuer_url=AnyHttpUrl(ISSUER),
+    resource_server_url=AnyHttpUrl(RESOURCE),
+    validate_token_resource=True,
+    required_scopes=["reports"],
 )
+tasks = Tasks(os.environ.get("MCP_TASKS_URL", "memory://"))
+server = MCPServer("reports", auth=auth, token_verifier=JwtVerifier(), extensions=[tasks], lifespan=tasks.lifespan)
 
 
 @server.tool()
