@@ -25,9 +25,9 @@ from mcp_types.version import LATEST_MODERN_VERSION
 from mcp_tasks.core import InputRequest, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.engines import LocalEngine
 from mcp_tasks.errors import TaskWasCancelled, UnknownTask
+from mcp_tasks.protocol.answers import check_answers
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server import Tasks
-from mcp_tasks.protocol.answers import check_answers
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
 
