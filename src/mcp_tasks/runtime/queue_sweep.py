@@ -35,6 +35,7 @@ class QueueSweep:
 
     def __init__(self, runtime: TaskRuntime) -> None:
         self._engine = runtime.engine
+        self._has_takers = runtime.runs_tools or runtime.engine.abilities.remote
         store, namespace = runtime.store, runtime.namespace
         self._due = _Listing(runtime, lambda cursor: store.due(namespace, runtime.now(), cursor=cursor, limit=BATCH))
         self._queued = _Listing(runtime, lambda cursor: store.queued(namespace, cursor=cursor, limit=BATCH))
@@ -42,13 +43,13 @@ class QueueSweep:
 
     async def sweep(self) -> None:
         """Look at the next page of each kind: by turns, so that many of one kind do not keep the other back."""
+        if not self._has_takers:
+            # Nothing that is submitted here is run anywhere. The processes that run tools look for themselves.
+            return
+        due, queued = self._submit_due, self._submit_queued
+        for submit in (due, queued) if self._due_first else (queued, due):
+            await submit()
         self._due_first = not self._due_first
-        if self._due_first:
-            await self._submit_queued()
-            await self._submit_due()
-        else:
-            await self._submit_due()
-            await self._submit_queued()
 
     @property
     def is_behind(self) -> bool:
