@@ -89,7 +89,7 @@ def _options() -> argparse.Namespace:
 
 def _serve(db: Path, port: int, *, json_response: bool) -> None:
     tasks = Tasks(f"sqlite:///{db}", concurrency=2 * LISTENERS)
-    server = MCPServer("push-bench", version="1", extensions=[tasks], lifespan=tasks.lifespan, log_level="WARNING")
+    server = MCPServer("push-bench", version="1", **tasks.wiring(), log_level="WARNING")
     _add_tools(server, tasks)
     server.run("streamable-http", host="127.0.0.1", port=port, json_response=json_response)
 

@@ -26,7 +26,7 @@ def tasks() -> Tasks:
 
 @pytest.fixture
 def server(tasks: Tasks) -> MCPServer[dict[str, object]]:
-    server = MCPServer("tested", extensions=[tasks], lifespan=tasks.lifespan)
+    server = MCPServer("tested", **tasks.wiring())
 
     @server.tool()
     @tasks.task(recover="rerun")

@@ -38,7 +38,7 @@ class Bench:
 
     def __init__(self, tool: Callable[..., Any], **options: Any) -> None:
         self.tasks = Tasks("memory://")
-        self.server = MCPServer("promises", extensions=[self.tasks], lifespan=self.tasks.lifespan)
+        self.server = MCPServer("promises", **self.tasks.wiring())
         self.server.tool(name="tool")(tool)
         self.tasks.mark("tool", **({"recover": "rerun", "park_after": AT_ONCE} | options))
 

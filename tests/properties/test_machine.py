@@ -40,7 +40,7 @@ from mcp_tasks.core.machine import TABLE
 from mcp_tasks.core.pacing import expires_at, is_expired, lifetime
 from mcp_tasks.core.record import ALWAYS
 from mcp_tasks.errors import StaleRun, TransitionRefused
-from mcp_tasks.stores.codec import decode_record, encode_request, encode_state
+from mcp_tasks.stores.codec import Codec
 from mcp_tasks.testing import make_record
 from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.strategies import json_objects
@@ -250,8 +250,8 @@ def test_every_record_can_be_shown(story: Sequence[Moment], later: timedelta) ->
 def test_every_record_comes_back_from_a_store_as_it_was(story: Sequence[Moment]) -> None:
     for moment in story:
         record = moment.after
-        texts = encode_request(record.request), encode_state(record)
-        assert decode_record(record.id, *texts, namespace=record.namespace) == record
+        state = Codec().encode_state(record)
+        assert Codec().decode_state(record.id, state, namespace=record.namespace) == record
 
 
 @LAW

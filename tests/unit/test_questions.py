@@ -385,7 +385,7 @@ async def test_a_task_that_waits_outlives_any_number_of_processes() -> None:
 
 
 async def test_a_waiting_run_does_not_hold_a_shutdown_up() -> None:
-    async with running(ask_one, policy=RERUN, drain=timedelta(hours=1)) as runtime:
+    async with running(ask_one, policy=RERUN, drain_timeout=timedelta(hours=1)) as runtime:
         await until_asking(runtime, await launch(runtime))
         with anyio.fail_after(5):
             await runtime.stop()

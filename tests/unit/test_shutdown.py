@@ -57,7 +57,7 @@ async def test_a_quick_run_ends_by_itself_while_the_process_drains() -> None:
         await end.wait()
         return ok()
 
-    runtime = make_runtime(quick, drain=HOUR)
+    runtime = make_runtime(quick, drain_timeout=HOUR)
     await runtime.start()
     task = await launch(runtime)
     await going.wait()
@@ -156,7 +156,7 @@ async def test_a_thread_that_does_not_listen_is_left_behind() -> None:
         await anyio.to_thread.run_sync(release.wait)
         return ok()
 
-    runtime = make_runtime(deaf, stop=timedelta(milliseconds=20))
+    runtime = make_runtime(deaf, stop_timeout=timedelta(milliseconds=20))
     await runtime.start()
     try:
         task = await launch(runtime)
@@ -193,7 +193,7 @@ async def test_a_runtime_can_be_started_again() -> None:
 
 
 async def test_a_shutdown_that_is_cut_short_still_hands_everything_over() -> None:
-    runtime = make_runtime(never_ending, store=PausingStore(), policy=RERUN, drain=HOUR)
+    runtime = make_runtime(never_ending, store=PausingStore(), policy=RERUN, drain_timeout=HOUR)
     await runtime.start()
     task = await launch(runtime)
     await until(runtime, task, lambda record: record.attempt == 1)

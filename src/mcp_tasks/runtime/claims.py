@@ -95,9 +95,12 @@ class Claims:
         return await self._claim(record, slot, policy, replay)
 
     def saw(self, record: TaskRecord) -> None:
-        """Take note of a change: a task that is about to begin is looked at again, for it may have been cancelled; one
-        on trial may have passed it by getting further."""
-        self._made.pop(record.id, None)
+        """Take note of a change: a task that is about to begin may have been cancelled, or only announced; one on trial
+        may have passed it by getting further."""
+        made = self._made.pop(record.id, None)
+        if made is not None and record.worker == self._runtime.worker:
+            # Still ours to begin. Looked up again it would seem to be at work, and nobody would ever begin it.
+            self._made[record.id] = record, made[1]
         if record.trial is None:
             self._trials.passed(record.id)
             self._call_suspects()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from mcp_tasks.core.events import RunCompleted, RunFailed
 from mcp_tasks.core.json import JsonObject
-from mcp_tasks.core.json_bytes import encode_json
+from mcp_tasks.core.json_bytes import encode_in_pieces, encode_json, is_large
 from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import ResultTooLarge, UsageError, ValueNotStorable
 
@@ -65,4 +66,7 @@ def failed(attempt: int, error: JsonObject) -> tuple[RunFailed, Outcome]:
 
 
 async def _encode(value: JsonObject) -> bytes:
+    if is_large(value):
+        # In a thread, and in pieces: the event loop goes on meanwhile.
+        return await asyncio.to_thread(encode_in_pieces, value, strict=True)
     return encode_json(value, strict=True)

@@ -19,7 +19,7 @@ from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json import JsonValue
 from mcp_tasks.errors import UsageError
-from mcp_tasks.stores.codec import from_micros, to_micros
+from mcp_tasks.stores.columns import from_micros, to_micros
 
 Kind: TypeAlias = Literal["step", "question", "timer"]
 

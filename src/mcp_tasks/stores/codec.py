@@ -1,226 +1,156 @@
-"""Record and journal to stored text and back, with a format number.
+"""`Codec`: what is kept of a task as bytes and back, encrypted if there is a cipher.
 
-A backend keeps two texts per task. The *request* is written once and never again: a progress report on a call
-with a megabyte of arguments costs no megabyte. The *state* is the rest, but for id and namespace, which a backend
-keeps beside the texts. Instants are microseconds since 1970 (exact, and they sort), durations microseconds.
-
-Format 1 is that of the first release. Format 2 adds the deadlines of questions and the count of lost runs, and its
-journals hold the outcome of a step as an object (a backend's migration brings older journals there). This release
-writes format 2 and reads both.
-
-Changing what is written: raise `FORMAT`, keep reading every older number, and add a row to the tests that
-load records as older releases wrote them.
+A backend keeps these parts of a task, each by itself: its state, its request, its outcome, and the values of its
+journal. All of them pass here, so this is the one place for encryption. What a backend finds tasks by stays plain: ids,
+owners, namespaces, idempotency keys, statuses, times, names of workers, kinds and keys of journal entries.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
-from types import NoneType
-from typing import Any, TypeAlias, cast
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeVar, cast
 
-from mcp_tasks.core.inputs import InputBook, InputRequest
 from mcp_tasks.core.journal import ENTRY_KINDS, EntryKind, JournalEntry
-from mcp_tasks.core.json import JsonObject, JsonValue
-from mcp_tasks.core.pacing import expires_at
-from mcp_tasks.core.record import Progress, TaskRecord, TaskRequest
-from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import TaskUnreadable, ValueNotStorable
+from mcp_tasks.core.json import JsonValue
+from mcp_tasks.core.json_bytes import LARGE, decode_in_pieces, decode_json, encode_in_pieces, encode_json, is_large
+from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
+from mcp_tasks.errors import TaskUnreadable
+from mcp_tasks.stores.fields import FORMAT, NOT_OURS, record_from, request_fields, request_from, state_fields
 
-FORMAT = 2
+T = TypeVar("T")
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
-_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-
-
-def to_micros(instant: datetime) -> int:
-    """An aware instant as microseconds since 1970."""
-    return (instant - _EPOCH) // _MICROSECOND
+_ENCRYPTED: Final = b"\0"
+"""What encrypted bytes begin with. No JSON does, so that each kind is told from the other, and said to be which."""
 
 
-def from_micros(micros: int) -> datetime:
-    """The instant `to_micros` came from."""
-    return _EPOCH + micros * _MICROSECOND
+class Cipher(Protocol):
+    """Encrypts what is kept of tasks. Both methods may be called from any thread, at the same time.
 
-
-def encode_json(value: JsonValue) -> str:
-    """JSON as text that any backend can keep.
-
-    A lone surrogate (valid in a JSON escape, not in UTF-8) makes the text unencodable, so such a value is
-    written with escapes throughout; it is rare enough to try the short way first.
-
-    Raises:
-        ValueNotStorable: The value is not JSON, or is nested too deeply.
+    What was encrypted for one task must not decrypt for another: give `task_id` to an AEAD as its associated data, so
+    that nobody who can write to the store can move an answer or a result from one task to another. A cipher that knows
+    older keys as well makes it possible to change the key.
     """
-    try:
-        text = _encoder.encode(value)
-    except (TypeError, ValueError, RecursionError) as exc:
-        raise ValueNotStorable(f"a value cannot be stored because it cannot be written as JSON: {exc}") from exc
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(value, separators=(",", ":"))
-    return text
+
+    def encrypt(self, task_id: str, data: bytes) -> bytes:
+        """The encrypted bytes, bound to the task."""
+        ...
+
+    def decrypt(self, task_id: str, data: bytes) -> bytes:
+        """What `encrypt` was given for the same task; raises any exception if these bytes are something else."""
+        ...
 
 
-def encode_request(request: TaskRequest) -> str:
-    """The part of a record that never changes."""
-    fields: dict[str, Any] = {
-        "method": request.method,
-        "name": request.name,
-        "arguments": _plain(request.arguments),
-        "meta": _plain(request.meta),
-        "version": request.protocol_version,
-        "clientInfo": None if request.client_info is None else _plain(request.client_info),
-        "clientCapabilities": _plain(request.client_capabilities),
-    }
-    if request.input_responses is not None:
-        fields["inputResponses"] = _plain(request.input_responses)
-    if request.request_state is not None:
-        fields["requestState"] = request.request_state
-    return encode_json(fields)
+class Codec:
+    """Encodes and decodes what is kept of a task. Methods that handle something large may be called in a thread.
 
-
-def encode_state(record: TaskRecord) -> str:
-    """All of a record but its id, namespace and request. What is unset is left out."""
-    state: dict[str, Any] = {
-        "format": FORMAT,
-        "owner": record.owner,
-        "status": record.status.value,
-        "created": to_micros(record.created_at),
-        "updated": to_micros(record.updated_at),
-        "version": record.version,
-        "attempt": record.attempt,
-    }
-    if record.status_message is not None:
-        state["message"] = record.status_message
-    if record.progress is not None:
-        state["progress"] = [record.progress.progress, record.progress.total, record.progress.message]
-    if record.inputs.used:
-        state["inputs"] = _encode_inputs(record.inputs)
-    if record.result is not None:
-        state["result"] = _plain(record.result)
-    if record.error is not None:
-        state["error"] = _plain(record.error)
-    if record.worker is not None:
-        state["worker"] = record.worker
-    if record.lost:
-        state["lost"] = record.lost
-    if record.trial is not None:
-        state["trial"] = record.trial
-    _put_times(state, record)
-    return encode_json(state)
-
-
-def decode_record(
-    task_id: str, request: str, state: str, *, namespace: str = "", owner: str | None = None
-) -> TaskRecord:
-    """The record behind the two texts.
-
-    Args:
-        owner: Whose task it is by what the backend keeps beside the texts; for the error, if there is one.
-
-    Raises:
-        TaskUnreadable: The texts are damaged, or a newer release wrote them.
+    A store that is given a cipher reads nothing that was written without one, and the other way round: begin with a new
+    store.
     """
-    try:
-        fields = json.loads(state)
-        if fields["format"] > FORMAT:
-            raise TaskUnreadable(task_id, _newer(f"format {fields['format']}"), owner=owner)
-        asked_for = _request(_checked(json.loads(request), _REQUEST_TYPES))
-        return _record(task_id, namespace, asked_for, _checked(fields, _STATE_TYPES))
-    except _NOT_OURS as exc:
-        raise TaskUnreadable(task_id, _damaged("its row", exc), owner=owner) from exc
+
+    def __init__(self, cipher: Cipher | None = None) -> None:
+        self._cipher = cipher
+
+    def encode_state(self, record: TaskRecord) -> bytes:
+        """The record, but for its id and namespace.
+
+        Raises:
+            ValueNotStorable: Something in it is not JSON. So it is for the other methods that encode.
+        """
+        return self._seal(record.id, encode_json(state_fields(record)))
+
+    def decode_state(self, task_id: str, data: object, *, namespace: str, owner: str | None = None) -> TaskRecord:
+        """The record behind its bytes.
+
+        Args:
+            data: What the backend has; anything but bytes is damage.
+            owner: Whose task it is by what the backend keeps beside the bytes; for the error, if there is one.
+
+        Raises:
+            TaskUnreadable: The bytes are damaged, or a newer release wrote them. So it is for the other methods that
+                decode.
+        """
+
+        def decode(plain: bytes) -> TaskRecord:
+            fields = decode_json(plain)
+            if fields["format"] > FORMAT:
+                raise TaskUnreadable(task_id, _newer(f"format {fields['format']}"), owner=owner)
+            return record_from(task_id, namespace, fields)
+
+        return self._decoded(task_id, data, decode, "its row", owner)
+
+    def encode_request(self, task_id: str, request: TaskRequest) -> bytes:
+        """The request of a task; in a thread if `is_large_request` says so."""
+        return self.encode_value(task_id, request_fields(request))
+
+    def decode_request(self, task_id: str, data: object, *, owner: str | None = None) -> TaskRequest:
+        """The request behind its bytes; in a thread if they are large."""
+        return self._decoded(task_id, data, lambda plain: request_from(_parse(plain)), "its request", owner)
+
+    def encode_outcome(self, task_id: str, outcome: Outcome) -> Outcome:
+        """The outcome as it is to be kept; in a thread if it is large, because a cipher takes its time."""
+        if self._cipher is None:
+            return outcome
+        meta = None if outcome.meta is None else self._seal(task_id, outcome.meta)
+        return Outcome(body=self._seal(task_id, outcome.body), meta=meta)
+
+    def decode_outcome(self, task_id: str, body: object, meta: object, *, owner: str | None = None) -> Outcome:
+        """The outcome that was kept; in a thread if it is large."""
+        return Outcome(
+            body=self._decoded(task_id, body, _unchanged, "its outcome", owner),
+            meta=None if meta is None else self._decoded(task_id, meta, _unchanged, "its outcome", owner),
+        )
+
+    def encode_value(self, task_id: str, value: JsonValue) -> bytes:
+        """A value of the task's journal; in a thread if `is_large` says so."""
+        return self._seal(task_id, encode_in_pieces(value) if is_large(value) else encode_json(value))
+
+    def decode_entry(
+        self, task_id: str, kind: str, key: str, value: object, *, number: int, owner: str | None = None
+    ) -> JournalEntry:
+        """The journal entry behind its stored parts; in a thread if the value is large."""
+        if kind not in ENTRY_KINDS:
+            raise TaskUnreadable(task_id, _newer(f"a journal entry of the unknown kind {kind!r}"), owner=owner)
+        parsed = self._decoded(task_id, value, _parse, f"its journal entry {key!r}", owner)
+        return JournalEntry(kind=cast(EntryKind, kind), key=key, value=parsed, number=number)
+
+    def _seal(self, task_id: str, plain: bytes) -> bytes:
+        return plain if self._cipher is None else _ENCRYPTED + self._cipher.encrypt(task_id, plain)
+
+    def _decoded(self, task_id: str, data: object, decode: Callable[[bytes], T], part: str, owner: str | None) -> T:
+        try:
+            if not isinstance(data, bytes):
+                raise TypeError(f"it is of the type {type(data).__name__}")
+            return decode(self._open(task_id, data, part, owner))
+        except NOT_OURS as exc:
+            raise TaskUnreadable(task_id, _damaged(part, exc), owner=owner) from exc
+
+    def _open(self, task_id: str, data: bytes, part: str, owner: str | None) -> bytes:
+        encrypted = data.startswith(_ENCRYPTED)
+        if self._cipher is None:
+            if encrypted:
+                raise TaskUnreadable(task_id, f"{part} is encrypted; give the store the cipher", owner=owner)
+            return data
+        if not encrypted:
+            why = f"{part} is not encrypted, and this store has a cipher; open it without one, or delete the task"
+            raise TaskUnreadable(task_id, why, owner=owner)
+        try:
+            return self._cipher.decrypt(task_id, data[len(_ENCRYPTED) :])
+        except Exception as exc:
+            why = f"{part} cannot be decrypted ({type(exc).__name__}): it has another key, or is that of another task"
+            raise TaskUnreadable(task_id, why, owner=owner) from exc
 
 
-def decode_entry(task_id: str, kind: str, key: str, value: str, *, owner: str | None = None) -> JournalEntry:
-    """The journal entry behind its stored parts; the value is `encode_json`'s text.
-
-    Raises:
-        TaskUnreadable: The entry is damaged, or a newer release wrote it.
-    """
-    if kind not in ENTRY_KINDS:
-        raise TaskUnreadable(task_id, _newer(f"a journal entry of the unknown kind {kind!r}"), owner=owner)
-    try:
-        return JournalEntry(kind=cast(EntryKind, kind), key=key, value=json.loads(value))
-    except _NOT_OURS as exc:
-        raise TaskUnreadable(task_id, _damaged(f"its journal entry {key!r}", exc), owner=owner) from exc
+def is_large_request(request: TaskRequest) -> bool:
+    """Whether the request is large enough to be encoded in a thread."""
+    return is_large(request_fields(request))
 
 
-def sort_key(record: TaskRecord) -> int:
-    """Where a task stands among all: by its creation."""
-    return to_micros(record.created_at)
+def _parse(plain: bytes) -> Any:
+    return decode_in_pieces(plain) if len(plain) > LARGE else decode_json(plain)
 
 
-def expiry(record: TaskRecord) -> int | None:
-    """When the task may be removed, for a backend's index; None for never or not yet."""
-    deadline = expires_at(record)
-    return None if deadline is None else to_micros(deadline)
-
-
-def ready(record: TaskRecord) -> int | None:
-    """From when on the task is queued, for a backend's index; None if it is not."""
-    return None if record.ready_at is None else to_micros(record.ready_at)
-
-
-def encode_cursor(place: int, task_id: str) -> str:
-    """The place after a task in a listing: where it stands, and its id for those that stand at the same place."""
-    return f"{place}.{task_id}"
-
-
-def decode_cursor(cursor: str) -> tuple[int, str]:
-    """Place and id of the last task listed.
-
-    Raises:
-        ValueError: It is not a cursor of ours.
-    """
-    place, dot, task_id = cursor.partition(".")
-    digits = place.removeprefix("-")
-    # 18 digits hold every instant there is, and fit the integers of every backend.
-    if not dot or not digits.isdecimal() or len(digits) > 18:
-        raise ValueError("not a cursor of this store")
-    return int(place), task_id
-
-
-_NOT_OURS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What reading a text may raise that this file did not write."""
-
-_Types: TypeAlias = Mapping[str, type | tuple[type, ...]]
-
-_STATE_TYPES: _Types = {
-    "owner": (str, NoneType),
-    "created": int,
-    "updated": int,
-    "finished": int,
-    "started": int,
-    "wake": int,
-    "ttl": int,
-    "poll": int,
-    "version": int,
-    "attempt": int,
-    "lost": int,
-    "message": str,
-    "worker": str,
-    "progress": list,
-    "inputs": dict,
-    "result": dict,
-    "error": dict,
-}
-_REQUEST_TYPES: _Types = {
-    "method": str,
-    "name": str,
-    "version": str,
-    "arguments": dict,
-    "meta": dict,
-    "clientInfo": (dict, NoneType),
-    "clientCapabilities": dict,
-    "inputResponses": dict,
-    "requestState": str,
-}
+def _unchanged(plain: bytes) -> bytes:
+    return plain
 
 
 def _newer(what: str) -> str:
@@ -230,112 +160,3 @@ def _newer(what: str) -> str:
 def _damaged(part: str, exc: Exception) -> str:
     # Not `repr`: that of a decoding error shows the whole text, and arguments and results are private.
     return f"{part} is damaged ({type(exc).__name__}: {exc}); restore a backup, or delete the task"
-
-
-def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
-    return value if isinstance(value, dict) else dict(value)
-
-
-def _encode_inputs(inputs: InputBook) -> dict[str, Any]:
-    return {
-        "open": {
-            key: [ask.method, _plain(ask.params), None if ask.deadline is None else to_micros(ask.deadline)]
-            for key, ask in inputs.outstanding.items()
-        },
-        "used": sorted(inputs.used),
-    }
-
-
-def _put_times(state: dict[str, Any], record: TaskRecord) -> None:
-    for key, instant in (
-        ("finished", record.finished_at),
-        ("started", record.started_at),
-        ("wake", record.wake_at),
-    ):
-        if instant is not None:
-            state[key] = to_micros(instant)
-    for key, duration in (("ttl", record.ttl), ("poll", record.poll_interval)):
-        if duration is not None:
-            state[key] = duration // _MICROSECOND
-
-
-def _checked(fields: JsonObject, types: _Types) -> JsonObject:
-    """The fields, unless one is of another type than is ever written."""
-    for key, value in fields.items():
-        if key in types and not isinstance(value, types[key]):
-            raise TypeError(f"{key!r} is of the type {type(value).__name__}")
-    return fields
-
-
-def _request(fields: JsonObject) -> TaskRequest:
-    return TaskRequest(
-        method=fields["method"],
-        name=fields["name"],
-        arguments=fields["arguments"],
-        meta=fields["meta"],
-        protocol_version=fields["version"],
-        client_info=fields["clientInfo"],
-        client_capabilities=fields["clientCapabilities"],
-        input_responses=fields.get("inputResponses"),
-        request_state=fields.get("requestState"),
-    )
-
-
-def _record(task_id: str, namespace: str, request: TaskRequest, fields: JsonObject) -> TaskRecord:
-    progress = fields.get("progress")
-    inputs = fields.get("inputs")
-    return TaskRecord(
-        id=task_id,
-        namespace=namespace,
-        owner=fields["owner"],
-        request=request,
-        status=TaskStatus(fields["status"]),
-        status_message=fields.get("message"),
-        progress=None if progress is None else _progress(*progress),
-        inputs=InputBook() if inputs is None else _decode_inputs(inputs),
-        result=fields.get("result"),
-        error=fields.get("error"),
-        created_at=from_micros(fields["created"]),
-        updated_at=from_micros(fields["updated"]),
-        finished_at=_instant(fields.get("finished")),
-        started_at=_instant(fields.get("started")),
-        wake_at=_instant(fields.get("wake")),
-        ttl=_duration(fields.get("ttl")),
-        poll_interval=_duration(fields.get("poll")),
-        attempt=fields["attempt"],
-        worker=fields.get("worker"),
-        lost=fields.get("lost", 0),
-        trial=fields.get("trial"),
-        version=fields["version"],
-    )
-
-
-def _progress(progress: float, total: float | None, message: str | None) -> Progress:
-    if not isinstance(progress, int | float) or not isinstance(total, int | float | None):
-        raise TypeError("'progress' is not a number")
-    if not isinstance(message, str | None):
-        raise TypeError("the message of 'progress' is not text")
-    return Progress(progress=progress, total=total, message=message)
-
-
-def _decode_inputs(fields: JsonObject) -> InputBook:
-    asked = cast("dict[str, list[Any]]", fields["open"])
-    return InputBook(
-        outstanding={key: _ask(*ask) for key, ask in asked.items()},
-        used=frozenset(fields["used"]),
-    )
-
-
-def _ask(method: str, params: JsonObject, deadline: int | None = None) -> InputRequest:
-    # Format 1 had no deadlines.
-    if not isinstance(method, str) or not isinstance(params, dict):
-        raise TypeError("an open question is not a method with its params")
-    return InputRequest(method=method, params=params, deadline=_instant(deadline))
-
-
-def _instant(micros: int | None) -> datetime | None:
-    return None if micros is None else from_micros(micros)
-
-
-def _duration(micros: int | None) -> timedelta | None:
-    return None if micros is None else micros * _MICROSECOND

@@ -5,7 +5,7 @@ Hypothesis (`pip install 'mcp-tasks[testing]'`); they are imported from their ow
 """
 
 from mcp_tasks.testing.clock import FakeClock
-from mcp_tasks.testing.records import make_record
+from mcp_tasks.testing.records import make_record, make_request
 from mcp_tasks.testing.tester import TaskTester
 
-__all__ = ["FakeClock", "TaskTester", "make_record"]
+__all__ = ["FakeClock", "TaskTester", "make_record", "make_request"]

@@ -1,4 +1,4 @@
-"""Task records for tests, made in one line."""
+"""Task records and requests for tests, made in one line."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ _numbers = count(1)
 
 def make_record(**overrides: Any) -> TaskRecord:
     """A new, queued task with an id of its own; `overrides` are fields of `TaskRecord`."""
-    number = next(_numbers)
     fields: dict[str, Any] = {
-        "id": f"task-{number}",
+        "id": f"task-{next(_numbers)}",
         "owner": "alice",
         "name": "render",
         "created_at": NOON,
@@ -26,5 +25,6 @@ def make_record(**overrides: Any) -> TaskRecord:
 
 
 def make_request(**overrides: Any) -> TaskRequest:
-    """What `make_record`'s task was asked for; `overrides` are fields of `TaskRequest`."""
-    return TaskRequest(**{"name": "render", "arguments": {"scene": "harbour"}, **overrides})
+    """What `make_record` was asked for; `overrides` are fields of `TaskRequest`."""
+    fields: dict[str, Any] = {"name": "render", "arguments": {"scene": "forest"}, **overrides}
+    return TaskRequest(**fields)

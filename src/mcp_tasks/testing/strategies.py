@@ -18,8 +18,10 @@ from mcp_tasks.core import (
     InputRequested,
     InputWithdrawn,
     JournalEntry,
+    Outcome,
     Progress,
     ProgressReported,
+    RunAskedOnCall,
     RunCompleted,
     RunFailed,
     RunLost,
@@ -27,18 +29,20 @@ from mcp_tasks.core import (
     RunReleased,
     RunStarted,
     StepRecorded,
+    TaskAnnounced,
     TaskCancelled,
     TaskRecord,
     TaskRequest,
     TaskStatus,
 )
 from mcp_tasks.core.journal import ENTRY_KINDS
+from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.core.record import ALWAYS
 
-HOLDERS = {"worker-1": "demo", "worker-2": "demo", "worker-☃": "dëmo ☃"}
+WORKERS = {"worker-1": "demo", "worker-2": "demo", "worker-☃": "dëmo ☃"}
 """Workers and the namespace that each beats for. Few, so that tasks and beats meet."""
 
-NAMESPACES = ("", *dict.fromkeys(HOLDERS.values()))
+NAMESPACES = ("", *dict.fromkeys(WORKERS.values()))
 """Few, so that servers meet in one store."""
 
 MOMENTS = (0, 1, 2, 30, 60)
@@ -89,6 +93,12 @@ def requests() -> st.SearchStrategy[TaskRequest]:
     )
 
 
+def outcomes() -> st.SearchStrategy[Outcome]:
+    """How a task may have ended."""
+    data = json_objects().map(encode_json)
+    return st.builds(Outcome, body=data, meta=st.none() | data)
+
+
 def entries() -> st.SearchStrategy[JournalEntry]:
     """One line of a journal."""
     kinds = st.sampled_from(sorted(ENTRY_KINDS))
@@ -107,24 +117,24 @@ def records(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[TaskRecord]:
     shapes: dict[str, st.SearchStrategy[Any]] = {
         "id": st.text(min_size=1, max_size=40),
         "owner": st.none() | _names,
-        "request": requests(),
+        "method": st.sampled_from(["tools/call", "prompts/get"]),
+        "name": _any_text,
         "created_at": _instants,
         "updated_at": _instants,
         "status": st.sampled_from(TaskStatus),
         "status_message": st.none() | _any_text,
         "progress": st.none() | progress,
         "inputs": inputs,
-        "result": st.none() | json_objects(),
-        "error": st.none() | json_objects(),
         "finished_at": st.none() | _instants,
-        "ttl": st.none() | _durations,
+        "retention": st.none() | _durations,
         "poll_interval": st.none() | _durations,
         "attempt": st.integers(0, 2**31),
-        "worker": st.none() | st.sampled_from(list(HOLDERS)),
+        "worker": st.none() | st.sampled_from(list(WORKERS)),
         "started_at": st.none() | _instants,
         "wake_at": st.none() | st.just(ALWAYS) | _instants,
         "lost": st.integers(0, 2**31),
         "trial": st.sampled_from([None, "alone", "beside"]),
+        "announced": st.booleans(),
         "namespace": _names,
         "version": st.integers(1, 2**53),
     }
@@ -159,7 +169,7 @@ def chances() -> st.SearchStrategy[Chance]:
         # A few odd ones: what JSON may be is for `records`, and each drawn byte here is one step less.
         value=st.sampled_from([{}, {"a": None}, {"text": "☃ \0 \ud800", "n": [2**70, 0.1]}]),
         seconds=st.sampled_from(MOMENTS),
-        worker=st.sampled_from(list(HOLDERS)),
+        worker=st.sampled_from(list(WORKERS)),
     )
 
 
@@ -222,11 +232,19 @@ def _released(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
 
 
 def _completed(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
-    return RunCompleted(attempt=record.attempt, result=chance.value), ()
+    return RunCompleted(attempt=record.attempt), ()
 
 
 def _failed(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
-    return RunFailed(attempt=record.attempt, error={"code": -32603, "data": chance.value}), ()
+    return RunFailed(attempt=record.attempt, message=f"after {chance.seconds} s"), ()
+
+
+def _asked_on_call(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
+    return RunAskedOnCall(attempt=record.attempt), ()
+
+
+def _announced(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
+    return TaskAnnounced(), ()
 
 
 _OF_A_RUN = (
@@ -241,4 +259,6 @@ _OF_A_RUN = (
     _lost,
     _completed,
     _failed,
+    _asked_on_call,
+    _announced,
 )

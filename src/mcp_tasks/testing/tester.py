@@ -27,7 +27,7 @@ from mcp_tasks.engines import LocalEngine
 from mcp_tasks.errors import TaskWasCancelled, UnknownTask
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server import Tasks
-from mcp_tasks.server.answers import check_answers
+from mcp_tasks.protocol.answers import check_answers
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
 

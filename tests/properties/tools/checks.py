@@ -16,7 +16,7 @@ from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.branches import tasks_by_value
 from mcp_tasks.runtime.context import current_run
 from mcp_tasks.runtime.replay import GIVEN_UP
-from mcp_tasks.stores.codec import to_micros
+from mcp_tasks.stores.columns import to_micros
 from tests.properties.tools.model import allows, may_fail
 from tests.properties.tools.tree import Node
 

@@ -1,58 +1,76 @@
 """The writes of the store as operations for the `Writer`.
 
-Each function encodes in its caller, so that the transaction is short and a value that is no JSON fails where
-it came from, and returns what the writer's thread is to do. Conflicts show in the row count: an exception
-or a savepoint for each would cost more than the write.
+What they write was encoded by their caller, so that the transaction is short and a value that is no JSON fails where it
+came from. Each function returns what the writer's thread is to do. Conflicts show in the row count: an exception or a
+savepoint for each would cost more than the write.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
-from mcp_tasks.core.journal import JournalEntry
-from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.errors import StoreError, TaskExists, VersionConflict
-from mcp_tasks.stores.codec import encode_json, encode_request, encode_state, expiry, ready, sort_key
+from mcp_tasks.stores.columns import expiry, ready, sort_key
+from mcp_tasks.stores.encoding import Line
 from mcp_tasks.stores.sqlite.connection import to_text
 from mcp_tasks.stores.sqlite.writer import Operation
 
+Row: TypeAlias = Sequence[Any]
+
 _INSERT_TASK = """
-INSERT INTO tasks (id, version, owner, namespace, status, holder, created, ready, expires, state, seq)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT seq FROM meta)) ON CONFLICT (id) DO NOTHING
+INSERT INTO tasks (id, version, namespace, owner, idempotency_key, status, worker, created, ready, expires, state, seq)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT seq FROM meta)) ON CONFLICT (id) DO NOTHING
 """
 _INSERT_REQUEST = "INSERT INTO requests (task, request) VALUES (?, ?)"
-# Owner, namespace and creation never change, and are left out so that their indexes are not touched.
+# What never changes is left out, so that its indexes are not touched.
 _UPDATE_TASK = """
-UPDATE tasks SET version = ?, status = ?, holder = ?, ready = ?, expires = ?, state = ?, seq = (SELECT seq FROM meta)
+UPDATE tasks SET version = ?, status = ?, worker = ?, ready = ?, expires = ?, state = ?, seq = (SELECT seq FROM meta)
 WHERE id = ? AND version = ?
 """
 _INSERT_ENTRY = "INSERT INTO journal (task, kind, key, value) SELECT key, ?, ?, ? FROM tasks WHERE id = ?"
+_INSERT_OUTCOME = "INSERT OR REPLACE INTO outcomes (task, body, meta) SELECT key, ?, ? FROM tasks WHERE id = ?"
 _DELETE_TASK = "DELETE FROM tasks WHERE id = ? AND version = ?"
-_BEAT = """
-INSERT INTO heartbeats (holder, namespace, beats) VALUES (?, ?, 1)
-ON CONFLICT (holder) DO UPDATE SET namespace = excluded.namespace, beats = beats + 1
+_STANDING = """
+SELECT key, expires, id, owner, namespace, state FROM tasks INDEXED BY tasks_key
+WHERE idempotency_key = ? AND namespace = ? AND ifnull(owner, 0) = ifnull(?, 0)
 """
-_DELETE_HEARTBEAT = "DELETE FROM heartbeats WHERE holder = ?"
+_FIND = "SELECT key FROM tasks WHERE id = ?"
+_DELETE_STANDING = "DELETE FROM tasks WHERE key = ?"
+_BEAT = """
+INSERT INTO heartbeats (worker, namespace, beats) VALUES (?, ?, 1)
+ON CONFLICT (worker) DO UPDATE SET namespace = excluded.namespace, beats = beats + 1
+"""
+_DELETE_HEARTBEAT = "DELETE FROM heartbeats WHERE worker = ?"
 
 
-def create(record: TaskRecord) -> Operation:
-    """Insert a task and its request."""
-    request = encode_request(record.request)
+def create(record: TaskRecord, *, state: bytes, request: bytes, key: str | None = None) -> Operation[Row | None]:
+    """Insert a task and its request; gives the row (id, owner, namespace, state) that stands under the key instead."""
+    place = (_optional_text(key), to_text(record.namespace), _optional_text(record.owner))
     row = (
         to_text(record.id),
         record.version,
-        _optional_text(record.owner),
         to_text(record.namespace),
+        _optional_text(record.owner),
+        _optional_text(key),
         record.status.value,
-        _optional_text(record.holder),
+        _optional_text(record.worker),
         sort_key(record),
         ready(record),
         expiry(record),
-        encode_state(record),
+        state,
     )
 
-    def run(cursor: sqlite3.Cursor) -> StoreError | None:
+    def run(cursor: sqlite3.Cursor) -> Row | StoreError | None:
+        # The write lock is held: whoever comes second under a key finds the first.
+        for standing, expires, *found in cursor.execute(_STANDING, place).fetchall() if key is not None else ():
+            if expires is None or expires > sort_key(record):
+                return found
+            if cursor.execute(_FIND, row[:1]).fetchall():
+                return TaskExists(record.id)
+            cursor.execute(_DELETE_STANDING, (standing,))
         if cursor.execute(_INSERT_TASK, row).rowcount == 0:
             return TaskExists(record.id)
         cursor.execute(_INSERT_REQUEST, (cursor.lastrowid, request))
@@ -61,31 +79,34 @@ def create(record: TaskRecord) -> Operation:
     return run
 
 
-def save(record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry]) -> Operation:
-    """Update a task and append to its journal."""
+def save(
+    record: TaskRecord, *, expected: int, state: bytes, lines: Sequence[Line] = (), outcome: Outcome | None = None
+) -> Operation[None]:
+    """Update a task, append to its journal and keep its outcome."""
     task_id = to_text(record.id)
     row = (
         record.version,
         record.status.value,
-        _optional_text(record.holder),
+        _optional_text(record.worker),
         ready(record),
         expiry(record),
-        encode_state(record),
+        state,
     )
-    lines = [(entry.kind, to_text(entry.key), encode_json(entry.value), task_id) for entry in entries]
 
     def run(cursor: sqlite3.Cursor) -> StoreError | None:
         if cursor.execute(_UPDATE_TASK, (*row, task_id, expected)).rowcount == 0:
             return VersionConflict(record.id, expected)
-        for line in lines:
-            cursor.execute(_INSERT_ENTRY, line)
+        for kind, key, value in lines:
+            cursor.execute(_INSERT_ENTRY, (kind, to_text(key), value, task_id))
+        if outcome is not None:
+            cursor.execute(_INSERT_OUTCOME, (outcome.body, outcome.meta, task_id))
         return None
 
     return run
 
 
-def delete(task_id: str, *, expected: int) -> Operation:
-    """Remove a task; a trigger removes its request and journal."""
+def delete(task_id: str, *, expected: int) -> Operation[None]:
+    """Remove a task; a trigger removes what is kept beside it."""
 
     def run(cursor: sqlite3.Cursor) -> StoreError | None:
         removed = cursor.execute(_DELETE_TASK, (to_text(task_id), expected)).rowcount
@@ -94,9 +115,9 @@ def delete(task_id: str, *, expected: int) -> Operation:
     return run
 
 
-def beat(holder: str, *, namespace: str) -> Operation:
+def heartbeat(worker: str, *, namespace: str) -> Operation[None]:
     """Count one heartbeat more."""
-    row = (to_text(holder), to_text(namespace))
+    row = (to_text(worker), to_text(namespace))
 
     def run(cursor: sqlite3.Cursor) -> None:
         cursor.execute(_BEAT, row)
@@ -104,11 +125,11 @@ def beat(holder: str, *, namespace: str) -> Operation:
     return run
 
 
-def retire(holder: str) -> Operation:
-    """Forget the heartbeat of a holder."""
+def retire(worker: str) -> Operation[None]:
+    """Forget the heartbeat of a worker."""
 
     def run(cursor: sqlite3.Cursor) -> None:
-        cursor.execute(_DELETE_HEARTBEAT, (to_text(holder),))
+        cursor.execute(_DELETE_HEARTBEAT, (to_text(worker),))
 
     return run
 

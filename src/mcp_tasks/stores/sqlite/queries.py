@@ -1,7 +1,8 @@
 """The reads of the store. Each names its index, so that no statistic can make one a scan of all tasks.
 
-Sweeps (`queued`, `due`, `held`, `expired`) read from their index alone and give ids: what a task holds is not
-touched, so that it costs nothing, and that no damage in it stops a sweep.
+Sweeps (`queued`, `due`, `claimed`, `expired`) read from their index alone and give ids: what a task holds is not
+touched, so that it costs nothing, and that no damage in it stops a sweep. Nothing but `REQUEST`, `OUTCOME` and
+`JOURNAL` reads what is kept beside a task's row.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.stores.codec import decode_cursor, to_micros
+from mcp_tasks.stores.base import EVERYBODY, OwnedBy, Whose
+from mcp_tasks.stores.columns import decode_cursor, to_micros
 from mcp_tasks.stores.sqlite.connection import Values, to_text
 
 Query: TypeAlias = tuple[str, Values]
@@ -20,29 +22,44 @@ Query: TypeAlias = tuple[str, Values]
 MAX_VARIABLES = 500
 """Ids in one statement; builds of SQLite from before 2020 take 999."""
 
-# Who needs a task must be told that it cannot be read, so a task whose request is gone is still a row.
-GET = """
-SELECT t.owner, t.namespace, r.request, t.state FROM tasks t LEFT JOIN requests r ON r.task = t.key WHERE t.id = ?
+GET = "SELECT owner, namespace, state FROM tasks WHERE id = ?"
+
+# What may be large is given only up to :limit bytes, with its size. The size of a blob is read without the blob.
+# Who needs a request must be told that it cannot be read, so a task whose request is gone is still a row.
+REQUEST = """
+SELECT length(r.request), t.owner, CASE WHEN length(r.request) <= :limit THEN r.request END
+FROM tasks t LEFT JOIN requests r ON r.task = t.key WHERE t.id = :id
 """
 
 # CROSS JOIN is SQLite's way of saying that the left side comes first.
-JOURNAL = """
-SELECT t.owner, j.kind, j.key, j.value FROM tasks t CROSS JOIN journal j INDEXED BY journal_task ON j.task = t.key
-WHERE t.id = ? ORDER BY j.n
+OUTCOME = """
+SELECT length(o.body) + ifnull(length(o.meta), 0), t.owner,
+    CASE WHEN length(o.body) + ifnull(length(o.meta), 0) <= :limit THEN o.body END,
+    CASE WHEN length(o.body) + ifnull(length(o.meta), 0) <= :limit THEN o.meta END
+FROM tasks t CROSS JOIN outcomes o ON o.task = t.key WHERE t.id = :id
 """
 
-HOLDERS = """
-SELECT holder, beats FROM heartbeats WHERE namespace = :namespace
+JOURNAL = """
+SELECT s.size, t.owner, j.n, j.kind, j.key, CASE WHEN s.size <= :limit THEN j.value END
+FROM (
+    SELECT j.task, sum(length(j.value)) AS size
+    FROM tasks t CROSS JOIN journal j INDEXED BY journal_task ON j.task = t.key WHERE t.id = :id AND j.n > :after
+) s CROSS JOIN tasks t ON t.key = s.task CROSS JOIN journal j INDEXED BY journal_task ON j.task = t.key
+WHERE j.n > :after ORDER BY j.n
+"""
+
+WORKERS = """
+SELECT worker, beats FROM heartbeats WHERE namespace = :namespace
 UNION ALL
-SELECT t.holder, coalesce(h.beats, 0) FROM (
-    SELECT DISTINCT holder FROM tasks INDEXED BY tasks_held WHERE holder IS NOT NULL AND namespace = :namespace
-) t LEFT JOIN heartbeats h ON h.holder = t.holder
+SELECT t.worker, coalesce(h.beats, 0) FROM (
+    SELECT DISTINCT worker FROM tasks INDEXED BY tasks_claimed WHERE worker IS NOT NULL AND namespace = :namespace
+) t LEFT JOIN heartbeats h ON h.worker = t.worker
 """
 
 _LISTING = """
-SELECT t.created, t.id, t.owner, t.namespace, r.request, t.state
-FROM tasks t INDEXED BY {index} LEFT JOIN requests r ON r.task = t.key
-WHERE {where} ORDER BY t.created, t.id LIMIT :limit
+SELECT created, id, owner, namespace, state FROM tasks INDEXED BY {index}
+WHERE {where} AND (created, id) > (:place, :id) AND (expires IS NULL OR expires > :now)
+ORDER BY created, id LIMIT :limit
 """
 
 # The number is `ready` of a task that can be started at any time, the earliest instant there is. It is written out as
@@ -59,9 +76,9 @@ WHERE ready > -62135596800000000 AND ready <= :now AND namespace = :namespace AN
 ORDER BY ready, id LIMIT :limit
 """
 
-_HELD = """
-SELECT created, id FROM tasks INDEXED BY tasks_held
-WHERE holder = :holder AND (created, id) > (:place, :id)
+_CLAIMED = """
+SELECT created, id FROM tasks INDEXED BY tasks_claimed
+WHERE worker = :worker AND (created, id) > (:place, :id)
 ORDER BY created, id LIMIT :limit
 """
 
@@ -85,9 +102,9 @@ def due(namespace: str, now: datetime, *, cursor: str | None, limit: int) -> Que
     return _DUE, {"namespace": to_text(namespace), "now": to_micros(now), "limit": limit, **_after(cursor)}
 
 
-def held(holder: str, *, cursor: str | None, limit: int) -> Query:
-    """The query for the tasks of a holder."""
-    return _HELD, {"holder": to_text(holder), "limit": limit, **_after(cursor)}
+def claimed(worker: str, *, cursor: str | None, limit: int) -> Query:
+    """The query for the tasks of a worker."""
+    return _CLAIMED, {"worker": to_text(worker), "limit": limit, **_after(cursor)}
 
 
 def expired(now: datetime, *, limit: int) -> Query:
@@ -103,22 +120,26 @@ def versions(task_ids: Collection[str]) -> Iterator[Query]:
         yield _VERSIONS.format(places=", ".join("?" * len(some))), some
 
 
-def listing(*, owner: str | None, status: TaskStatus | None, cursor: str | None, limit: int) -> Query:
+def listing(
+    namespace: str, whose: Whose, *, now: datetime, status: TaskStatus | None, cursor: str | None, limit: int
+) -> Query:
     """The query for one page of a listing.
 
     Raises:
         ValueError: The cursor is not one of ours.
     """
-    index, conditions = "tasks_created", ["(t.created, t.id) > (:place, :id)"]
-    values: dict[str, Any] = {"limit": limit, **_after(cursor)}
+    values: dict[str, Any] = {"namespace": to_text(namespace), "now": to_micros(now), "limit": limit, **_after(cursor)}
+    index, conditions = "tasks", ["namespace = :namespace"]
+    if whose is not EVERYBODY:
+        index += "_owner"
+        conditions.append("owner IS :owner")
+        values["owner"] = to_text(whose.owner) if isinstance(whose, OwnedBy) else None
     if status is not None:
-        index = "tasks_status"
-        conditions.append("t.status = :status")
+        index += "_status"
+        conditions.append("status = :status")
         values["status"] = status.value
-    if owner is not None:
-        index = "tasks_owner"
-        conditions.append("t.owner = :owner")
-        values["owner"] = to_text(owner)
+    if len(conditions) == 1:
+        index += "_created"
     return _LISTING.format(index=index, where=" AND ".join(conditions)), values
 
 

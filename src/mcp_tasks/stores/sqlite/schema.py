@@ -17,6 +17,7 @@ from pathlib import Path
 
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
 from mcp_tasks.stores.sqlite.connection import connect, create_file, retry_while_busy, to_text
+from mcp_tasks.stores.sqlite.old_rows import add_functions
 
 APPLICATION_ID = int.from_bytes(b"MCPT", "big")
 
@@ -50,7 +51,7 @@ def _prepare(path: Path, namespace: str) -> None:
 def migrations() -> tuple[str, ...]:
     """The SQL scripts in their order; script number n takes a file from schema n - 1 to n.
 
-    A script may use `:namespace`, that of the server for which the file is opened.
+    A script may use `:namespace`, that of the server for which the file is opened, and the functions of `old_rows`.
     """
     folder = files("mcp_tasks.stores.sqlite") / "migrations"
     scripts = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".sql")), key=lambda e: e.name)
@@ -94,6 +95,7 @@ def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
 def _migrate(connection: sqlite3.Connection, path: Path, namespace: str) -> None:
     """Apply what is missing, in the transaction that the caller began."""
     try:
+        add_functions(connection)
         # Asked again under the lock: another process may have been first.
         for script in migrations()[_schema_of(connection, path) :]:
             for statement in _statements(script):

@@ -24,37 +24,34 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from anyio import to_thread
 
 from mcp_tasks.core.journal import JournalEntry
-from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.json_bytes import LARGE
+from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskUnreadable, UsageError
-from mcp_tasks.stores.base import Hint, IdPage, Page
-from mcp_tasks.stores.codec import decode_entry, decode_record, encode_cursor
+from mcp_tasks.stores.base import Hint, IdPage, Page, Whose
+from mcp_tasks.stores.codec import Codec
+from mcp_tasks.stores.columns import encode_cursor
+from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request
 from mcp_tasks.stores.sqlite import operations, queries
-from mcp_tasks.stores.sqlite.connection import (
-    Values,
-    connect,
-    fetch,
-    from_text,
-    retry_while_busy,
-    to_text,
-    translate,
-)
+from mcp_tasks.stores.sqlite.connection import Values, connect, from_text, retry_while_busy, to_text, translate
 from mcp_tasks.stores.sqlite.notifier import SqliteNotifier
+from mcp_tasks.stores.sqlite.reader import Reader
 from mcp_tasks.stores.sqlite.schema import prepare
 from mcp_tasks.stores.sqlite.writer import Writer
 
-READ_PATIENCE = 0.25
-"""Seconds a read may wait for a lock. In WAL mode it waits only for a recovery after a crash, and the event
-loop waits with it."""
+T = TypeVar("T")
+
+NO_LIMIT = 2**62
+"""More bytes than any value has."""
 
 MAX_REPORTED = 1_000
 """Unreadable tasks remembered as logged; beyond that some are logged again."""
@@ -66,6 +63,7 @@ class SqliteStore:
     """Keeps tasks in the SQLite file at `path`, which is made if it is not there.
 
     Args:
+        codec: How what is kept of a task becomes bytes; give it a cipher to have it encrypted.
         busy_timeout: How long a write waits for another process that writes.
         poll_interval: How often a listener looks for changes of other processes.
     """
@@ -74,16 +72,18 @@ class SqliteStore:
         self,
         path: str | os.PathLike[str],
         *,
+        codec: Codec | None = None,
         busy_timeout: timedelta = timedelta(seconds=5),
         poll_interval: timedelta = timedelta(milliseconds=75),
     ) -> None:
         if os.fspath(path) in ("", ":memory:"):
             raise UsageError("SqliteStore needs the path of a file; for tasks in memory use MemoryStore.")
         self.path = Path(path).expanduser()
+        self._codec = codec or Codec()
         self._patience = busy_timeout.total_seconds()
-        self._reader: sqlite3.Connection | None = None
+        self._reader: Reader | None = None
         self._writer: Writer | None = None
-        self._notifier = SqliteNotifier(self._read, interval=poll_interval)
+        self._notifier = SqliteNotifier(self._rows, interval=poll_interval)
         self._turn = anyio.Lock()
         self._reported: dict[str, None] = {}
 
@@ -105,126 +105,173 @@ class SqliteStore:
                 reader, writer = self._reader, self._writer
                 self._reader = self._writer = None
                 if reader is not None:
-                    reader.close()
+                    await reader.close()
                 if writer is not None:
                     await writer.close()
 
-    async def create(self, record: TaskRecord) -> None:
-        """Keep a new task."""
-        await self._opened().run(operations.create(record))
+    async def create(self, record: TaskRecord, request: TaskRequest, *, key: str | None = None) -> TaskRecord:
+        """Keep a new task, unless one stands under its key."""
+        state = self._codec.encode_state(record)
+        encoded = await encoded_request(self._codec, record.id, request)
+        standing = await self._opened(self._writer).run(
+            operations.create(record, state=state, request=encoded, key=key)
+        )
+        return record if standing is None else self._record(*standing)
 
-    async def save(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry] = ()) -> None:
-        """Replace the record if it is still at version `expected`, and append to its journal."""
-        await self._opened().run(operations.save(record, expected=expected, entries=entries))
+    async def save(
+        self,
+        record: TaskRecord,
+        *,
+        expected: int,
+        entries: Sequence[JournalEntry] = (),
+        outcome: Outcome | None = None,
+    ) -> None:
+        """Replace the record if it is still at version `expected`, with what is kept beside it."""
+        state = self._codec.encode_state(record)
+        lines = await encoded_entries(self._codec, record.id, entries)
+        kept = await encoded_outcome(self._codec, record.id, outcome)
+        await self._opened(self._writer).run(
+            operations.save(record, expected=expected, state=state, lines=lines, outcome=kept)
+        )
 
     async def delete(self, task_id: str, *, expected: int) -> None:
-        """Forget the task and its journal if it is still at version `expected`."""
-        await self._opened().run(operations.delete(task_id, expected=expected))
+        """Forget the task with all that is kept beside it if it is still at version `expected`."""
+        await self._opened(self._writer).run(operations.delete(task_id, expected=expected))
 
-    async def beat(self, holder: str, *, namespace: str) -> None:
-        """Renew the lease of `holder`."""
-        await self._opened().run(operations.beat(holder, namespace=namespace))
+    async def heartbeat(self, worker: str, *, namespace: str) -> None:
+        """Renew the lease of `worker`."""
+        await self._opened(self._writer).run(operations.heartbeat(worker, namespace=namespace))
 
-    async def retire(self, holder: str) -> None:
-        """Forget the heartbeat of `holder`."""
-        await self._opened().run(operations.retire(holder))
+    async def retire(self, worker: str) -> None:
+        """Forget the heartbeat of `worker`."""
+        await self._opened(self._writer).run(operations.retire(worker))
 
     async def get(self, task_id: str) -> TaskRecord | None:
         """The record as of now, or None."""
-        rows = self._read(queries.GET, (to_text(task_id),))
-        return _record(task_id, *rows[0]) if rows else None
+        rows = self._rows(queries.GET, (to_text(task_id),))
+        return self._record(task_id, *rows[0]) if rows else None
 
-    async def journal(self, task_id: str) -> Sequence[JournalEntry]:
-        """The task's journal in the order of writing."""
-        rows = self._read(queries.JOURNAL, (to_text(task_id),))
-        return [
-            decode_entry(task_id, kind, from_text(key), value, owner=_optional(owner))
-            for owner, kind, key, value in rows
-        ]
+    async def request(self, task_id: str) -> TaskRequest | None:
+        """What was asked for."""
+
+        def decode(rows: Sequence[Any]) -> TaskRequest | None:
+            for _, owner, request in rows:
+                return self._codec.decode_request(task_id, request, owner=_optional(owner))
+            return None
+
+        return await self._beside(queries.REQUEST, {"id": to_text(task_id)}, decode)
+
+    async def outcome(self, task_id: str) -> Outcome | None:
+        """How the task ended."""
+
+        def decode(rows: Sequence[Any]) -> Outcome | None:
+            for _, owner, body, meta in rows:
+                return self._codec.decode_outcome(task_id, body, meta, owner=_optional(owner))
+            return None
+
+        return await self._beside(queries.OUTCOME, {"id": to_text(task_id)}, decode)
+
+    async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
+        """The task's journal beyond `after`, in the order of writing."""
+
+        def decode(rows: Sequence[Any]) -> Sequence[JournalEntry]:
+            return [
+                self._codec.decode_entry(task_id, kind, from_text(key), value, number=number, owner=_optional(owner))
+                for _, owner, number, kind, key, value in rows
+            ]
+
+        return await self._beside(queries.JOURNAL, {"id": to_text(task_id), "after": after}, decode)
 
     async def list(
         self,
+        namespace: str,
+        whose: Whose,
         *,
-        owner: str | None = None,
+        now: datetime,
         status: TaskStatus | None = None,
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
-        """Tasks in the order of creation, of one owner or all, in one status or any."""
+        """Tasks of the namespace in the order of creation, in one status or any."""
         # One more than asked for tells whether there is a next page.
-        rows = self._read(*queries.listing(owner=owner, status=status, cursor=cursor, limit=limit + 1))
+        query = queries.listing(namespace, whose, now=now, status=status, cursor=cursor, limit=limit + 1)
+        rows = self._rows(*query)
         return Page(records=self._readable(rows[:limit]), cursor=_cursor(rows, limit))
 
     async def queued(self, namespace: str, *, cursor: str | None = None, limit: int) -> IdPage:
         """Tasks of the namespace that could run at any time and nobody has, in the order of creation."""
-        return _page(self._read(*queries.queued(namespace, cursor=cursor, limit=limit + 1)), limit)
+        return _page(self._rows(*queries.queued(namespace, cursor=cursor, limit=limit + 1)), limit)
 
     async def due(self, namespace: str, now: datetime, *, cursor: str | None = None, limit: int) -> IdPage:
         """Parked tasks of the namespace whose time has come, longest overdue first."""
-        return _page(self._read(*queries.due(namespace, now, cursor=cursor, limit=limit + 1)), limit)
+        return _page(self._rows(*queries.due(namespace, now, cursor=cursor, limit=limit + 1)), limit)
 
-    async def held(self, holder: str, *, cursor: str | None = None, limit: int) -> IdPage:
-        """Tasks that `holder` has, in the order of creation."""
-        return _page(self._read(*queries.held(holder, cursor=cursor, limit=limit + 1)), limit)
+    async def claimed(self, worker: str, *, cursor: str | None = None, limit: int) -> IdPage:
+        """Tasks that `worker` has, in the order of creation."""
+        return _page(self._rows(*queries.claimed(worker, cursor=cursor, limit=limit + 1)), limit)
 
     async def expired(self, now: datetime, *, limit: int) -> Sequence[Hint]:
         """Id and version of tasks whose time after the end is over, longest overdue first."""
-        rows = self._read(*queries.expired(now, limit=limit))
+        rows = self._rows(*queries.expired(now, limit=limit))
         return [Hint(from_text(task_id), version) for task_id, version in rows]
 
     async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
         """The version of each of these tasks; those that are gone are left out."""
-        rows = [row for query in queries.versions(task_ids) for row in self._read(*query)]
+        rows = [row for query in queries.versions(task_ids) for row in self._rows(*query)]
         return {from_text(task_id): version for task_id, version in rows}
 
-    async def holders(self, namespace: str) -> dict[str, int]:
-        """Every holder that beats for the namespace or has a task in it, and how often it has beaten."""
-        rows = self._read(queries.HOLDERS, {"namespace": to_text(namespace)})
-        return {from_text(holder): beats for holder, beats in rows}
+    async def workers(self, namespace: str) -> dict[str, int]:
+        """Every worker that beats for the namespace or has a task in it, and how often it has beaten."""
+        rows = self._rows(queries.WORKERS, {"namespace": to_text(namespace)})
+        return {from_text(worker): beats for worker, beats in rows}
 
     def notifier(self) -> SqliteNotifier:
         """Hints between the processes that share the file."""
         return self._notifier
 
-    def _connect(self, namespace: str) -> tuple[sqlite3.Connection, Writer]:
+    def _connect(self, namespace: str) -> tuple[Reader, Writer]:
         try:
             prepare(self.path, namespace=namespace, patience=self._patience)
             # No time-out for the writer's connection: it has its own way of waiting.
             writing = retry_while_busy(lambda: connect(self.path, timeout=0), patience=self._patience)
             try:
-                reading = connect(self.path, timeout=READ_PATIENCE)
-                reading.execute("PRAGMA query_only = ON")
+                reader = Reader(self.path)
             except BaseException:
                 writing.close()
                 raise
-            return reading, Writer(writing, self.path, patience=self._patience)
+            return reader, Writer(writing, self.path, patience=self._patience)
         except sqlite3.Error as exc:
             raise translate(exc, self.path) from exc
 
-    def _opened(self) -> Writer:
-        if self._writer is None:
+    def _opened(self, part: T | None) -> T:
+        if part is None:
             raise UsageError(f"the store {self.path} is not open: `await store.open()` comes first")
-        return self._writer
+        return part
 
-    def _read(self, sql: str, values: Values) -> Sequence[Any]:
-        """All rows of one query, read on the event loop's own thread.
+    def _rows(self, sql: str, values: Values) -> Sequence[Any]:
+        return self._opened(self._reader).rows(sql, values)
 
-        A row by its key comes from the page cache in about 10 µs; the hop to a thread and back costs ten
-        times that. WAL readers never wait for the writer.
-        """
-        if self._reader is None:
-            raise UsageError(f"the store {self.path} is not open: `await store.open()` comes first")
-        try:
-            return fetch(self._reader, sql, values)
-        except (sqlite3.Error, OverflowError) as exc:
-            raise translate(exc, self.path) from exc
+    async def _beside(self, sql: str, values: Mapping[str, Any], decode: Callable[[Sequence[Any]], T]) -> T:
+        """What is kept beside a task's row: read and decoded here if it is small, and in a thread if it is large."""
+        rows = self._rows(sql, {**values, "limit": LARGE})
+        if not rows or (rows[0][0] or 0) <= LARGE:
+            return decode(rows)
+        everything = {**values, "limit": NO_LIMIT}
+        return await self._opened(self._reader).in_thread(lambda read: decode(read(sql, everything)))
+
+    def _record(
+        self, task_id: str | bytes, owner: str | bytes | None, namespace: str | bytes, state: object
+    ) -> TaskRecord:
+        return self._codec.decode_state(
+            from_text(task_id), state, namespace=from_text(namespace), owner=_optional(owner)
+        )
 
     def _readable(self, rows: Sequence[Any]) -> list[TaskRecord]:
         """The records of a listing. What cannot be read is left out and logged once."""
         records: list[TaskRecord] = []
         for _, *row in rows:
             try:
-                records.append(_record(*row))
+                records.append(self._record(*row))
             except TaskUnreadable as exc:
                 self._report(exc)
         return records
@@ -242,12 +289,6 @@ class SqliteStore:
             self.path,
             unreadable.task_id.replace("'", "''"),
         )
-
-
-def _record(
-    task_id: str | bytes, owner: str | bytes | None, namespace: str | bytes, request: str, state: str
-) -> TaskRecord:
-    return decode_record(from_text(task_id), request, state, namespace=from_text(namespace), owner=_optional(owner))
 
 
 def _optional(text: str | bytes | None) -> str | None:

@@ -24,18 +24,21 @@ from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from anyio import to_thread
 
 from mcp_tasks.errors import StoreError
 from mcp_tasks.stores.sqlite.connection import retry_while_busy, translate
 
-Operation: TypeAlias = Callable[[sqlite3.Cursor], StoreError | None]
-"""Writes with the cursor, marks changed tasks with the batch's number, and returns what to raise in its caller."""
+T = TypeVar("T")
 
-_Waiting: TypeAlias = tuple[Operation, "asyncio.Future[None]"]
-_Outcome: TypeAlias = StoreError | None
+Operation: TypeAlias = Callable[[sqlite3.Cursor], T | StoreError]
+"""Writes with the cursor, marks changed tasks with the batch's number, and returns what to return or raise in its
+caller."""
+
+_Waiting: TypeAlias = tuple[Operation[Any], "asyncio.Future[Any]"]
+_Outcome: TypeAlias = object
 
 MAX_BATCH = 1_000
 """Throughput is flat from about here on (a commit is a few percent of the batch), while the wait grows."""
@@ -64,15 +67,15 @@ class Writer:
         self._thread = Thread(target=self._serve, name="mcp-tasks-sqlite-writer", daemon=True)
         self._thread.start()
 
-    async def run(self, operation: Operation) -> None:
-        """Have it written; returns when it is on disk.
+    async def run(self, operation: Operation[T]) -> T:
+        """Have it written; returns what the operation did when it is on disk.
 
         Raises:
             StoreError: What the operation reported, or why its batch could not be written.
         """
-        written = asyncio.get_running_loop().create_future()
+        written: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._queue.put((operation, written))
-        await written
+        return await written
 
     async def close(self) -> None:
         """Write what waits, then end the thread and the connection."""
@@ -133,7 +136,7 @@ class Writer:
 
     def _settle(self, batch: Sequence[_Waiting], outcomes: Sequence[_Outcome]) -> None:
         """Wake each event loop once, whatever the size of the batch: a wake-up costs as much as ten rows."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[None], _Outcome]]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], _Outcome]]] = {}
         for (_, written), outcome in zip(batch, outcomes, strict=True):
             by_loop.setdefault(written.get_loop(), []).append((written, outcome))
         for loop, settled in by_loop.items():
@@ -149,14 +152,14 @@ class Writer:
                 self._connection.executescript(f"PRAGMA incremental_vacuum({TIDY_PAGES})")
 
 
-def _resolve(settled: Sequence[tuple[asyncio.Future[None], _Outcome]]) -> None:
+def _resolve(settled: Sequence[tuple[asyncio.Future[Any], _Outcome]]) -> None:
     for written, outcome in settled:
         if written.done():
             continue
-        if outcome is None:
-            written.set_result(None)
-        else:
+        if isinstance(outcome, StoreError):
             written.set_exception(outcome)
+        else:
+            written.set_result(outcome)
 
 
 def _failure(exc: Exception, path: Path) -> StoreError:

@@ -6,13 +6,13 @@ does go out is valid Unicode: an error that no client can parse answers nobody.
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
-from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT, ErrorData
 
-from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.json import JsonObject, JsonValue
 from mcp_tasks.core.text import valid_json, valid_text
 from mcp_tasks.errors import (
     QuestionTimedOut,
@@ -29,16 +29,57 @@ _STORE_UNAVAILABLE = "The task store cannot take the request now; try again late
 _TASK_UNREADABLE = "This task cannot be read; the server's log says why"
 
 
+class RpcError(Exception):
+    """A request is refused with this JSON-RPC error. Adapters send it in the way of their transport."""
+
+    def __init__(self, code: int, message: str, data: JsonValue = None) -> None:
+        self.error: ErrorData = ErrorData(code=code, message=valid_text(message), data=valid_json(data))
+        super().__init__(self.error.message)
+
+    @property
+    def code(self) -> int:
+        """The code, one of those that JSON-RPC, MCP or SEP-2663 define."""
+        return self.error.code
+
+    @property
+    def message(self) -> str:
+        """What went wrong, for people."""
+        return self.error.message
+
+    @property
+    def data(self) -> JsonValue:
+        """What went wrong, for programs."""
+        return self.error.data
+
+
+@contextmanager
+def refusing() -> Generator[None]:
+    """In here, whatever goes wrong in the runtime is the refusal of a request."""
+    try:
+        yield
+    except TasksError as exc:
+        error = to_error_data(exc)
+        raise RpcError(error.code, error.message, error.data) from exc
+
+
 def to_error_data(exc: Exception) -> ErrorData:
     """The JSON-RPC error that a client sees for `exc`."""
     error = _error_data(exc)
     return ErrorData(code=error.code, message=valid_text(error.message), data=valid_json(error.data))
 
 
+def describe(exc: Exception) -> JsonObject:
+    """The error as a plain object, for a failed task."""
+    error: dict[str, Any] = to_error_data(exc).model_dump(by_alias=True, mode="json", exclude_none=True)
+    return error
+
+
 def _error_data(exc: Exception) -> ErrorData:
+    # An `RpcError`, or one of the SDK's own, which this room does not know by name.
+    error: object = getattr(exc, "error", None)
+    if isinstance(error, ErrorData):
+        return error
     match exc:
-        case MCPError():
-            return exc.error
         case UnknownTask():
             # SEP-2663: -32602 for an invalid or nonexistent id. Unknown, expired and another's are one case.
             return ErrorData(code=INVALID_PARAMS, message=str(exc))
@@ -58,25 +99,3 @@ def _error_data(exc: Exception) -> ErrorData:
             return ErrorData(code=INTERNAL_ERROR, message=str(exc))
         case _:
             return ErrorData(code=INTERNAL_ERROR, message="Internal server error")
-
-
-class AnswerTimedOut(MCPError, QuestionTimedOut):
-    """`QuestionTimedOut` as a tool gets it: caught as a `TimeoutError`, and with a text for the client if it is not."""
-
-    def __init__(self, error: ErrorData, timeout: timedelta | None) -> None:
-        MCPError.__init__(self, code=error.code, message=error.message, data=error.data)
-        self.timeout = timeout
-
-
-def to_mcp_error(exc: Exception) -> MCPError:
-    """The exception that the SDK turns into that error: `exc` itself, if the SDK can send it as it is."""
-    error = to_error_data(exc)
-    if isinstance(exc, QuestionTimedOut):
-        return AnswerTimedOut(error, exc.timeout)
-    return exc if isinstance(exc, MCPError) and exc.error == error else MCPError.from_error_data(error)
-
-
-def describe(exc: Exception) -> JsonObject:
-    """The error as a plain object, for a failed task."""
-    error: dict[str, Any] = to_error_data(exc).model_dump(by_alias=True, mode="json", exclude_none=True)
-    return error

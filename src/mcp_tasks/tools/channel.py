@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 from mcp.shared.dispatcher import CallOptions
-from mcp.shared.exceptions import MCPError, NoBackChannelError
+from mcp.shared.exceptions import NoBackChannelError
 from mcp.shared.message import MessageMetadata
 from mcp.shared.transport_context import TransportContext
 from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY, RequestId
@@ -22,8 +22,9 @@ from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY, RequestId
 from mcp_tasks.core import InputRequest, JsonObject, Progress
 from mcp_tasks.core.text import valid_json, valid_text
 from mcp_tasks.errors import TasksError
+from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.runtime import Asking, Run
-from mcp_tasks.server.rpc_errors import to_mcp_error
+from mcp_tasks.tools.sdk_errors import to_mcp_error
 
 logger = logging.getLogger(__name__)
 
@@ -69,12 +70,11 @@ class TaskChannel:
         """Put a question to the client and wait for its answer."""
         if method not in _NEEDED:
             raise NoBackChannelError(method)
-        require_capability(method, params or {}, self._run.record.request.client_capabilities)
+        question = InputRequest(method=method, params=valid_json(params or {}))
         try:
-            return dict(
-                await self._run.ask(InputRequest(method=method, params=valid_json(params or {})), _asking(opts))
-            )
-        except TasksError as exc:
+            require_capability(question, self._run.request.client_capabilities)
+            return dict(await self._run.ask(question, _asking(opts)))
+        except (RpcError, TasksError) as exc:
             # As an `MCPError`, because any other exception of a tool is a crash to the SDK, and its text is withheld.
             raise to_mcp_error(exc) from exc
 
@@ -109,26 +109,26 @@ def _json_number(value: float | None) -> float | None:
     return int(value) if isinstance(value, int) else number if math.isfinite(number) else None
 
 
-def require_capability(method: str, params: Mapping[str, Any], declared: JsonObject) -> None:
+def require_capability(question: InputRequest, declared: JsonObject) -> None:
     """Refuse a question of a kind that the client did not declare on its request.
 
     Raises:
-        MCPError: -32021, with the capability that was missing.
+        RpcError: -32021, with the capability that was missing.
     """
-    name = _NEEDED[method]
+    name = _NEEDED[question.method]
     capability = declared.get(name)
     required: dict[str, Any] = {name: {}}
     if name == "elicitation" and isinstance(capability, Mapping):
-        mode = params.get("mode", "form")
+        mode = question.params.get("mode", "form")
         required = {name: {mode: {}}}
         # An empty object stands for form mode, which came first.
         if mode in capability or (mode == "form" and "url" not in capability):
             return
     elif capability is not None:
         return
-    raise MCPError(
-        code=MISSING_REQUIRED_CLIENT_CAPABILITY,
-        message=f"The tool asks with {method}, and the client did not declare the {name} capability on its call. "
-        f"A client of the Python SDK declares it by having a callback for it.",
-        data={"requiredCapabilities": required},
+    raise RpcError(
+        MISSING_REQUIRED_CLIENT_CAPABILITY,
+        f"The tool asks with {question.method}, and the client did not declare the {name} capability on its call. "
+        "A client of the Python SDK declares it by having a callback for it.",
+        {"requiredCapabilities": required},
     )

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
-from mcp.shared.exceptions import MCPError
 from mcp_types import (
     INVALID_PARAMS,
     CreateMessageResult,
@@ -24,9 +23,9 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from mcp_tasks.core import InputRequest, TaskRecord
-from mcp_tasks.core.text import valid_text
+from mcp_tasks.protocol.errors import RpcError
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _SHAPES: Mapping[str, TypeAdapter[Any]] = {
     "elicitation/create": TypeAdapter(ElicitResult),
@@ -39,14 +38,12 @@ def check_answers(record: TaskRecord, responses: Mapping[str, Any]) -> None:
     """Refuse an update in which an answer does not fit its question; the question then stays open.
 
     Raises:
-        MCPError: -32602, naming the key and what is wrong with its answer.
+        RpcError: -32602, naming the key and what is wrong with its answer.
     """
     for key in sorted(record.inputs.outstanding.keys() & responses.keys()):
         problem = _problem(record.inputs.outstanding[key], responses[key])
         if problem is not None:
-            # The problem quotes the answer, and that may hold anything.
-            message = valid_text(f"The answer to {key!r} does not fit: {problem}")
-            raise MCPError(code=INVALID_PARAMS, message=message)
+            raise RpcError(INVALID_PARAMS, f"The answer to {key!r} does not fit: {problem}")
 
 
 def _problem(request: InputRequest, answer: Any) -> str | None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import OrderedDict
+from typing import TypeAlias
 
 from mcp.server.connection import Connection
 
 from mcp_tasks.core import TaskRequest
-from mcp_tasks.stores.codec import encode_json
+from mcp_tasks.core.json_bytes import decode_json, encode_json
 
 ROOM = 256 * 1024
 """Bytes of text that are kept with what was parsed from them, which may take twenty times that. A server has few kinds
 of clients, and each says little of itself; but what it says is up to the client."""
+
+
+ClientKey: TypeAlias = tuple[str, bytes, bytes]
+"""Version, client info and capabilities: equal for clients that say the same of themselves."""
 
 
 class ClientCache:
@@ -22,7 +26,7 @@ class ClientCache:
     def __init__(self, room: int = ROOM) -> None:
         self._room = room
         self._used = 0
-        self._known: OrderedDict[tuple[str, str, str], Connection] = OrderedDict()
+        self._known: OrderedDict[ClientKey, Connection] = OrderedDict()
 
     def client_of(self, request: TaskRequest) -> Connection:
         """The client that made the request. To be read only: other tasks have the same."""
@@ -35,11 +39,11 @@ class ClientCache:
             self._known.move_to_end(key)
             return self._known[key]
         version, info, capabilities = key
-        client = Connection.from_envelope(version, json.loads(info), json.loads(capabilities))
+        client = Connection.from_envelope(version, decode_json(info), decode_json(capabilities))
         self._keep(key, client)
         return client
 
-    def _keep(self, key: tuple[str, str, str], client: Connection) -> None:
+    def _keep(self, key: ClientKey, client: Connection) -> None:
         if _size(key) > self._room:
             return
         self._known[key] = client
@@ -49,5 +53,5 @@ class ClientCache:
             self._used -= _size(oldest)
 
 
-def _size(key: tuple[str, str, str]) -> int:
+def _size(key: ClientKey) -> int:
     return sum(map(sys.getsizeof, key))

@@ -1,0 +1,60 @@
+"""What a backend keeps beside the encoded parts, to find tasks by: instants as numbers, and cursors.
+
+Instants are microseconds since 1970: exact, and they sort.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from mcp_tasks.core.pacing import expires_at
+from mcp_tasks.core.record import TaskRecord
+
+MICROSECOND = timedelta(microseconds=1)
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def to_micros(instant: datetime) -> int:
+    """An aware instant as microseconds since 1970."""
+    return (instant - _EPOCH) // MICROSECOND
+
+
+def from_micros(micros: int) -> datetime:
+    """The instant `to_micros` came from."""
+    return _EPOCH + micros * MICROSECOND
+
+
+def sort_key(record: TaskRecord) -> int:
+    """Where a task stands among all: by its creation."""
+    return to_micros(record.created_at)
+
+
+def expiry(record: TaskRecord) -> int | None:
+    """When the task may be removed, for a backend's index; None for never or not yet."""
+    deadline = expires_at(record)
+    return None if deadline is None else to_micros(deadline)
+
+
+def ready(record: TaskRecord) -> int | None:
+    """From when on the task is queued, for a backend's index; None if it is not."""
+    return None if record.ready_at is None else to_micros(record.ready_at)
+
+
+def encode_cursor(place: int, task_id: str) -> str:
+    """The place after a task in a listing: where it stands, and its id for those that stand at the same place."""
+    return f"{place}.{task_id}"
+
+
+def decode_cursor(cursor: str) -> tuple[int, str]:
+    """Place and id of the last task listed.
+
+    Raises:
+        ValueError: It is not a cursor of ours.
+    """
+    place, dot, task_id = cursor.partition(".")
+    digits = place.removeprefix("-")
+    # 18 digits hold every instant there is, and fit the integers of every backend.
+    if not dot or not digits.isdecimal() or len(digits) > 18:
+        raise ValueError("not a cursor of this store")
+    return int(place), task_id

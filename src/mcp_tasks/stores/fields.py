@@ -1,0 +1,225 @@
+"""Records and requests as JSON objects, with a format number.
+
+The *state* is a record but for its id and namespace, which a backend keeps beside it. Durations are microseconds, as
+instants are (`columns`).
+
+Format 3 is that of the second release: a record without its request and its result. Formats 1 and 2 had both in it;
+the one backend that ever wrote them brings them to format 3 when it migrates its file, so only 3 is read here.
+
+Changing what is written: raise `FORMAT`, keep reading every older number, and add a row to the tests that load states
+as older releases wrote them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from types import NoneType
+from typing import Any, TypeAlias, cast
+
+from mcp_tasks.core.inputs import InputBook, InputRequest
+from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.record import Progress, TaskRecord, TaskRequest
+from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.stores.columns import MICROSECOND, from_micros, to_micros
+
+FORMAT = 3
+
+NOT_OURS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What reading fields may raise that this file did not write."""
+
+_Types: TypeAlias = Mapping[str, type | tuple[type, ...]]
+
+_STATE_TYPES: _Types = {
+    "owner": (str, NoneType),
+    "method": str,
+    "name": str,
+    "created": int,
+    "updated": int,
+    "finished": int,
+    "started": int,
+    "wake": int,
+    "retention": int,
+    "poll": int,
+    "version": int,
+    "attempt": int,
+    "lost": int,
+    "message": str,
+    "worker": str,
+    "announced": bool,
+    "progress": list,
+    "inputs": dict,
+}
+_REQUEST_TYPES: _Types = {
+    "method": str,
+    "name": str,
+    "version": str,
+    "arguments": dict,
+    "meta": dict,
+    "clientInfo": (dict, NoneType),
+    "clientCapabilities": dict,
+    "inputResponses": dict,
+    "requestState": str,
+}
+
+
+def request_fields(request: TaskRequest) -> dict[str, Any]:
+    """What was asked for. What is unset is left out."""
+    fields: dict[str, Any] = {
+        "method": request.method,
+        "name": request.name,
+        "arguments": _plain(request.arguments),
+        "meta": _plain(request.meta),
+        "version": request.protocol_version,
+        "clientInfo": None if request.client_info is None else _plain(request.client_info),
+        "clientCapabilities": _plain(request.client_capabilities),
+    }
+    if request.input_responses is not None:
+        fields["inputResponses"] = _plain(request.input_responses)
+    if request.request_state is not None:
+        fields["requestState"] = request.request_state
+    return fields
+
+
+def request_from(fields: JsonObject) -> TaskRequest:
+    """The request with these fields; raises one of `NOT_OURS` if they are damaged."""
+    fields = _checked(fields, _REQUEST_TYPES)
+    return TaskRequest(
+        method=fields["method"],
+        name=fields["name"],
+        arguments=fields["arguments"],
+        meta=fields["meta"],
+        protocol_version=fields["version"],
+        client_info=fields["clientInfo"],
+        client_capabilities=fields["clientCapabilities"],
+        input_responses=fields.get("inputResponses"),
+        request_state=fields.get("requestState"),
+    )
+
+
+def state_fields(record: TaskRecord) -> dict[str, Any]:
+    """All of a record but its id and namespace. What is unset is left out."""
+    state: dict[str, Any] = {
+        "format": FORMAT,
+        "owner": record.owner,
+        "method": record.method,
+        "name": record.name,
+        "status": record.status.value,
+        "created": to_micros(record.created_at),
+        "updated": to_micros(record.updated_at),
+        "version": record.version,
+        "attempt": record.attempt,
+    }
+    if record.status_message is not None:
+        state["message"] = record.status_message
+    if record.progress is not None:
+        state["progress"] = [record.progress.progress, record.progress.total, record.progress.message]
+    if record.inputs.used:
+        state["inputs"] = _inputs(record.inputs)
+    if record.worker is not None:
+        state["worker"] = record.worker
+    if record.lost:
+        state["lost"] = record.lost
+    if record.trial is not None:
+        state["trial"] = record.trial
+    if not record.announced:
+        state["announced"] = False
+    _put_times(state, record)
+    return state
+
+
+def record_from(task_id: str, namespace: str, fields: JsonObject) -> TaskRecord:
+    """The record with these fields; raises one of `NOT_OURS` if they are damaged."""
+    fields = _checked(fields, _STATE_TYPES)
+    progress = fields.get("progress")
+    inputs = fields.get("inputs")
+    return TaskRecord(
+        id=task_id,
+        namespace=namespace,
+        owner=fields["owner"],
+        method=fields["method"],
+        name=fields["name"],
+        status=TaskStatus(fields["status"]),
+        status_message=fields.get("message"),
+        progress=None if progress is None else _progress_from(*progress),
+        inputs=InputBook() if inputs is None else _inputs_from(inputs),
+        created_at=from_micros(fields["created"]),
+        updated_at=from_micros(fields["updated"]),
+        finished_at=_instant(fields.get("finished")),
+        started_at=_instant(fields.get("started")),
+        wake_at=_instant(fields.get("wake")),
+        retention=_duration(fields.get("retention")),
+        poll_interval=_duration(fields.get("poll")),
+        attempt=fields["attempt"],
+        worker=fields.get("worker"),
+        lost=fields.get("lost", 0),
+        trial=fields.get("trial"),
+        announced=fields.get("announced", True),
+        version=fields["version"],
+    )
+
+
+def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
+    return value if isinstance(value, dict) else dict(value)
+
+
+def _inputs(inputs: InputBook) -> dict[str, Any]:
+    return {
+        "open": {
+            key: [ask.method, _plain(ask.params), None if ask.deadline is None else to_micros(ask.deadline)]
+            for key, ask in inputs.outstanding.items()
+        },
+        "used": sorted(inputs.used),
+    }
+
+
+def _put_times(state: dict[str, Any], record: TaskRecord) -> None:
+    for key, instant in (
+        ("finished", record.finished_at),
+        ("started", record.started_at),
+        ("wake", record.wake_at),
+    ):
+        if instant is not None:
+            state[key] = to_micros(instant)
+    for key, duration in (("retention", record.retention), ("poll", record.poll_interval)):
+        if duration is not None:
+            state[key] = duration // MICROSECOND
+
+
+def _checked(fields: JsonObject, types: _Types) -> JsonObject:
+    """The fields, unless one is of another type than is ever written."""
+    for key, value in fields.items():
+        if key in types and not isinstance(value, types[key]):
+            raise TypeError(f"{key!r} is of the type {type(value).__name__}")
+    return fields
+
+
+def _progress_from(progress: float, total: float | None, message: str | None) -> Progress:
+    if not isinstance(progress, int | float) or not isinstance(total, int | float | None):
+        raise TypeError("'progress' is not a number")
+    if not isinstance(message, str | None):
+        raise TypeError("the message of 'progress' is not text")
+    return Progress(progress=progress, total=total, message=message)
+
+
+def _inputs_from(fields: JsonObject) -> InputBook:
+    asked = cast("dict[str, list[Any]]", fields["open"])
+    return InputBook(
+        outstanding={key: _ask_from(*ask) for key, ask in asked.items()},
+        used=frozenset(fields["used"]),
+    )
+
+
+def _ask_from(method: str, params: JsonObject, deadline: int | None = None) -> InputRequest:
+    # The first release had no deadlines.
+    if not isinstance(method, str) or not isinstance(params, dict):
+        raise TypeError("an open question is not a method with its params")
+    return InputRequest(method=method, params=params, deadline=_instant(deadline))
+
+
+def _instant(micros: int | None) -> datetime | None:
+    return None if micros is None else from_micros(micros)
+
+
+def _duration(micros: int | None) -> timedelta | None:
+    return None if micros is None else micros * MICROSECOND
