@@ -50,6 +50,8 @@ PARTS: Mapping[str, Sequence[str]] = {
     "testing": (*_EVERYTHING_SHIPPED, PACKAGE),
     # The names of the first hour.
     PACKAGE: _EVERYTHING_SHIPPED,
+    # `python -m mcp_tasks`.
+    "__main__": ("cli",),
 }
 """Each part of the package, and the other parts it may import."""
 

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import anyio
 from mcp.server import MCPServer
@@ -31,7 +31,7 @@ from mcp_tasks.protocol.answers import check_answers
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 ALL_CAPABILITIES: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {"tools": {}}, "roots": {}}
 """A client that can be asked anything."""
@@ -51,8 +51,8 @@ class TaskTester:
     """
 
     def __init__(self, server: MCPServer[Any], tasks: Tasks, *, state: Any = None, concurrency: int = 100) -> None:
-        self.clock = FakeClock()
-        self.store = MemoryStore()
+        self.clock: FakeClock = FakeClock()
+        self.store: MemoryStore = MemoryStore()
         self._server = server
         self._tasks = tasks
         self._state = state
