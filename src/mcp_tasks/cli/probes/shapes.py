@@ -110,13 +110,13 @@ def flaws_of_ack(result: JsonObject) -> list[Flaw]:
 def _flaws_of_task(task: JsonObject) -> list[Flaw]:
     flaws = [_flaw(f"{old} is the 2025-11-25 name", f"Call it {new}.") for old, new in OLD_NAMES.items() if old in task]
     if not isinstance(task.get("taskId"), str) or not task["taskId"]:
-        flaws.append(_flaw("taskId is missing or no text", "Every task has a taskId."))
+        flaws.append(_flaw("taskId is missing, or not a string", "Every task has a taskId."))
     if task.get("status") not in {status.value for status in TaskStatus}:
         flaws.append(
             _flaw(f"status is {task.get('status')!r}", f"Use one of {', '.join(s.value for s in TaskStatus)}.")
         )
     if "statusMessage" in task and not isinstance(task["statusMessage"], str):
-        flaws.append(_flaw("statusMessage is there and no text", "Leave it out when there is nothing to say."))
+        flaws.append(_flaw("statusMessage is not a string", "Leave it out when there is nothing to say."))
     return [*flaws, *_flaws_of_numbers(task), *_flaws_of_instants(task)]
 
 
