@@ -76,12 +76,14 @@ def _all_of(tree: ast.Module) -> list[str] | None:
 def _definition(module: str, name: str) -> tuple[Sequence[Definition], str]:
     """What defines a name, followed through imports: several for overloads; and its docstring."""
     tree = _tree(module)
-    found = [node for node in tree.body if isinstance(node, Definition) and name in _names(node)]
+    # Also those under `if TYPE_CHECKING`: a lazy module says there what its names are.
+    blocks = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.If))]
+    statements = [(node, block) for block in blocks for node in block]
+    found = [(node, block) for node, block in statements if isinstance(node, Definition) and name in _names(node)]
     if found:
-        last = found[-1]
-        doc = _doc_after(tree.body, last) if isinstance(last, ast.Assign | ast.AnnAssign) else ast.get_docstring(last)
-        return found, doc or ""
-    # Also those under `if TYPE_CHECKING`: a lazy module says there where its names come from.
+        last, block = found[-1]
+        doc = _doc_after(block, last) if isinstance(last, ast.Assign | ast.AnnAssign) else ast.get_docstring(last)
+        return [node for node, _ in found], doc or ""
     for node in ast.walk(tree):
         if not isinstance(node, ast.ImportFrom) or node.module is None:
             continue

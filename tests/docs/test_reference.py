@@ -16,7 +16,7 @@ def test_everything_that_a_module_exports_is_there_and_documented(module: str) -
     loaded = import_module(module)
     found = {export.name: export.doc for export in exports(module)}
     assert set(getattr(loaded, "__all__", found)) == set(found)
-    assert [name for name, doc in found.items() if not doc] == []
+    assert [name for name, doc in found.items() if not doc and name != "__version__"] == []
     assert [name for name in found if not hasattr(loaded, name)] == []
 
 
