@@ -7,7 +7,7 @@ from inspect import getmembers, isclass
 
 import pytest
 
-from docs.reference import MODULES, exports, page
+from docs.reference import MODULES, exports, page, types_in_signatures
 from mcp_tasks import errors
 
 
@@ -24,6 +24,13 @@ def test_every_exception_is_there() -> None:
     found = {export.name for export in exports("mcp_tasks.errors")}
     ours = getmembers(errors, lambda value: isclass(value) and issubclass(value, errors.TasksError))
     assert {name for name, _ in ours} <= found
+
+
+def test_types_that_signatures_name_and_nobody_exports_are_explained() -> None:
+    exported = {export.name for module in MODULES for export in exports(module)}
+    explained = {export.name for export in types_in_signatures()}
+    assert {"TaskRecord", "TaskStatus", "JsonObject"} <= explained
+    assert not explained & exported
 
 
 def test_signatures_show_what_the_author_wrote() -> None:
