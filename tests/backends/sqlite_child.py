@@ -21,15 +21,16 @@ import anyio
 
 from mcp_tasks.errors import StoreError, StoreUnavailable, VersionConflict
 from mcp_tasks.stores.sqlite import SqliteStore
-from mcp_tasks.testing import make_record
+from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
 
+REQUEST = make_request()
 WRITERS = 10
 CREATES = 300
 INCREMENTS = 40
 BEATS = 40
 STIRRED = 100
-SHARED_HOLDER = "worker"
+SHARED_WORKER = "worker"
 NOBODY = 65534
 SHARED_TASK = "shared"
 SMALL_FILE = 512 * 1024
@@ -52,7 +53,7 @@ async def create_tasks(path: Path, *, count: int | None = CREATES) -> None:
         done = 0
         while count is None or done < count // WRITERS:
             record = make_record(id=token_hex(8))
-            await store.create(record)
+            await store.create(record, REQUEST)
             say(record.id)
             done += 1
 
@@ -88,7 +89,7 @@ async def heartbeat(path: Path) -> None:
     store = SqliteStore(path)
     await store.open()
     for _ in range(BEATS):
-        await store.heartbeat(SHARED_HOLDER, namespace="demo")
+        await store.heartbeat(SHARED_WORKER, namespace="demo")
     await store.close()
 
 
@@ -102,7 +103,7 @@ async def stir(path: Path) -> None:
         await store.save(replace(record, version=2, worker="child", attempt=1), expected=1)
         for minutes in (-60, 60):
             created_at = NOON + timedelta(minutes=minutes)
-            await store.create(make_record(id=token_hex(8), namespace="demo", created_at=created_at))
+            await store.create(make_record(id=token_hex(8), namespace="demo", created_at=created_at), REQUEST)
         say("stirred")
     await store.close()
 
@@ -139,7 +140,7 @@ async def fill_disk(path: Path) -> None:
         nonlocal refused
         record = make_record(status_message="x" * 10_000)
         try:
-            await store.create(record)
+            await store.create(record, REQUEST)
         except StoreUnavailable as exc:
             refused = True
             say(f"refused {record.id} {type(exc.__cause__).__name__} {await store.get(record.id)}")
@@ -151,7 +152,7 @@ async def fill_disk(path: Path) -> None:
             for _ in range(5):
                 group.start_soon(create)
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    await store.create(make_record(id="after"))
+    await store.create(make_record(id="after"), REQUEST)
     say("kept after")
     await store.close()
 
@@ -167,7 +168,8 @@ def hold_lock(path: Path, begin: str) -> None:
 
 
 ASYNC_VERBS: dict[str, Callable[[Path], Awaitable[None]]] = {
-    verb.__name__: verb for verb in (create_tasks, create_for_ever, increment, beat, stir, open_as_nobody, fill_disk)
+    verb.__name__: verb
+    for verb in (create_tasks, create_for_ever, increment, heartbeat, stir, open_as_nobody, fill_disk)
 }
 LOCKS = {"lock_writes": "BEGIN IMMEDIATE", "lock_all": "BEGIN EXCLUSIVE"}
 

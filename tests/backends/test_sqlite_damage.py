@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from mcp_tasks.core import InputBook, InputRequest, JournalEntry, Progress, TaskStatus
+from mcp_tasks.core import InputBook, InputRequest, JournalEntry, Outcome, Progress, TaskRecord, TaskStatus
 from mcp_tasks.errors import StoreCorrupt, TaskUnreadable
+from mcp_tasks.stores.base import EVERYBODY, OwnedBy, Whose
 from mcp_tasks.stores.sqlite import SqliteStore
-from mcp_tasks.testing import make_record
+from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
 
 pytestmark = pytest.mark.anyio
@@ -33,7 +34,9 @@ BEFORE, BAD, AFTER = (
     )
     for number, name in enumerate(("before", "bad", "after"))
 )
+REQUEST = make_request()
 STEP = JournalEntry(kind="step", key="done", value={"value": 1})
+OUTCOME = Outcome(body=b'{"content":[]}', meta=b"{}")
 
 
 @pytest.fixture
@@ -42,8 +45,8 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
     store = SqliteStore(tmp_path / "tasks.db")
     await store.open()
     for record in (BEFORE, BAD, AFTER):
-        await store.create(record)
-        await store.save(record, expected=1, entries=[STEP])
+        await store.create(record, REQUEST)
+        await store.save(record, expected=1, entries=[STEP], outcome=OUTCOME)
     yield store
     await store.close()
 
@@ -58,34 +61,44 @@ def change_state(store: SqliteStore, **changes: Any) -> None:
     """Write other values into the state of the bad task."""
     with closing(sqlite3.connect(store.path, isolation_level=None)) as connection:
         ((state,),) = connection.execute("SELECT state FROM tasks WHERE id = 'bad'").fetchall()
-    execute(store, "UPDATE tasks SET state = ? WHERE id = 'bad'", json.dumps(json.loads(state) | changes))
+    execute(store, "UPDATE tasks SET state = ? WHERE id = 'bad'", json.dumps(json.loads(state) | changes).encode())
+
+
+async def listed(store: SqliteStore, whose: Whose = EVERYBODY) -> list[TaskRecord]:
+    """The tasks that can be read."""
+    return list((await store.list("demo", whose, now=NOON)).records)
+
+
+async def steps_of(store: SqliteStore, task_id: str) -> list[JournalEntry]:
+    return [replace(entry, number=0) for entry in await store.journal(task_id)]
 
 
 ROW = "WHERE task = (SELECT key FROM tasks WHERE id = 'bad')"
 
 DAMAGES = {
-    "cut short": ("UPDATE tasks SET state = substr(state, 1, 40) WHERE id = 'bad'",),
-    "empty": ("UPDATE tasks SET state = '' WHERE id = 'bad'",),
-    "not text": ("UPDATE tasks SET state = 7 WHERE id = 'bad'",),
-    "not UTF-8": ("UPDATE tasks SET state = CAST(x'7b22ff227d' AS TEXT) WHERE id = 'bad'",),
-    "a list": ("UPDATE tasks SET state = '[]' WHERE id = 'bad'",),
-    "the request cut short": (f"UPDATE requests SET request = substr(request, 1, 40) {ROW}",),
-    "the request gone": (f"DELETE FROM requests {ROW}",),
-    "the request of another shape": (f"UPDATE requests SET request = json_set(request, '$.arguments', 'text') {ROW}",),
+    "cut short": "UPDATE tasks SET state = substr(state, 1, 40) WHERE id = 'bad'",
+    "empty": "UPDATE tasks SET state = x'' WHERE id = 'bad'",
+    "a number": "UPDATE tasks SET state = 7 WHERE id = 'bad'",
+    "text": "UPDATE tasks SET state = CAST(state AS TEXT) WHERE id = 'bad'",
+    "not UTF-8": "UPDATE tasks SET state = x'7b22ff227d' WHERE id = 'bad'",
+    "text that is not UTF-8": "UPDATE tasks SET state = CAST(x'7b22ff227d' AS TEXT) WHERE id = 'bad'",
+    "a list": "UPDATE tasks SET state = CAST('[]' AS BLOB) WHERE id = 'bad'",
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_a_damaged_row_is_one_unreadable_task(store: SqliteStore, damage: str) -> None:
-    execute(store, *DAMAGES[damage])
+    execute(store, DAMAGES[damage])
     with pytest.raises(TaskUnreadable, match="task bad cannot be read: its row is damaged") as unreadable:
         await store.get("bad")
     assert (unreadable.value.task_id, unreadable.value.owner) == ("bad", "alice")
     assert unreadable.value.__cause__ is not None
     assert [await store.get(record.id) for record in (BEFORE, AFTER)] == [BEFORE, AFTER]
-    assert list((await store.list(owner="alice")).records) == [BEFORE, AFTER]
+    assert await listed(store, OwnedBy("alice")) == [BEFORE, AFTER]
     # What needs nothing of the damaged part goes on.
-    assert list(await store.journal("bad")) == [STEP]
+    assert await steps_of(store, "bad") == [STEP]
+    assert await store.request("bad") == REQUEST
+    assert await store.outcome("bad") == OUTCOME
     assert list((await store.queued("demo", limit=9)).ids) == ["before", "bad", "after"]
     assert await store.versions(["bad", "after"]) == {"bad": 1, "after": 1}
     await store.delete("bad", expected=1)
@@ -104,13 +117,14 @@ WRONG_FIELDS: Sequence[dict[str, Any]] = [
     {"created": 10**30},
     {"updated": 1.5},
     {"finished": {}},
-    {"ttl": "long"},
-    {"ttl": 10**30},
+    {"retention": "long"},
+    {"retention": 10**30},
+    {"name": None},
+    {"method": 7},
+    {"announced": "yes"},
     {"lost": "often"},
     {"message": ["text"]},
     {"worker": 7},
-    {"result": [1]},
-    {"error": "text"},
     {"progress": [1]},
     {"progress": ["half", None, None]},
     {"progress": [1, 2, 3]},
@@ -127,7 +141,7 @@ async def test_a_field_that_is_not_what_it_should_be_is_damage(store: SqliteStor
     with pytest.raises(TaskUnreadable, match="its row is damaged") as unreadable:
         await store.get("bad")
     assert unreadable.value.owner == "alice"
-    assert list((await store.list()).records) == [BEFORE, AFTER]
+    assert await listed(store) == [BEFORE, AFTER]
 
 
 async def test_a_task_of_a_newer_release_says_so(store: SqliteStore) -> None:
@@ -135,12 +149,14 @@ async def test_a_task_of_a_newer_release_says_so(store: SqliteStore) -> None:
     with pytest.raises(TaskUnreadable, match=r"format 99.*use the release that wrote it, or a newer one") as unreadable:
         await store.get("bad")
     assert unreadable.value.owner == "alice"
-    assert list((await store.list(status=TaskStatus.WORKING)).records) == [BEFORE, AFTER]
+    page = await store.list("demo", EVERYBODY, now=NOON, status=TaskStatus.WORKING)
+    assert list(page.records) == [BEFORE, AFTER]
 
 
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
+        (f"UPDATE journal SET value = x'7b' {ROW}", "its journal entry 'done' is damaged"),
         (f"UPDATE journal SET value = '{{' {ROW}", "its journal entry 'done' is damaged"),
         (f"UPDATE journal SET value = x'22ff22' {ROW}", "its journal entry 'done' is damaged"),
         (f"UPDATE journal SET value = CAST(x'22ff22' AS TEXT) {ROW}", "its journal entry 'done' is damaged"),
@@ -155,15 +171,53 @@ async def test_a_damaged_journal_is_one_unreadable_journal(store: SqliteStore, s
     assert (unreadable.value.task_id, unreadable.value.owner) == ("bad", "alice")
     # The task itself can be read, and so can all others with their journals.
     assert await store.get("bad") == BAD
-    assert list(await store.journal("after")) == [STEP]
+    assert await steps_of(store, "after") == [STEP]
+
+
+REQUEST_DAMAGES = {
+    "cut short": f"UPDATE requests SET request = substr(request, 1, 40) {ROW}",
+    "gone": f"DELETE FROM requests {ROW}",
+    "text": f"UPDATE requests SET request = '{{}}' {ROW}",
+    "of another shape": f"UPDATE requests SET request = CAST('{{\"name\":7}}' AS BLOB) {ROW}",
+    "large and cut short": f"UPDATE requests SET request = CAST(printf('[%.*c', 1000000, 'x') AS BLOB) {ROW}",
+}
+
+
+@pytest.mark.parametrize("damage", REQUEST_DAMAGES)
+async def test_a_damaged_request_costs_only_itself(store: SqliteStore, damage: str) -> None:
+    execute(store, REQUEST_DAMAGES[damage])
+    with pytest.raises(TaskUnreadable, match="task bad cannot be read: its request is damaged") as unreadable:
+        await store.request("bad")
+    assert (unreadable.value.task_id, unreadable.value.owner) == ("bad", "alice")
+    # Whoever only looks at the task sees it, and so it is with all other tasks.
+    assert await store.get("bad") == BAD
+    assert await listed(store) == [BEFORE, BAD, AFTER]
+    assert await store.request("after") == REQUEST
+
+
+async def test_an_outcome_that_is_not_bytes_costs_only_itself(store: SqliteStore) -> None:
+    execute(store, f"UPDATE outcomes SET body = 'text' {ROW}")
+    with pytest.raises(TaskUnreadable, match="task bad cannot be read: its outcome is damaged") as unreadable:
+        await store.outcome("bad")
+    assert (unreadable.value.task_id, unreadable.value.owner) == ("bad", "alice")
+    assert await store.get("bad") == BAD
+    assert await store.outcome("after") == OUTCOME
+
+
+async def test_what_stands_under_a_key_and_cannot_be_read_is_not_made_again(store: SqliteStore) -> None:
+    await store.create(make_record(id="keyed"), REQUEST, key="key")
+    execute(store, "UPDATE tasks SET state = x'7b' WHERE id = 'keyed'")
+    with pytest.raises(TaskUnreadable, match="task keyed cannot be read"):
+        await store.create(make_record(id="second"), REQUEST, key="key")
+    assert await store.get("second") is None
 
 
 async def test_a_page_goes_on_after_tasks_that_cannot_be_read(store: SqliteStore) -> None:
     execute(store, "UPDATE tasks SET state = '{' WHERE id IN ('before', 'bad')")
-    page = await store.list(limit=1)
+    page = await store.list("demo", EVERYBODY, now=NOON, limit=1)
     seen = [list(page.records)]
     while page.cursor is not None:
-        page = await store.list(limit=1, cursor=page.cursor)
+        page = await store.list("demo", EVERYBODY, now=NOON, limit=1, cursor=page.cursor)
         seen.append(list(page.records))
     assert seen == [[], [], [AFTER]]
 
@@ -174,7 +228,7 @@ async def test_an_unreadable_task_is_logged_once_with_what_to_do(
     execute(store, "UPDATE tasks SET state = '{' WHERE id = 'bad'")
     with caplog.at_level(logging.ERROR, logger="mcp_tasks"):
         for _ in range(3):
-            await store.list()
+            await listed(store)
     (logged,) = caplog.messages
     assert "task bad cannot be read" in logged
     assert str(store.path) in logged
@@ -182,21 +236,21 @@ async def test_an_unreadable_task_is_logged_once_with_what_to_do(
 
 
 async def test_memory_of_what_was_logged_is_bounded(store: SqliteStore, caplog: pytest.LogCaptureFixture) -> None:
-    records = [make_record(created_at=NOON + timedelta(minutes=1)) for _ in range(1_100)]
+    records = [make_record(namespace="demo", created_at=NOON + timedelta(minutes=1)) for _ in range(1_100)]
     for record in records:
-        await store.create(record)
+        await store.create(record, REQUEST)
     execute(store, "UPDATE tasks SET state = '{' WHERE created = (SELECT max(created) FROM tasks)")
     with caplog.at_level(logging.ERROR, logger="mcp_tasks"):
-        await store.list(limit=9_999)
+        await store.list("demo", EVERYBODY, now=NOON, limit=9_999)
         assert len(caplog.messages) == 1_100
-        page = await store.list(limit=9_999)
+        page = await store.list("demo", EVERYBODY, now=NOON, limit=9_999)
     assert list(page.records) == [BEFORE, BAD, AFTER]
     # Some were forgotten, and are logged again.
     assert len(caplog.messages) > 1_100
 
 
 async def test_what_is_private_is_not_in_the_message(store: SqliteStore) -> None:
-    execute(store, "UPDATE tasks SET state = CAST('{\"secret\":\"' || x'ff' AS TEXT) WHERE id = 'bad'")
+    execute(store, "UPDATE tasks SET state = CAST('{\"secret\":\"' || x'ff' AS BLOB) WHERE id = 'bad'")
     with pytest.raises(TaskUnreadable) as unreadable:
         await store.get("bad")
     assert "secret" not in str(unreadable.value)
@@ -209,19 +263,19 @@ async def test_an_id_that_is_not_text_stops_no_sweep(store: SqliteStore) -> None
     # What it is called names no task.
     (other,) = set(found.ids) - {"before", "after"}
     assert await store.get(other) is None
-    assert len((await store.list()).records) == 3
+    assert len(await listed(store)) == 3
 
 
 async def test_a_damaged_page_is_a_damaged_store(store: SqliteStore) -> None:
     for number in range(50):
-        await store.create(make_record(id=f"t{number}", status_message="x" * 2_000))
+        await store.create(make_record(id=f"t{number}", namespace="demo", status_message="x" * 2_000), REQUEST)
     await store.close()
     content = store.path.read_bytes()
     page = content.index(b"x" * 1_000) // 4096 * 4096
     store.path.write_bytes(content[:page] + b"\xff" * 4096 + content[page + 4096 :])
     await store.open()
     with pytest.raises(StoreCorrupt, match=r"is damaged\. Restore a backup") as corrupt:
-        await store.list()
+        await listed(store)
     assert not isinstance(corrupt.value, TaskUnreadable)
 
 

@@ -15,9 +15,12 @@ from mcp_tasks.errors import StoreCorrupt, StoreUnavailable, UsageError
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.sqlite.connection import connect
 from mcp_tasks.stores.sqlite.schema import APPLICATION_ID, migrations
-from mcp_tasks.testing import make_record
+from mcp_tasks.testing import make_record, make_request
 
 pytestmark = pytest.mark.anyio
+
+
+REQUEST = make_request()
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ async def test_a_new_file_is_made_with_its_folders_and_is_private(tmp_path: Path
     path = tmp_path / "not" / "there" / "tasks.db"
     store = SqliteStore(path)
     await store.open()
-    await store.create(make_record())
+    await store.create(make_record(), REQUEST)
     assert {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()} == {0o600}
     await store.close()
     assert [file.name for file in path.parent.iterdir()] == ["tasks.db"]
@@ -125,7 +128,7 @@ async def test_a_damaged_file_is_corrupt_and_not_merely_unavailable(path: Path) 
     await store.open()
     records = [make_record(status_message="x" * 1_000) for _ in range(100)]
     for record in records:
-        await store.create(record)
+        await store.create(record, REQUEST)
     await store.close()
     # Page 1 says what the file is; the rest is damaged.
     page = path.read_bytes()[:4096]
@@ -135,7 +138,7 @@ async def test_a_damaged_file_is_corrupt_and_not_merely_unavailable(path: Path) 
     with pytest.raises(StoreCorrupt, match="is damaged"):
         await store.get(records[0].id)
     with pytest.raises(StoreCorrupt, match="is damaged"):
-        await store.create(make_record())
+        await store.create(make_record(), REQUEST)
     await store.close()
 
 
@@ -165,7 +168,7 @@ async def test_a_store_that_is_not_open_says_so(path: Path) -> None:
     with pytest.raises(UsageError, match="is not open"):
         await store.get("x")
     with pytest.raises(UsageError, match="is not open"):
-        await store.create(make_record())
+        await store.create(make_record(), REQUEST)
     with pytest.raises(UsageError, match="is not open"):
         async with store.notifier().listen():
             pass
@@ -188,7 +191,7 @@ def test_a_store_may_be_opened_in_one_event_loop_after_another(path: Path) -> No
 
     async def first() -> None:
         await store.open()
-        await store.create(record)
+        await store.create(record, REQUEST)
         await store.close()
 
     async def second() -> None:

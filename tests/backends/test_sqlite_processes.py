@@ -17,10 +17,11 @@ import pytest
 
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores.sqlite import SqliteStore
-from mcp_tasks.testing import make_record
+from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
-from tests.backends.sqlite_child import BEATS, CREATES, INCREMENTS, SHARED_HOLDER, SHARED_TASK, STIRRED
+from tests.backends.sqlite_child import BEATS, CREATES, INCREMENTS, SHARED_TASK, SHARED_WORKER, STIRRED
 
+REQUEST = make_request()
 ROOT = Path(__file__).parents[2]
 LIMIT = 60
 """Seconds for one child; a slow disk takes some."""
@@ -97,7 +98,7 @@ async def test_two_processes_that_swap_the_same_task_lose_no_update(tmp_path: Pa
     path = tmp_path / "tasks.db"
     store = SqliteStore(path)
     await store.open()
-    await store.create(make_record(id=SHARED_TASK))
+    await store.create(make_record(id=SHARED_TASK), REQUEST)
     with child("increment", path) as first, child("increment", path) as second:
         first.go()
         second.go()
@@ -113,13 +114,13 @@ async def test_heartbeats_of_two_processes_are_all_counted(tmp_path: Path) -> No
     path = tmp_path / "tasks.db"
     store = SqliteStore(path)
     await store.open()
-    await store.heartbeat(SHARED_HOLDER, namespace="demo")
-    with child("beat", path) as first, child("beat", path) as second:
+    await store.heartbeat(SHARED_WORKER, namespace="demo")
+    with child("heartbeat", path) as first, child("heartbeat", path) as second:
         first.go()
         second.go()
         first.finish()
         second.finish()
-    assert await store.workers("demo") == {SHARED_HOLDER: 1 + 2 * BEATS}
+    assert await store.workers("demo") == {SHARED_WORKER: 1 + 2 * BEATS}
     await store.close()
 
 
@@ -132,7 +133,7 @@ async def test_a_sweep_gives_every_task_once_while_another_process_claims_and_cr
             for name in ("claim", "stay"):
                 created_at = NOON + timedelta(seconds=number % 7)
                 record = make_record(id=f"{name}-{number:03}", namespace="demo", created_at=created_at)
-                group.start_soon(store.create, record)
+                group.start_soon(store.create, record, REQUEST)
     with child("stir", path) as other:
         other.go()
         found: list[str] = []
@@ -199,12 +200,12 @@ async def test_a_write_waits_for_another_process_and_then_gives_up(tmp_path: Pat
     store = SqliteStore(tmp_path / "tasks.db", busy_timeout=timedelta(milliseconds=100))
     await store.open()
     before, during, after = make_record(), make_record(), make_record()
-    await store.create(before)
+    await store.create(before, REQUEST)
     with child("lock_writes", store.path) as locker:
         locker.go()
         locker.expect("locked")
         with pytest.raises(StoreUnavailable, match="locked by another process") as refused:
-            await store.create(during)
+            await store.create(during, REQUEST)
         assert str(store.path) in str(refused.value)
         assert isinstance(refused.value.__cause__, sqlite3.OperationalError)
         # Readers do not wait for writers.
@@ -212,7 +213,7 @@ async def test_a_write_waits_for_another_process_and_then_gives_up(tmp_path: Pat
         assert await store.get(during.id) is None
         locker.go()
         locker.finish()
-    await store.create(after)
+    await store.create(after, REQUEST)
     assert await store.get(after.id) == after
     await store.close()
 
@@ -225,7 +226,7 @@ async def test_a_write_that_waits_goes_on_when_the_lock_is_given_up(tmp_path: Pa
         locker.go()
         locker.expect("locked")
         async with anyio.create_task_group() as group:
-            group.start_soon(store.create, record)
+            group.start_soon(store.create, record, REQUEST)
             await anyio.lowlevel.checkpoint()
             assert await store.get(record.id) is None
             locker.go()

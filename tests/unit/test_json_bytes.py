@@ -23,11 +23,11 @@ BIG: dict[str, Any] = {
     "odd numbers": [2**70, 0.1, -0.0, 5e-324, 1e300, -1] * 10_000,
     "many small objects": [{"id": n, "name": f"name {n}", "tags": ["a", None, True]} for n in range(10_000)],
     "many members": {f"key {n}": n for n in range(50_000)},
-    "keys that are not text": {n: None for n in range(50_000)},
+    "keys that are not text": dict.fromkeys(range(50_000)),
     "large inside small": {"a": {"b": [{"c": "x" * 200_000}, 1]}, "d": [[[list(range(50_000))]]], "e": {}, "f": []},
     "a large key": {"k" * 200_000: "v" * 200_000, "other": 1},
     "elements of about a window": ["x" * (LARGE - n) for n in range(8)],
-    "nested deeper than Python functions go": json.loads("[" * 400 + json.dumps("x" * 100_000) + "]" * 400),
+    "nested deeper than pieces are looked for": json.loads("[" * 400 + json.dumps("x" * 100_000) + "]" * 400),
 }
 
 
@@ -59,11 +59,11 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_pieces")
 class TestSmallPieces:
-    @given(value=json_values(), indent=st.sampled_from([None, 1]), ascii=st.booleans())
+    @given(value=json_values(), indent=st.sampled_from([None, 1]), escaped=st.booleans())
     @settings(deadline=None, max_examples=500)
-    def test_any_json_is_the_same_however_it_is_cut(self, value: Any, indent: int | None, ascii: bool) -> None:
+    def test_any_json_is_the_same_however_it_is_cut(self, value: Any, indent: int | None, escaped: bool) -> None:
         assert encode_in_pieces(value) == encode_json(value)
-        text = json.dumps(value, indent=indent, ensure_ascii=ascii)
+        text = json.dumps(value, indent=indent, ensure_ascii=escaped)
         assert decode_in_pieces(text.encode("utf-8", "surrogatepass")) == json.loads(text)
 
     @given(text=joined("\\", '"', "u", "d83d", "\\ud83d", "\\ude00", "\\n", "☃", "𝄞", "0"))

@@ -477,7 +477,7 @@ async def test_a_result_that_cannot_be_stored_fails_the_task(value: object, tmp_
         return ok(value)
 
     async with running(body, store=SqliteStore(tmp_path / "tasks.db")) as runtime:
-        assert (await until_final(runtime, await launch(runtime), limit=1)).status is TaskStatus.FAILED
+        assert (await until_final(runtime, await launch(runtime), limit=10)).status is TaskStatus.FAILED
 
 
 async def test_a_task_can_be_cancelled_while_its_outcome_waits_for_the_store() -> None:

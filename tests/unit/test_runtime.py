@@ -17,7 +17,7 @@ from mcp_tasks.errors import StoreUnavailable, UnknownTask
 from mcp_tasks.runtime import Ending, Run, ToolPolicy
 from mcp_tasks.runtime.runtime import MAX_ID_LENGTH, new_task_id
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.base import EVERYBODY
+from mcp_tasks.stores.base import EVERYBODY, UNOWNED, OwnedBy
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import FakeClock
 from tests.unit.running import (
@@ -32,9 +32,11 @@ from tests.unit.running import (
     launch,
     make_runtime,
     ok,
+    question,
     running,
     settle,
     until,
+    until_asking,
     until_final,
 )
 
@@ -436,3 +438,75 @@ async def test_cancelling_from_an_old_view_of_the_task_works_on_what_it_is_by_no
         old = await launch(runtime)
         ended = await until_final(runtime, old)
         assert await finished(runtime, await runtime.cancel(old, "too late", actor=CLIENT)) == ended
+
+
+# Serving without running tools
+
+
+async def test_a_process_that_runs_no_tools_claims_nothing_and_needs_no_lease() -> None:
+    store = MemoryStore()
+    async with running(at_once, store=store, runs_tools=False) as serving:
+        task = await serving.launch(REQUEST, owner=None, retention=None)
+        await serving.janitor.sweep()
+        await settle()
+        assert (await serving.get(task.id, owner=None)).attempt == 0
+        assert await store.workers("") == {}
+        async with running(at_once, store=store) as worker:
+            assert (await until_final(worker, task)).attempt == 1
+            assert await serving.outcome(task.id) is not None
+
+
+async def test_a_process_that_runs_no_tools_answers_cancels_and_waits_for_those_of_others() -> None:
+    store = MemoryStore()
+
+    async def asking(run: Run) -> Ending:
+        return ok(await run.ask(question("Sure?")))
+
+    async with (
+        running(asking, store=store, runs_tools=False) as serving,
+        running(asking, store=store, policy=RERUN) as worker,
+    ):
+        answered, cancelled = await launch(worker), await launch(worker)
+        for task in (answered, cancelled):
+            await until_asking(worker, task)
+        await serving.answer(await serving.get(answered.id, owner=None), {"elicitation-1": "yes"}, actor=CLIENT)
+        await serving.cancel(await serving.get(cancelled.id, owner=None), "enough", actor=CLIENT)
+        ended = await serving.wait_until(answered.id, is_final, timedelta(seconds=5))
+        assert ended is not None
+        assert (await finished(serving, ended)).result == {"value": "yes"}
+        assert (await serving.get(cancelled.id, owner=None)).status is TaskStatus.CANCELLED
+
+
+async def test_a_process_that_runs_no_tools_forgets_what_has_expired() -> None:
+    store, clock = MemoryStore(), FakeClock()
+    async with running(at_once, store=store, clock=clock) as worker:
+        task = await until_final(worker, await launch(worker, retention=HOUR))
+    async with running(at_once, store=store, clock=clock, runs_tools=False) as serving:
+        clock.advance(2 * HOUR)
+        await serving.janitor.sweep()
+        assert await store.get(task.id) is None
+
+
+# Listing
+
+
+async def test_a_listing_says_whose_tasks_it_is_about() -> None:
+    async with running(at_once) as runtime:
+        for owner in ("ann", "bob", None):
+            await create(runtime, owner=owner)
+        listed = {
+            whose: [record.owner for record in (await runtime.list(whose)).records]
+            for whose in (OwnedBy("ann"), UNOWNED, EVERYBODY)
+        }
+        assert listed == {OwnedBy("ann"): ["ann"], UNOWNED: [None], EVERYBODY: ["ann", "bob", None]}
+
+
+async def test_a_listing_shows_neither_what_has_expired_nor_what_is_of_another_server() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    async with running(at_once, clock=clock, store=store, namespace="here") as runtime:
+        await until_final(runtime, await launch(runtime, retention=HOUR))
+        async with running(at_once, clock=clock, store=store, namespace="there") as other:
+            await create(other)
+        clock.advance(2 * HOUR)
+        kept = await create(runtime)
+        assert (await runtime.list(EVERYBODY)).records == [kept]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,24 +14,15 @@ from mcp_tasks.cli.desk import Desk
 from mcp_tasks.cli.exits import Detached, Exit, Problem
 from mcp_tasks.cli.forms import Later
 from mcp_tasks.cli.looking import look
-from mcp_tasks.cli.options import (
-    Access,
-    Output,
-    server_of_task,
-    takes_access,
-    takes_ledger,
-    takes_on_abandon,
-    takes_output,
-)
+from mcp_tasks.cli.options import TaskOptions, takes_on_abandon, takes_task_options
 from mcp_tasks.cli.outcomes import print_json, report, say
 from mcp_tasks.cli.questions import Question, describe, how_to_answer, questions_of
-from mcp_tasks.cli.remembered import by_server, find_task, opened_ledger, short_id
+from mcp_tasks.cli.remembered import by_server, find_tasks, opened_ledger, short_id
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.target import label_of
 from mcp_tasks.cli.views import LineBoard, clean
 from mcp_tasks.cli.wait import wait_for
-from mcp_tasks.client import LedgerEntry
-from mcp_tasks.client.calls import tasks_of
+from mcp_tasks.client import LedgerEntry, resume_task
 from mcp_tasks.client.handle import OnAbandon
 from mcp_tasks.errors import UnknownTask, UsageError
 
@@ -60,10 +50,7 @@ Examples:
 )
 @click.option("--wait", is_flag=True, help="Then wait for the task to end, as `wait` does.")
 @takes_on_abandon
-@server_of_task
-@takes_access
-@takes_ledger
-@takes_output
+@takes_task_options
 def command(
     *,
     task_id: str,
@@ -73,10 +60,7 @@ def command(
     action: str | None,
     wait: bool,
     on_abandon: OnAbandon,
-    server: str | None,
-    access: Access,
-    ledger_path: Path | None,
-    output: Output,
+    options: TaskOptions,
 ) -> int:
     """Answer what a task asks.
 
@@ -86,16 +70,16 @@ def command(
         raise click.UsageError(f"--{action} takes no values")
 
     async def work() -> int:
-        with opened_ledger(ledger_path) as ledger:
-            entry = find_task(ledger, task_id, server=server, identity=access.identity)
-            [(target, spoken, _)] = by_server([entry], access)
+        with opened_ledger(options.ledger_path) as ledger:
+            [entry] = find_tasks(ledger, [task_id], options)
+            [(target, spoken, _)] = by_server([entry], options.access)
             async with connect(target, spoken, ledger=ledger) as client:
                 given = _Given(words=words, json_text=json_text, key=key, action=action)
                 answered = await given.send(client, entry)
             if wait:
-                outcomes = await wait_for(ledger, [entry], access, limit=None, on_abandon=on_abandon)
-                return report(outcomes, output)
-        if output == "json":
+                outcomes = await wait_for(ledger, [entry], options.access, limit=None, on_abandon=on_abandon)
+                return report(outcomes, options.output)
+        if options.output == "json":
             print_json({"taskId": entry.task_id, "answered": answered})
         else:
             say(f"Answered. Come back with:\n  mcp-tasks wait {short_id(entry.task_id)}")
@@ -119,7 +103,7 @@ class _Given:
         questions = questions_of(snapshot.input_requests, entry.tool or entry.task_id, label_of(entry))
         if not questions:
             raise Problem(f"the task asks nothing; it is {snapshot.status.value}", Exit.USAGE)
-        handle = tasks_of(client).handle(client.session, entry.task_id, tool=entry.tool)
+        handle = resume_task(client, entry.task_id, tool=entry.tool)
         answers = await self._answers(self._chosen(questions), entry)
         try:
             await handle.answer(answers)

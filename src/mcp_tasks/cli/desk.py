@@ -48,16 +48,16 @@ class Desk:
     """
 
     def __init__(self, board: Board, *, limit: float | None = None) -> None:
-        self.is_staffed = is_terminal()
-        self.can_cancel = False
-        self.was_left_on_purpose = False
+        self.is_staffed: bool = is_terminal()
+        self.can_cancel: bool = False
+        self.was_left_on_purpose: bool = False
         self._board = board
         self._keyboard = Keyboard()
         self._busy = asyncio.Lock()
         self._decided: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
         self._limit = limit
         self._spent = 0.0
-        self._held = 0
+        self._pauses = 0
 
     async def ask(self, question: Question) -> dict[str, Any]:
         """Ask the person.
@@ -66,7 +66,7 @@ class Desk:
             Later: They leave the question open.
         """
         async with self._busy:
-            with self._hold(), self._board.aside() as console:
+            with self._pause(), self._board.aside() as console:
                 while True:
                     try:
                         return await Form(question, self._keyboard, console).fill_in()
@@ -105,7 +105,7 @@ class Desk:
         while not working.done():
             before = loop.time()
             await asyncio.wait({working, attending}, timeout=TICK, return_when=asyncio.FIRST_COMPLETED)
-            if not self._held:
+            if not self._pauses:
                 self._spent += loop.time() - before
             if working.done():
                 break
@@ -126,7 +126,7 @@ class Desk:
             if not self.is_staffed or not self.can_cancel:
                 return Decision.DETACH
             async with self._busy:
-                with self._hold(), self._board.aside() as console:
+                with self._pause(), self._board.aside() as console:
                     decision = await self._menu(console)
             if decision is not None:
                 return decision
@@ -158,12 +158,12 @@ class Desk:
                     continue
 
     @contextmanager
-    def _hold(self) -> Generator[None]:
-        self._held += 1
+    def _pause(self) -> Generator[None]:
+        self._pauses += 1
         try:
             yield
         finally:
-            self._held -= 1
+            self._pauses -= 1
 
 
 async def _stop(*futures: asyncio.Future[Any]) -> None:

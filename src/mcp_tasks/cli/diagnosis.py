@@ -8,7 +8,7 @@ import httpx2
 
 from mcp_tasks.cli.exits import Exit, Problem
 
-PATIENCE = 10.0
+TIMEOUT = 10.0
 """Seconds for one request to find out; somebody is waiting for the error message."""
 
 _PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
@@ -17,7 +17,7 @@ _PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
 async def diagnose(url: str, headers: Mapping[str, str]) -> Problem | None:
     """What keeps `url` from being used, as far as HTTP can tell; None if it looks like an MCP server."""
     try:
-        async with httpx2.AsyncClient(timeout=PATIENCE) as client:
+        async with httpx2.AsyncClient(timeout=TIMEOUT) as client:
             accept = {"accept": "application/json, text/event-stream"}
             async with client.stream("POST", url, json=_PING, headers={**accept, **headers}) as response:
                 speaks = await _speaks_json_rpc(response)

@@ -23,8 +23,7 @@ from mcp_tasks.cli.rows import row_key, row_of
 from mcp_tasks.cli.running import leaves
 from mcp_tasks.cli.target import Target, label_of
 from mcp_tasks.cli.views import Board, clean
-from mcp_tasks.client import Ledger, LedgerEntry, TaskHandle, TaskSnapshot
-from mcp_tasks.client.calls import tasks_of
+from mcp_tasks.client import Ledger, LedgerEntry, TaskHandle, TaskSnapshot, resume_task
 from mcp_tasks.client.handle import OnAbandon
 from mcp_tasks.client.requests import is_transient
 from mcp_tasks.core.json import JsonObject
@@ -91,7 +90,7 @@ class Follower:
                 self._note(entry, problem=f"the connection broke: {broken[0]}", code=Exit.UNREACHABLE)
 
     async def _follow(self, client: Client, entry: LedgerEntry) -> None:
-        handle = tasks_of(client).handle(client.session, entry.task_id, tool=entry.tool)
+        handle = resume_task(client, entry.task_id, tool=entry.tool)
         self._handles[entry.key] = handle
         try:
             if entry.is_final:

@@ -12,8 +12,7 @@ from mcp_tasks.cli.exits import Exit, Problem
 from mcp_tasks.cli.options import Access
 from mcp_tasks.cli.remembered import by_server
 from mcp_tasks.cli.target import Target
-from mcp_tasks.client import Ledger, LedgerEntry, TaskSnapshot
-from mcp_tasks.client.calls import tasks_of
+from mcp_tasks.client import Ledger, LedgerEntry, TaskSnapshot, resume_task
 from mcp_tasks.errors import InvalidResponse, UnknownTask
 
 Seen = dict[tuple[str, str, str], TaskSnapshot | Problem]
@@ -37,7 +36,7 @@ async def look(client: Client, entry: LedgerEntry) -> TaskSnapshot:
         Problem: It cannot be seen.
     """
     try:
-        return await tasks_of(client).handle(client.session, entry.task_id, tool=entry.tool).status()
+        return await resume_task(client, entry.task_id, tool=entry.tool).status()
     except UnknownTask as exc:
         raise Problem("the server knows no such task (any more)", Exit.UNKNOWN_TASK) from exc
     except (MCPError, InvalidResponse) as exc:

@@ -117,7 +117,7 @@ def entry_json(entry: LedgerEntry) -> dict[str, Any]:
         "tool": entry.tool,
         "status": entry.status,
         "statusMessage": entry.message,
-        "startedAt": entry.started.isoformat(),
+        "startedAt": entry.started_at.isoformat(),
         "result": entry.result,
     }
     return {key: value for key, value in fields.items() if value is not None}

@@ -50,7 +50,7 @@ def command(*, older_than: timedelta, dry_run: bool, ledger_path: Path | None, o
     with opened_ledger(ledger_path) as ledger:
         before = datetime.now(UTC) - older_than
         over = [entry for entry in ledger.entries() if entry.is_final or entry.status == UNKNOWN]
-        entries = [entry for entry in over if entry.started <= before]
+        entries = [entry for entry in over if entry.started_at <= before]
         for entry in entries:
             if not dry_run:
                 ledger.forget(entry.task_id, server=entry.server, identity=entry.identity)

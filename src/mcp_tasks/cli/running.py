@@ -7,14 +7,14 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import click
 
 from mcp_tasks.cli.exits import Exit, Problem
 from mcp_tasks.errors import StoreError
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 def run_app(arguments: Sequence[str] | None = None) -> int:

@@ -258,7 +258,7 @@ def task_table(entries: Sequence[LedgerEntry], *, short: Mapping[str, str]) -> T
             Text(short[entry.task_id]),
             badge(entry.status),
             Text(clean(entry.tool)),
-            ago(entry.started),
+            ago(entry.started_at),
             Text(one_line(entry.message), no_wrap=True, overflow="ellipsis"),
             Text(clean(entry.server.rpartition(" && ")[2]), no_wrap=True, overflow="ellipsis"),
         )

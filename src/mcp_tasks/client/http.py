@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import httpx2
@@ -21,7 +21,7 @@ from mcp_types import CONNECTION_CLOSED
 
 from mcp_tasks.client.transport import ServerTransport, http_address
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _CONNECTING = ("server/discover", "initialize")
 """Requests that find out whom we talk to. An error in answer to them means an older server, so none may be made up: a
@@ -71,9 +71,11 @@ class _FailsAlone(httpx2.AsyncBaseTransport):
         try:
             response = await self._inner.handle_async_request(request)
         except httpx2.TransportError as exc:
+            why = _unreachable(request, exc)
             if request.headers.get("mcp-method") in _CONNECTING:
-                raise
-            return _unreachable(request, exc)
+                # The same exception, with the URL in its text.
+                raise type(exc)(why, request=request) from exc
+            return _error_response(request, why)
         if isinstance(response.stream, httpx2.AsyncByteStream):
             response.stream = _EndsQuietly(response.stream)
         return response
@@ -99,7 +101,13 @@ class _EndsQuietly(httpx2.AsyncByteStream):
         await self._inner.aclose()
 
 
-def _unreachable(request: httpx2.Request, exc: httpx2.TransportError) -> httpx2.Response:
-    error = {"code": CONNECTION_CLOSED, "message": f"{request.url.copy_with(query=None)} cannot be reached: {exc}"}
+def _unreachable(request: httpx2.Request, exc: httpx2.TransportError) -> str:
+    # Without the query: like a password, a key in it is not for logs.
+    where = http_address(str(request.url.copy_with(query=None)))
+    return f"{where} cannot be reached: {str(exc) or type(exc).__name__}"
+
+
+def _error_response(request: httpx2.Request, message: str) -> httpx2.Response:
+    error = {"code": CONNECTION_CLOSED, "message": message}
     body = json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode()
     return httpx2.Response(503, headers={"content-type": "application/json"}, content=body, request=request)

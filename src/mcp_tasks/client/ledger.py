@@ -43,12 +43,12 @@ class LedgerEntry:
     task_id: str
     server: str
     tool: str
-    started: datetime
+    started_at: datetime
     status: str
     message: str | None = None
     result: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
-    finished: datetime | None = None
+    finished_at: datetime | None = None
     identity: str = ""
     attributed: bool = True
 
@@ -79,8 +79,8 @@ class Ledger:
     """
 
     def __init__(self, path: str | Path, *, keep_results: bool = False) -> None:
-        self.path = Path(path)
-        self.keep_results = keep_results
+        self.path: Path = Path(path)
+        self.keep_results: bool = keep_results
         with self._translated():
             self._db = open_ledger(self.path, timeout=5)
 
@@ -212,12 +212,12 @@ def _entry(row: tuple[Any, ...]) -> LedgerEntry:
         task_id=_text(task_id),
         server=_text(server),
         tool=_text(tool),
-        started=datetime.fromisoformat(started),
+        started_at=datetime.fromisoformat(started),
         status=status,
         message=None if message is None else _text(message),
         result=None if result is None else json.loads(result),
         error=None if error is None else json.loads(error),
-        finished=None if finished is None else datetime.fromisoformat(finished),
+        finished_at=None if finished is None else datetime.fromisoformat(finished),
         identity=_text(identity),
         attributed=bool(attributed),
     )

@@ -40,13 +40,13 @@ was cut off has the same code and says something else."""
 class AnyResult(Result):
     """A result as it came; what is in it is looked at here."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
 
 
 class CreateTaskResult(Result):
     """A task in place of a tool's result."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
 
     result_type: Literal["task"] = "task"
     task_id: str = Field(alias="taskId")

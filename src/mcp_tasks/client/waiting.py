@@ -13,7 +13,7 @@ class Wake:
     """Something of our own happened to the task: an answer was given, or could not be."""
 
     def __init__(self) -> None:
-        self.event = asyncio.Event()
+        self.event: asyncio.Event = asyncio.Event()
         self._failure: Unanswered | None = None
 
     def answered(self, failure: Unanswered | None) -> None:
@@ -39,7 +39,7 @@ class Budget:
         if seconds is not None:
             scope.deadline = anyio.current_time() + seconds
 
-    def hold(self, busy: bool) -> None:
+    def pause(self, busy: bool) -> None:
         """Stop the time, or let it run again."""
         if self._left is None:
             return

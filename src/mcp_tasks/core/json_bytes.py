@@ -19,6 +19,9 @@ from mcp_tasks.errors import ValueNotStorable
 LARGE = 64 * 1024
 """Bytes, roughly, that are encoded or decoded in about the time that the hop to a thread and back takes."""
 
+_DEPTH = 30
+"""How deep pieces are looked for. What is larger than a piece so far down is encoded or decoded at once."""
+
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _ascii_encoder = json.JSONEncoder(separators=(",", ":"))
 _decoder = json.JSONDecoder()
@@ -79,7 +82,7 @@ def encode_in_pieces(value: JsonValue, *, strict: bool = False) -> bytes:
     except UnicodeEncodeError:
         raise
     except (TypeError, ValueError, RecursionError):
-        # Not JSON, or nested deeper than Python functions can follow: the C encoder knows which.
+        # The message is that of the whole value.
         return encode_json(value, strict=strict)
 
 
@@ -97,7 +100,7 @@ def decode_in_pieces(data: bytes) -> JsonValue:
             return value
     except (ValueError, IndexError, RecursionError):
         pass
-    # Not JSON, or nested deeper than Python functions can follow: the C decoder knows which.
+    # Not JSON; the message is that of the whole.
     return decode_json(data)
 
 
@@ -123,18 +126,20 @@ def _weight(value: JsonValue) -> int:
     return weight
 
 
-def _pieces(value: JsonValue, encoder: json.JSONEncoder) -> Iterator[bytes]:
+def _pieces(value: JsonValue, encoder: json.JSONEncoder, depth: int = 0) -> Iterator[bytes]:
     if isinstance(value, str) and len(value) > LARGE:
         yield b'"'
         for at in range(0, len(value), LARGE):
             yield encoder.encode(value[at : at + LARGE])[1:-1].encode()
         yield b'"'
-    elif isinstance(value, dict) and is_large(value):
-        yield from _joined(b"{", (_members(batch, encoder) for batch in _batches(cast("Any", value).items())), b"}")
-    elif isinstance(value, list | tuple) and is_large(value):
-        yield from _joined(b"[", (_elements(batch, encoder) for batch in _batches(cast("Any", value))), b"]")
-    else:
+    elif not isinstance(value, _CONTAINERS) or depth == _DEPTH or not is_large(value):
         yield encoder.encode(value).encode()
+    elif isinstance(value, dict):
+        members = cast("dict[Any, Any]", value).items()
+        yield from _joined(b"{", (_members(batch, encoder, depth + 1) for batch in _batches(members)), b"}")
+    else:
+        elements = cast("list[Any]", value)
+        yield from _joined(b"[", (_elements(batch, encoder, depth + 1) for batch in _batches(elements)), b"]")
 
 
 def _joined(opening: bytes, parts: Iterable[Iterator[bytes]], closing: bytes) -> Iterator[bytes]:
@@ -162,18 +167,18 @@ def _batches(items: Iterable[Any]) -> Iterator[list[Any]]:
         yield batch
 
 
-def _elements(batch: list[Any], encoder: json.JSONEncoder) -> Iterator[bytes]:
+def _elements(batch: list[Any], encoder: json.JSONEncoder, depth: int) -> Iterator[bytes]:
     if len(batch) == 1:
-        yield from _pieces(batch[0], encoder)
+        yield from _pieces(batch[0], encoder, depth)
     else:
         yield encoder.encode(batch)[1:-1].encode()
 
 
-def _members(batch: list[tuple[Any, Any]], encoder: json.JSONEncoder) -> Iterator[bytes]:
+def _members(batch: list[tuple[Any, Any]], encoder: json.JSONEncoder, depth: int) -> Iterator[bytes]:
     if len(batch) == 1:
         ((key, value),) = batch
         yield encoder.encode({key: 0})[1:-2].encode()
-        yield from _pieces(value, encoder)
+        yield from _pieces(value, encoder, depth)
     else:
         yield encoder.encode(dict(batch))[1:-1].encode()
 
@@ -188,7 +193,7 @@ def _skip(text: str, at: int) -> int:
     return at if space is None else space.end()
 
 
-def _value(text: str, start: int) -> tuple[Any, int]:
+def _value(text: str, start: int, depth: int = 0) -> tuple[Any, int]:
     """The value that begins at `start`, and where it ends."""
     window = text[start : start + LARGE]
     try:
@@ -202,12 +207,12 @@ def _value(text: str, start: int) -> tuple[Any, int]:
             return value, start + size
     if window[0] == '"':
         return _string(text, start)
-    if window[0] in "{[":
-        return _container(text, start, keyed=window[0] == "{")
-    raise ValueError("a value that is not of JSON, or an endless number")
+    if window[0] not in "{[" or depth == _DEPTH:
+        return _decoder.raw_decode(text, start)
+    return _container(text, start, depth + 1, keyed=window[0] == "{")
 
 
-def _container(text: str, start: int, *, keyed: bool) -> tuple[Any, int]:
+def _container(text: str, start: int, depth: int, *, keyed: bool) -> tuple[Any, int]:
     """A large object or array, element by element. Those that lie in one window are taken from it."""
     element: Any = None
     items: list[Any] = []
@@ -224,7 +229,7 @@ def _container(text: str, start: int, *, keyed: bool) -> tuple[Any, int]:
             mark, after = "", 0
         if mark not in (",", closing):
             # It does not end in this window: take it by itself, and a new window behind it.
-            element, end = (_large_member if keyed else _value)(text, _skip(text, base + at))
+            element, end = (_large_member if keyed else _value)(text, _skip(text, base + at), depth)
             base, after = _skip(text, end), 0
             window = text[base : base + LARGE]
             mark = window[:1]
@@ -245,9 +250,9 @@ def _member(window: str, at: int) -> tuple[tuple[str, Any], int]:
     return (key, value), end
 
 
-def _large_member(text: str, at: int) -> tuple[tuple[str, Any], int]:
+def _large_member(text: str, at: int, depth: int) -> tuple[tuple[str, Any], int]:
     key, end = _value(text, at)
-    value, end = _value(text, _after_colon(text, key, end))
+    value, end = _value(text, _after_colon(text, key, end), depth)
     return (key, value), end
 
 

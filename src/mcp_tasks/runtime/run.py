@@ -309,7 +309,7 @@ class Run:
             try:
                 await self.recording.write_patiently(*reported, event, outcome=outcome)
                 return
-            except ValueNotStorable as exc:
+            except (TypeError, ValueError, RecursionError, ValueNotStorable) as exc:
                 logger.error("what task %s… ended with cannot be stored: %r", self.record.id[:12], exc)
                 if reported:
                     reported = []

@@ -58,14 +58,18 @@ class Mark:
 
     def takes(self, arguments: Mapping[str, Any]) -> bool:
         """Whether the SDK will let the tool have these arguments, as far as can be known without its function."""
+        return self.problem_with(arguments) is None
+
+    def problem_with(self, arguments: Mapping[str, Any]) -> Exception | None:
+        """Why the SDK will not let the tool have these arguments, as far as can be known; None if it will."""
         if self._as_tool is None:
-            return True
+            return None
         try:
             self._as_tool.fn_metadata.validate_arguments(dict(arguments))
-        except Exception:
+        except Exception as exc:
             # Whatever it is: the SDK will run into it too, and knows how to answer.
-            return False
-        return True
+            return exc
+        return None
 
     def may_refuse(self, arguments: Mapping[str, Any]) -> bool:
         """Whether the SDK may refuse what `takes` lets pass. It is more lenient than a schema: "7" may be a number."""

@@ -240,17 +240,20 @@ class Tasks(Extension):
             host, lambda: state, server_name=server.name, store=store, engine=engine, clock=clock
         )
 
-    async def check_marked(self, name: str) -> None:
-        """Whether calls of the tool of that name can become tasks. For tests of tools.
+    async def check_call(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Refuse a call that cannot become a task. For tests of tools.
 
         Raises:
-            UsageError: There is no such tool, or it is not marked.
+            UsageError: There is no such tool, it is not marked, or it does not take these arguments.
         """
         tool = await self._catalogue.tool(name)
         if tool is None:
             raise UsageError(f"the server has no tool {name!r}")
         if not self._calls.can_become_task(tool.mark):
             raise UsageError(f"tool {name!r} never becomes a task: it is not marked with @tasks.task()")
+        problem = None if tool.mark is None or tool.mark.resolves else tool.mark.problem_with(arguments)
+        if problem is not None:
+            raise UsageError(f"tool {name!r} does not take these arguments: {problem}") from problem
 
     # What the SDK calls
 

@@ -1,24 +1,32 @@
-"""The reference store: plain dictionaries. It is the oracle that every other store is compared with.
+"""The reference store: dictionaries and sorted lists. It is the oracle that every other store is compared with.
 
 Weakness, on purpose: everything is gone with the process. Use it in tests, and for servers whose tasks need
 not outlive them.
+
+Requests and journals are kept as bytes, as other stores keep them: what a tool does to its arguments is not done to
+what the next run gets, and what no store could keep is refused here too.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from datetime import datetime
+from itertools import islice, takewhile
 
 from mcp_tasks.core.journal import JournalEntry
-from mcp_tasks.core.pacing import expires_at, is_expired
+from mcp_tasks.core.json_bytes import LARGE
+from mcp_tasks.core.pacing import is_expired
 from mcp_tasks.core.record import ALWAYS, Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskExists, VersionConflict
 from mcp_tasks.stores.base import EVERYBODY, Hint, IdPage, OwnedBy, Page, Whose
-from mcp_tasks.stores.columns import decode_cursor, encode_cursor, sort_key, to_micros
+from mcp_tasks.stores.codec import Codec
+from mcp_tasks.stores.columns import decode_cursor, encode_cursor, expiry, ready, sort_key, to_micros
+from mcp_tasks.stores.encoding import Line, encoded_entries, encoded_request, in_thread_if
 from mcp_tasks.stores.hints import LocalNotifier
+from mcp_tasks.stores.ordered import Ordered, Place
+
+_AT_ANY_TIME = to_micros(ALWAYS)
 
 
 class MemoryStore:
@@ -26,12 +34,15 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._records: dict[str, TaskRecord] = {}
-        self._requests: dict[str, TaskRequest] = {}
+        self._requests: dict[str, bytes] = {}
         self._outcomes: dict[str, Outcome] = {}
-        self._journals: dict[str, list[JournalEntry]] = {}
-        self._keys: dict[tuple[str, str | None, str], str] = {}
+        self._journals: dict[str, list[Line]] = {}
+        self._keys: dict[Hashable, str] = {}
+        self._key_of: dict[str, Hashable] = {}
+        self._order = Ordered()
         self._beats: dict[str, tuple[str, int]] = {}
         self._notifier = LocalNotifier()
+        self._codec = Codec()
 
     def __repr__(self) -> str:
         return "MemoryStore()"
@@ -44,19 +55,23 @@ class MemoryStore:
 
     async def create(self, record: TaskRecord, request: TaskRequest, *, key: str | None = None) -> TaskRecord:
         """Keep a new task, unless one stands under its key."""
-        place = None if key is None else (record.namespace, record.owner, key)
-        standing = None if place is None else self._records.get(self._keys.get(place, ""))
+        self._codec.encode_state(record)
+        encoded = await encoded_request(self._codec, record.id, request)
+        # From here on nobody else has a turn: whoever comes second under a key finds the first.
+        under = None if key is None else (record.namespace, record.owner, key)
+        standing = None if under is None else self._records.get(self._keys.get(under, ""))
         if standing is not None and not is_expired(standing, record.created_at):
             return standing
         if record.id in self._records:
             raise TaskExists(record.id)
         if standing is not None:
             self._forget(standing.id)
-        self._records[record.id] = record
-        self._requests[record.id] = request
+        self._put(record)
+        self._requests[record.id] = encoded
         self._journals[record.id] = []
-        if place is not None:
-            self._keys[place] = record.id
+        if under is not None:
+            self._keys[under] = record.id
+            self._key_of[record.id] = under
         return record
 
     async def get(self, task_id: str) -> TaskRecord | None:
@@ -65,7 +80,10 @@ class MemoryStore:
 
     async def request(self, task_id: str) -> TaskRequest | None:
         """What was asked for."""
-        return self._requests.get(task_id)
+        data = self._requests.get(task_id)
+        if data is None:
+            return None
+        return await in_thread_if(len(data) > LARGE, self._codec.decode_request, task_id, data)
 
     async def outcome(self, task_id: str) -> Outcome | None:
         """How the task ended."""
@@ -80,10 +98,11 @@ class MemoryStore:
         outcome: Outcome | None = None,
     ) -> None:
         """Replace the record if it is still at version `expected`, with what is kept beside it."""
+        self._codec.encode_state(record)
+        lines = await encoded_entries(self._codec, record.id, entries)
         self._check(record.id, expected)
-        self._records[record.id] = record
-        journal = self._journals[record.id]
-        journal.extend(replace(entry, number=number) for number, entry in enumerate(entries, len(journal) + 1))
+        self._put(record)
+        self._journals[record.id] += lines
         if outcome is not None:
             self._outcomes[record.id] = outcome
 
@@ -94,7 +113,15 @@ class MemoryStore:
 
     async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
         """The task's journal beyond `after`."""
-        return tuple(self._journals.get(task_id, ())[after:])
+        lines = self._journals.get(task_id, [])[after:]
+
+        def decode() -> Sequence[JournalEntry]:
+            return [
+                self._codec.decode_entry(task_id, kind, key, value, number=number)
+                for number, (kind, key, value) in enumerate(lines, after + 1)
+            ]
+
+        return await in_thread_if(sum(len(value) for _, _, value in lines) > LARGE, decode)
 
     async def list(
         self,
@@ -108,40 +135,37 @@ class MemoryStore:
     ) -> Page:
         """Tasks of the namespace in the order of creation, in one status or any."""
         owner = whose.owner if isinstance(whose, OwnedBy) else None
-        found = [
+        records = (self._records[task_id] for _, task_id in self._order.after(("listed", namespace), _after(cursor)))
+        wanted = (
             record
-            for record in self._in_order()
-            if record.namespace == namespace
-            and (whose is EVERYBODY or record.owner == owner)
+            for record in records
+            if (whose is EVERYBODY or record.owner == owner)
             and (status is None or record.status is status)
             and not is_expired(record, now)
-        ]
-        start = 0 if cursor is None else bisect_right(found, decode_cursor(cursor), key=_place)
-        page = found[start : start + limit]
-        more = start + limit < len(found)
-        return Page(records=page, cursor=encode_cursor(*_place(page[-1])) if more and page else None)
+        )
+        found = list(islice(wanted, limit + 1))
+        places = [_created(record) for record in found]
+        return Page(records=found[:limit], cursor=_cursor(places, limit))
 
     async def queued(self, namespace: str, *, cursor: str | None = None, limit: int) -> IdPage:
         """Tasks of the namespace that could run at any time and nobody has, in the order of creation."""
-        return self._ids(lambda task: task.namespace == namespace and task.ready_at == ALWAYS, _place, cursor, limit)
+        return _page(self._order.after(("queued", namespace), _after(cursor)), limit)
 
     async def due(self, namespace: str, now: datetime, *, cursor: str | None = None, limit: int) -> IdPage:
         """Parked tasks of the namespace whose time has come, longest overdue first."""
-
-        def is_due(task: TaskRecord) -> bool:
-            return task.namespace == namespace and task.ready_at is not None and ALWAYS < task.ready_at <= now
-
-        return self._ids(is_due, _ready_place, cursor, limit)
+        instant = to_micros(now)
+        parked = self._order.after(("parked", namespace), _after(cursor))
+        return _page(takewhile(lambda place: place[0] <= instant, parked), limit)
 
     async def claimed(self, worker: str, *, cursor: str | None = None, limit: int) -> IdPage:
         """Tasks that `worker` has, in the order of creation."""
-        return self._ids(lambda task: task.worker == worker, _place, cursor, limit)
+        return _page(self._order.after(("claimed", worker), _after(cursor)), limit)
 
     async def expired(self, now: datetime, *, limit: int) -> Sequence[Hint]:
         """Id and version of tasks whose time after the end is over, longest overdue first."""
-        overdue = [record for record in self._in_order() if is_expired(record, now)]
-        overdue.sort(key=lambda record: (expires_at(record), *_place(record)))
-        return [Hint(record.id, record.version) for record in overdue[:limit]]
+        instant = to_micros(now)
+        overdue = takewhile(lambda place: place[0] <= instant, self._order.after("expiring"))
+        return [Hint(task_id, self._records[task_id].version) for _, _, task_id in islice(overdue, limit)]
 
     async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
         """The version of each of these tasks; those that are gone are left out."""
@@ -153,9 +177,9 @@ class MemoryStore:
 
     async def workers(self, namespace: str) -> dict[str, int]:
         """Every worker that beats for the namespace or has a task in it, and how often it has beaten."""
-        beating = {worker for worker, (beats_for, _) in self._beats.items() if beats_for == namespace}
-        having = {task.worker for task in self._records.values() if task.namespace == namespace}
-        return {worker: self._beats.get(worker, ("", 0))[1] for worker in beating | having if worker is not None}
+        beating = [worker for worker, (beats_for, _) in self._beats.items() if beats_for == namespace]
+        having = self._order.heads(("working", namespace))
+        return {worker: self._beats.get(worker, ("", 0))[1] for worker in (*beating, *having)}
 
     async def retire(self, worker: str) -> None:
         """Forget the heartbeat of `worker`."""
@@ -170,31 +194,53 @@ class MemoryStore:
         if current is None or current.version != expected:
             raise VersionConflict(task_id, expected)
 
+    def _put(self, record: TaskRecord) -> None:
+        earlier = self._records.get(record.id)
+        before = set(() if earlier is None else _places(earlier))
+        now = set(_places(record))
+        self._move(before - now, self._order.remove)
+        self._move(now - before, self._order.add)
+        self._records[record.id] = record
+
     def _forget(self, task_id: str) -> None:
-        del self._records[task_id], self._requests[task_id], self._journals[task_id]
+        self._move(set(_places(self._records.pop(task_id))), self._order.remove)
+        del self._requests[task_id], self._journals[task_id]
         self._outcomes.pop(task_id, None)
-        self._keys = {place: known for place, known in self._keys.items() if known != task_id}
+        self._keys.pop(self._key_of.pop(task_id, None), None)
 
-    def _ids(
-        self,
-        wanted: Callable[[TaskRecord], bool],
-        place: Callable[[TaskRecord], tuple[int, str]],
-        cursor: str | None,
-        limit: int,
-    ) -> IdPage:
-        found = sorted((record for record in self._records.values() if wanted(record)), key=place)
-        start = 0 if cursor is None else bisect_right(found, decode_cursor(cursor), key=place)
-        page = found[start : start + limit]
-        more = start + limit < len(found)
-        return IdPage(ids=[task.id for task in page], cursor=encode_cursor(*place(page[-1])) if more and page else None)
-
-    def _in_order(self) -> Sequence[TaskRecord]:
-        return sorted(self._records.values(), key=_place)
+    def _move(self, places: set[tuple[Hashable, Place]], how: Callable[[Hashable, Place], None]) -> None:
+        for group, place in places:
+            how(group, place)
 
 
-def _place(record: TaskRecord) -> tuple[int, str]:
+def _places(record: TaskRecord) -> Iterator[tuple[Hashable, Place]]:
+    """Where the task is to be found, and at which place there."""
+    created, ready_at, expires = _created(record), ready(record), expiry(record)
+    yield ("listed", record.namespace), created
+    if record.worker is not None:
+        yield ("claimed", record.worker), created
+        yield ("working", record.namespace), (record.worker, record.id)
+    if ready_at == _AT_ANY_TIME:
+        yield ("queued", record.namespace), created
+    elif ready_at is not None:
+        yield ("parked", record.namespace), (ready_at, record.id)
+    if expires is not None:
+        yield "expiring", (expires, *created)
+
+
+def _created(record: TaskRecord) -> Place:
     return sort_key(record), record.id
 
 
-def _ready_place(record: TaskRecord) -> tuple[int, str]:
-    return to_micros(record.ready_at or ALWAYS), record.id
+def _after(cursor: str | None) -> Place:
+    return () if cursor is None else decode_cursor(cursor)
+
+
+def _cursor(places: Sequence[Place], limit: int) -> str | None:
+    """Where the next page starts, if there is a place that is not on this one."""
+    return encode_cursor(places[limit - 1][0], places[limit - 1][1]) if len(places) > limit > 0 else None
+
+
+def _page(places: Iterator[Place], limit: int) -> IdPage:
+    found = list(islice(places, limit + 1))
+    return IdPage(ids=[task_id for _, task_id in found[:limit]], cursor=_cursor(found, limit))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import anyio
 
 from mcp_tasks.stores.base import Store
-from mcp_tasks.testing._store_tests import StoreTests, create_all
+from mcp_tasks.testing._store_tests import REQUEST, StoreTests, create_all
 from mcp_tasks.testing.records import make_record
 
 
@@ -48,13 +48,13 @@ class HeartbeatTests(StoreTests):
         assert await store.workers("another") == {"elsewhere": 0}
 
     async def test_a_worker_that_beats_for_another_server_is_alive_for_its_tasks_here(self, store: Store) -> None:
-        await store.create(make_record(worker="worker", namespace="demo"))
+        await store.create(make_record(worker="worker", namespace="demo"), REQUEST)
         await store.heartbeat("worker", namespace="another")
         assert await store.workers("demo") == {"worker": 1}
 
     async def test_a_retired_worker_is_known_only_while_it_has_a_task(self, store: Store) -> None:
         record = make_record(worker="busy", namespace="demo")
-        await store.create(record)
+        await store.create(record, REQUEST)
         for worker in ("busy", "idle"):
             await store.heartbeat(worker, namespace="demo")
         for worker in ("busy", "idle", "unknown"):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import anyio
 
 from mcp_tasks.stores.base import Hint, Store
-from mcp_tasks.testing._store_tests import WAIT, StoreTests
+from mcp_tasks.testing._store_tests import REQUEST, WAIT, StoreTests
 from mcp_tasks.testing.records import make_record
 
 
@@ -91,7 +91,7 @@ class HintTests(StoreTests):
     async def test_a_change_in_another_process_is_heard_of(self, store: Store, peer: Store) -> None:
         record = make_record()
         async with store.notifier().listen() as hints:
-            await peer.create(record)
+            await peer.create(record, REQUEST)
             await peer.notifier().publish(Hint(record.id, 1))
             await hint_of(hints, Hint(record.id, 1))
             await peer.save(replace(record, version=2), expected=1)
@@ -102,7 +102,7 @@ class HintTests(StoreTests):
         here, there = make_record(), make_record()
         async with store.notifier().listen() as hints:
             for where, record in ((store, here), (peer, there)):
-                await where.create(record)
+                await where.create(record, REQUEST)
                 await where.notifier().publish(Hint(record.id, 1))
             heard = {await following(hints)}
             while len(heard) < 2:

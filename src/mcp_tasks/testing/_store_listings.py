@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.stores.base import Store
-from mcp_tasks.testing._store_tests import StoreTests, create_all, ids
+from mcp_tasks.stores.base import EVERYBODY, UNOWNED, OwnedBy, Store, Whose
+from mcp_tasks.testing._store_tests import REQUEST, StoreTests, create_all, ids
 from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.records import make_record
 
@@ -18,67 +19,122 @@ SECOND = timedelta(seconds=1)
 MICROSECOND = timedelta(microseconds=1)
 
 
-async def pages(store: Store, *, limit: int, owner: str | None = None) -> list[list[TaskRecord]]:
-    """All pages of a listing."""
-    page = await store.list(owner=owner, limit=limit)
+async def pages(store: Store, whose: Whose = EVERYBODY, *, limit: int) -> list[list[TaskRecord]]:
+    """All pages of a listing of the server `demo`."""
+    page = await store.list("demo", whose, now=NOON, limit=limit)
     found = [list(page.records)]
     while page.cursor is not None:
-        page = await store.list(owner=owner, limit=limit, cursor=page.cursor)
+        page = await store.list("demo", whose, now=NOON, limit=limit, cursor=page.cursor)
         found.append(list(page.records))
     return found
+
+
+def task(**fields: Any) -> TaskRecord:
+    """A task of the server `demo`."""
+    return make_record(**{"namespace": "demo", **fields})
+
+
+async def listed(
+    store: Store, whose: Whose = EVERYBODY, *, status: TaskStatus | None = None, now: datetime = NOON
+) -> list[str]:
+    """The ids in a listing of the server `demo`."""
+    page = await store.list("demo", whose, now=now, status=status)
+    assert page.cursor is None
+    return ids(page.records)
 
 
 class ListingTests(StoreTests):
     """Pages of tasks, for people and programs that look at them."""
 
     async def test_tasks_are_listed_by_creation_and_then_by_id(self, store: Store) -> None:
-        later = make_record(id="a", created_at=NOON + MICROSECOND)
-        same = [make_record(id=name, created_at=NOON) for name in ("b", "B", "é", "☃", "𝄞", "b2")]
-        early = make_record(id="z", created_at=datetime(1969, 12, 31, tzinfo=UTC))
+        later = task(id="a", created_at=NOON + MICROSECOND)
+        same = [task(id=name, created_at=NOON) for name in ("b", "B", "é", "☃", "𝄞", "b2")]
+        early = task(id="z", created_at=datetime(1969, 12, 31, tzinfo=UTC))
         await create_all(store, later, *same, early)
-        page = await store.list()
         # By code point, as Python compares strings: no collation of a language.
-        assert ids(page.records) == ["z", "B", "b", "b2", "é", "☃", "𝄞", "a"]
-        assert page.cursor is None
+        assert await listed(store) == ["z", "B", "b", "b2", "é", "☃", "𝄞", "a"]
 
     async def test_an_empty_store_has_one_empty_page(self, store: Store) -> None:
-        page = await store.list()
+        page = await store.list("", EVERYBODY, now=NOON)
         assert (list(page.records), page.cursor) == ([], None)
 
-    async def test_a_listing_is_of_one_owner_or_all_and_of_one_status_or_any(self, store: Store) -> None:
+    async def test_a_listing_says_whose_tasks_and_in_which_status(self, store: Store) -> None:
         failed, working = {"status": TaskStatus.FAILED}, {"status": TaskStatus.WORKING}
         await create_all(
             store,
-            make_record(id="1", owner="alice", **working),
-            make_record(id="2", owner="bob", **failed),
-            make_record(id="3", owner="alice", **failed),
-            make_record(id="4", owner=None, **working),
+            task(id="1", owner="alice", **working),
+            task(id="2", owner="bob", **failed),
+            task(id="3", owner="alice", **failed),
+            task(id="4", owner=None, **working),
+            task(id="5", owner=None, **failed),
+            task(id="6", owner="", **failed),
+            task(id="7", owner="None", **working),
         )
-        assert ids((await store.list()).records) == ["1", "2", "3", "4"]
-        assert ids((await store.list(owner="alice")).records) == ["1", "3"]
-        assert ids((await store.list(status=TaskStatus.FAILED)).records) == ["2", "3"]
-        assert ids((await store.list(owner="alice", status=TaskStatus.FAILED)).records) == ["3"]
-        assert ids((await store.list(owner="carol")).records) == []
+        assert await listed(store) == ["1", "2", "3", "4", "5", "6", "7"]
+        assert await listed(store, OwnedBy("alice")) == ["1", "3"]
+        assert await listed(store, OwnedBy("carol")) == []
+        assert await listed(store, UNOWNED) == ["4", "5"]
+        assert await listed(store, OwnedBy("")) == ["6"]
+        assert await listed(store, status=TaskStatus.FAILED) == ["2", "3", "5", "6"]
+        assert await listed(store, OwnedBy("alice"), status=TaskStatus.FAILED) == ["3"]
+        assert await listed(store, UNOWNED, status=TaskStatus.WORKING) == ["4"]
+        assert await listed(store, OwnedBy("bob"), status=TaskStatus.COMPLETED) == []
+
+    async def test_a_listing_is_of_one_server(self, store: Store) -> None:
+        for namespace in ("", "demo", "Demo", "demo "):
+            for owner in ("alice", None):
+                await store.create(make_record(id=f"{namespace}/{owner}", namespace=namespace, owner=owner), REQUEST)
+        assert await listed(store) == ["demo/None", "demo/alice"]
+        assert await listed(store, OwnedBy("alice"), status=TaskStatus.WORKING) == ["demo/alice"]
+        assert await listed(store, UNOWNED) == ["demo/None"]
+        page = await store.list("another", EVERYBODY, now=NOON)
+        assert list(page.records) == []
+
+    async def test_a_listing_leaves_out_what_has_expired(self, store: Store) -> None:
+        ended = {"status": TaskStatus.COMPLETED, "finished_at": NOON}
+        await create_all(
+            store,
+            task(id="running", created_at=NOON - timedelta(days=999), retention=SECOND),
+            task(id="ended", retention=SECOND, **ended),
+            task(id="for good", retention=None, **ended),
+            task(id="unowned", owner=None, retention=SECOND * 2, **ended),
+        )
+        assert await listed(store, now=NOON + SECOND - MICROSECOND) == ["running", "ended", "for good", "unowned"]
+        assert await listed(store, now=NOON + SECOND) == ["running", "for good", "unowned"]
+        assert await listed(store, status=TaskStatus.COMPLETED, now=NOON + SECOND) == ["for good", "unowned"]
+        assert await listed(store, OwnedBy("alice"), now=NOON + SECOND) == ["running", "for good"]
+        assert await listed(store, UNOWNED, status=TaskStatus.COMPLETED, now=NOON + SECOND * 2) == []
+
+    async def test_a_save_moves_a_task_from_one_listing_to_the_next(self, store: Store) -> None:
+        record = task(id="moving")
+        await store.create(record, REQUEST)
+        for version, status in enumerate((TaskStatus.INPUT_REQUIRED, TaskStatus.FAILED), 2):
+            await store.save(replace(record, version=version, status=status), expected=version - 1)
+            for each in TaskStatus:
+                expected = ["moving"] if each is status else []
+                assert await listed(store, status=each) == expected
+                assert await listed(store, OwnedBy("alice"), status=each) == expected
 
     @pytest.mark.parametrize("limit", [1, 2, 3, 10, 11])
     async def test_pages_hold_every_task_once(self, store: Store, limit: int) -> None:
         # Four creations share an instant, so a page may end among tasks that only their ids tell apart.
-        records = [make_record(id=f"t{n:02}", created_at=NOON + SECOND * (n // 4)) for n in range(10)]
-        await create_all(store, *reversed(records), make_record(id="t99", owner="bob"))
-        found = await pages(store, limit=limit, owner="alice")
+        records = [task(id=f"t{n:02}", created_at=NOON + SECOND * (n // 4)) for n in range(10)]
+        expired = task(id="t04b", status=TaskStatus.FAILED, finished_at=NOON - SECOND, retention=SECOND)
+        await create_all(store, *reversed(records), task(id="t99", owner="bob"), expired)
+        found = await pages(store, OwnedBy("alice"), limit=limit)
         assert [record for page in found for record in page] == records
         assert all(len(page) == limit for page in found[:-1])
         assert 0 < len(found[-1]) <= limit
 
     async def test_tasks_that_come_and_go_between_pages_do_not_move_the_others(self, store: Store) -> None:
-        records = [make_record(id=f"t{n}", created_at=NOON + SECOND * n) for n in range(6)]
+        records = [task(id=f"t{n}", created_at=NOON + SECOND * n) for n in range(6)]
         await create_all(store, *records)
-        first = await store.list(limit=3)
+        first = await store.list("demo", EVERYBODY, now=NOON, limit=3)
         # The task that the cursor names goes, one before it comes, and one that is still to be listed changes.
         await store.delete("t2", expected=1)
-        await store.create(make_record(id="t1b", created_at=NOON + SECOND))
+        await store.create(task(id="t1b", created_at=NOON + SECOND), REQUEST)
         await store.save(replace(records[4], version=2), expected=1)
-        rest = await store.list(limit=10, cursor=first.cursor)
+        rest = await store.list("demo", EVERYBODY, now=NOON, limit=10, cursor=first.cursor)
         assert ids(first.records) + ids(rest.records) == ["t0", "t1", "t2", "t3", "t4", "t5"]
 
     @pytest.mark.parametrize(
@@ -86,4 +142,4 @@ class ListingTests(StoreTests):
     )
     async def test_a_cursor_of_somebody_else_is_refused(self, store: Store, cursor: str) -> None:
         with pytest.raises(ValueError, match="cursor"):
-            await store.list(cursor=cursor)
+            await store.list("demo", EVERYBODY, now=NOON, cursor=cursor)

@@ -1,4 +1,4 @@
-"""Store suite: one task at a time. `create`, `get`, `save`, `delete`, the journal, opening and closing."""
+"""Store suite: one task at a time. `create`, `get`, `save`, `delete`, opening and closing."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import pytest
 
 from mcp_tasks.core.inputs import InputBook, InputRequest
 from mcp_tasks.core.journal import JournalEntry
-from mcp_tasks.core.json import JsonObject
-from mcp_tasks.core.record import Progress, TaskRecord, TaskRequest
+from mcp_tasks.core.record import Progress, TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskExists, VersionConflict
-from mcp_tasks.stores.base import Store
-from mcp_tasks.testing._store_tests import StoreTests
+from mcp_tasks.stores.base import EVERYBODY, OwnedBy, Store
+from mcp_tasks.testing._store_tests import ANY_VALUE, REQUEST, StoreTests, entries_of
 from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.records import make_record
 
@@ -36,15 +35,6 @@ STRANGE_IDS = (
 )
 """What a client may send as an id: any JSON string."""
 
-ANY_VALUE: JsonObject = {
-    "text": "snow ☃, astral 𝄞, nul \0, lone surrogate \ud800, quote \" ' \\",
-    "": {"nested": [None, {"deeper": [[], {}, None]}]},
-    "numbers": [0, -1, 2**63, -(10**40), 0.1, 1e-300, 1.7976931348623157e308, 5e-324],
-    "flags": [True, False, None],
-    "☃": "a key that is not ASCII",
-}
-"""JSON that is easily lost on the way."""
-
 
 def full_record() -> TaskRecord:
     """A record with every field set, none to a round number."""
@@ -53,17 +43,8 @@ def full_record() -> TaskRecord:
         id="every-field",
         owner="https://issuer.example/ü|user☃",
         namespace="render farm ☃",
-        request=TaskRequest(
-            name="render",
-            arguments=ANY_VALUE,
-            method="tools/call",
-            meta={"traceparent": "00-1-2-01", "progressToken": 7},
-            protocol_version="2026-07-28",
-            client_info={"name": "client", "version": "1"},
-            client_capabilities={"elicitation": {"form": {}}},
-            input_responses={"q0": ANY_VALUE},
-            request_state="state ☃",
-        ),
+        method="prompts/get",
+        name="render ☃ \ud800",
         created_at=created,
         updated_at=created + timedelta(microseconds=1),
         status=TaskStatus.INPUT_REQUIRED,
@@ -76,16 +57,16 @@ def full_record() -> TaskRecord:
             },
             used=frozenset({"q1", "q2", "q3"}),
         ),
-        result=ANY_VALUE,
-        error={"code": -32603, "message": "broken", "data": ANY_VALUE},
         finished_at=created + timedelta(days=3, microseconds=7),
-        ttl=timedelta(hours=6, microseconds=1),
+        retention=timedelta(hours=6, microseconds=1),
         poll_interval=timedelta(milliseconds=1, microseconds=500),
         attempt=3,
         worker="worker-1",
         started_at=created + timedelta(microseconds=3),
         wake_at=created + timedelta(days=1, microseconds=5),
         lost=2,
+        trial="alone",
+        announced=False,
         version=2**40,
     )
 
@@ -95,23 +76,23 @@ class RecordTests(StoreTests):
 
     async def test_a_created_task_is_found(self, store: Store) -> None:
         record = make_record()
-        await store.create(record)
+        await store.create(record, REQUEST)
         assert await store.get(record.id) == record
 
     async def test_every_field_of_a_record_comes_back_exactly(self, store: Store) -> None:
         record = full_record()
-        await store.create(record)
+        await store.create(record, REQUEST)
         assert await store.get(record.id) == record
 
     async def test_what_is_unset_stays_unset(self, store: Store) -> None:
-        record = make_record(owner=None, ttl=None)
-        await store.create(record)
+        record = make_record(owner=None, retention=None)
+        await store.create(record, REQUEST)
         assert await store.get(record.id) == record
 
     async def test_ids_are_compared_exactly(self, store: Store) -> None:
         names = ["task", "Task", "task ", "tásk", "ta\u0301sk", "task%", "*"]
         for name in names:
-            await store.create(make_record(id=name, owner=name))
+            await store.create(make_record(id=name, owner=name), REQUEST)
         for name in names:
             found = await store.get(name)
             assert found is not None
@@ -119,10 +100,13 @@ class RecordTests(StoreTests):
 
     @pytest.mark.parametrize("task_id", STRANGE_IDS, ids=lambda text: ascii(text)[:20])
     async def test_any_string_may_be_asked_for(self, store: Store, task_id: str) -> None:
-        await store.create(make_record(namespace="demo"))
+        await store.create(make_record(namespace="demo"), REQUEST)
         assert await store.get(task_id) is None
         assert list(await store.journal(task_id)) == []
-        assert list((await store.list(owner=task_id)).records) == []
+        assert await store.request(task_id) is None
+        assert await store.outcome(task_id) is None
+        assert list((await store.list("demo", OwnedBy(task_id), now=NOON)).records) == []
+        assert list((await store.list(task_id, EVERYBODY, now=NOON)).records) == []
         for page in (await store.claimed(task_id, limit=1), await store.queued(task_id, limit=1)):
             assert (list(page.ids), page.cursor) == ([], None)
         assert list((await store.due(task_id, NOON, limit=1)).ids) == []
@@ -135,23 +119,23 @@ class RecordTests(StoreTests):
 
     async def test_an_id_is_created_once_and_the_first_stays(self, store: Store) -> None:
         first = make_record(id="twice")
-        await store.create(first)
+        await store.create(first, REQUEST)
         with pytest.raises(TaskExists) as refused:
-            await store.create(make_record(id="twice", owner="mallory"))
+            await store.create(make_record(id="twice", owner="mallory"), REQUEST)
         assert refused.value.task_id == "twice"
         assert await store.get("twice") == first
 
     async def test_a_save_replaces_the_record(self, store: Store) -> None:
         record = make_record()
-        await store.create(record)
-        changed = replace(full_record(), id=record.id, owner=record.owner, request=record.request, version=2)
-        changed = replace(changed, namespace=record.namespace, created_at=record.created_at)
+        await store.create(record, REQUEST)
+        changed = replace(full_record(), id=record.id, owner=record.owner, namespace=record.namespace, version=2)
+        changed = replace(changed, method=record.method, name=record.name, created_at=record.created_at)
         await store.save(changed, expected=1)
         assert await store.get(record.id) == changed
 
     async def test_a_save_that_expects_an_old_version_changes_nothing(self, store: Store) -> None:
         record = make_record()
-        await store.create(record)
+        await store.create(record, REQUEST)
         current = replace(record, version=2, status_message="first")
         await store.save(current, expected=1)
         with pytest.raises(VersionConflict) as refused:
@@ -162,7 +146,7 @@ class RecordTests(StoreTests):
 
     async def test_a_save_that_expects_a_version_to_come_changes_nothing(self, store: Store) -> None:
         record = make_record()
-        await store.create(record)
+        await store.create(record, REQUEST)
         with pytest.raises(VersionConflict):
             await store.save(replace(record, version=3), expected=2)
         assert await store.get(record.id) == record
@@ -173,51 +157,20 @@ class RecordTests(StoreTests):
         assert await store.get("gone") is None
         assert list(await store.journal("gone")) == []
 
-    async def test_entries_are_kept_in_the_order_of_writing(self, store: Store) -> None:
-        record, other = make_record(), make_record()
-        await store.create(record)
-        await store.create(other)
-        await store.save(replace(record, version=2), expected=1, entries=[STEP, ANSWER])
-        await store.save(replace(other, version=2), expected=1, entries=[STEP])
-        await store.save(replace(record, version=3), expected=2)
-        again = replace(STEP, kind="timer", value=ANY_VALUE)
-        await store.save(replace(record, version=4), expected=3, entries=[again, replace(STEP, kind="ask")])
-        assert list(await store.journal(record.id)) == [STEP, ANSWER, again, replace(STEP, kind="ask")]
-        assert list(await store.journal(other.id)) == [STEP]
-
-    async def test_a_deleted_task_is_gone_with_its_journal(self, store: Store) -> None:
-        record, other = make_record(), make_record()
-        for each in (record, other):
-            await store.create(each)
-            await store.save(replace(each, version=2), expected=1, entries=[STEP])
-        await store.delete(record.id, expected=2)
-        assert await store.get(record.id) is None
-        assert list(await store.journal(record.id)) == []
-        assert list(await store.journal(other.id)) == [STEP]
-
-    async def test_an_id_may_come_back_and_starts_with_an_empty_journal(self, store: Store) -> None:
-        record = make_record()
-        await store.create(record)
-        await store.save(replace(record, version=2), expected=1, entries=[STEP])
-        await store.delete(record.id, expected=2)
-        await store.create(record)
-        assert await store.get(record.id) == record
-        assert list(await store.journal(record.id)) == []
-
     async def test_a_delete_that_expects_an_old_version_changes_nothing(self, store: Store) -> None:
         record = make_record()
-        await store.create(record)
+        await store.create(record, REQUEST)
         current = replace(record, version=2)
         await store.save(current, expected=1, entries=[STEP])
         with pytest.raises(VersionConflict) as refused:
             await store.delete(record.id, expected=1)
         assert (refused.value.task_id, refused.value.expected) == (record.id, 1)
         assert await store.get(record.id) == current
-        assert list(await store.journal(record.id)) == [STEP]
+        assert await entries_of(store, record.id) == [STEP]
 
     async def test_opening_and_closing_twice_is_harmless(self, store: Store) -> None:
         record = make_record()
-        await store.create(record)
+        await store.create(record, REQUEST)
         await store.open()
         assert await store.get(record.id) == record
         await store.close()
@@ -225,11 +178,11 @@ class RecordTests(StoreTests):
 
     async def test_closing_and_opening_again_loses_nothing(self, store: Store) -> None:
         record = full_record()
-        await store.create(record)
+        await store.create(record, REQUEST)
         await store.save(record, expected=record.version, entries=[STEP])
         await store.heartbeat("worker-2", namespace="demo")
         await store.close()
         await store.open(namespace="another server")
         assert await store.get(record.id) == record
-        assert list(await store.journal(record.id)) == [STEP]
+        assert await entries_of(store, record.id) == [STEP]
         assert await store.workers("demo") == {"worker-2": 1}

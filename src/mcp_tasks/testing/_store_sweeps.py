@@ -1,4 +1,4 @@
-"""Store suite: what processes look for. `queued`, `due` and `held` with their cursors, `expired`, and `versions`."""
+"""Store suite: what processes look for. `queued`, `due` and `claimed` with their cursors, `expired`, and `versions`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from mcp_tasks.core.record import ALWAYS, TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.stores.base import Hint, IdPage, Store
-from mcp_tasks.testing._store_tests import StoreTests, create_all, ids
+from mcp_tasks.testing._store_tests import REQUEST, StoreTests, create_all, ids
 from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.records import make_record
 
@@ -45,12 +45,12 @@ def parked(**overrides: Any) -> TaskRecord:
     return make_record(**{"namespace": "demo", "wake_at": NOON, **overrides})
 
 
-def finished(finished_at: datetime, *, ttl: timedelta | None, **overrides: Any) -> TaskRecord:
+def finished(finished_at: datetime, *, retention: timedelta | None, **overrides: Any) -> TaskRecord:
     """A completed task."""
-    return make_record(status=TaskStatus.COMPLETED, result={}, finished_at=finished_at, ttl=ttl, **overrides)
+    return make_record(status=TaskStatus.COMPLETED, finished_at=finished_at, retention=retention, **overrides)
 
 
-KINDS = ("queued", "due", "held")
+KINDS = ("queued", "due", "claimed")
 
 
 def sweep_of(store: Store, kind: str) -> Sweep:
@@ -58,7 +58,7 @@ def sweep_of(store: Store, kind: str) -> Sweep:
     sweeps: dict[str, Sweep] = {
         "queued": partial(store.queued, "demo"),
         "due": partial(store.due, "demo", LATER),
-        "held": partial(store.held, "worker"),
+        "claimed": partial(store.claimed, "worker"),
     }
     return sweeps[kind]
 
@@ -69,14 +69,14 @@ def found_by(kind: str, number: int) -> TaskRecord:
     fields: dict[str, dict[str, Any]] = {
         "queued": {"created_at": instant},
         "due": {"wake_at": instant, "created_at": LATER - SECOND * number},
-        "held": {"created_at": instant, "worker": "worker"},
+        "claimed": {"created_at": instant, "worker": "worker"},
     }
     return make_record(id=f"t{number:02}", namespace="demo", **fields[kind])
 
 
 def taken_from(kind: str, record: TaskRecord) -> TaskRecord:
     """The task one version on, where the sweep does not give it any more."""
-    worker = "another" if kind == "held" else "worker"
+    worker = "another" if kind == "claimed" else "worker"
     return replace(record, version=2, worker=worker, attempt=1, wake_at=None)
 
 
@@ -90,7 +90,7 @@ class SweepTests(StoreTests):
             make_record(id="b", namespace="demo"),
             make_record(id="a", namespace="demo"),
             make_record(id="answered in part", namespace="demo", status=TaskStatus.INPUT_REQUIRED, wake_at=ALWAYS),
-            make_record(id="held", namespace="demo", worker="worker"),
+            make_record(id="claimed", namespace="demo", worker="worker"),
             make_record(id="parked", namespace="demo", status=TaskStatus.INPUT_REQUIRED),
             make_record(id="asleep", namespace="demo", wake_at=NOON - SECOND),
             make_record(id="ended", namespace="demo", status=TaskStatus.CANCELLED),
@@ -109,7 +109,7 @@ class SweepTests(StoreTests):
             parked(id="queued", wake_at=None),
             parked(id="woken by an answer", wake_at=ALWAYS, status=TaskStatus.INPUT_REQUIRED),
             parked(id="waits for a person", wake_at=None, status=TaskStatus.INPUT_REQUIRED),
-            parked(id="held", worker="worker"),
+            parked(id="claimed", worker="worker"),
             parked(id="ended", status=TaskStatus.FAILED),
         )
         assert await swept(partial(store.due, "demo", NOON)) == ["before 1970", "asking", "a", "b", "now"]
@@ -122,7 +122,7 @@ class SweepTests(StoreTests):
             "soon",
         ]
 
-    async def test_held_are_the_tasks_of_one_worker_oldest_first(self, store: Store) -> None:
+    async def test_claimed_are_the_tasks_of_one_worker_oldest_first(self, store: Store) -> None:
         await create_all(
             store,
             make_record(id="late", created_at=NOON + SECOND, worker="worker"),
@@ -131,13 +131,13 @@ class SweepTests(StoreTests):
             make_record(id="other", worker="worker 2"),
             make_record(id="free"),
         )
-        assert await swept(partial(store.held, "worker")) == ["a", "b", "late"]
-        assert await swept(partial(store.held, "nobody")) == []
+        assert await swept(partial(store.claimed, "worker")) == ["a", "b", "late"]
+        assert await swept(partial(store.claimed, "nobody")) == []
 
     async def test_each_server_finds_its_own_tasks(self, store: Store) -> None:
         for namespace in ("", "demo", "Demo", "demo "):
-            await store.create(make_record(id=f"queued of {namespace!r}", namespace=namespace))
-            await store.create(parked(id=f"due of {namespace!r}", namespace=namespace))
+            await store.create(make_record(id=f"queued of {namespace!r}", namespace=namespace), REQUEST)
+            await store.create(parked(id=f"due of {namespace!r}", namespace=namespace), REQUEST)
         for namespace in ("", "demo", "Demo", "demo "):
             assert await swept(partial(store.queued, namespace)) == [f"queued of {namespace!r}"]
             assert await swept(partial(store.due, namespace, NOON)) == [f"due of {namespace!r}"]
@@ -162,11 +162,11 @@ class SweepTests(StoreTests):
         first = await sweep_of(store, kind)(limit=3)
         assert list(first.ids) == ["t01", "t02", "t03"]
         # The task that the cursor names is taken, one before it comes, and one that is still to be given is taken.
-        await store.create(records[0])
+        await store.create(records[0], REQUEST)
         for number in (3, 5):
             await store.save(taken_from(kind, records[number]), expected=1)
         second = await sweep_of(store, kind)(limit=2, cursor=first.cursor)
-        await store.create(found_by(kind, 8))
+        await store.create(found_by(kind, 8), REQUEST)
         last = await sweep_of(store, kind)(limit=9, cursor=second.cursor)
         assert [*second.ids, *last.ids] == ["t04", "t06", "t07", "t08"]
         assert last.cursor is None
@@ -178,24 +178,24 @@ class SweepTests(StoreTests):
 
     async def test_expired_are_the_ended_ones_whose_time_is_over_longest_overdue_first(self, store: Store) -> None:
         minute = timedelta(minutes=1)
-        due_now = finished(NOON - minute, ttl=minute, version=7, namespace="demo")
-        overdue = finished(NOON - minute, ttl=SECOND)
+        due_now = finished(NOON - minute, retention=minute, version=7, namespace="demo")
+        overdue = finished(NOON - minute, retention=SECOND)
         await create_all(
             store,
             due_now,
             overdue,
-            finished(NOON - minute, ttl=minute + MICROSECOND),
-            finished(NOON - minute, ttl=None),
-            make_record(created_at=NOON - timedelta(days=999), ttl=SECOND),
+            finished(NOON - minute, retention=minute + MICROSECOND),
+            finished(NOON - minute, retention=None),
+            make_record(created_at=NOON - timedelta(days=999), retention=SECOND),
         )
         assert list(await store.expired(NOON, limit=10)) == [Hint(overdue.id, 1), Hint(due_now.id, 7)]
         assert list(await store.expired(NOON, limit=1)) == [Hint(overdue.id, 1)]
         assert list(await store.expired(NOON - MICROSECOND, limit=10)) == [Hint(overdue.id, 1)]
 
     async def test_a_save_moves_a_task_from_one_sweep_to_the_next(self, store: Store) -> None:
-        record = make_record(namespace="demo", ttl=SECOND)
-        held = replace(record, version=2, worker="worker", attempt=1)
-        asleep = replace(held, version=3, worker=None, wake_at=NOON)
+        record = make_record(namespace="demo", retention=SECOND)
+        claimed = replace(record, version=2, worker="worker", attempt=1)
+        asleep = replace(claimed, version=3, worker=None, wake_at=NOON)
         ended = replace(asleep, version=4, wake_at=None, status=TaskStatus.COMPLETED, finished_at=NOON)
 
         async def seen() -> list[str]:
@@ -204,9 +204,9 @@ class SweepTests(StoreTests):
             assert all(found in ([], [record.id]) for found in sweeps.values())
             return [kind for kind, found in sweeps.items() if found]
 
-        await store.create(record)
+        await store.create(record, REQUEST)
         assert await seen() == ["queued"]
-        for changed, kind in ((held, "held"), (asleep, "due"), (ended, "expired")):
+        for changed, kind in ((claimed, "claimed"), (asleep, "due"), (ended, "expired")):
             await store.save(changed, expected=changed.version - 1)
             assert await seen() == [kind]
         await store.delete(record.id, expected=4)

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
 
+from mcp_tasks.core.journal import JournalEntry
+from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.stores.base import Store
+from mcp_tasks.testing.records import make_request
+
+REQUEST = make_request()
+"""What was asked for, where a test does not care."""
+
+ANY_VALUE: JsonObject = {
+    "text": "snow ☃, astral 𝄞, nul \0, lone surrogate \ud800, quote \" ' \\",
+    "": {"nested": [None, {"deeper": [[], {}, None]}]},
+    "numbers": [0, -1, 2**63, -(10**40), 0.1, 1e-300, 1.7976931348623157e308, 5e-324],
+    "flags": [True, False, None],
+    "☃": "a key that is not ASCII",
+}
+"""JSON that is easily lost on the way."""
 
 WAIT = 5
 """Seconds after which what must happen is taken not to happen."""
@@ -48,7 +64,12 @@ class StoreTests:
 async def create_all(store: Store, *records: TaskRecord) -> None:
     """Create the records in this order."""
     for record in records:
-        await store.create(record)
+        await store.create(record, REQUEST)
+
+
+async def entries_of(store: Store, task_id: str) -> list[JournalEntry]:
+    """The task's journal as it was written, without the numbers, which are the store's to give."""
+    return [replace(entry, number=0) for entry in await store.journal(task_id)]
 
 
 def ids(records: Sequence[TaskRecord]) -> list[str]:

@@ -26,4 +26,5 @@ def make_record(**overrides: Any) -> TaskRecord:
 
 def make_request(**overrides: Any) -> TaskRequest:
     """What `make_record` was asked for; `overrides` are fields of `TaskRequest`."""
-    return TaskRequest(**{"name": "render", "arguments": {"scene": "forest"}, **overrides})
+    fields: dict[str, Any] = {"name": "render", "arguments": {"scene": "forest"}, **overrides}
+    return TaskRequest(**fields)

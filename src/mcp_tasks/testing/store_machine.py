@@ -24,11 +24,11 @@ from typing import Any, TypeAlias
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mcp_tasks.core import JournalEntry, TaskRecord, TaskRequest, TaskStatus, apply
+from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskRequest, TaskStatus, apply
+from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.core.pacing import expires_at
 from mcp_tasks.errors import TransitionRefused
-from mcp_tasks.stores.base import IdPage, Store
-from mcp_tasks.stores.memory import MemoryStore
+from mcp_tasks.stores.base import EVERYBODY, UNOWNED, IdPage, OwnedBy, Page, Store, Whose
 from mcp_tasks.testing.clock import FakeClock
 from mcp_tasks.testing.records import make_record
 from mcp_tasks.testing.store_operations import (
@@ -38,19 +38,22 @@ from mcp_tasks.testing.store_operations import (
     Get,
     Issue,
     Operation,
+    Reference,
     Retire,
     Save,
-    follow,
     perform,
     perform_at_once,
+    reading,
 )
-from mcp_tasks.testing.strategies import HOLDERS, MOMENTS, NAMESPACES, Chance, chances
+from mcp_tasks.testing.strategies import MOMENTS, NAMESPACES, WORKERS, Chance, chances
 
 Factory: TypeAlias = Callable[[], AbstractContextManager[Sequence[Store]]]
 """Gives one or more stores, not yet open, that share one empty place."""
 
 Plan: TypeAlias = "Callable[[StoreMachine], Operation]"
 """An operation that is drawn before the state it will meet is known (see `Chance`)."""
+
+_OWNERS: Sequence[Whose] = (EVERYBODY, UNOWNED, OwnedBy("alice"), OwnedBy("alice"), OwnedBy("bob"))
 
 MANY = 1_000
 """Versions of one life of a task. Each creation starts its own thousand, so that a save of an earlier life of
@@ -66,13 +69,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = FakeClock()
-        self.oracle = MemoryStore()
-        self.lives = 0
+        self.clock: FakeClock = FakeClock()
+        self.reference: Reference = Reference()
+        self.oracle: Store = self.reference.store
+        self.lives: int = 0
         self.known: list[str] = []
-        self.runner = asyncio.Runner()
-        self.place = self.new_place()
-        self.stores = self.place.__enter__()
+        self.runner: asyncio.Runner = asyncio.Runner()
+        self.place: AbstractContextManager[Sequence[Store]] = self.new_place()
+        self.stores: Sequence[Store] = self.place.__enter__()
         self.in_all("open")
 
     def teardown(self) -> None:
@@ -91,7 +95,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Each operation knows what came of the one before; its outcome must be that of the reference."""
         for plan, place, _ in plans:
             operation, store = plan(self), self.stores[place % len(self.stores)]
-            assert self.runner.run(perform(operation, store)) == self.runner.run(perform(operation, self.oracle))
+            assert self.runner.run(perform(operation, store)) == self.runner.run(self.reference.perform(operation))
         self.clock.advance(timedelta(seconds=seconds))
 
     @rule(plans=st.deferred(lambda: st.lists(_issues(), min_size=2, max_size=6)))
@@ -102,13 +106,12 @@ class StoreMachine(RuleBasedStateMachine):
             for plan, place, delay in plans
         ]
         done = self.runner.run(perform_at_once(issues))
-        self.runner.run(follow(self.oracle, done, self.stores))
+        self.runner.run(self.reference.follow(done, self.stores))
 
     @rule()
     def the_next_timer_runs_out(self) -> None:
         """Go to the very moment at which a task wakes up or expires."""
-        page = self.runner.run(self.oracle.list())
-        moments = [moment for record in page.records for moment in (record.wake_at, expires_at(record))]
+        moments = [moment for record in self.records() for moment in (record.wake_at, expires_at(record))]
         coming = [moment for moment in moments if moment is not None and moment > self.clock()]
         if coming:
             self.clock.advance(min(coming) - self.clock())
@@ -139,30 +142,36 @@ class StoreMachine(RuleBasedStateMachine):
 
     def record(self, number: int) -> TaskRecord:
         """A task as it is now, most often one that still runs; if it is gone, a record no store can have."""
-        records = self.runner.run(self.oracle.list()).records
-        running = [record.id for record in records if not record.is_final]
+        running = [record.id for record in self.records() if not record.is_final]
         choice = running if running and number < 8 else self.known or ["none yet"]
         task_id = choice[number % len(choice)]
         return self.runner.run(self.oracle.get(task_id)) or make_record(id=task_id, version=MANY - 1)
+
+    def records(self) -> list[TaskRecord]:
+        """All tasks as they are now, those of each namespace in the order of their creation."""
+        found = [self.runner.run(self.oracle.get(task_id)) for task_id in sorted(self.known)]
+        return [record for record in found if record is not None]
 
     async def _readings(self, store: Store) -> Mapping[str, Any]:
         now = self.clock()
         readings: dict[str, Any] = {"versions": await store.versions([*self.known, "never there"])}
         for task_id in self.known:
-            readings[f"task {task_id}"] = await store.get(task_id), list(await store.journal(task_id))
-        for worker in HOLDERS:
-            readings[f"held by {worker}"] = await _all_ids(partial(store.held, worker), limit=3)
+            readings[f"task {task_id}"] = await reading(store, f"task {task_id}")
+        for worker in WORKERS:
+            readings[f"claimed by {worker}"] = await _all_ids(partial(store.claimed, worker), limit=3)
         for namespace in NAMESPACES:
             readings[f"workers {namespace}"] = await store.workers(namespace)
             readings[f"queued {namespace}"] = await _all_ids(partial(store.queued, namespace), limit=2)
             readings[f"due {namespace}"] = await _all_ids(partial(store.due, namespace, now), limit=2)
+            for whose in (EVERYBODY, UNOWNED, OwnedBy("alice"), OwnedBy("bob")):
+                listing = partial(store.list, namespace, whose, now=now)
+                readings[f"tasks {namespace} {whose}"] = await _list_all(listing, limit=2)
+            # In one status each, of somebody: all statuses of everybody take most of the time, and find nothing more.
+            for status, whose in zip(TaskStatus, _OWNERS, strict=True):
+                listing = partial(store.list, namespace, whose, now=now, status=status)
+                readings[f"tasks {namespace} {whose} {status}"] = await _list_all(listing, limit=3)
         for limit in (2, 100):
             readings[f"expired {limit}"] = list(await store.expired(now, limit=limit))
-        readings["all"] = await _list_all(store, limit=2)
-        for status in TaskStatus:
-            readings[status] = await _list_all(store, limit=3, status=status)
-        readings["alice's"] = await _list_all(store, limit=3, owner="alice")
-        readings["bob's"] = await _list_all(store, limit=3, owner="bob", status=TaskStatus.WORKING)
         return readings
 
 
@@ -176,11 +185,11 @@ def store_machine(factory: Factory) -> type[StoreMachine]:
     return Machine
 
 
-async def _list_all(store: Store, *, limit: int, **filters: Any) -> list[TaskRecord]:
-    page = await store.list(limit=limit, **filters)
+async def _list_all(listing: Callable[..., Awaitable[Page]], *, limit: int) -> list[TaskRecord]:
+    page = await listing(limit=limit)
     found = list(page.records)
     while page.cursor is not None:
-        page = await store.list(limit=limit, cursor=page.cursor, **filters)
+        page = await listing(limit=limit, cursor=page.cursor)
         found += page.records
     return found
 
@@ -206,7 +215,16 @@ _numbers = st.integers(0, 9)
 
 
 def _creations() -> st.SearchStrategy[Plan]:
-    def make(number: int, owner: str | None, namespace: str, request: TaskRequest, age: int, ttl: int | None) -> Plan:
+    def make(
+        number: int,
+        owner: str | None,
+        namespace: str,
+        request: TaskRequest,
+        age: int,
+        retention: int | None,
+        key: str | None,
+        announced: bool,
+    ) -> Plan:
         def plan(machine: StoreMachine) -> Operation:
             machine.lives += 1
             return Create(
@@ -214,19 +232,23 @@ def _creations() -> st.SearchStrategy[Plan]:
                     id=machine.new_id(number),
                     owner=owner,
                     namespace=namespace,
-                    request=request,
                     created_at=machine.clock() - timedelta(seconds=age),
-                    ttl=None if ttl is None else timedelta(seconds=ttl),
+                    retention=None if retention is None else timedelta(seconds=retention),
+                    announced=announced,
                     version=machine.lives * MANY,
-                )
+                ),
+                request,
+                key,
             )
 
         return plan
 
     owners = st.sampled_from([None, "alice", "bob"])
     calls = st.sampled_from([TaskRequest(name="render", arguments={"n": n}) for n in (1, "☃", None)])
-    servers, ttls = st.sampled_from(NAMESPACES), st.sampled_from([None, 0, 60])
-    return st.builds(make, _numbers, owners, servers, calls, st.integers(0, 1), ttls)
+    servers, retentions = st.sampled_from(NAMESPACES), st.sampled_from([None, 0, 60])
+    # Few keys, so that they meet, also across owners and servers.
+    keys = st.sampled_from([None, None, "key", "☃"])
+    return st.builds(make, _numbers, owners, servers, calls, st.integers(0, 1), retentions, keys, st.booleans())
 
 
 def _events() -> st.SearchStrategy[Plan]:
@@ -240,11 +262,17 @@ def _events() -> st.SearchStrategy[Plan]:
                 changed = record
             if changed is record:
                 return Get(record.id)
-            return Save(changed, record.version, tuple(entries))
+            return Save(changed, record.version, tuple(entries), _outcome(chance) if changed.is_final else None)
 
         return plan
 
     return st.builds(make, _numbers, chances())
+
+
+def _outcome(chance: Chance) -> Outcome | None:
+    """What the task came to: nothing, a value, or a value with something beside it."""
+    data = encode_json(chance.value)
+    return [None, Outcome(body=data), Outcome(body=b"{}", meta=data)][chance.choice % 3]
 
 
 def _stale_saves() -> st.SearchStrategy[Plan]:
@@ -276,8 +304,8 @@ def _reads() -> st.SearchStrategy[Plan]:
 
 
 def _beats() -> st.SearchStrategy[Plan]:
-    return st.sampled_from(list(HOLDERS)).map(lambda worker: lambda machine: Beat(worker))
+    return st.sampled_from(list(WORKERS)).map(lambda worker: lambda machine: Beat(worker))
 
 
 def _retirements() -> st.SearchStrategy[Plan]:
-    return st.sampled_from(list(HOLDERS)).map(lambda worker: lambda machine: Retire(worker))
+    return st.sampled_from(list(WORKERS)).map(lambda worker: lambda machine: Retire(worker))

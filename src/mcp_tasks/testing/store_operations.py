@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any, TypeAlias
 
 import anyio
 import anyio.lowlevel
 
-from mcp_tasks.core import JournalEntry, TaskRecord
+from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskRequest
 from mcp_tasks.errors import TaskExists, VersionConflict
 from mcp_tasks.stores.base import Store
 from mcp_tasks.stores.memory import MemoryStore
-from mcp_tasks.testing.strategies import HOLDERS
+from mcp_tasks.testing.strategies import WORKERS
 
 
 @dataclass(frozen=True)
 class Create:
     record: TaskRecord
+    request: TaskRequest
+    key: str | None = None
 
     @property
     def subject(self) -> str:
         return f"task {self.record.id}"
 
     async def run(self, store: Store) -> object:
-        return await store.create(self.record)
+        return await store.create(self.record, self.request, key=self.key)
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,15 @@ class Get:
 class Save:
     record: TaskRecord
     expected: int
-    entries: Sequence[JournalEntry]
+    entries: Sequence[JournalEntry] = ()
+    outcome: Outcome | None = None
 
     @property
     def subject(self) -> str:
         return f"task {self.record.id}"
 
     async def run(self, store: Store) -> object:
-        return await store.save(self.record, expected=self.expected, entries=self.entries)
+        return await store.save(self.record, expected=self.expected, entries=self.entries, outcome=self.outcome)
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Beat:
         return f"worker {self.worker}"
 
     async def run(self, store: Store) -> object:
-        return await store.heartbeat(self.worker, namespace=HOLDERS[self.worker])
+        return await store.heartbeat(self.worker, namespace=WORKERS[self.worker])
 
 
 @dataclass(frozen=True)
@@ -131,50 +134,87 @@ async def perform_at_once(issues: Sequence[Issue]) -> list[Done]:
     return done
 
 
-async def follow(oracle: MemoryStore, done: Sequence[Done], stores: Sequence[Store]) -> None:
-    """Bring the reference to where the stores are, by an order that explains all outcomes.
+class Reference:
+    """The reference store, and under which key each of its tasks was created."""
 
-    Raises:
-        AssertionError: There is no such order.
-    """
-    # Operations on different tasks (or workers) do not see each other, so each subject has its own order.
-    for subject in dict.fromkeys(operation.subject for operation, _ in done):
-        mine = [pair for pair in done if pair[0].subject == subject]
-        for order in permutations(mine):
-            if await _explains(order, oracle, stores):
-                break
-        else:
-            raise AssertionError(f"no order explains what happened to {subject}: {mine}")
-        for operation, _ in order:
-            await perform(operation, oracle)
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.keys: dict[str, str] = {}
+
+    async def perform(self, operation: Operation) -> object:
+        """Do it, and say what came of it."""
+        outcome = await perform(operation, self.store)
+        if isinstance(operation, Create) and outcome == operation.record:
+            self.keys.pop(operation.record.id, None)
+            if operation.key is not None:
+                self.keys[operation.record.id] = operation.key
+        return outcome
+
+    async def follow(self, done: Sequence[Done], stores: Sequence[Store]) -> None:
+        """Go to where the stores are, by an order that explains all outcomes.
+
+        Raises:
+            AssertionError: There is no such order.
+        """
+        for group in _groups(done):
+            for order in permutations(group):
+                if await self._explains(order, stores):
+                    break
+            else:
+                raise AssertionError(f"no order explains what happened: {group}")
+            for operation, _ in order:
+                await self.perform(operation)
+
+    async def _explains(self, order: Sequence[Done], stores: Sequence[Store]) -> bool:
+        scratch = MemoryStore()
+        subjects = await self._copy(scratch, [operation for operation, _ in order])
+        for operation, outcome in order:
+            if await perform(operation, scratch) != outcome:
+                return False
+        end = [await reading(scratch, subject) for subject in subjects]
+        return all([[await reading(store, subject) for subject in subjects] == end for store in stores])
+
+    async def _copy(self, scratch: MemoryStore, operations: Sequence[Operation]) -> Sequence[str]:
+        """Give the scratch store all that the operations can see, and return what that is."""
+        keys = {operation.key for operation in operations if isinstance(operation, Create)}
+        under_keys = [f"task {task_id}" for task_id, key in self.keys.items() if key in keys]
+        subjects = list(dict.fromkeys([operation.subject for operation in operations] + under_keys))
+        for subject in subjects:
+            kind, name = subject.split(" ", 1)
+            if kind == "worker":
+                for _ in range(await _beats(self.store, name)):
+                    await scratch.heartbeat(name, namespace=WORKERS[name])
+            elif (record := await self.store.get(name)) and (request := await self.store.request(name)):
+                await scratch.create(record, request, key=self.keys.get(name))
+                entries, outcome = await self.store.journal(name), await self.store.outcome(name)
+                await scratch.save(record, expected=record.version, entries=entries, outcome=outcome)
+        return subjects
 
 
-async def _explains(order: Sequence[Done], oracle: MemoryStore, stores: Sequence[Store]) -> bool:
-    kind, name = order[0][0].subject.split(" ", 1)
-    scratch = MemoryStore()
-    await _copy(oracle, scratch, kind, name)
-    for operation, outcome in order:
-        if await perform(operation, scratch) != outcome:
-            return False
-    end = await _reading(scratch, kind, name)
-    return all([await _reading(store, kind, name) == end for store in stores])
+def _groups(done: Sequence[Done]) -> Sequence[Sequence[Done]]:
+    """The operations that may see each other. Those on different tasks or workers do not, unless a key joins them."""
+    keyed = any(isinstance(operation, Create) and operation.key is not None for operation, _ in done)
+    groups: dict[str, list[Done]] = {}
+    for pair in done:
+        subject = pair[0].subject
+        groups.setdefault("tasks" if keyed and subject.startswith("task ") else subject, []).append(pair)
+    return list(groups.values())
 
 
-async def _copy(source: Store, target: Store, kind: str, name: str) -> None:
-    if kind == "worker":
-        for _ in range(await _beats(source, name)):
-            await target.heartbeat(name, namespace=HOLDERS[name])
-    elif record := await source.get(name):
-        await target.create(record)
-        await target.save(record, expected=record.version, entries=await source.journal(name))
-
-
-async def _reading(store: Store, kind: str, name: str) -> object:
+async def reading(store: Store, subject: str) -> object:
+    """All that can be read of one task or worker."""
+    kind, name = subject.split(" ", 1)
     if kind == "worker":
         return await _beats(store, name)
-    return await store.get(name), list(await store.journal(name))
+    journal = await store.journal(name)
+    numbers = [entry.number for entry in journal]
+    # Which numbers, is the store's to choose.
+    assert numbers == sorted(set(numbers))
+    assert all(number > 0 for number in numbers)
+    entries = [replace(entry, number=0) for entry in journal]
+    return await store.get(name), await store.request(name), await store.outcome(name), entries
 
 
 async def _beats(store: Store, worker: str) -> int:
     # A worker that is known only by its tasks did not beat, and neither did one that is not known.
-    return (await store.workers(HOLDERS[worker])).get(worker, 0)
+    return (await store.workers(WORKERS[worker])).get(worker, 0)

@@ -14,13 +14,11 @@ from typing import Any, TypeAlias
 from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.errors import StoreError, TaskExists, VersionConflict
 from mcp_tasks.stores.columns import expiry, ready, sort_key
+from mcp_tasks.stores.encoding import Line
 from mcp_tasks.stores.sqlite.connection import to_text
 from mcp_tasks.stores.sqlite.writer import Operation
 
 Row: TypeAlias = Sequence[Any]
-
-Line: TypeAlias = tuple[str, str, bytes]
-"""A journal entry: its kind, its key and its encoded value."""
 
 _INSERT_TASK = """
 INSERT INTO tasks (id, version, namespace, owner, idempotency_key, status, worker, created, ready, expires, state, seq)

@@ -1,8 +1,8 @@
 """The reads of the store. Each names its index, so that no statistic can make one a scan of all tasks.
 
 Sweeps (`queued`, `due`, `claimed`, `expired`) read from their index alone and give ids: what a task holds is not
-touched, so that it costs nothing, and that no damage in it stops a sweep. Nothing but `REQUEST`, `OUTCOME` and `JOURNAL`
-reads what is kept beside a task's row.
+touched, so that it costs nothing, and that no damage in it stops a sweep. Nothing but `REQUEST`, `OUTCOME` and
+`JOURNAL` reads what is kept beside a task's row.
 """
 
 from __future__ import annotations

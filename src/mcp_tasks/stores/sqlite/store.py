@@ -33,13 +33,14 @@ import anyio
 from anyio import to_thread
 
 from mcp_tasks.core.journal import JournalEntry
-from mcp_tasks.core.json_bytes import LARGE, is_large
+from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskUnreadable, UsageError
 from mcp_tasks.stores.base import Hint, IdPage, Page, Whose
-from mcp_tasks.stores.codec import Codec, is_large_request
+from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import encode_cursor
+from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request
 from mcp_tasks.stores.sqlite import operations, queries
 from mcp_tasks.stores.sqlite.connection import Values, connect, from_text, retry_while_busy, to_text, translate
 from mcp_tasks.stores.sqlite.notifier import SqliteNotifier
@@ -110,8 +111,8 @@ class SqliteStore:
 
     async def create(self, record: TaskRecord, request: TaskRequest, *, key: str | None = None) -> TaskRecord:
         """Keep a new task, unless one stands under its key."""
-        encoded = await _encoded(is_large_request(request), self._codec.encode_request, record.id, request)
         state = self._codec.encode_state(record)
+        encoded = await encoded_request(self._codec, record.id, request)
         standing = await self._opened(self._writer).run(
             operations.create(record, state=state, request=encoded, key=key)
         )
@@ -126,16 +127,11 @@ class SqliteStore:
         outcome: Outcome | None = None,
     ) -> None:
         """Replace the record if it is still at version `expected`, with what is kept beside it."""
-        encode, codec = self._codec.encode_value, self._codec
-        lines = [
-            (entry.kind, entry.key, await _encoded(is_large(entry.value), encode, record.id, entry.value))
-            for entry in entries
-        ]
-        if outcome is not None:
-            outcome = await _encoded(len(outcome.body) > LARGE, codec.encode_outcome, record.id, outcome)
-        state = codec.encode_state(record)
+        state = self._codec.encode_state(record)
+        lines = await encoded_entries(self._codec, record.id, entries)
+        kept = await encoded_outcome(self._codec, record.id, outcome)
         await self._opened(self._writer).run(
-            operations.save(record, expected=expected, state=state, lines=lines, outcome=outcome)
+            operations.save(record, expected=expected, state=state, lines=lines, outcome=kept)
         )
 
     async def delete(self, task_id: str, *, expected: int) -> None:
@@ -180,9 +176,7 @@ class SqliteStore:
 
         def decode(rows: Sequence[Any]) -> Sequence[JournalEntry]:
             return [
-                self._codec.decode_entry(
-                    task_id, kind, from_text(key), value, number=number, owner=_optional(owner)
-                )
+                self._codec.decode_entry(task_id, kind, from_text(key), value, number=number, owner=_optional(owner))
                 for _, owner, number, kind, key, value in rows
             ]
 
@@ -295,10 +289,6 @@ class SqliteStore:
             self.path,
             unreadable.task_id.replace("'", "''"),
         )
-
-
-async def _encoded(large: bool, encode: Callable[[str, Any], T], task_id: str, value: Any) -> T:
-    return await to_thread.run_sync(encode, task_id, value) if large else encode(task_id, value)
 
 
 def _optional(text: str | bytes | None) -> str | None:

@@ -1,4 +1,4 @@
-"""`python -m mcp_tasks.cli`."""
+"""`python -m mcp_tasks`: the `mcp-tasks` command."""
 
 from mcp_tasks.cli import main
 

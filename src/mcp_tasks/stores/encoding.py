@@ -1,0 +1,54 @@
+"""Encoding and decoding without holding the event loop: small values at once, large ones in a thread.
+
+The hop to a thread and back takes about as long as encoding `LARGE` bytes does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+from anyio import to_thread
+
+from mcp_tasks.core.journal import JournalEntry
+from mcp_tasks.core.json_bytes import LARGE, is_large
+from mcp_tasks.core.record import Outcome, TaskRequest
+from mcp_tasks.stores.codec import Codec, is_large_request
+
+T = TypeVar("T")
+
+Line: TypeAlias = tuple[str, str, bytes]
+"""A journal entry: its kind, its key and its encoded value."""
+
+
+async def encoded_request(codec: Codec, task_id: str, request: TaskRequest) -> bytes:
+    """The request as it is to be kept; raises `ValueNotStorable`, as the others here do."""
+    return await in_thread_if(is_large_request(request), codec.encode_request, task_id, request)
+
+
+async def encoded_entries(codec: Codec, task_id: str, entries: Sequence[JournalEntry]) -> list[Line]:
+    """The entries as they are to be kept."""
+    return [
+        (
+            entry.kind,
+            entry.key,
+            await in_thread_if(is_large(entry.value), codec.encode_value, task_id, entry.value),
+        )
+        for entry in entries
+    ]
+
+
+async def encoded_outcome(codec: Codec, task_id: str, outcome: Outcome | None) -> Outcome | None:
+    """The outcome as it is to be kept, if there is one."""
+    if outcome is None:
+        return None
+    return await in_thread_if(_size(outcome) > LARGE, codec.encode_outcome, task_id, outcome)
+
+
+async def in_thread_if(large: bool, act: Callable[..., T], *values: Any) -> T:
+    """What comes of the act, done here or in a thread."""
+    return await to_thread.run_sync(act, *values) if large else act(*values)
+
+
+def _size(outcome: Outcome) -> int:
+    return len(outcome.body) + len(outcome.meta or b"")

@@ -1,0 +1,46 @@
+"""Sorted lists in groups: the indexes of a store that has no database to keep them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Hashable, Iterator
+from typing import Any, TypeAlias
+
+Place: TypeAlias = tuple[Any, ...]
+"""Where something stands: values that are compared one after the other, the last of them unique."""
+
+
+class Ordered:
+    """Places in order, in groups. Giving some costs as much as is given, however many there are.
+
+    Adding and removing moves what stands behind, at about a nanosecond for ten places: what is new stands at the end
+    almost always, and a list beats a tree up to some millions.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[Hashable, list[Place]] = {}
+
+    def add(self, group: Hashable, place: Place) -> None:
+        """Add a place that is not there."""
+        insort(self._groups.setdefault(group, []), place)
+
+    def remove(self, group: Hashable, place: Place) -> None:
+        """Remove a place that is there."""
+        places = self._groups[group]
+        del places[bisect_left(places, place)]
+        if not places:
+            del self._groups[group]
+
+    def after(self, group: Hashable, place: Place = ()) -> Iterator[Place]:
+        """The places behind `place`, which need not be there. Add and remove nothing before the last was taken."""
+        places = self._groups.get(group, [])
+        for number in range(bisect_right(places, place), len(places)):
+            yield places[number]
+
+    def heads(self, group: Hashable) -> Iterator[Any]:
+        """What places of the group begin with, each once."""
+        places, number = self._groups.get(group, []), 0
+        while number < len(places):
+            head = places[number][0]
+            yield head
+            number = bisect_right(places, head, lo=number, key=lambda place: place[0])
