@@ -159,7 +159,7 @@ async def test_a_server_of_an_older_draft_is_told_what_to_change() -> None:
             "speaks only",
         ),
         ({"server/discover": Reply(status=401)}, "HTTP 401"),
-        ({"server/discover": Reply(status=307, headers={"location": "/mcp/"})}, "sends clients on to /mcp/"),
+        ({"server/discover": Reply(status=307, headers={"location": "/mcp/"})}, "redirects clients to /mcp/"),
         ({"server/discover": error(-32601), "initialize": error(-32601)}, "initialize with error"),
         ({}, "cannot be asked"),
     ],
