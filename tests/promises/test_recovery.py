@@ -6,7 +6,6 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -123,13 +122,14 @@ def test_a_row_that_cannot_be_read_costs_that_task_only(damage: str) -> None:
         with sqlite3.connect(place.db) as db:
             db.execute("UPDATE tasks SET state = ? WHERE id = ?", (damage, tasks[1]))
         db.close()
+        before = len(server.output)
         server.start()
         (place.folder / "done").touch()
         for task in (tasks[0], tasks[2], server.call("bystander", folder=str(place.folder))):
             server.until_status(task, "completed")
         with pytest.raises(Exception, match="cannot be read"):
             server.get(tasks[1])
-        assert server.output.count(tasks[1][:12]) == 1, "logged once"
+        assert server.output[before:].count(tasks[1][:12]) == 1, "logged once"
 
 
 # 12. A task belongs to a namespace and a tool
@@ -178,20 +178,17 @@ async def test_a_server_leaves_the_tasks_of_another_in_the_same_file_alone(tmp_p
     left = TaskRecord(
         id="left",
         owner=None,
-        request=TaskRequest(name="works", arguments={"seconds": 0}),
+        name="works",
         created_at=now,
         updated_at=now,
+        namespace="another",
     )
-    await store.create(_of_namespace(left, "another"))
+    await store.create(left, TaskRequest(name="works", arguments={"seconds": 0}))
     async with serving(url) as (client, _):
         own = await begin(client, "works", seconds=0.2)
         assert (await own.result(10)).structured_content == {"result": "worked"}
-        assert await store.get("left") == _of_namespace(left, "another")
+        assert await store.get("left") == left
     await store.close()
-
-
-def _of_namespace(record: TaskRecord, namespace: str) -> TaskRecord:
-    return replace(record, namespace=namespace)
 
 
 @pytest.mark.anyio
@@ -199,10 +196,8 @@ async def test_a_task_whose_tool_this_server_lacks_waits_for_one_that_has_it(tmp
     store = SqliteStore(tmp_path / "tasks.db")
     await store.open()
     now = datetime.now(UTC)
-    request = TaskRequest(name="not here", arguments={})
-    left = TaskRecord(id="left", owner=None, request=request, created_at=now, updated_at=now)
-    left = _of_namespace(left, "one")
-    await store.create(left)
+    left = TaskRecord(id="left", owner=None, name="not here", created_at=now, updated_at=now, namespace="one")
+    await store.create(left, TaskRequest(name="not here", arguments={}))
     async with serving(f"sqlite:///{tmp_path / 'tasks.db'}") as (client, _):
         own = await begin(client, "works", seconds=1.5)
         await own.result(10)
@@ -276,17 +271,18 @@ async def test_twenty_thousand_expired_tasks_do_not_delay_the_start(tmp_path: Pa
         return TaskRecord(
             id=f"task-{number}",
             owner=None,
-            request=TaskRequest(name="works", arguments={}),
+            name="works",
             created_at=long_ago,
             updated_at=long_ago,
             finished_at=long_ago,
             status=TaskStatus.COMPLETED,
-            result={},
-            ttl=timedelta(days=1),
+            retention=timedelta(days=1),
         )
 
+    request = TaskRequest(name="works", arguments={})
+
     for start in range(0, 20_000, 1_000):
-        await asyncio.gather(*(store.create(expired(number)) for number in range(start, start + 1_000)))
+        await asyncio.gather(*(store.create(expired(number), request) for number in range(start, start + 1_000)))
     async with serving(f"sqlite:///{tmp_path / 'tasks.db'}") as (client, _):
         with sqlite3.connect(tmp_path / "tasks.db") as db:
             (left,) = db.execute("SELECT count(*) FROM tasks").fetchone()

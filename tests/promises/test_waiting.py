@@ -7,17 +7,20 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Unpack
 
 import anyio
 import anyio.from_thread
 import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
+from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
 
 from mcp_tasks import Retry, Tasks, current_task
+from mcp_tasks.core.actor import NOBODY
 from mcp_tasks.errors import StepError
+from mcp_tasks.server.options import ToolOptions
 from mcp_tasks.testing import TaskTester
 from tests.promises.polling import until
 
@@ -36,11 +39,11 @@ class Yes(BaseModel):
 class Bench:
     """A server with one tool, and what the tool did."""
 
-    def __init__(self, tool: Callable[..., Any], **options: Any) -> None:
+    def __init__(self, tool: Callable[..., Any], **options: Unpack[ToolOptions]) -> None:
         self.tasks = Tasks("memory://")
         self.server = MCPServer("promises", **self.tasks.wiring())
         self.server.tool(name="tool")(tool)
-        usual: dict[str, Any] = {"recover": "rerun", "park_after": AT_ONCE}
+        usual: ToolOptions = {"recover": "rerun", "park_after": AT_ONCE}
         self.tasks.mark("tool", **(usual | options))
 
     def tester(self, **options: Any) -> TaskTester:
@@ -163,7 +166,8 @@ async def test_a_durable_time_out_is_exact_over_restarts() -> None:
         await tester.advance(timedelta(minutes=1))
         # Nobody has looked at it since its time was over; the answer is late all the same.
         record = await tester.record(too_late)
-        await tester.runtime.answer(record, {key: {"action": "accept"} for key in record.inputs.outstanding})
+        late = {key: {"action": "accept"} for key in record.inputs.outstanding}
+        await tester.runtime.answer(record, late, actor=NOBODY)
         assert [await value(tester, task) for task in (in_time, too_late, nobody)] == [
             "accept",
             "nobody answered",
@@ -280,10 +284,10 @@ async def test_a_tool_that_does_something_else_the_second_time_is_refused_and_bo
         await tester.until_asked(task)
         await tester.crash()
         await tester.answer(task, {"yes": True})
-        record = await tester.finish(task)
-    assert record.error is not None
-    assert "'of run 1'" in record.error["message"]
-    assert "'of run 2'" in record.error["message"]
+        with pytest.raises(MCPError) as refused:
+            await tester.result(task)
+    assert "'of run 1'" in refused.value.message
+    assert "'of run 2'" in refused.value.message
 
 
 async def test_what_happens_inside_a_step_is_not_missed_once_the_step_is_recorded() -> None:
@@ -362,10 +366,9 @@ async def test_a_task_that_nobody_answers_ends_and_says_so() -> None:
         await tester.crash()
         assert (await tester.record(task)).status == "input_required"
         await tester.advance(timedelta(days=1))
-        record = await tester.finish(task)
-    assert record.error is not None
-    assert record.error["data"] == {"reason": "max_wait"}
-    assert "nobody answered" in record.error["message"]
+        with pytest.raises(MCPError, match="nobody answered") as ended:
+            await tester.result(task)
+    assert ended.value.data == {"reason": "max_wait"}
 
 
 # 8. Steps that fail, are retried, and come back as what they were
@@ -433,8 +436,8 @@ async def test_an_exception_that_cannot_be_rebuilt_comes_as_a_step_error() -> No
         await tester.crash()
         await tester.answer(task, {"yes": True})
         assert await value(tester, task) == "accept"
-    assert len(set(caught)) == 1
-    assert len(caught) == 2, "the same in both runs"
+    assert len(caught) >= 2
+    assert len(set(caught)) == 1, "the same in every run"
     assert caught[0][2] == "odd 7"
 
 
@@ -483,7 +486,8 @@ async def test_models_and_dataclasses_come_back_as_such() -> None:
         await tester.crash()
         await tester.answer(task, {"yes": True})
         assert await value(tester, task) == "sea 3 6"
-    assert kinds == [["Scene", "Point", "Point", "Point"]] * 2
+    assert len(kinds) >= 2
+    assert kinds == [["Scene", "Point", "Point", "Point"]] * len(kinds), "the same in every run"
 
 
 async def test_a_return_type_that_cannot_be_kept_is_refused_before_the_work() -> None:

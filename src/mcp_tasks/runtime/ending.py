@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -11,6 +13,8 @@ from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.json_bytes import encode_in_pieces, encode_json, is_large
 from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import ResultTooLarge, UsageError, ValueNotStorable
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,23 @@ class AskedOnCall:
 
 
 Ending: TypeAlias = Success | Failure | AskedOnCall
+
+
+async def last_words(
+    ending: Ending, attempt: int, *, tool: str, describe: Callable[[Exception], JsonObject], max_size: int
+) -> tuple[RunCompleted | RunFailed, Outcome]:
+    """An ending, ready to be written; one that cannot be kept becomes a failure that says why."""
+    try:
+        match ending:
+            case Success(result):
+                return await completed(attempt, result, tool=tool, max_size=max_size)
+            case Failure(error):
+                return failed(attempt, error)
+            case AskedOnCall():
+                raise UsageError(f"The body of {tool!r} ended as if it had asked on the call, and had not")
+    except (UsageError, ValueNotStorable) as exc:
+        logger.error("a task of tool %r fails, because what it ended with cannot be kept: %s", tool, exc)
+        return failed(attempt, describe(exc))
 
 
 async def completed(attempt: int, result: JsonObject, *, tool: str, max_size: int) -> tuple[RunCompleted, Outcome]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,17 +37,24 @@ class LateWrites:
 
     def __init__(self, changes: Changes) -> None:
         self._changes = changes
-        self._waiting: list[tuple[TaskRecord, Write]] = []
+        self._flushing = asyncio.Lock()
+        self._waiting: deque[tuple[TaskRecord, Write]] = deque()
 
     def add(self, record: TaskRecord, write: Write) -> None:
         """Write this later."""
         self._waiting.append((record, write))
 
     async def flush(self) -> None:
-        """Write everything now."""
-        while self._waiting:
-            record, write = self._waiting.pop()
-            try:
-                await write.to(self._changes, record)
-            except (TransitionRefused, UnknownTask):
-                logger.debug("task %s… was claimed by another worker", record.id[:12])
+        """Write everything now, in the order in which it was done.
+
+        Raises:
+            StoreError: The store does not take it yet. What is left is kept for the next time.
+        """
+        async with self._flushing:
+            while self._waiting:
+                record, write = self._waiting[0]
+                try:
+                    await write.to(self._changes, record)
+                except (TransitionRefused, UnknownTask):
+                    logger.debug("task %s… was claimed by another worker", record.id[:12])
+                self._waiting.popleft()

@@ -116,6 +116,8 @@ class Observers:
     async def stop(self, timeout: timedelta) -> None:
         """Tell them what is left, for up to `timeout`."""
         self._hand_over()
+        # What comes later is not told: nobody would end the thread for it.
+        self._wanted = frozenset()
         worker, self._worker = self._worker, None
         if worker is not None and not await worker.finish(timeout):
             logger.warning("the observers of tasks were not told of everything: they did not end within %s", timeout)

@@ -35,7 +35,8 @@ from mcp_tasks.errors import (
 from mcp_tasks.runtime.branches import Branches
 from mcp_tasks.runtime.context import asking_now, current_run
 from mcp_tasks.runtime.deliveries import Deliveries
-from mcp_tasks.runtime.ending import Ending, Failure, Success, completed, failed
+from mcp_tasks.runtime.ending import Ending, Failure, failed, last_words
+from mcp_tasks.runtime.helpers import Helpers
 from mcp_tasks.runtime.host import Host
 from mcp_tasks.runtime.leaving import Leaving
 from mcp_tasks.runtime.life import Life, State, Turn
@@ -98,7 +99,7 @@ class Run:
         self._progress = ProgressThrottle(self._write_progress, host.settings.progress_interval)
         self._scope = anyio.CancelScope()
         self._cancelled = threading.Event()
-        self._helpers: set[asyncio.Task[None]] = set()
+        self._helpers = Helpers(record.id)
         self._verdict: Failure | None = None
 
     async def execute(self, body: Body) -> None:
@@ -258,15 +259,7 @@ class Run:
 
     def help(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something beside the tool, until the run is over."""
-        helper = asyncio.get_running_loop().create_task(work, context=self.outside())
-        self._helpers.add(helper)
-        helper.add_done_callback(self._helped)
-        return helper
-
-    def _helped(self, helper: asyncio.Task[None]) -> None:
-        self._helpers.discard(helper)
-        if not helper.cancelled() and helper.exception() is not None:
-            logger.error("task %s…: %r", self.record.id[:12], helper.exception(), exc_info=helper.exception())
+        return self._helpers.start(work, self.outside())
 
     def reported(self) -> list[Event]:
         """Progress that had no time to be written: it goes along, in one write."""
@@ -304,8 +297,11 @@ class Run:
     async def _finish(self, ending: Ending) -> None:
         """Write the ending down, however long the store takes to be there again: it must not be lost."""
         reported = self.reported()
+        host, tool = self._host, self.record.name
         while True:
-            event, outcome = await self._last_words(ending)
+            event, outcome = await last_words(
+                ending, self.attempt, tool=tool, describe=host.describe, max_size=host.settings.max_result_size
+            )
             try:
                 await self.recording.write_patiently(*reported, event, outcome=outcome)
                 return
@@ -317,21 +313,7 @@ class Run:
                     # Not the ending's fault. Held on to, it would be held for good.
                     raise
                 else:
-                    ending = Failure(self._host.describe(UsageError(f"the tool's result cannot be stored: {exc}")))
-
-    async def _last_words(self, ending: Ending) -> tuple[Event, Outcome]:
-        tool, limit = self.record.name, self._host.settings.max_result_size
-        try:
-            match ending:
-                case Success(result):
-                    return await completed(self.attempt, result, tool=tool, max_size=limit)
-                case Failure(error):
-                    return failed(self.attempt, error)
-                case _:
-                    raise UsageError(f"the body of {tool!r} ended as if it had asked on the call, and had not")
-        except (UsageError, ValueNotStorable) as exc:
-            logger.error("what task %s… ended with cannot be kept: %s", self.record.id[:12], exc)
-            return failed(self.attempt, self._host.describe(exc))
+                    ending = Failure(host.describe(UsageError(f"the tool's result cannot be stored: {exc}")))
 
     def _refuse(self, mismatch: ReplayMismatch) -> None:
         self.help(self.judge(mismatch))
@@ -348,8 +330,7 @@ class Run:
         self.leaving.stay()
         self.rest.end()
         self.deliveries.close()
-        for helper in self._helpers:
-            helper.cancel()
+        self._helpers.cancel()
         self.branches.cancel_leftovers()
 
 
