@@ -24,7 +24,7 @@ parser.add_argument("--log", type=Path, required=True, help="a line for every pi
 options = parser.parse_args()
 
 tasks = Tasks(f"sqlite:///{options.db}")
-server = MCPServer("render-farm", extensions=[tasks], lifespan=tasks.lifespan, log_level="ERROR")
+server = MCPServer("render-farm", **tasks.wiring(), log_level="ERROR")
 
 
 class Publish(BaseModel):

@@ -1,6 +1,8 @@
 """The dependency direction of the package, read from its imports.
 
-    errors · core → wire · stores · engines → runtime → server · client · metrics → legacy · cli · dashboard
+    errors · core → wire · stores · engines → runtime → protocol → tools → adapters → server · client → cli
+
+`server` stands above `adapters` because the author's object is an extension of the SDK and hands its hooks on to one.
 
 A part that is not in the table below has no place yet, and fails here until it gets one.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +26,9 @@ PACKAGE = "mcp_tasks"
 SOURCE = Path(mcp_tasks.__file__).parent
 
 _BELOW_RUNTIME = ("errors", "core", "stores", "engines")
-_BELOW_SERVER = (*_BELOW_RUNTIME, "wire", "runtime")
-_EVERYTHING_SHIPPED = (*_BELOW_SERVER, "server", "client", "metrics")
+_BELOW_PROTOCOL = (*_BELOW_RUNTIME, "wire", "runtime")
+_BELOW_SERVER = (*_BELOW_PROTOCOL, "protocol", "tools", "adapters")
+_EVERYTHING_SHIPPED = (*_BELOW_SERVER, "server", "client")
 
 PARTS: Mapping[str, Sequence[str]] = {
     "errors": (),
@@ -34,14 +38,16 @@ PARTS: Mapping[str, Sequence[str]] = {
     "engines": ("errors", "core"),
     # Not `wire`: the runtime knows no dialect.
     "runtime": _BELOW_RUNTIME,
+    "protocol": _BELOW_PROTOCOL,
+    "tools": (*_BELOW_PROTOCOL, "protocol"),
+    "adapters": (*_BELOW_PROTOCOL, "protocol", "tools"),
     "server": _BELOW_SERVER,
     # Needs no database driver, and never meets the server.
     "client": ("errors", "core", "wire"),
-    "metrics": _BELOW_SERVER,
-    "legacy": _EVERYTHING_SHIPPED,
     "cli": (*_EVERYTHING_SHIPPED, PACKAGE),
-    "dashboard": (*_EVERYTHING_SHIPPED, PACKAGE),
-    # Imported by nothing, so it may import what it likes; `legacy` stays deletable in one commit.
+    # `python -m mcp_tasks`: the command.
+    "__main__": ("cli",),
+    # Imported by nothing, so it may import what it likes.
     "testing": (*_EVERYTHING_SHIPPED, PACKAGE),
     # The names of the first hour.
     PACKAGE: _EVERYTHING_SHIPPED,
@@ -52,11 +58,13 @@ STDLIB_ONLY = frozenset({"errors", "core"})
 IMPURE = frozenset({"asyncio", "logging", "os", "random", "secrets", "socket", "sqlite3", "threading", "time", "uuid"})
 """What of the standard library `core` has no use for: no waiting, clock, chance, disk or log."""
 
-SDK = frozenset({"server", "client", "legacy", "cli", "dashboard", "testing"})
-WIRE_TYPES = SDK | {"wire"}
+# Not `protocol`: its rules hold whichever way a request came in.
+SDK = frozenset({"tools", "adapters", "server", "client", "cli", "testing"})
+WIRE_TYPES = SDK | {"wire", "protocol"}
 # The runtime keeps what steps return, models too; it knows no shape of the wire.
 MODELS = WIRE_TYPES | {"runtime"}
-LIMITED: Mapping[str, frozenset[str]] = {"mcp": SDK, "mcp_types": WIRE_TYPES, "pydantic": MODELS}
+DOORS = frozenset({"adapters", "cli", "testing"})
+LIMITED: Mapping[str, frozenset[str]] = {"mcp": SDK, "mcp_types": WIRE_TYPES, "pydantic": MODELS, "starlette": DOORS}
 """Packages that only some parts may import, and which."""
 
 BACKENDS = frozenset({"memory", "sqlite", "postgres", "redis"})
@@ -148,6 +156,33 @@ def test_every_import_follows_the_direction() -> None:
     assert [problem for module, source in modules() for problem in problems(module, source)] == []
 
 
+MAPPED = ("core", "wire", "stores", "engines", "runtime", "protocol", "tools", "adapters", "server")
+"""Rooms whose modules ARCHITECTURE.md lists one by one."""
+
+
+def mapped(page: str) -> dict[str, set[str]]:
+    """The words under each room in the map of a page; those of the runtime have a map of their own."""
+    rooms: dict[str, set[str]] = {}
+    room = ""
+    for line in page.partition("### Room by room")[2].partition("## A call")[0].splitlines():
+        named = re.match(r"(\w+)/ ", line)
+        room = named[1] if named else "runtime" if line.startswith("### The runtime") else room
+        rooms.setdefault(room, set()).update(re.findall(r"\w+", line))
+    return rooms
+
+
+@pytest.mark.parametrize("room", MAPPED)
+def test_the_map_in_the_architecture_names_every_module_of_a_room(room: str) -> None:
+    page = (Path(__file__).parent.parent / "ARCHITECTURE.md").read_text()
+    there = {path.stem for path in (SOURCE / room).iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert there - mapped(page)[room] - {"__init__", "__pycache__"} == set()
+
+
+def test_a_module_that_the_map_lacks_is_noticed() -> None:
+    page = "### Room by room\ncore/   one · two\n        three\nwire/   four\n## A call"
+    assert mapped(page)["core"] == {"core", "one", "two", "three"}
+
+
 def test_the_modules_that_are_there_are_looked_at() -> None:
     seen = {".".join(module) for module, _ in modules()}
     assert {"mcp_tasks.core.machine", "mcp_tasks.stores.memory", "mcp_tasks.runtime.run"} <= seen
@@ -178,10 +213,16 @@ def test_the_modules_that_are_there_are_looked_at() -> None:
         ("runtime.run", "from mcp_tasks import Tasks"),
         ("client.handle", "from mcp_tasks.stores import Store"),
         ("client.handle", "from mcp_tasks.server import Tasks"),
-        ("server.handlers", "from mcp_tasks.client import TasksClient"),
-        ("server.handlers", "from mcp_tasks.testing import FakeClock"),
-        ("server.handlers", "from mcp_tasks.legacy import dialect"),
-        ("testing.clock", "from mcp_tasks.legacy import dialect"),
+        ("protocol.methods", "from mcp.server import ServerRequestContext"),
+        ("protocol.methods", "from mcp.shared.exceptions import MCPError"),
+        ("protocol.methods", "import starlette"),
+        ("protocol.methods", "from mcp_tasks.adapters.sdk import caller_of"),
+        ("protocol.methods", "from mcp_tasks.tools.body import ToolBody"),
+        ("tools.body", "from mcp_tasks.adapters.sdk import caller_of"),
+        ("tools.body", "from mcp_tasks.server.options import TaskOptions"),
+        ("adapters.sdk", "from mcp_tasks.server.marks import Mark"),
+        ("server.tasks", "from mcp_tasks.client import TasksClient"),
+        ("server.tasks", "from mcp_tasks.testing import FakeClock"),
         ("__init__", "from mcp_tasks.testing import FakeClock"),
         ("newcomer", "import os"),
     ],
@@ -202,7 +243,10 @@ def test_an_import_against_the_direction_is_found(module: str, line: str) -> Non
         ("stores.url", "from mcp_tasks.stores.memory import MemoryStore"),
         ("runtime.run", "from mcp_tasks.engines.base import Slot\nfrom mcp_tasks.stores.columns import to_micros"),
         ("runtime.step_values", "from pydantic import TypeAdapter"),
-        ("server.service", "from mcp.server import MCPServer\nfrom mcp_tasks.wire import ACK"),
+        ("protocol.modern", "from mcp_types import INVALID_PARAMS\nfrom mcp_tasks.wire import ACK"),
+        ("tools.body", "from mcp.server import MCPServer\nfrom mcp_tasks.protocol.errors import describe"),
+        ("adapters.sdk", "import mcp\nfrom mcp_tasks.tools.sdk_errors import to_mcp_error"),
+        ("server.lifecycle", "from mcp.server import MCPServer\nfrom mcp_tasks.adapters.sdk import caller_of"),
         ("testing.fixture_server", "from mcp_tasks import Tasks\nimport mcp"),
     ],
 )
@@ -222,7 +266,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
         _ = mcp_tasks.Task  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@pytest.mark.parametrize("part", ["core", "stores", "engines", "runtime", "wire"])
+@pytest.mark.parametrize("part", ["core", "stores", "engines", "runtime", "wire", "protocol", "adapters", "server"])
 def test_the_names_of_each_part_are_there(part: str) -> None:
     module = importlib.import_module(f"{PACKAGE}.{part}")
     names: Sequence[str] = module.__all__
@@ -250,8 +294,12 @@ for path in sorted(pathlib.Path(sys.argv[1]).rglob("*.py")):
 
 @pytest.mark.parametrize(
     ("missing", "parts"),
-    [("mcp,mcp_types", "errors,core,stores,engines,runtime"), ("mcp,mcp_types,pydantic", "errors,core,stores,engines")],
-    ids=["up to the runtime", "below the runtime"],
+    [
+        ("mcp,starlette", "errors,core,stores,engines,runtime,wire,protocol"),
+        ("mcp,mcp_types", "errors,core,stores,engines,runtime"),
+        ("mcp,mcp_types,pydantic", "errors,core,stores,engines"),
+    ],
+    ids=["up to the protocol", "up to the runtime", "below the runtime"],
 )
 def test_what_needs_no_sdk_is_imported_with_none_installed(missing: str, parts: str) -> None:
     command = [sys.executable, "-c", _WITHOUT_SDK, str(SOURCE), missing, parts]

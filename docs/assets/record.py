@@ -87,7 +87,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         command = folder / "mcp-tasks"
-        command.write_text(f'#!/bin/sh\nexec {sys.executable} -m mcp_tasks.cli "$@"\n')
+        command.write_text(f'#!/bin/sh\nexec {sys.executable} -m mcp_tasks "$@"\n')
         command.chmod(0o755)
         demo = [sys.executable, ROOT / "examples/demo_server.py", "--port", str(PORT)]
         server = subprocess.Popen([*demo, "--db", folder / "tasks.db", "--log", folder / "log"])

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from mcp_tasks.runtime import Retry, Settings, TaskContext, current_task
     from mcp_tasks.server import TaskMode, Tasks
 
-__all__ = ["Retry", "Settings", "TaskContext", "TaskMode", "Tasks", "TasksError", "current_task"]
+    __version__: str
+
+__all__ = ["Retry", "Settings", "TaskContext", "TaskMode", "Tasks", "TasksError", "__version__", "current_task"]
 
 _HOMES = {
     "Retry": "mcp_tasks.runtime",
@@ -26,6 +28,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        # Reading it takes longer than importing this module.
+        return import_module("importlib.metadata").version("mcp-tasks")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

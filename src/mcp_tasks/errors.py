@@ -7,6 +7,7 @@
     │   ├── InvalidOption           an option has a value that it cannot have
     │   │   └── InvalidDuration     a duration is not a timedelta, or not a possible one
     │   ├── ReplayMismatch          a tool that was started again did not ask what it asked before
+    │   ├── ResultTooLarge          a tool's result is larger than what is kept
     │   └── MissingExtra            an optional dependency is not installed
     ├── StepError                   a step failed in an earlier run, with an exception that cannot be rebuilt
     ├── QuestionTimedOut            nobody answered a question within its `timeout`
@@ -22,6 +23,7 @@
     │   ├── WaitedTooLong           nobody answered it within its `max_wait`
     │   ├── LostTooOften            its process died with it again and again
     │   ├── CannotStart             it could not be found out how its tool is to be run
+    │   ├── RequestUnreadable       what the tool was called with cannot be read
     │   └── JournalUnreadable       what earlier runs recorded cannot be read
     ├── TransitionRefused           what happened does not fit the task's state
     │   └── StaleRun                a run that lost its lease tried to write
@@ -33,7 +35,8 @@
         ├── TaskExists              an id was created twice
         └── VersionConflict         somebody else saved this task first
 
-Branches say whose fault it is. Only the server layer knows the JSON-RPC codes that these become.
+Branches say whose fault it is. Only the server layer knows the JSON-RPC codes that these become. One more is an error
+of the SDK's as well, and lives where the SDK may be imported: `mcp_tasks.client.TaskFailed`.
 """
 
 from __future__ import annotations
@@ -71,6 +74,19 @@ class InvalidDuration(InvalidOption, TypeError):
 
 class ReplayMismatch(UsageError):
     """A tool that was started again did something else than the first time, where it must do the same."""
+
+
+class ResultTooLarge(UsageError):
+    """A tool's result is larger than `Settings.max_result_size`."""
+
+    def __init__(self, tool: str, size: int, limit: int) -> None:
+        self.tool = tool
+        self.size = size
+        self.limit = limit
+        super().__init__(
+            f"The result of tool {tool!r} has {size:,} bytes of JSON, and at most {limit:,} are kept "
+            "(Settings.max_result_size). Return less, or a link to where the rest is."
+        )
 
 
 class MissingExtra(UsageError):
@@ -207,6 +223,16 @@ class CannotStart(RunStopped):
     def __init__(self, tool: str) -> None:
         self.tool = tool
         super().__init__(f"The server could not find out how to run {tool!r}, often as it tried; its log says why.")
+
+
+class RequestUnreadable(RunStopped):
+    """The request of the task cannot be read, so its tool cannot be started."""
+
+    reason = "request"
+
+    def __init__(self, tool: str) -> None:
+        self.tool = tool
+        super().__init__(f"The stored request to {tool!r} cannot be read, so the tool is not started.")
 
 
 class JournalUnreadable(RunStopped):

@@ -64,7 +64,7 @@ async def ask_twice(folder: str, ctx: Context) -> str:
 
 def build(tasks: Tasks) -> MCPServer[dict[str, object]]:
     """The gated server with `tasks` as its extension."""
-    server = MCPServer("gated", version="1", extensions=[tasks], lifespan=tasks.lifespan, log_level="WARNING")
+    server = MCPServer("gated", version="1", **tasks.wiring(), log_level="WARNING")
 
     @server.tool(annotations=REPEATABLE)
     @tasks.task()

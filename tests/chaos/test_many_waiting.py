@@ -51,7 +51,7 @@ def _parked(number: int) -> TaskRecord:
     record = TaskRecord(
         id=f"task-{number}",
         owner=None,
-        request=_request(number),
+        name="confirm_delete",
         created_at=now,
         updated_at=now,
         namespace="mcp-tasks-fixture",
@@ -63,7 +63,7 @@ def _parked(number: int) -> TaskRecord:
 
 async def _leave(store: SqliteStore, number: int) -> None:
     record, question = _parked(number), _question(number)
-    await store.create(replace(record, version=1))
+    await store.create(replace(record, version=1), _request(number))
     asked = JournalEntry(kind="ask", key=KEY, value={"method": question.method, "params": dict(question.params)})
     await store.save(record, expected=1, entries=[asked])
 

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 
 from mcp_tasks.core import TaskRecord, TaskStatus
+from mcp_tasks.core.json_bytes import decode_json
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.chaos.serving import Site, site, until
 
 
-def records(place: Site, task_ids: list[str]) -> list[TaskRecord]:
-    """The tasks as they are on disk."""
+def on_disk(place: Site, task_ids: list[str]) -> list[tuple[TaskRecord, Any]]:
+    """The tasks as they are on disk, each with what it ended with."""
 
-    async def read() -> list[TaskRecord]:
+    async def read() -> list[tuple[TaskRecord, Any]]:
         store = SqliteStore(place.db)
         await store.open()
         try:
-            found = [await store.get(task_id) for task_id in task_ids]
+            found = [(await store.get(task_id), await store.outcome(task_id)) for task_id in task_ids]
             assert await store.workers("mcp-tasks-fixture") == {}, "the process signed off"
         finally:
             await store.close()
-        return [record for record in found if record is not None]
+        return [(record, outcome and decode_json(outcome.body)) for record, outcome in found if record is not None]
 
     return anyio.run(read)
 
@@ -38,8 +41,8 @@ def test_a_server_that_is_asked_to_stop_drains_and_hands_over() -> None:
         queued = place.job(server, "fragile_job", 4, 0)
         # Five seconds to drain, two for what was told to stop, and some for a busy machine.
         assert server.terminate(limit=20) < 12
-        ended = records(place, [asking, quick, again, once, blocking, queued])
-        assert [record.status for record in ended] == [
+        ended = on_disk(place, [asking, quick, again, once, blocking, queued])
+        assert [record.status for record, _ in ended] == [
             TaskStatus.INPUT_REQUIRED,
             TaskStatus.COMPLETED,
             TaskStatus.WORKING,
@@ -47,8 +50,9 @@ def test_a_server_that_is_asked_to_stop_drains_and_hands_over() -> None:
             TaskStatus.FAILED,
             TaskStatus.WORKING,
         ]
-        assert [record.worker for record in ended] == [None] * 6
-        assert [record.error["data"] for record in ended if record.error] == [{"reason": "interrupted"}] * 2
+        assert [record.worker for record, _ in ended] == [None] * 6
+        errors = [outcome for record, outcome in ended if record.status is TaskStatus.FAILED]
+        assert [error["data"] for error in errors] == [{"reason": "interrupted"}] * 2
         assert not place.db.with_name("tasks.db-wal").exists(), "the database was closed in order"
         server.start()
         server.answer(asking, elicitation_1={"confirm": True})

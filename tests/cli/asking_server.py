@@ -46,7 +46,7 @@ SURVEY: dict[str, Any] = {
 
 def build(tasks: Tasks) -> MCPServer[dict[str, object]]:
     """The server with `tasks` as its extension."""
-    server = MCPServer("asking", version="1", extensions=[tasks], lifespan=tasks.lifespan, log_level="ERROR")
+    server = MCPServer("asking", version="1", **tasks.wiring(), log_level="ERROR")
 
     @server.tool(annotations=REPEATABLE)
     @tasks.task()

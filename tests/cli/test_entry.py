@@ -27,8 +27,13 @@ def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_runs_as_a_module() -> None:
-    done = _python("-m", "mcp_tasks.cli", "--version")
+    done = _python("-m", "mcp_tasks", "--version")
     assert (done.returncode, done.stdout) == (0, f"mcp-tasks, version {version('mcp-tasks')}\n")
+
+
+def test_the_package_knows_its_version_and_reads_it_only_when_asked() -> None:
+    done = _python("-c", "import sys, mcp_tasks; print('importlib.metadata' in sys.modules, mcp_tasks.__version__)")
+    assert done.stdout == f"False {version('mcp-tasks')}\n"
 
 
 @pytest.mark.parametrize("missing", ["click", "rich"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,17 @@ def test_a_result_that_is_kept_is_shown_without_its_server(cli: Cli, asking_url:
     offline, again = cli.together(("show", task_id, "--offline"), ("wait", task_id, "-o", "json"))
     assert "nothing to see" in offline.stdout
     assert '"status": "completed"' in again.stdout
+
+
+def test_a_task_is_shown_with_the_time_at_which_it_expires(cli: Cli, fixture_url: str) -> None:
+    task_id = cli.start(fixture_url, "noop")
+    assert cli("wait", task_id).returncode == 0
+    text, shown = cli("show", task_id).stdout, cli.json("show", task_id)
+    kept = datetime.fromisoformat(shown["expiresAt"]) - datetime.fromisoformat(shown["createdAt"])
+    assert timedelta(0) < kept < timedelta(days=2)
+    assert "ttlMs" not in shown
+    local = datetime.fromisoformat(shown["expiresAt"]).astimezone()
+    assert f"expires       {local:%Y-%m-%d %H:%M:%S}" in text
 
 
 def test_several_tasks_are_watched_without_a_terminal(cli: Cli, fixture_url: str) -> None:

@@ -16,10 +16,16 @@ from mcp_tasks.client import TaskHandle, TasksClient, TaskSnapshot, reconnecting
 from mcp_tasks.client.poller import Patience
 from tests.helpers.rpc import PATIENCE
 
-SHORT = Patience(lasting=timedelta(seconds=0.3), base=timedelta(milliseconds=20), limit=timedelta(milliseconds=100))
+MOMENT = timedelta(milliseconds=20)
+
+SHORT = Patience(max_outage=timedelta(seconds=0.3), first_pause=MOMENT, max_pause=5 * MOMENT)
 """For servers that do not come back."""
 
-LONG = Patience(lasting=timedelta(seconds=PATIENCE), base=timedelta(milliseconds=20), limit=timedelta(milliseconds=100))
+LONG = Patience(
+    max_outage=timedelta(seconds=PATIENCE),
+    first_pause=timedelta(milliseconds=20),
+    max_pause=timedelta(milliseconds=100),
+)
 """For servers that do."""
 
 

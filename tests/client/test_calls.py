@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,3 +161,37 @@ async def test_a_client_without_tasks_says_how_to_have_them(url: str) -> None:
             await start_task(client, "echo", {"value": 1})
         with pytest.raises(UsageError, match="TasksClient"):
             await call_tool(client, "echo", {"value": 1})
+
+
+# The verbs of the extension
+
+
+async def test_the_extension_starts_calls_and_resumes_by_itself(url: str) -> None:
+    tasks = TasksClient()
+    async with Client(url, extensions=[tasks]) as client:
+        handle = await tasks.start(client, "echo", {"value": 1})
+        assert isinstance(handle, TaskHandle)
+        assert text(await tasks.resume(client, handle.id, tool="echo").result()) == "1"
+        assert text(await tasks.call(client, "echo", {"value": 2}, timeout=60)) == "2"
+        assert tasks.pending(client) == []
+
+
+async def test_the_extension_gives_back_the_tasks_of_its_ledger(url: str, tmp_path: Path) -> None:
+    tasks = TasksClient(ledger=tmp_path / "ledger.db")
+    async with Client(reconnecting_http(url), extensions=[tasks]) as client:
+        handle = await tasks.start(client, "gated")
+        assert isinstance(handle, TaskHandle)
+        assert [(pending.id, pending.tool) for pending in tasks.pending(client)] == [(handle.id, "gated")]
+        await handle.cancel()
+
+
+async def test_an_extension_that_the_client_was_not_given_says_so(url: str) -> None:
+    tasks = TasksClient()
+    async with connect(url) as client:
+        for use in (lambda: tasks.resume(client, "x"), lambda: tasks.pending(client)):
+            with pytest.raises(UsageError, match="not given this TasksClient"):
+                use()
+        with pytest.raises(UsageError, match="not given this TasksClient"):
+            await tasks.start(client, "echo", {"value": 1})
+        with pytest.raises(UsageError, match="not given this TasksClient"):
+            await tasks.call(client, "echo", {"value": 1})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 import time
 from datetime import timedelta
 from itertools import groupby, pairwise
@@ -11,13 +12,14 @@ from typing import Any
 
 import anyio
 import pytest
+from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult
 
-from mcp_tasks.client import TaskHandle, TaskSnapshot, call_tool, resume_task, start_task
+from mcp_tasks.client import TaskFailed, TaskHandle, TaskSnapshot, call_tool, resume_task, start_task
 from mcp_tasks.client import handle as handle_module
 from mcp_tasks.core import Progress, TaskStatus
-from mcp_tasks.errors import TaskWasCancelled, UnknownTask, WaitTimedOut
+from mcp_tasks.errors import TasksError, TaskWasCancelled, UnknownTask, WaitTimedOut
 from tests.client.connecting import LONG, SHORT, Person, accepted, begin, connect, seen, text, until
 from tests.client.peer import OUT_OF_ORDER, TASK_ID, Answer, Peer, asking, completed, task
 from tests.helpers.rpc import PATIENCE
@@ -65,6 +67,34 @@ async def test_a_failed_task_raises_its_json_rpc_error_with_all_its_parts(url: s
             await handle.result()
     assert (caught.value.code, caught.value.message) == (CUSTOM_ERROR, "the protocol says no")
     assert caught.value.error.data == {"hint": "ask again"}
+
+
+@pytest.mark.parametrize("caught_as", [MCPError, TasksError, TaskFailed])
+@pytest.mark.parametrize("way", ["handle", "call_tool", "the SDK's call_tool"])
+async def test_a_failed_task_is_an_error_of_ours_and_of_the_sdk(url: str, caught_as: type[Exception], way: str) -> None:
+    async with connect(url) as client:
+        with pytest.raises(caught_as) as caught:
+            await _break(client, way)
+    failed = caught.value
+    assert isinstance(failed, TaskFailed)
+    assert (failed.code, failed.error.message) == (CUSTOM_ERROR, "the protocol says no")
+    assert failed.task_id
+    assert str(failed) == f"task {failed.task_id} failed: the protocol says no"
+
+
+async def _break(client: Client, way: str) -> None:
+    match way:
+        case "handle":
+            await (await begin(client, "breaks")).result()
+        case "call_tool":
+            await call_tool(client, "breaks")
+        case _:
+            await client.call_tool("breaks")
+
+
+def test_a_failed_task_can_be_sent_to_another_process() -> None:
+    failed = pickle.loads(pickle.dumps(TaskFailed(-32000, "no", {"hint": 1}, task_id="task-1")))
+    assert (failed.code, failed.message, failed.data, failed.task_id) == (-32000, "no", {"hint": 1}, "task-1")
 
 
 async def test_a_task_cancelled_by_somebody_else_says_so_and_names_itself(url: str, desk: Desk, push: bool) -> None:
@@ -412,7 +442,7 @@ async def test_a_server_that_does_not_answer_a_cancellation_is_not_waited_for_lo
         await anyio.sleep(PATIENCE)
         return OUT_OF_ORDER
 
-    monkeypatch.setattr(handle_module, "CANCEL_PATIENCE", 0.1)
+    monkeypatch.setattr(handle_module, "CANCEL_TIMEOUT", 0.1)
     peer.on("tasks/get", task())
     peer.handlers["tasks/cancel"] = silence
     async with connect(peer_url) as client:

@@ -10,9 +10,10 @@ import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
 
+from mcp_tasks.cli.running import leaves
 from mcp_tasks.client import poller as poller_module
 from mcp_tasks.client import reconnecting_http
-from tests.client.connecting import LONG, Person, begin, connect, text, until
+from tests.client.connecting import LONG, SHORT, Person, begin, connect, text, until
 from tests.client.peer import Frames, Peer, completed, pushed, stream_of, working
 from tests.client.relay import relaying
 from tests.helpers.rpc import MODERN, PATIENCE
@@ -116,9 +117,26 @@ async def test_a_server_that_is_not_there_is_an_error_at_once() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         nowhere = f"http://127.0.0.1:{unused.getsockname()[1]}/mcp"
-        with anyio.fail_after(PATIENCE), pytest.raises((MCPError, ExceptionGroup, httpx2.TransportError)):
-            async with connect(reconnecting_http(nowhere)):
+        # Groups, because the SDK connects inside task groups.
+        with anyio.fail_after(PATIENCE), pytest.raises(ExceptionGroup) as caught:
+            async with connect(reconnecting_http(nowhere.replace("//", "//ann:secret@") + "?key=hidden")):
                 pytest.fail("there is nobody to connect to")
+    [cause] = leaves(caught.value)
+    assert isinstance(cause, httpx2.ConnectError)
+    assert str(cause).startswith(f"{nowhere} cannot be reached: ")
+    assert "secret" not in str(cause)
+    assert "hidden" not in str(cause)
+
+
+async def test_a_server_that_went_away_is_named_without_its_credentials(url: str) -> None:
+    async with relaying(url) as relay:
+        address = relay.url.replace("//", "//ann:secret@")
+        async with connect(reconnecting_http(address), push=False, patience=SHORT) as client:
+            relay.refusals = 1_000
+            relay.drop_all()
+            with pytest.raises(MCPError) as caught:
+                await client.list_tools()
+    assert caught.value.message.startswith(f"{relay.url} cannot be reached: ")
 
 
 async def test_an_outage_at_the_beginning_does_not_make_a_server_an_older_one(url: str) -> None:

@@ -30,7 +30,7 @@ def test_a_working_task_is_read_whole() -> None:
         message="a third",
         created_at=datetime(2026, 8, 1, 10, tzinfo=UTC),
         updated_at=datetime(2026, 8, 1, 10, tzinfo=UTC),
-        ttl=timedelta(seconds=90),
+        expires_at=datetime(2026, 8, 1, 10, 1, 30, tzinfo=UTC),
         poll_interval=timedelta(seconds=1.5),
         progress=Progress(progress=3, total=10, message="a third"),
     )
@@ -51,9 +51,14 @@ def test_what_does_not_belong_to_a_status_is_not_looked_at() -> None:
 
 @pytest.mark.parametrize("field", ["taskId", "status", "createdAt", "lastUpdatedAt"])
 @pytest.mark.parametrize("value", [..., None, 7, True, "", [], {}])
-def test_a_task_without_its_bones_is_none(field: str, value: Any) -> None:
-    with pytest.raises(InvalidResponse):
+def test_a_task_without_its_bones_is_not_valid(field: str, value: Any) -> None:
+    with pytest.raises(InvalidResponse, match="not a valid task"):
         parse_task(task(**{field: value}))
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(InvalidResponse, match="'createdAt' is missing"):
+        parse_task(task(createdAt=...))
 
 
 @pytest.mark.parametrize("value", ["yesterday", "2026-08-01", "2026-08-01T10:00:00", "2026-13-01T10:00:00Z"])
@@ -77,9 +82,20 @@ def test_a_status_without_what_it_must_bring_is_refused(status: str, field: str,
         parse_task(task(status, **{field: value}))
 
 
-@pytest.mark.parametrize("ttl", [..., None, "1", True, [], 1e300])
-def test_a_time_to_live_that_says_nothing_is_no_limit(ttl: Any) -> None:
-    assert parse_task(task(ttlMs=ttl)).ttl is None
+@pytest.mark.parametrize("ttl", [..., None, "1", True, [], 1e300, float("nan")])
+def test_a_task_whose_ttl_says_nothing_does_not_expire(ttl: Any) -> None:
+    assert parse_task(task(ttlMs=ttl)).expires_at is None
+
+
+def test_a_task_that_is_kept_beyond_the_last_year_of_the_calendar_does_not_expire() -> None:
+    ten_thousand_years = 10_000 * 365 * 86_400_000
+    assert parse_task(task(ttlMs=ten_thousand_years)).expires_at is None
+
+
+@pytest.mark.parametrize("ttl", [0, 1, 3_600_000])
+def test_a_task_expires_its_ttl_after_it_was_created(ttl: int) -> None:
+    snapshot = parse_task(task(ttlMs=ttl, lastUpdatedAt="2026-08-01T11:30:00.000Z"))
+    assert snapshot.expires_at == snapshot.created_at + timedelta(milliseconds=ttl)
 
 
 @pytest.mark.parametrize("interval", [..., None, "1", False, {}, float("nan"), float("inf")])
@@ -180,9 +196,10 @@ def _whole(record: TaskRecord) -> bool:
 @settings(max_examples=50, deadline=None)
 @given(record=records().filter(_whole))
 def test_what_our_server_renders_our_client_reads(record: TaskRecord) -> None:
-    snapshot = parse_task(render_task(record, NOON))
+    rendered = render_task(record, NOON)
+    snapshot = parse_task(rendered)
     assert (snapshot.id, snapshot.status) == (record.id, record.status)
     assert abs(snapshot.updated_at - record.updated_at) < timedelta(milliseconds=1)
-    assert (snapshot.ttl is None) == (record.ttl is None)
+    assert (snapshot.expires_at is None) == (rendered["ttlMs"] is None)
     assert snapshot == parse_task(render_detailed(record, NOON))
     assert parse_created(render_created(record, NOON)).id == record.id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from mcp_tasks.client.poller import (
     Patience,
     Poller,
 )
+from mcp_tasks.errors import InvalidDuration
 from mcp_tasks.wire.parse import TaskSnapshot, parse_task
 from tests.client.peer import task
 
@@ -31,7 +33,7 @@ def shown(interval_ms: float | None) -> TaskSnapshot:
 def poller(lasting: float = 10, base: float = 1, limit: float = 4, jitter: float = 1.0) -> Poller:
     """A poller with whole seconds, whose chance is always the same."""
     patience = Patience(
-        lasting=timedelta(seconds=lasting), base=timedelta(seconds=base), limit=timedelta(seconds=limit)
+        max_outage=timedelta(seconds=lasting), first_pause=timedelta(seconds=base), max_pause=timedelta(seconds=limit)
     )
     return Poller(patience, jitter=lambda: jitter)
 
@@ -186,3 +188,10 @@ def test_no_pause_is_longer_than_its_limit_and_none_is_nothing(
     for _ in range(failures):
         polls.failed(START)
         assert 0 < polls.next_look - START <= limit + 1e-6
+
+
+@pytest.mark.parametrize("name", ["max_outage", "first_pause", "max_pause"])
+@pytest.mark.parametrize("value", [60, timedelta(seconds=-1), None])
+def test_patience_that_is_no_duration_is_refused_where_it_is_given(name: str, value: Any) -> None:
+    with pytest.raises(InvalidDuration, match=name):
+        Patience(**{name: value})

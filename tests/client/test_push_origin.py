@@ -125,7 +125,7 @@ async def test_the_only_client_of_an_extension_is_pushed_to(peer: Peer, peer_url
     peer.on("subscriptions/listen", Frames(stream_of(pushed(1, working(1), completed("pushed")))))
     async with Client(transport(peer_url), extensions=[tasks]) as client:
         with anyio.fail_after(PATIENCE):
-            assert text(await tasks.handle(client.session, TASK_ID).result()) == "pushed"
+            assert text(await tasks.resume(client, TASK_ID).result()) == "pushed"
 
 
 async def test_resumed_tasks_are_pushed_to_over_transports_of_ours(peer: Peer, peer_url: str) -> None:

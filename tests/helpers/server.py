@@ -89,8 +89,7 @@ def build(
     server = MCPServer(
         name,
         version="1",
-        extensions=[tasks],
-        lifespan=tasks.lifespan,
+        **tasks.wiring(),
         log_level="CRITICAL",
         auth=auth,
         token_verifier=verifier,

@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     tasks = Tasks(f"sqlite:///{options.db}", settings=Settings(trial_duration=timedelta(seconds=1)))
-    server = MCPServer(options.name, extensions=[tasks], lifespan=tasks.lifespan)
+    server = MCPServer(options.name, **tasks.wiring())
     for tool in (poison, bystander):
         server.tool()(tasks.task(recover="rerun")(tool))
     server.run("streamable-http", port=options.port, json_response=options.json)

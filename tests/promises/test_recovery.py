@@ -82,7 +82,7 @@ def _restart_until_it_stays_up(place: Site, server: Server, deadly: str) -> int:
 @pytest.mark.anyio
 async def test_a_due_timer_is_started_while_this_process_has_a_backlog() -> None:
     tasks = Tasks("memory://")
-    server = MCPServer("busy", extensions=[tasks], lifespan=tasks.lifespan)
+    server = MCPServer("busy", **tasks.wiring())
     ended: list[str] = []
 
     @server.tool()
@@ -141,7 +141,7 @@ async def serving(
 ) -> AsyncGenerator[tuple[Client, Tasks]]:
     """A server with a tool that asks and one that works until it is told to stop, and a client of it."""
     tasks = Tasks(store, **({"clock": clock} if clock else {}), **options)
-    server = MCPServer(name, extensions=[tasks], lifespan=tasks.lifespan)
+    server = MCPServer(name, **tasks.wiring())
 
     @server.tool()
     @tasks.task(recover="fail")
@@ -300,7 +300,7 @@ async def test_twenty_thousand_expired_tasks_do_not_delay_the_start(tmp_path: Pa
 @pytest.mark.anyio
 async def test_a_journal_that_cannot_be_read_ends_its_task_and_says_so(tmp_path: Path) -> None:
     tasks = Tasks(f"sqlite:///{tmp_path / 'tasks.db'}")
-    server = MCPServer("one", extensions=[tasks], lifespan=tasks.lifespan)
+    server = MCPServer("one", **tasks.wiring())
 
     @server.tool()
     @tasks.task(recover="rerun", park_after=timedelta(0))

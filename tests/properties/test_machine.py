@@ -21,6 +21,7 @@ from mcp_tasks.core import (
     InputWithdrawn,
     Progress,
     ProgressReported,
+    RunAskedOnCall,
     RunCompleted,
     RunFailed,
     RunLost,
@@ -28,9 +29,9 @@ from mcp_tasks.core import (
     RunReleased,
     RunStarted,
     StepRecorded,
+    TaskAnnounced,
     TaskCancelled,
     TaskRecord,
-    TaskRequest,
     TaskStatus,
     TrialPassed,
     apply,
@@ -88,19 +89,18 @@ ODD_OBJECTS: Sequence[Mapping[str, Any]] = (
 """Payloads that have been trouble somewhere. Two of the laws below draw any JSON instead."""
 
 ODD_PAYLOADS = st.sampled_from(ODD_OBJECTS)
-ENDINGS = (RunCompleted, RunFailed, TaskCancelled)
+ENDINGS = (RunCompleted, RunFailed, RunAskedOnCall, TaskCancelled)
 
 
-def _new_record(instant: datetime, arguments: Mapping[str, Any], **fields: Any) -> TaskRecord:
-    request = TaskRequest(name="render", arguments=arguments)
-    return TaskRecord(id="task", owner="alice", request=request, created_at=instant, updated_at=instant, **fields)
+def _new_record(instant: datetime, **fields: Any) -> TaskRecord:
+    return TaskRecord(id="task", owner="alice", name="render", created_at=instant, updated_at=instant, **fields)
 
 
 _new_records = st.builds(
     _new_record,
     st.datetimes(datetime(2020, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)),
-    st.sampled_from(ODD_OBJECTS),
-    ttl=LIFETIMES,
+    retention=LIFETIMES,
+    announced=st.booleans(),
     poll_interval=st.none() | st.timedeltas(timedelta(milliseconds=1), timedelta(days=1)),
 )
 
@@ -158,8 +158,10 @@ def _event(kind: type[Event], move: Move, record: TaskRecord, now: datetime) -> 
         InputWithdrawn: lambda: InputWithdrawn(attempt=attempt, keys=answered),
         StepRecorded: lambda: StepRecorded(attempt=attempt),
         InputAnswered: lambda: InputAnswered(keys=answered),
-        RunCompleted: lambda: RunCompleted(attempt=attempt, result=move.payload),
-        RunFailed: lambda: RunFailed(attempt=attempt, error=move.payload),
+        RunCompleted: lambda: RunCompleted(attempt=attempt),
+        RunFailed: lambda: RunFailed(attempt=attempt, message=None if move.helpful else "failed \ud800"),
+        RunAskedOnCall: lambda: RunAskedOnCall(attempt=attempt),
+        TaskAnnounced: TaskAnnounced,
         TaskCancelled: lambda: TaskCancelled(reason="no more \ud800"),
     }
     return making[kind]()
@@ -254,13 +256,21 @@ def test_every_record_comes_back_from_a_store_as_it_was(story: Sequence[Moment])
 
 @LAW
 @given(stories())
-def test_a_task_has_exactly_the_outcome_of_its_status(story: Sequence[Moment]) -> None:
+def test_a_task_has_ended_exactly_when_it_says_when_and_nobody_has_it_then(story: Sequence[Moment]) -> None:
     for moment in story:
         record = moment.after
-        assert (record.result is not None) == (record.status is TaskStatus.COMPLETED)
-        assert (record.error is not None) == (record.status is TaskStatus.FAILED)
         assert (record.finished_at is not None) == record.is_final
         assert not (record.is_final and record.worker is not None)
+
+
+@LAW
+@given(stories())
+def test_a_tool_asks_on_the_original_call_only_before_the_task_is_announced(story: Sequence[Moment]) -> None:
+    for moment in story:
+        assert moment.after.announced >= moment.before.announced
+        if isinstance(moment.event, RunAskedOnCall) and moment.after is not moment.before:
+            assert not moment.before.announced
+            assert moment.after.status is TaskStatus.CANCELLED
 
 
 @LAW
@@ -404,16 +414,18 @@ EVENTS: Sequence[Event] = (
     InputWithdrawn(attempt=1, keys=frozenset({"open"})),
     StepRecorded(attempt=1),
     InputAnswered(keys=frozenset({"open"})),
-    RunCompleted(attempt=1, result={}),
-    RunFailed(attempt=1, error={}),
+    RunCompleted(attempt=1),
+    RunFailed(attempt=1),
+    RunAskedOnCall(attempt=1),
+    TaskAnnounced(),
     TaskCancelled(reason="no more"),
 )
 
 WAYS: Mapping[TaskStatus, Sequence[Event]] = {
     TaskStatus.WORKING: (),
     TaskStatus.INPUT_REQUIRED: (InputRequested(attempt=1, requests=QUESTION),),
-    TaskStatus.COMPLETED: (RunCompleted(attempt=1, result={}),),
-    TaskStatus.FAILED: (RunFailed(attempt=1, error={}),),
+    TaskStatus.COMPLETED: (RunCompleted(attempt=1),),
+    TaskStatus.FAILED: (RunFailed(attempt=1),),
     TaskStatus.CANCELLED: (TaskCancelled(reason="no more"),),
 }
 """How a running task comes into each status."""
@@ -422,7 +434,7 @@ WAYS: Mapping[TaskStatus, Sequence[Event]] = {
 def _in_status(status: TaskStatus, event: Event) -> TaskRecord:
     """A task in that status which a run has; one that can be started if that is what happens next."""
     ready = (RunReleased(attempt=1),) if isinstance(event, RunStarted) else ()
-    record = make_record()
+    record = make_record(announced=False)
     for past in (RunStarted(worker="worker-1"), *WAYS[status], *ready):
         record = apply(record, past, NOON)
     return record

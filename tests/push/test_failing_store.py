@@ -53,7 +53,7 @@ async def test_a_stream_whose_tasks_cannot_be_looked_up_is_refused_for_now(desk:
 async def test_a_state_that_cannot_be_read_at_first_does_not_end_the_stream() -> None:
     store = MoodyStore()
     tasks = Tasks(store, settings=QUICK)
-    server = MCPServer("steps", version="1", extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
+    server = MCPServer("steps", version="1", **tasks.wiring(), log_level="CRITICAL")
     began, ended = asyncio.Event(), asyncio.Event()
 
     @server.tool()

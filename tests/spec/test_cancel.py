@@ -16,6 +16,7 @@ from mcp_tasks.stores.memory import MemoryStore
 from tests.helpers.http import HttpWire, http_client, serving_app
 from tests.helpers.rpc import MODERN, PATIENCE, Tasking, request, text_of
 from tests.helpers.server import QUICK, Desk, build
+from tests.helpers.stored import all_tasks
 
 pytestmark = pytest.mark.anyio
 
@@ -121,7 +122,7 @@ async def test_a_client_that_hangs_up_does_not_cancel_the_task_it_made() -> None
         call.cancel()
         with anyio.fail_after(PATIENCE):
             await app.hung_up.wait()
-        [record] = (await store.list()).records
+        [record] = await all_tasks(store)
         desk.gate.set()
         task = await client.until(record.id, TaskStatus.COMPLETED)
     assert text_of(task["result"]) == "through"

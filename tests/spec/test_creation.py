@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from mcp_tasks import Tasks
-from mcp_tasks.core import TaskRecord
+from mcp_tasks.core import TaskRecord, TaskRequest
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores.memory import MemoryStore
 from tests.helpers.http import serving
 from tests.helpers.rpc import EVERYTHING, INTERNAL_ERROR, TASKS, Tasking, accept, text_of
 from tests.helpers.server import QUICK, Desk, build
+from tests.helpers.stored import all_tasks
 
 pytestmark = pytest.mark.anyio
 
@@ -94,7 +95,7 @@ async def test_a_task_can_be_read_at_another_server_as_soon_as_it_is_announced(t
 class FullStore(MemoryStore):
     """A store with no room left."""
 
-    async def create(self, record: TaskRecord) -> None:
+    async def create(self, record: TaskRecord, request: TaskRequest, *, key: str | None = None) -> TaskRecord:
         raise StoreUnavailable("the disk is full")
 
 
@@ -116,10 +117,10 @@ class SlowStore(MemoryStore):
         self.reached = asyncio.Event()
         self.consistent = asyncio.Event()
 
-    async def create(self, record: TaskRecord) -> None:
+    async def create(self, record: TaskRecord, request: TaskRequest, *, key: str | None = None) -> TaskRecord:
         self.reached.set()
         await self.consistent.wait()
-        await super().create(record)
+        return await super().create(record, request, key=key)
 
 
 @pytest.mark.requirement("creation/consistent")
@@ -143,7 +144,7 @@ async def test_a_question_returned_before_the_work_is_asked_on_the_call_itself(
     asked = await client.call("ask_by_returning")
     assert asked["resultType"] == "input_required"
     assert asked["inputRequests"].keys() == {"who"}
-    assert (await store.list()).records == []
+    assert await all_tasks(store) == []
 
     answered = {"name": "ask_by_returning", "arguments": {}, "inputResponses": {"who": accept(name="Ada")}}
     created = (await client.ask("tools/call", answered)).result
@@ -156,7 +157,7 @@ async def test_a_question_for_a_parameter_is_asked_on_the_call_itself(client: Ta
     asked = await client.call("ask_before")
     assert asked["resultType"] == "input_required"
     [key] = asked["inputRequests"]
-    assert (await store.list()).records == []
+    assert await all_tasks(store) == []
 
     answered = {
         "name": "ask_before",
@@ -173,4 +174,4 @@ async def test_a_question_for_a_parameter_is_asked_on_the_call_itself(client: Ta
 async def test_a_task_remembers_which_method_it_answers(client: Tasking, store: MemoryStore) -> None:
     record = await store.get(await client.declaring(TASKS).create("echo", value=1))
     assert record is not None
-    assert record.request.method == "tools/call"
+    assert record.method == "tools/call"

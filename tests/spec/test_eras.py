@@ -10,6 +10,7 @@ from mcp_tasks.stores.memory import MemoryStore
 from tests.helpers.http import HttpWire, initialize
 from tests.helpers.rpc import EXTENSION, METHOD_NOT_FOUND, MISSING_CAPABILITY, TASKS, Tasking, request, text_of
 from tests.helpers.schema import check_legacy_result
+from tests.helpers.stored import all_tasks
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +28,7 @@ async def test_a_legacy_client_that_declares_the_extension_gets_plain_results(
         check_legacy_result("CallToolResult", reply.result)
         assert text_of(reply.result) == "plain"
         assert "resultType" not in reply.result
-    assert (await store.list()).records == []
+    assert await all_tasks(store) == []
 
 
 @pytest.mark.requirement("eras/extension-means-nothing-before")
@@ -75,7 +76,7 @@ async def test_the_task_parameter_changes_nothing(client: Tasking, wire: HttpWir
     assert plain.result["resultType"] == "complete"
     unmarked = {"name": "greet", "arguments": {"name": "Ada"}, "task": {}}
     assert (await client.ask("tools/call", unmarked)).result["resultType"] == "complete"
-    assert len((await store.list()).records) == 1
+    assert len(await all_tasks(store)) == 1
 
 
 @pytest.mark.requirement("eras/task-param-is-ignored")

@@ -6,17 +6,21 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
 
 from mcp_tasks.core import InputRequest, JournalEntry, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.core.actor import Actor
+from mcp_tasks.core.json_bytes import decode_json
+from mcp_tasks.core.record import Outcome
 from mcp_tasks.engines import Engine, LocalEngine
 from mcp_tasks.errors import StoreUnavailable
-from mcp_tasks.runtime import Body, Outcome, Run, Settings, Success, TaskRuntime, ToolPolicy
+from mcp_tasks.runtime import Body, Ending, Observer, Run, Settings, Success, TaskRuntime, ToolPolicy
+from mcp_tasks.runtime.launching import new_task_id
 from mcp_tasks.runtime.lease import uptime
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.base import Hint
@@ -24,6 +28,8 @@ from mcp_tasks.stores.hints import LocalNotifier
 
 LIMIT = 5.0
 """Seconds after which a test that waits has failed."""
+
+CLIENT = Actor("client")
 
 ONCE = ToolPolicy(rerun=False)
 RERUN = ToolPolicy(rerun=True)
@@ -64,7 +70,7 @@ class Tool:
 
 
 def ok(value: Any = "ok") -> Success:
-    """The outcome of a tool that returned `value`."""
+    """The ending of a tool that returned `value`."""
     return Success({"value": value})
 
 
@@ -88,15 +94,17 @@ def make_runtime(
     uptime: Callable[[], float] = uptime,
     namespace: str = "",
     policy: ToolPolicy = ONCE,
-    **settings: timedelta,
+    runs_tools: bool = True,
+    observers: Sequence[Observer] = (),
+    **settings: Any,
 ) -> TaskRuntime:
     """A runtime whose tools are these bodies; a single one is called `tool`. Another tool is one that it lacks."""
     known = {"tool": Tool(tools, policy)} if callable(tools) else tools
 
-    async def body(run: Run) -> Outcome:
-        return await known[run.record.request.name].body(run)
+    async def body(run: Run) -> Ending:
+        return await known[run.request.name].body(run)
 
-    async def policy_of(name: str) -> ToolPolicy | None:
+    async def policy_of(method: str, name: str) -> ToolPolicy | None:
         return known[name].policy if name in known else None
 
     return TaskRuntime(
@@ -109,6 +117,8 @@ def make_runtime(
         monotonic=monotonic,
         uptime=uptime,
         namespace=namespace,
+        runs_tools=runs_tools,
+        observers=observers,
         settings=replace(QUIET, **settings),
     )
 
@@ -124,12 +134,35 @@ async def running(tools: Mapping[str, Tool] | Body, **options: Any) -> AsyncGene
         await runtime.stop()
 
 
+async def create(
+    runtime: TaskRuntime,
+    tool: str = "tool",
+    *,
+    owner: str | None = None,
+    retention: timedelta | None = None,
+    arguments: Mapping[str, Any] | None = None,
+) -> TaskRecord:
+    """A new task that nobody has been told to run."""
+    now = runtime.now()
+    record = TaskRecord(
+        id=new_task_id(),
+        owner=owner,
+        name=tool,
+        created_at=now,
+        updated_at=now,
+        retention=retention,
+        namespace=runtime.namespace,
+    )
+    request = TaskRequest(name=tool, arguments=arguments or {})
+    return await runtime.changes.create(record, request, actor=Actor("client", owner))
+
+
 async def launch(
-    runtime: TaskRuntime, tool: str = "tool", *, ttl: timedelta | None = None, **arguments: Any
+    runtime: TaskRuntime, tool: str = "tool", *, retention: timedelta | None = None, **arguments: Any
 ) -> TaskRecord:
     """A new task, handed to the engine."""
-    record = await runtime.create(TaskRequest(name=tool, arguments=arguments), owner=None, ttl=ttl)
-    await runtime.submit(record.id)
+    record = await create(runtime, tool, retention=retention, arguments=arguments)
+    await runtime.engine.submit(record.id)
     return record
 
 
@@ -148,8 +181,26 @@ async def until(
     raise AssertionError("unreachable: the limit raises")
 
 
-async def until_final(runtime: TaskRuntime, task: TaskRecord, limit: float = LIMIT) -> TaskRecord:
-    return await until(runtime, task, lambda record: record.is_final, limit)
+@dataclass(frozen=True, kw_only=True)
+class Finished(TaskRecord):
+    """A task that has ended, together with what it ended with."""
+
+    result: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+
+
+async def until_final(runtime: TaskRuntime, task: TaskRecord, limit: float = LIMIT) -> Finished:
+    return await finished(runtime, await until(runtime, task, lambda record: record.is_final, limit))
+
+
+async def finished(runtime: TaskRuntime, record: TaskRecord) -> Finished:
+    outcome = await runtime.outcome(record.id)
+    body = None if outcome is None else cast("dict[str, Any]", decode_json(outcome.body))
+    return Finished(
+        **{field.name: getattr(record, field.name) for field in fields(TaskRecord)},
+        result=body if record.status is TaskStatus.COMPLETED else None,
+        error=body if record.status is TaskStatus.FAILED else None,
+    )
 
 
 async def until_asking(runtime: TaskRuntime, task: TaskRecord) -> TaskRecord:
@@ -159,7 +210,12 @@ async def until_asking(runtime: TaskRuntime, task: TaskRecord) -> TaskRecord:
 async def answer(runtime: TaskRuntime, task: TaskRecord, **answers: Any) -> TaskRecord:
     """Answer open questions by key, with `_` for the dash that keyword arguments cannot have."""
     record = await runtime.get(task.id, owner=None)
-    return await runtime.answer(record, {key.replace("_", "-"): value for key, value in answers.items()})
+    responses = {key.replace("_", "-"): value for key, value in answers.items()}
+    return await runtime.answer(record, responses, actor=CLIENT)
+
+
+async def cancel(runtime: TaskRuntime, task: TaskRecord, reason: str = "enough") -> TaskRecord:
+    return await runtime.cancel(task, reason, actor=CLIENT)
 
 
 async def settle(rounds: int = 50) -> None:
@@ -175,9 +231,16 @@ class PausingStore(MemoryStore):
         await anyio.lowlevel.checkpoint()
         return await super().get(task_id)
 
-    async def save(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry] = ()) -> None:
+    async def save(
+        self,
+        record: TaskRecord,
+        *,
+        expected: int,
+        entries: Sequence[JournalEntry] = (),
+        outcome: Outcome | None = None,
+    ) -> None:
         await anyio.lowlevel.checkpoint()
-        await super().save(record, expected=expected, entries=entries)
+        await super().save(record, expected=expected, entries=entries, outcome=outcome)
         await anyio.lowlevel.checkpoint()
 
 
@@ -201,18 +264,25 @@ class FailingStore(MemoryStore):
     def recover(self) -> None:
         self._save_failures = 0
 
-    async def save(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry] = ()) -> None:
+    async def save(
+        self,
+        record: TaskRecord,
+        *,
+        expected: int,
+        entries: Sequence[JournalEntry] = (),
+        outcome: Outcome | None = None,
+    ) -> None:
         if self._save_failures > 0 and self._refuse_save(record):
             self._save_failures -= 1
             raise StoreUnavailable("the disk is full")
         self.saves += 1
-        await super().save(record, expected=expected, entries=entries)
+        await super().save(record, expected=expected, entries=entries, outcome=outcome)
 
-    async def journal(self, task_id: str) -> Sequence[JournalEntry]:
+    async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
         if self._journal_failures:
             self._journal_failures -= 1
             raise StoreUnavailable("the disk is full")
-        return await super().journal(task_id)
+        return await super().journal(task_id, after=after)
 
 
 class DeafNotifier(LocalNotifier):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from mcp.shared.exceptions import MCPError
 
 from mcp_tasks.core import InputBook, InputRequest
-from mcp_tasks.server.answers import check_answers
+from mcp_tasks.protocol.answers import check_answers
+from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.testing import make_record
 
 
@@ -19,12 +19,12 @@ def _check(schema: Any, content: Any) -> None:
 
 
 def test_content_that_does_not_fit_its_schema_is_refused() -> None:
-    with pytest.raises(MCPError, match="does not fit"):
+    with pytest.raises(RpcError, match="does not fit"):
         _check({"type": "object", "required": ["name"]}, {})
 
 
 def test_a_refusal_that_quotes_what_is_not_valid_unicode_is_valid_all_the_same() -> None:
-    with pytest.raises(MCPError, match="does not fit") as refused:
+    with pytest.raises(RpcError, match="does not fit") as refused:
         _check({"type": "object", "additionalProperties": {"type": "string"}}, {"half \udcff": 5})
     assert refused.value.error.message.encode()
 

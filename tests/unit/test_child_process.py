@@ -17,8 +17,8 @@ import anyio.to_thread
 import pytest
 
 from mcp_tasks.core import TaskStatus
-from mcp_tasks.runtime import Outcome, Run, TaskContext, ToolPolicy, current_task, process
-from tests.unit.running import launch, ok, running, until_final
+from mcp_tasks.runtime import Ending, Run, TaskContext, ToolPolicy, child_process, current_task
+from tests.unit.running import CLIENT, launch, ok, running, until_final
 
 pytestmark = [
     pytest.mark.anyio,
@@ -130,15 +130,15 @@ async def test_outside_a_task_a_command_ends_with_its_caller(tmp_path: Path) -> 
 async def test_a_cancelled_task_takes_its_process_and_their_children_with_it(
     deaf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "TERMINATE_GRACE", 0.2)
+    monkeypatch.setattr(child_process, "TERMINATE_GRACE", 0.2)
 
-    async def tool(run: Run) -> Outcome:
+    async def tool(run: Run) -> Ending:
         return ok((await current_task().run_process(family(tmp_path, deaf))).returncode)
 
     async with running(tool) as runtime:
         task = await launch(runtime)
         pids = await pids_of_family(tmp_path)
-        await runtime.cancel(task, "enough")
+        await runtime.cancel(task, "enough", actor=CLIENT)
         assert await all_gone(pids)
 
 
@@ -146,23 +146,23 @@ async def test_a_cancelled_task_takes_its_process_and_their_children_with_it(
 async def test_a_cancelled_task_takes_the_processes_of_a_sync_tool_with_it(
     deaf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "TERMINATE_GRACE", 0.2)
+    monkeypatch.setattr(child_process, "TERMINATE_GRACE", 0.2)
 
     def work() -> int:
         return anyio.from_thread.run(current_task().run_process, family(tmp_path, deaf)).returncode
 
-    async def tool(run: Run) -> Outcome:
+    async def tool(run: Run) -> Ending:
         return ok(await anyio.to_thread.run_sync(work))
 
     async with running(tool) as runtime:
         task = await launch(runtime)
         pids = await pids_of_family(tmp_path)
-        await runtime.cancel(task, "enough")
+        await runtime.cancel(task, "enough", actor=CLIENT)
         assert await all_gone(pids)
 
 
 async def test_a_task_that_ran_too_long_takes_its_process_with_it(tmp_path: Path) -> None:
-    async def tool(run: Run) -> Outcome:
+    async def tool(run: Run) -> Ending:
         return ok((await current_task().run_process(family(tmp_path))).returncode)
 
     async with running(tool, policy=ToolPolicy(max_runtime=timedelta(seconds=1.5))) as runtime:
@@ -173,7 +173,7 @@ async def test_a_task_that_ran_too_long_takes_its_process_with_it(tmp_path: Path
 
 
 async def test_a_process_that_hands_its_tasks_over_takes_the_commands_with_it(tmp_path: Path) -> None:
-    async def tool(run: Run) -> Outcome:
+    async def tool(run: Run) -> Ending:
         return ok((await current_task().run_process(family(tmp_path))).returncode)
 
     async with running(tool) as runtime:

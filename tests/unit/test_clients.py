@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mcp_tasks.core import TaskRequest
-from mcp_tasks.server.clients import ClientCache
+from mcp_tasks.tools.clients import ClientCache
 
 
 def _request(version: str, *, size: int = 0, **capabilities: Any) -> TaskRequest:

@@ -3,83 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
-from contextvars import ContextVar
-from datetime import timedelta
+from contextlib import suppress
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from mcp_tasks.engines import Engine, InlineEngine, LocalEngine, Slot
+from mcp_tasks.engines import Engine, InlineEngine, LocalEngine, ReservesSlots
+from mcp_tasks.testing._engine_work import LONG, NONE, SHORT, Work, at_work, settle
+from mcp_tasks.testing.engine_suite import EngineSuite
 
 pytestmark = pytest.mark.anyio
 
-LONG, SHORT, NONE = timedelta(seconds=10), timedelta(milliseconds=20), timedelta(0)
-caller: ContextVar[str] = ContextVar("caller", default="nobody")
+
+class TestLocalEngine(EngineSuite):
+    def make_engine(self) -> Engine:
+        return LocalEngine(concurrency=4)
 
 
-class Work:
-    """Runs that begin when the engine says so and end when the test says so."""
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-        self.slots: dict[str, Slot] = {}
-        self.callers: dict[str, str] = {}
-        self._may_end: dict[str, anyio.Event] = {}
-        self._changed = anyio.Event()
-
-    async def execute(self, task_id: str, slot: Slot) -> None:
-        self.slots[task_id] = slot
-        self.callers[task_id] = caller.get()
-        self._note(f"start {task_id}")
-        try:
-            await self._gate(task_id).wait()
-        finally:
-            self._note(f"end {task_id}")
-
-    def end(self, *task_ids: str) -> None:
-        for task_id in task_ids:
-            self._gate(task_id).set()
-
-    async def until(self, *lines: str) -> None:
-        """Return when all of these have happened."""
-        with anyio.fail_after(5):
-            while not set(lines) <= set(self.log):
-                self._changed = anyio.Event()
-                await self._changed.wait()
-
-    @property
-    def running(self) -> set[str]:
-        started = [line.removeprefix("start ") for line in self.log if line.startswith("start ")]
-        return {task_id for task_id in started if f"end {task_id}" not in self.log}
-
-    def _gate(self, task_id: str) -> anyio.Event:
-        return self._may_end.setdefault(task_id, anyio.Event())
-
-    def _note(self, line: str) -> None:
-        self.log.append(line)
-        self._changed.set()
-
-
-@asynccontextmanager
-async def at_work(engine: Engine) -> AsyncGenerator[Work]:
-    work = Work()
-    await engine.start(work.execute)
-    try:
-        yield work
-    finally:
-        await settle()
-        work.end(*work.running)
-        await engine.stop(LONG)
-
-
-async def settle() -> None:
-    """Let everything happen that can happen now."""
-    for _ in range(10):
-        await anyio.lowlevel.checkpoint()
+class TestInlineEngine(EngineSuite):
+    def make_engine(self) -> Engine:
+        return InlineEngine()
 
 
 async def test_tasks_are_run_in_the_order_they_came() -> None:
@@ -151,7 +95,7 @@ async def test_the_backlog_is_what_was_submitted_again_and_waits_for_room() -> N
         # New ones do not keep a sweep from bringing what was left elsewhere.
         assert (engine.backlog, engine.is_idle) == (0, False)
         for task_id in "de":
-            await engine.submit(task_id, again=True)
+            await engine.submit(task_id, lane="again")
         assert engine.backlog == 2
         await work.until("start a")
         work.end(*"abcde")
@@ -175,7 +119,7 @@ async def test_new_tasks_and_those_submitted_again_have_room_by_turns() -> None:
         for task_id in ("first", "n1", "n2", "n3"):
             await engine.submit(task_id)
         for task_id in ("a1", "a2", "a3", "a4", "a5"):
-            await engine.submit(task_id, again=True)
+            await engine.submit(task_id, lane="again")
         everything = ("first", "n1", "n2", "n3", "a1", "a2", "a3", "a4", "a5")
         work.end(*everything)
         await work.until(*(f"end {task_id}" for task_id in everything))
@@ -188,7 +132,7 @@ async def test_a_task_that_wants_another_turn_stands_in_line_once_whatever_its_l
     async with at_work(engine) as work:
         await engine.submit("a")
         await engine.submit("b")
-        await engine.submit("b", again=True)
+        await engine.submit("b", lane="again")
         assert engine.backlog == 0
         work.end("a", "b")
         await work.until("end b")
@@ -206,7 +150,7 @@ async def test_a_run_that_waits_lets_another_one_start() -> None:
         await work.until("start b")
 
 
-async def test_giving_a_slot_back_twice_frees_one_place() -> None:
+async def test_giving_a_slot_back_twice_frees_one_slot() -> None:
     engine = LocalEngine(concurrency=1)
     async with at_work(engine) as work:
         for task_id in "abc":
@@ -218,7 +162,7 @@ async def test_giving_a_slot_back_twice_frees_one_place() -> None:
         assert work.running == {"a", "b"}
 
 
-async def test_a_run_that_ends_while_it_waits_frees_no_second_place() -> None:
+async def test_a_run_that_ends_while_it_waits_frees_no_second_slot() -> None:
     engine = LocalEngine(concurrency=1)
     async with at_work(engine) as work:
         for task_id in "abc":
@@ -286,7 +230,7 @@ async def test_runs_that_come_back_and_those_that_have_not_begun_have_room_by_tu
         assert engine.is_idle
 
 
-async def test_a_place_that_a_cancelled_run_was_given_on_its_way_back_goes_to_the_next_in_line() -> None:
+async def test_a_slot_that_a_cancelled_run_was_given_on_its_way_back_goes_to_the_next_in_line() -> None:
     engine = LocalEngine(concurrency=1)
     async with at_work(engine) as work:
         for task_id in ("a", "b"):
@@ -302,7 +246,7 @@ async def test_a_place_that_a_cancelled_run_was_given_on_its_way_back_goes_to_th
         await work.until("start c")
 
 
-async def test_two_branches_of_a_run_that_come_back_together_take_one_place() -> None:
+async def test_two_branches_of_a_run_that_come_back_together_take_one_slot() -> None:
     engine = LocalEngine(concurrency=2)
     async with at_work(engine) as work:
         await engine.submit("a")
@@ -317,7 +261,7 @@ async def test_two_branches_of_a_run_that_come_back_together_take_one_place() ->
 
 
 @pytest.mark.parametrize("its_turn_has_come", [False, True])
-async def test_a_place_is_not_lost_when_a_run_is_cancelled_on_its_way_back(its_turn_has_come: bool) -> None:
+async def test_a_slot_is_not_lost_when_a_run_is_cancelled_on_its_way_back(its_turn_has_come: bool) -> None:
     engine = LocalEngine(concurrency=1)
     async with at_work(engine) as work:
         await engine.submit("a")
@@ -340,32 +284,32 @@ async def test_a_place_is_not_lost_when_a_run_is_cancelled_on_its_way_back(its_t
         await work.until("start c")
 
 
-async def test_a_place_can_be_kept_for_a_task_that_is_being_made() -> None:
+async def test_a_slot_can_be_kept_for_a_task_that_is_being_made() -> None:
     engine = LocalEngine(concurrency=1)
     async with at_work(engine) as work:
-        place = engine.reserve()
-        assert place is not None
+        slot = engine.reserve()
+        assert slot is not None
         assert engine.reserve() is None
         await engine.submit("b")
         await settle()
         assert work.log == []
-        place.start("a")
+        slot.start("a")
         await work.until("start a")
         work.end("a")
         await work.until("start b")
 
 
-async def test_a_place_that_was_kept_for_nothing_goes_to_the_next_in_line() -> None:
+async def test_a_slot_that_was_kept_for_nothing_goes_to_the_next_in_line() -> None:
     engine = LocalEngine(concurrency=1)
     async with at_work(engine) as work:
-        place = engine.reserve()
-        assert place is not None
+        slot = engine.reserve()
+        assert slot is not None
         await engine.submit("a")
-        place.give_back()
+        slot.release()
         await work.until("start a")
 
 
-async def test_no_place_is_kept_before_those_that_wait_in_line_or_in_an_engine_that_stands_still() -> None:
+async def test_no_slot_is_kept_before_those_that_wait_in_line_or_in_an_engine_that_stands_still() -> None:
     engine = LocalEngine(concurrency=1)
     assert engine.reserve() is None
     async with at_work(engine):
@@ -375,26 +319,16 @@ async def test_no_place_is_kept_before_those_that_wait_in_line_or_in_an_engine_t
     assert engine.reserve() is None
 
 
-async def test_a_place_that_was_kept_while_the_engine_stopped_is_not_used() -> None:
+async def test_a_slot_that_was_kept_while_the_engine_stopped_is_not_used() -> None:
     engine = LocalEngine(concurrency=1)
     async with at_work(engine) as work:
-        place = engine.reserve()
-        assert place is not None
+        slot = engine.reserve()
+        assert slot is not None
         await engine.drain(NONE)
-        place.start("a")
+        slot.start("a")
         await settle()
         assert work.log == []
         assert engine.is_idle
-
-
-async def test_a_run_sees_the_context_of_the_start_and_not_of_who_submitted_it() -> None:
-    engine = LocalEngine()
-    caller.set("server")
-    async with at_work(engine) as work:
-        caller.set("request")
-        await engine.submit("a")
-        await work.until("start a")
-        assert work.callers == {"a": "server"}
 
 
 async def test_draining_starts_nothing_more_and_waits_for_what_runs() -> None:
@@ -410,16 +344,6 @@ async def test_draining_starts_nothing_more_and_waits_for_what_runs() -> None:
     assert work.log == ["start a", "end a"]
 
 
-async def test_draining_gives_up_after_its_time_and_what_runs_goes_on() -> None:
-    engine = LocalEngine()
-    async with at_work(engine) as work:
-        await engine.submit("a")
-        await work.until("start a")
-        with anyio.fail_after(5):
-            await engine.drain(SHORT)
-        assert work.running == {"a"}
-
-
 async def test_a_run_comes_back_from_its_wait_while_the_engine_drains() -> None:
     engine = LocalEngine(concurrency=1)
     async with at_work(engine) as work:
@@ -432,7 +356,7 @@ async def test_a_run_comes_back_from_its_wait_while_the_engine_drains() -> None:
 
 
 @pytest.mark.parametrize("engine", [LocalEngine(), InlineEngine()], ids=["local", "inline"])
-async def test_stopping_is_safe_twice_and_before_the_start(engine: Engine) -> None:
+async def test_stopping_twice_and_before_the_start_leaves_the_threads_as_they_were(engine: Engine) -> None:
     threads = anyio.to_thread.current_default_thread_limiter().total_tokens
     await engine.stop(NONE)
     await engine.stop(NONE)
@@ -443,12 +367,41 @@ async def test_stopping_is_safe_twice_and_before_the_start(engine: Engine) -> No
 
 
 @pytest.mark.parametrize("engine", [LocalEngine(), InlineEngine()], ids=["local", "inline"])
-async def test_what_is_submitted_to_an_engine_that_stands_still_is_not_run(engine: Engine) -> None:
-    await engine.submit("early")
-    async with at_work(engine):
-        pass
-    await engine.submit("late")
-    await settle()
+async def test_what_is_submitted_where_nothing_is_run_is_forgotten_and_left_to_the_store(engine: Engine) -> None:
+    threads = anyio.to_thread.current_default_thread_limiter().total_tokens
+    await engine.submit("before the start")
+    await engine.start(None)
+    assert anyio.to_thread.current_default_thread_limiter().total_tokens == threads
+    await engine.submit("in a process that runs nothing")
+    await engine.stop(NONE)
+    async with at_work(engine) as work:
+        work.end("a")
+        await engine.submit("a")
+        await work.until("end a")
+    await engine.submit("after the stop")
+    assert work.started == ["a"]
+    assert engine.backlog == 0
+
+
+def test_only_an_engine_that_runs_tools_beside_its_caller_keeps_slots_for_them() -> None:
+    assert isinstance(LocalEngine(), ReservesSlots)
+    assert not isinstance(InlineEngine(), ReservesSlots)
+
+
+async def test_there_is_room_while_a_slot_is_free_and_nobody_in_line() -> None:
+    engine = LocalEngine(concurrency=2)
+    async with at_work(engine) as work:
+        await engine.submit("a")
+        await work.until("start a")
+        assert engine.has_room
+        await engine.submit("b")
+        await work.until("start b")
+        assert not engine.has_room
+        work.slots["a"].release()
+        assert engine.has_room
+        await engine.submit("c")
+        await engine.submit("d")
+        assert not engine.has_room
 
 
 async def test_there_are_threads_for_all_runs_beside_those_of_everybody_else() -> None:
@@ -501,18 +454,6 @@ async def test_the_inline_engine_returns_when_the_run_waits() -> None:
     assert work.log == ["start a", "end a"]
 
 
-async def test_the_inline_engine_runs_a_task_once_at_a_time_and_once_more_if_it_was_wanted_meanwhile() -> None:
-    engine = InlineEngine()
-    async with at_work(engine) as work, anyio.create_task_group() as group:
-        group.start_soon(engine.submit, "a")
-        await work.until("start a")
-        for _ in range(2):
-            await engine.submit("a")
-        assert work.log == ["start a"]
-        work.end("a")
-    assert work.log == ["start a", "end a"] * 2
-
-
 async def test_the_inline_engine_starts_nothing_once_more_while_it_drains() -> None:
     engine = InlineEngine()
     async with at_work(engine) as work, anyio.create_task_group() as group:
@@ -522,16 +463,6 @@ async def test_the_inline_engine_starts_nothing_once_more_while_it_drains() -> N
         await engine.drain(NONE)
         work.end("a")
     assert work.log == ["start a", "end a"]
-
-
-async def test_the_inline_engine_keeps_requests_and_runs_apart() -> None:
-    engine = InlineEngine()
-    caller.set("server")
-    async with at_work(engine) as work:
-        caller.set("request")
-        work.end("a")
-        await engine.submit("a")
-        assert work.callers == {"a": "server"}
 
 
 async def test_an_inline_run_goes_on_when_its_submitter_is_cancelled() -> None:

@@ -137,7 +137,7 @@ class Process:
         self.stopped_at: float | None = None
         self.began = asyncio.get_running_loop().time()
         self.lease = Lease(
-            LEASE, beat=self._beat, look=self._look, stop_runs=self._stop, take_up=self._take_up, clock=self.uptime
+            LEASE, heartbeat=self._beat, look=self._look, stop_runs=self._stop, take_up=self._take_up, clock=self.uptime
         )
 
     def uptime(self) -> float:

@@ -11,17 +11,18 @@ import anyio
 import pytest
 
 from mcp_tasks.core import JournalEntry, RunLost, RunStarted, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import StoreUnavailable
-from mcp_tasks.runtime import Body, Outcome, Run, Settings, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.life import State
 from mcp_tasks.stores import MemoryStore
-from tests.unit.running import ONCE, RERUN, launch, ok, running, settle, until, until_final
+from tests.unit.running import CLIENT, ONCE, RERUN, launch, ok, running, settle, until, until_final
 from tests.unit.virtual_time import VirtualTimeLoop
 
 pytestmark = pytest.mark.anyio
 
 USUAL = Settings()
-LEASE = USUAL.lease.total_seconds()
+LEASE = USUAL.lease_duration.total_seconds()
 LONG = 1_000.0
 """Seconds of simulated time after which a test that waits has failed."""
 
@@ -50,9 +51,16 @@ class Net(MemoryStore):
         self._pass()
         return await super().get(task_id)
 
-    async def save(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry] = ()) -> None:
+    async def save(
+        self,
+        record: TaskRecord,
+        *,
+        expected: int,
+        entries: Sequence[JournalEntry] = (),
+        outcome: Outcome | None = None,
+    ) -> None:
         self._pass()
-        await super().save(record, expected=expected, entries=entries)
+        await super().save(record, expected=expected, entries=entries, outcome=outcome)
 
     def _pass(self) -> None:
         if self.down:
@@ -78,8 +86,8 @@ def process(
         policy=policy,
         monotonic=lambda: asyncio.get_running_loop().time(),
         uptime=(machine or Machine()).uptime,
-        lease=USUAL.lease,
-        sweep=USUAL.sweep,
+        lease_duration=USUAL.lease_duration,
+        sweep_interval=USUAL.sweep_interval,
     )
 
 
@@ -92,7 +100,7 @@ class Log:
     def body(self, name: str) -> Body:
         """A tool that works until it is stopped."""
 
-        async def work(run: Run) -> Outcome:
+        async def work(run: Run) -> Ending:
             self.lines.append(f"{name} starts run {run.attempt}")
             try:
                 await anyio.sleep_forever()
@@ -150,13 +158,13 @@ async def test_a_process_that_is_back_in_time_ends_what_may_not_run_again() -> N
 async def test_a_process_without_a_lease_claims_nothing_until_it_has_one_again() -> None:
     net = Net()
 
-    async def quick(run: Run) -> Outcome:
+    async def quick(run: Run) -> Ending:
         return ok()
 
     async with process(quick, net, ONCE) as one:
         net.cut.add(one.worker)
         await anyio.sleep(LEASE)
-        task = await one.launch(TaskRequest(name="tool", arguments={}), owner=None, ttl=None)
+        task = await one.launch(TaskRequest(name="tool", arguments={}), owner=None, retention=None)
         await anyio.sleep(LEASE)
         assert (await one.get(task.id, owner=None)).attempt == 0
         net.cut.clear()
@@ -180,7 +188,7 @@ async def test_a_short_outage_stops_nothing() -> None:
 async def test_an_outcome_waits_for_the_store_longer_than_the_lease() -> None:
     net, worked = Net(), anyio.Event()
 
-    async def work(run: Run) -> Outcome:
+    async def work(run: Run) -> Ending:
         await worked.wait()
         return ok("done")
 
@@ -210,7 +218,7 @@ async def test_a_machine_that_slept_stops_what_others_have_claimed_meanwhile() -
         lost, kept = await at_work(one), await at_work(one)
         machine.slept += 8 * 3_600
         await net.heartbeat("another", namespace="")
-        await one.change(lost, RunLost(attempt=lost.attempt), RunStarted(worker="another"))
+        await one.changes.change(lost, RunLost(attempt=lost.attempt), RunStarted(worker="another"), actor=CLIENT)
         await anyio.sleep(LEASE / 2)
         assert [(await one.get(task.id, owner=None)).worker for task in (lost, kept)] == ["another", one.worker]
         assert log.lines[2:] == ["one ends run 1, told to stop"]

@@ -14,6 +14,7 @@ from mcp_tasks.core import (
     InputWithdrawn,
     Progress,
     ProgressReported,
+    RunAskedOnCall,
     RunCompleted,
     RunFailed,
     RunLost,
@@ -21,6 +22,7 @@ from mcp_tasks.core import (
     RunReleased,
     RunStarted,
     StepRecorded,
+    TaskAnnounced,
     TaskCancelled,
     TaskRecord,
     TaskStatus,
@@ -161,7 +163,7 @@ def test_a_timer_starts_a_task_that_also_waits_for_an_answer() -> None:
 def test_what_an_older_run_says_is_refused() -> None:
     record = running(RunReleased(attempt=1), RunStarted(worker="worker-2"))
     said = (
-        RunCompleted(attempt=1, result={}),
+        RunCompleted(attempt=1),
         RunReleased(attempt=1),
         RunParked(attempt=1),
         RunLost(attempt=1),
@@ -173,8 +175,8 @@ def test_what_an_older_run_says_is_refused() -> None:
 
 
 def test_what_a_run_says_after_it_gave_the_task_up_is_refused() -> None:
-    with pytest.raises(StaleRun, match="held by None"):
-        running(RunReleased(attempt=1), RunCompleted(attempt=1, result={}))
+    with pytest.raises(StaleRun, match="nobody has claimed it"):
+        running(RunReleased(attempt=1), RunCompleted(attempt=1))
 
 
 def test_questions_make_a_task_input_required_until_the_last_answer() -> None:
@@ -244,22 +246,31 @@ def test_progress_is_seen_and_a_step_is_not() -> None:
 
 
 def test_a_result_completes_a_task_and_closes_its_questions() -> None:
-    record = apply(asking("a"), RunCompleted(attempt=1, result={"isError": True}), LATER)
+    record = apply(asking("a"), RunCompleted(attempt=1), LATER)
     assert record.status is TaskStatus.COMPLETED
-    assert record.result == {"isError": True}
     assert (record.finished_at, record.updated_at, record.worker) == (LATER, LATER, None)
     assert not record.inputs.outstanding
     assert record.inputs.used == {"a"}
 
 
 def test_an_error_fails_a_task_and_is_its_status_message() -> None:
-    record = running(RunFailed(attempt=1, error={"code": -32603, "message": "out of paper"}))
+    record = running(RunFailed(attempt=1, message="out of paper"))
     assert record.status is TaskStatus.FAILED
     assert record.status_message == "out of paper"
 
 
-def test_an_error_without_a_message_in_words_leaves_the_status_message_empty() -> None:
-    assert running(RunFailed(attempt=1, error={"code": 1, "message": 7})).status_message is None
+def test_a_tool_may_ask_on_the_original_call_until_the_task_is_announced() -> None:
+    unannounced = apply(make_record(announced=False), RunStarted(worker="worker-1"), NOON)
+    asked = apply(unannounced, RunAskedOnCall(attempt=1), LATER)
+    assert (asked.status, asked.finished_at, asked.announced) == (TaskStatus.CANCELLED, LATER, False)
+    # Both want to be first; the compare-and-swap lets one of them, and the other finds this.
+    announced = apply(unannounced, TaskAnnounced(), LATER)
+    assert (announced.announced, announced.version) == (True, unannounced.version + 1)
+    assert announced.updated_at == unannounced.updated_at
+    with pytest.raises(TransitionRefused, match="answered with the task"):
+        apply(announced, RunAskedOnCall(attempt=1), LATER)
+    assert apply(asked, TaskAnnounced(), LATER) is asked
+    assert apply(announced, TaskAnnounced(), LATER) is announced
 
 
 @pytest.mark.parametrize("record", [make_record(), running(), asking("a")], ids=["queued", "running", "asking"])
@@ -271,12 +282,12 @@ def test_a_task_is_cancelled_wherever_it_stands(record: TaskRecord) -> None:
 
 def test_a_result_after_the_cancellation_is_late_and_ignored() -> None:
     record = running(TaskCancelled(reason="changed my mind"))
-    assert apply(record, RunCompleted(attempt=1, result={}), LATER) is record
+    assert apply(record, RunCompleted(attempt=1), LATER) is record
 
 
 def test_a_clock_that_jumped_back_takes_no_time_back() -> None:
     earlier = NOON - timedelta(days=1)
-    record = apply(running(), RunCompleted(attempt=1, result={}), earlier)
+    record = apply(running(), RunCompleted(attempt=1), earlier)
     assert record.updated_at == record.finished_at == NOON
 
 

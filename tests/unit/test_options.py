@@ -65,7 +65,10 @@ def test_a_task_may_be_kept_for_good() -> None:
     assert TaskOptions(ttl=None).ttl is None
 
 
-@pytest.mark.parametrize("setting", ["lease", "sweep", "look", "drain", "stop", "progress", "trial"])
+@pytest.mark.parametrize(
+    "setting",
+    ["lease_duration", "sweep_interval", "look_interval", "drain_timeout", "stop_timeout", "progress_interval"],
+)
 def test_a_setting_that_is_a_bare_number_is_refused_with_what_to_write(setting: str) -> None:
     with pytest.raises(InvalidDuration, match=rf"{setting}=timedelta\(seconds=15\)"):
         Settings(**{setting: 15})  # pyright: ignore[reportArgumentType]

@@ -23,9 +23,9 @@ from mcp_tasks.testing.clock import NOON
 HOUR = timedelta(hours=1)
 
 
-def finished(after: timedelta, ttl: timedelta | None = HOUR) -> TaskRecord:
-    record = apply(make_record(ttl=ttl), RunStarted(worker="worker-1"), NOON)
-    return apply(record, RunCompleted(attempt=1, result={}), NOON + after)
+def finished(after: timedelta, retention: timedelta | None = HOUR) -> TaskRecord:
+    record = apply(make_record(retention=retention), RunStarted(worker="worker-1"), NOON)
+    return apply(record, RunCompleted(attempt=1), NOON + after)
 
 
 @pytest.mark.parametrize(
@@ -48,20 +48,20 @@ def test_an_interval_that_the_author_chose_stays() -> None:
 
 
 def test_a_running_task_does_not_expire_however_old_it_is() -> None:
-    record = make_record(ttl=timedelta(seconds=1))
+    record = make_record(retention=timedelta(seconds=1))
     assert expires_at(record) is None
     assert not is_expired(record, NOON + timedelta(days=10_000))
 
 
-def test_a_finished_task_expires_its_ttl_after_the_end() -> None:
+def test_a_finished_task_expires_its_retention_after_the_end() -> None:
     record = finished(timedelta(days=3))
     assert expires_at(record) == NOON + timedelta(days=3) + HOUR
     assert not is_expired(record, NOON + timedelta(days=3) + HOUR - timedelta(microseconds=1))
     assert is_expired(record, NOON + timedelta(days=3) + HOUR)
 
 
-def test_a_task_without_a_ttl_is_kept_for_good() -> None:
-    record = finished(HOUR, ttl=None)
+def test_a_task_without_a_retention_is_kept_for_good() -> None:
+    record = finished(HOUR, retention=None)
     assert expires_at(record) is None
     assert lifetime(record, NOON + HOUR) is None
     assert not is_expired(record, NOON + timedelta(days=10_000))
@@ -78,7 +78,7 @@ def test_a_task_without_a_ttl_is_kept_for_good() -> None:
         (timedelta(hours=24), timedelta(hours=25)),
     ],
 )
-def test_the_lifetime_of_a_running_task_grows_in_steps_of_half_a_ttl(age: timedelta, told: timedelta) -> None:
+def test_the_lifetime_of_a_running_task_grows_in_steps_of_half_a_retention(age: timedelta, told: timedelta) -> None:
     assert lifetime(make_record(), NOON + age) == told
 
 
@@ -88,8 +88,8 @@ def test_the_lifetime_of_a_finished_task_ends_when_the_task_does() -> None:
     assert lifetime(record, NOON + timedelta(hours=9)) == timedelta(hours=3)
 
 
-def test_a_lifetime_can_be_told_for_the_shortest_ttl_there_is() -> None:
-    record = make_record(ttl=timedelta(microseconds=1))
+def test_a_lifetime_can_be_told_for_the_shortest_retention_there_is() -> None:
+    record = make_record(retention=timedelta(microseconds=1))
     told = lifetime(record, NOON + timedelta(milliseconds=5))
     assert told == timedelta(milliseconds=5, microseconds=1)
 

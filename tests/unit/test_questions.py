@@ -6,14 +6,17 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 
 import anyio
 import pytest
 
 from mcp_tasks.core import JournalEntry, TaskRecord, TaskStatus
-from mcp_tasks.runtime import Outcome, Run, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.core.record import Outcome
+from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
 from tests.unit.running import (
+    CLIENT,
     ONCE,
     RERUN,
     FailingStore,
@@ -36,15 +39,15 @@ AT_ONCE = ToolPolicy(rerun=True, park_after=timedelta(0))
 """Leaves memory as soon as it waits."""
 
 
-async def ask_one(run: Run) -> Outcome:
+async def ask_one(run: Run) -> Ending:
     return ok(await run.ask(question("Sure?")))
 
 
-async def ask_two_together(run: Run) -> Outcome:
+async def ask_two_together(run: Run) -> Ending:
     return ok(await asyncio.gather(run.ask(question("Name?")), run.ask(question("Sure?"))))
 
 
-async def ask_two_in_turn(run: Run) -> Outcome:
+async def ask_two_in_turn(run: Run) -> Ending:
     return ok([await run.ask(question("Name?")), await run.ask(question("Sure?"))])
 
 
@@ -95,7 +98,7 @@ async def test_questions_asked_in_turn_are_put_in_turn_under_keys_of_their_own()
 
 
 async def test_several_questions_come_back_under_the_callers_labels() -> None:
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         return ok(await run.ask_all({"name": question("Name?"), "sure": question("Sure?")}))
 
     async with running(body) as runtime:
@@ -119,7 +122,7 @@ async def test_an_answer_to_a_question_that_nobody_asked_is_ignored() -> None:
         assert await answer(runtime, task, elicitation_99="what?") == await runtime.get(task.id, owner=None)
         await answer(runtime, task, elicitation_1="yes", elicitation_99="what?")
         assert (await until_final(runtime, task)).result == {"value": "yes"}
-        assert answers(await runtime.journal(task.id)) == {"elicitation-1": "yes"}
+        assert answers(await runtime.store.journal(task.id)) == {"elicitation-1": "yes"}
 
 
 async def test_a_second_answer_comes_too_late() -> None:
@@ -135,9 +138,9 @@ async def test_a_second_answer_comes_too_late() -> None:
 async def test_an_answer_to_a_finished_task_changes_nothing() -> None:
     async with running(ask_one) as runtime:
         task = await until_asking(runtime, await launch(runtime))
-        cancelled = await runtime.cancel(task, "enough")
-        assert await runtime.answer(task, {"elicitation-1": "yes"}) == cancelled
-        assert answers(await runtime.journal(task.id)) == {}
+        cancelled = await runtime.cancel(task, "enough", actor=CLIENT)
+        assert await runtime.answer(task, {"elicitation-1": "yes"}, actor=CLIENT) == cancelled
+        assert answers(await runtime.store.journal(task.id)) == {}
 
 
 async def test_of_answers_that_race_from_two_processes_exactly_one_is_taken() -> None:
@@ -147,7 +150,7 @@ async def test_of_answers_that_race_from_two_processes_exactly_one_is_taken() ->
             task = await until_asking(one, await launch(one))
             async with anyio.create_task_group() as group:
                 for runtime, value in ((one, "one"), (other, "other"), (one, "third")):
-                    group.start_soon(runtime.answer, task, {"elicitation-1": value})
+                    group.start_soon(partial(runtime.answer, task, {"elicitation-1": value}, actor=CLIENT))
             record = await until_final(one, task)
             taken = answers(await store.journal(task.id))
             assert record.result == {"value": taken["elicitation-1"]}
@@ -157,8 +160,8 @@ async def test_of_answers_that_race_from_two_processes_exactly_one_is_taken() ->
 async def test_an_answer_from_an_old_view_of_the_task_is_taken() -> None:
     async with running(ask_two_together) as runtime:
         old = await until_asking(runtime, await launch(runtime))
-        await runtime.answer(old, {"elicitation-1": "Ann"})
-        await runtime.answer(old, {"elicitation-2": True})
+        await runtime.answer(old, {"elicitation-1": "Ann"}, actor=CLIENT)
+        await runtime.answer(old, {"elicitation-2": True}, actor=CLIENT)
         assert (await until_final(runtime, old)).result == {"value": ["Ann", True]}
 
 
@@ -172,7 +175,7 @@ async def impatient(run: Run) -> str:
 async def test_a_question_that_the_tool_gives_up_on_is_withdrawn() -> None:
     end = anyio.Event()
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         heard = await impatient(run)
         await end.wait()
         return ok(heard)
@@ -184,13 +187,13 @@ async def test_a_question_that_the_tool_gives_up_on_is_withdrawn() -> None:
         await answer(runtime, task, elicitation_1="too late")
         end.set()
         assert (await until_final(runtime, task)).result == {"value": "did not wait"}
-        assert answers(await runtime.journal(task.id)) == {}
+        assert answers(await runtime.store.journal(task.id)) == {}
 
 
 async def test_a_run_that_gave_up_on_a_question_can_be_started_again() -> None:
     store, begun = MemoryStore(), anyio.Event()
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         heard = await impatient(run)
         if run.attempt == 1:
             begun.set()
@@ -207,7 +210,7 @@ async def test_a_run_that_gave_up_on_a_question_can_be_started_again() -> None:
 
 
 async def test_open_questions_are_withdrawn_with_the_end_of_the_task() -> None:
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         asked = asyncio.ensure_future(run.ask(question("Sure?")))
         await asyncio.wait({asked}, timeout=0.01)
         return ok("did not wait")
@@ -231,7 +234,7 @@ async def test_a_question_given_up_while_it_is_being_written_is_withdrawn_and_it
     store = SlowSaves()
     given_up = asyncio.Event()
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         first = asyncio.create_task(run.ask(question("Name?")))
         second = asyncio.create_task(run.ask(question("Sure?")))
         await store.saving.wait()
@@ -258,11 +261,18 @@ class SlowSaves(MemoryStore):
         self.saving = asyncio.Event()
         self.go_on = asyncio.Event()
 
-    async def save(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry] = ()) -> None:
+    async def save(
+        self,
+        record: TaskRecord,
+        *,
+        expected: int,
+        entries: Sequence[JournalEntry] = (),
+        outcome: Outcome | None = None,
+    ) -> None:
         if record.inputs.outstanding and not self.saving.is_set():
             self.saving.set()
             await self.go_on.wait()
-        await super().save(record, expected=expected, entries=entries)
+        await super().save(record, expected=expected, entries=entries, outcome=outcome)
 
 
 # Waiting holds nothing
@@ -270,7 +280,7 @@ class SlowSaves(MemoryStore):
 
 @pytest.mark.parametrize("policy", [ONCE, RERUN, AT_ONCE], ids=["once", "held", "unwound"])
 async def test_a_hundred_tasks_wait_while_others_run_one_at_a_time(policy: ToolPolicy) -> None:
-    async def work(run: Run) -> Outcome:
+    async def work(run: Run) -> Ending:
         return ok("worked")
 
     tools = {"ask": Tool(ask_one, policy), "work": Tool(work)}
@@ -299,7 +309,7 @@ async def test_a_run_that_may_not_run_again_stays_in_memory_while_it_waits() -> 
 async def test_a_run_that_waits_for_long_leaves_memory_and_comes_back_with_its_answer() -> None:
     entered: Counter[int] = Counter()
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         entered[run.attempt] += 1
         return await ask_two_in_turn(run)
 
@@ -330,7 +340,7 @@ async def test_questions_asked_from_branches_wait_in_memory() -> None:
 
 
 async def test_one_of_several_answers_wakes_a_task_that_another_process_left_waiting() -> None:
-    async def first_answer(run: Run) -> Outcome:
+    async def first_answer(run: Run) -> Ending:
         asks = [asyncio.create_task(run.ask(question(name))) for name in ("Ann?", "Bob?")]
         done, rest = await asyncio.wait(asks, return_when=asyncio.FIRST_COMPLETED)
         for ask in rest:
@@ -375,7 +385,7 @@ async def test_a_task_that_waits_outlives_any_number_of_processes() -> None:
 
 
 async def test_a_waiting_run_does_not_hold_a_shutdown_up() -> None:
-    async with running(ask_one, policy=RERUN, drain=timedelta(hours=1)) as runtime:
+    async with running(ask_one, policy=RERUN, drain_timeout=timedelta(hours=1)) as runtime:
         await until_asking(runtime, await launch(runtime))
         with anyio.fail_after(5):
             await runtime.stop()
@@ -384,8 +394,8 @@ async def test_a_waiting_run_does_not_hold_a_shutdown_up() -> None:
 async def test_a_parked_task_can_be_cancelled() -> None:
     async with running(ask_one, policy=AT_ONCE) as runtime:
         task = await until_parked(runtime, await launch(runtime))
-        assert (await runtime.cancel(task, "enough")).status is TaskStatus.CANCELLED
-        await runtime.answer(task, {"elicitation-1": "yes"})
+        assert (await runtime.cancel(task, "enough", actor=CLIENT)).status is TaskStatus.CANCELLED
+        await runtime.answer(task, {"elicitation-1": "yes"}, actor=CLIENT)
         await settle()
         assert (await runtime.get(task.id, owner=None)).attempt == 1
 
@@ -397,11 +407,18 @@ class SlowReleaseStore(MemoryStore):
         super().__init__()
         self.releasing, self.go_on = anyio.Event(), anyio.Event()
 
-    async def save(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry] = ()) -> None:
+    async def save(
+        self,
+        record: TaskRecord,
+        *,
+        expected: int,
+        entries: Sequence[JournalEntry] = (),
+        outcome: Outcome | None = None,
+    ) -> None:
         if record.attempt and record.worker is None and not record.is_final:
             self.releasing.set()
             await self.go_on.wait()
-        await super().save(record, expected=expected, entries=entries)
+        await super().save(record, expected=expected, entries=entries, outcome=outcome)
 
 
 async def test_an_answer_that_comes_while_the_run_leaves_memory_is_acted_on_at_once() -> None:
@@ -417,7 +434,7 @@ async def test_an_answer_that_comes_while_the_run_leaves_memory_is_acted_on_at_o
 async def test_an_answer_that_comes_while_the_old_run_tidies_up_is_acted_on_at_once() -> None:
     tidied = anyio.Event()
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         try:
             return await ask_one(run)
         finally:
@@ -435,7 +452,7 @@ async def test_an_answer_that_comes_while_the_old_run_tidies_up_is_acted_on_at_o
 async def test_no_branch_of_a_tool_waits_on_after_its_run_is_over() -> None:
     branches: list[asyncio.Task[object]] = []
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         # Waiting for a branch does not cancel it, as `gather` would.
         branches.append(asyncio.create_task(run.ask(question("Sure?"))))
         await asyncio.wait(branches)
@@ -457,7 +474,7 @@ async def test_a_run_that_waits_in_one_branch_and_works_in_another_stays_in_memo
         await worked.wait()
         return "worked"
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         return ok(await asyncio.gather(run.ask(question("Sure?")), current_task().step("work", work)))
 
     async with running(body, policy=AT_ONCE) as runtime:
@@ -474,7 +491,7 @@ async def test_a_run_that_waits_in_one_branch_and_works_in_another_stays_in_memo
 
 
 async def test_a_run_that_asks_something_else_the_second_time_is_refused_with_the_difference() -> None:
-    async def fickle(run: Run) -> Outcome:
+    async def fickle(run: Run) -> Ending:
         return ok(await run.ask(question(f"Question of run {run.attempt}?")))
 
     async with running(fickle, policy=AT_ONCE) as runtime:
@@ -492,7 +509,7 @@ async def test_a_run_that_asks_something_else_the_second_time_is_refused_with_th
 async def test_a_recorded_answer_never_goes_to_another_question() -> None:
     heard: list[object] = []
 
-    async def fickle(run: Run) -> Outcome:
+    async def fickle(run: Run) -> Ending:
         first, second = ("a", "b") if run.attempt == 1 else ("b", "a")
         heard.append((first, await run.ask(question(first))))
         heard.append((second, await run.ask(question(second))))
@@ -507,7 +524,7 @@ async def test_a_recorded_answer_never_goes_to_another_question() -> None:
 
 
 async def test_what_varies_is_kept_still_by_a_step() -> None:
-    async def careful(run: Run) -> Outcome:
+    async def careful(run: Run) -> Ending:
         number = await current_task().step("number", lambda: run.attempt)
         return ok([number, await run.ask(question(f"Question {number}?"))])
 
@@ -519,7 +536,7 @@ async def test_what_varies_is_kept_still_by_a_step() -> None:
 
 
 async def test_answers_are_checked_against_the_questions_they_are_written_for() -> None:
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         return ok([await run.ask(question("Name?")), await run.ask(question("Sure?"))])
 
     checked: list[set[str]] = []
@@ -535,6 +552,6 @@ async def test_answers_are_checked_against_the_questions_they_are_written_for() 
         await until(runtime, task, lambda record: "elicitation-2" in record.inputs.outstanding)
         with pytest.raises(ValueError, match="no answer"):
             # `task` is from before: the answer to the first question is in, and the second one is open by now.
-            await runtime.answer(task, {"elicitation-1": "Ada", "elicitation-2": "garbage"}, check=check)
+            await runtime.answer(task, {"elicitation-1": "Ada", "elicitation-2": "garbage"}, actor=CLIENT, check=check)
         assert checked == [{"elicitation-1"}, {"elicitation-2"}]
         assert "elicitation-2" in (await runtime.get(task.id, owner=None)).inputs.outstanding

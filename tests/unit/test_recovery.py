@@ -10,18 +10,26 @@ from itertools import pairwise
 import anyio
 import pytest
 
-from mcp_tasks.core import InputRequested, JournalEntry, RunLost, RunStarted, TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.errors import TaskUnreadable
-from mcp_tasks.runtime import Outcome, Run, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.core import InputRequested, JournalEntry, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.errors import StoreUnavailable, TaskUnreadable
+from mcp_tasks.runtime import Ending, Run, ToolPolicy, current_task
 from mcp_tasks.runtime.claims import TRIES_TO_LOOK_UP
-from mcp_tasks.runtime.janitor import BATCH, PER_SWEEP, TROUBLES_BEFORE_THE_END
+from mcp_tasks.runtime.idleness import LONGEST_PAUSE
+from mcp_tasks.runtime.queue_sweep import BATCH
+from mcp_tasks.runtime.recovery import PER_SWEEP, TROUBLES_BEFORE_THE_END
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import FakeClock
+from tests.unit.losing import ANOTHER, HOUR, SECOND, as_of_now, claimed_by, queued, sweep_for
 from tests.unit.running import (
     ONCE,
     RERUN,
     FailingStore,
+    Finished,
+    PausingStore,
+    Seconds,
     Tool,
+    cancel,
+    create,
     launch,
     make_runtime,
     ok,
@@ -35,45 +43,17 @@ from tests.unit.running import (
 
 pytestmark = pytest.mark.anyio
 
-HOUR = timedelta(hours=1)
 
-
-async def at_once(run: Run) -> Outcome:
+async def at_once(run: Run) -> Ending:
     return ok()
 
 
-async def never_ending(run: Run) -> Outcome:
+async def never_ending(run: Run) -> Ending:
     await anyio.sleep_forever()
     raise AssertionError("unreachable")
 
 
-async def held_by(runtime: TaskRuntime, worker: str, tool: str = "tool", *, lost: int = 0) -> TaskRecord:
-    """A task whose run another process has, after so many lost ones."""
-    task = await runtime.create(TaskRequest(name=tool, arguments={}), owner=None, ttl=HOUR)
-    for earlier in range(lost):
-        await runtime.change(await _now(runtime, task), RunStarted(worker=f"earlier {earlier}"))
-        await _lose(runtime, task)
-    return await runtime.change(await _now(runtime, task), RunStarted(worker=worker))
-
-
-async def queued(runtime: TaskRuntime, tool: str = "tool", *, lost: int = 0) -> TaskRecord:
-    """A task that nobody has, after so many lost runs."""
-    task = await held_by(runtime, "the last one", tool, lost=lost - 1)
-    return await _lose(runtime, task)
-
-
-async def _lose(runtime: TaskRuntime, task: TaskRecord) -> TaskRecord:
-    record = await _now(runtime, task)
-    return await runtime.change(record, RunLost(attempt=record.attempt))
-
-
-async def _now(runtime: TaskRuntime, task: TaskRecord) -> TaskRecord:
-    record = await runtime.store.get(task.id)
-    assert record is not None
-    return record
-
-
-def error_type(record: TaskRecord) -> str | None:
+def error_type(record: Finished) -> str | None:
     return None if record.error is None else record.error["data"]["type"]
 
 
@@ -88,7 +68,7 @@ async def test_a_tool_that_takes_its_process_down_is_given_up_after_so_many_runs
     store = MemoryStore()
     policy = ToolPolicy(rerun=True, max_lost_runs=3)
     made = make_runtime(never_ending, store=store, policy=policy)
-    task = await made.create(TaskRequest(name="tool", arguments={}), owner=None, ttl=None)
+    task = await create(made)
     for attempt in (1, 2, 3):
         runtime = make_runtime(never_ending, store=store, policy=policy)
         await runtime.start()
@@ -100,7 +80,7 @@ async def test_a_tool_that_takes_its_process_down_is_given_up_after_so_many_runs
 
 
 async def test_a_run_that_gets_further_begins_the_count_anew() -> None:
-    async def stepping(run: Run) -> Outcome:
+    async def stepping(run: Run) -> Ending:
         await current_task().step(f"step {run.attempt}", _nothing)
         return await never_ending(run)
 
@@ -118,7 +98,7 @@ async def _nothing() -> None:
 async def test_parking_draining_and_releasing_are_no_losses() -> None:
     store = MemoryStore()
 
-    async def asking(run: Run) -> Outcome:
+    async def asking(run: Run) -> Ending:
         return ok(await run.ask(question("Sure?")))
 
     parked = ToolPolicy(rerun=True, park_after=timedelta(0), max_lost_runs=2)
@@ -128,7 +108,7 @@ async def test_parking_draining_and_releasing_are_no_losses() -> None:
         tasks = [await launch(runtime, name) for name in tools]
         await until(runtime, tasks[0], lambda record: record.attempt == 1 and record.worker is None)
         await until_asking(runtime, tasks[1])
-    records = [await _now(runtime, task) for task in tasks]
+    records = [await as_of_now(runtime, task) for task in tasks]
     assert [(record.worker, record.lost, record.is_final) for record in records] == [(None, 0, False)] * 3
 
 
@@ -136,7 +116,7 @@ async def test_a_task_that_cannot_be_lost_once_more_runs_apart_from_others_like_
     started: list[str] = []
     ended: dict[str, anyio.Event] = {}
 
-    async def suspect(run: Run) -> Outcome:
+    async def suspect(run: Run) -> Ending:
         started.append(run.record.id)
         await ended.setdefault(run.record.id, anyio.Event()).wait()
         return ok()
@@ -166,10 +146,10 @@ class UnreadableJournals(MemoryStore):
         super().__init__()
         self.unreadable: set[str] = set()
 
-    async def journal(self, task_id: str) -> Sequence[JournalEntry]:
+    async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
         if task_id in self.unreadable:
             raise TaskUnreadable(task_id, "the journal is damaged")
-        return await super().journal(task_id)
+        return await super().journal(task_id, after=after)
 
 
 @pytest.mark.parametrize("what", ["journal", "store", "cancelled"])
@@ -181,24 +161,24 @@ async def test_a_suspect_that_could_not_be_started_does_not_keep_the_others_back
             store.unreadable.add(bad.id)
         else:
             store.refuse_journal()
-        await runtime.submit(bad.id)
+        await runtime.submit(bad.id, owner=None)
         await settle()
         if what == "cancelled":
-            await runtime.cancel(await _now(runtime, bad), "enough")
-        await runtime.submit(good.id)
+            await cancel(runtime, await as_of_now(runtime, bad))
+        await runtime.submit(good.id, owner=None)
         assert (await until_final(runtime, good)).status is TaskStatus.COMPLETED
 
 
 async def test_a_suspect_that_got_further_does_not_keep_the_others_back() -> None:
-    async def stepping(run: Run) -> Outcome:
+    async def stepping(run: Run) -> Ending:
         await current_task().step("further", _nothing)
         return await never_ending(run)
 
     async with running({"stepping": Tool(stepping, RERUN), "quick": Tool(at_once, RERUN)}) as runtime:
         one, other = await queued(runtime, "stepping", lost=2), await queued(runtime, "quick", lost=2)
-        await runtime.submit(one.id)
+        await runtime.submit(one.id, owner=None)
         await until(runtime, one, lambda record: record.attempt == 3 and record.lost == 0)
-        await runtime.submit(other.id)
+        await runtime.submit(other.id, owner=None)
         assert (await until_final(runtime, other)).status is TaskStatus.COMPLETED
 
 
@@ -225,7 +205,7 @@ async def test_a_task_that_another_process_recovered_and_runs_is_not_taken_from_
         running(never_ending, store=store, policy=RERUN) as one,
         running(never_ending, store=store, policy=RERUN) as other,
     ):
-        task = await held_by(one, "gone")
+        task = await claimed_by(one, "gone")
 
         async def other_is_first() -> None:
             await other.janitor.sweep()
@@ -234,7 +214,7 @@ async def test_a_task_that_another_process_recovered_and_runs_is_not_taken_from_
         store.meanwhile = other_is_first
         await one.janitor.recover_lost()
         await settle()
-        record = await _now(one, task)
+        record = await as_of_now(one, task)
         assert (record.worker, record.attempt) == (other.worker, 2)
 
 
@@ -244,10 +224,10 @@ async def test_a_task_that_another_process_recovered_and_runs_is_not_taken_from_
 async def test_tasks_that_cannot_be_recovered_here_do_not_hide_those_behind_them() -> None:
     async with running({"ours": Tool(at_once, RERUN)}) as runtime:
         for _ in range(PER_SWEEP + 1):
-            await held_by(runtime, "gone", "theirs")
-        ours = await held_by(runtime, "gone", "ours")
+            await claimed_by(runtime, "gone", "theirs")
+        ours = await claimed_by(runtime, "gone", "ours")
         await runtime.janitor.sweep()
-        assert (await _now(runtime, ours)).worker == "gone", "one sweep does only so much"
+        assert (await as_of_now(runtime, ours)).worker == "gone", "one sweep does only so much"
         await runtime.janitor.sweep()
         assert (await until_final(runtime, ours)).status is TaskStatus.COMPLETED
 
@@ -255,8 +235,8 @@ async def test_tasks_that_cannot_be_recovered_here_do_not_hide_those_behind_them
 async def test_queued_tasks_that_cannot_be_started_here_do_not_hide_those_behind_them() -> None:
     async with running({"ours": Tool(at_once)}) as runtime:
         for _ in range(2 * BATCH):
-            await runtime.create(TaskRequest(name="theirs", arguments={}), owner=None, ttl=None)
-        ours = await runtime.create(TaskRequest(name="ours", arguments={}), owner=None, ttl=None)
+            await create(runtime, "theirs")
+        ours = await create(runtime, "ours")
         for _ in range(3):
             await runtime.janitor.sweep()
         assert (await until_final(runtime, ours)).status is TaskStatus.COMPLETED
@@ -265,12 +245,12 @@ async def test_queued_tasks_that_cannot_be_started_here_do_not_hide_those_behind
 async def test_many_queued_tasks_do_not_keep_a_timer_from_ringing() -> None:
     clock, order = FakeClock(), list[str]()
 
-    async def sleeping(run: Run) -> Outcome:
+    async def sleeping(run: Run) -> Ending:
         await current_task().sleep(HOUR)
         order.append("awake")
         return ok()
 
-    async def noted(run: Run) -> Outcome:
+    async def noted(run: Run) -> Ending:
         order.append("noted")
         return ok()
 
@@ -279,7 +259,7 @@ async def test_many_queued_tasks_do_not_keep_a_timer_from_ringing() -> None:
         asleep = await launch(runtime, "sleeping")
         await until(runtime, asleep, lambda record: record.attempt == 1 and record.worker is None)
         for _ in range(10 * BATCH):
-            await runtime.create(TaskRequest(name="noted", arguments={}), owner=None, ttl=None)
+            await create(runtime, "noted")
         clock.advance(HOUR)
         while len(order) < 10 * BATCH + 1:
             await runtime.janitor.sweep()
@@ -293,14 +273,14 @@ async def test_many_queued_tasks_do_not_keep_a_timer_from_ringing() -> None:
 async def test_tasks_of_another_server_in_the_same_store_are_left_alone() -> None:
     store, clock = MemoryStore(), FakeClock()
     theirs = make_runtime(at_once, store=store, namespace="theirs", clock=clock)
-    waiting = await theirs.create(TaskRequest(name="tool", arguments={}), owner=None, ttl=None)
-    lost = await held_by(theirs, "gone")
+    waiting = await create(theirs)
+    lost = await claimed_by(theirs, "gone")
     async with running(at_once, store=store, namespace="ours", clock=clock, policy=RERUN) as ours:
         await ours.janitor.sweep()
         # Also one that is carried here by mistake.
-        await ours.submit(waiting.id)
+        await ours.submit(waiting.id, owner=None)
         await settle()
-        assert [await _now(ours, task) for task in (waiting, lost)] == [waiting, lost]
+        assert [await as_of_now(ours, task) for task in (waiting, lost)] == [waiting, lost]
     async with running(at_once, store=store, namespace="theirs", clock=clock, policy=RERUN) as theirs:
         for task in (waiting, lost):
             assert (await until_final(theirs, task)).status is TaskStatus.COMPLETED
@@ -320,12 +300,12 @@ async def test_tasks_of_a_tool_that_this_process_lacks_wait_for_one_that_has_it(
 ) -> None:
     store = MemoryStore()
     async with running({"here": Tool(at_once)}, store=store) as one:
-        waiting = [await one.create(TaskRequest(name="there", arguments={}), owner=None, ttl=None) for _ in range(3)]
-        lost = [await held_by(one, "gone", "there") for _ in range(3)]
+        waiting = [await create(one, "there") for _ in range(3)]
+        lost = [await claimed_by(one, "gone", "there") for _ in range(3)]
         for _ in range(3):
             await one.janitor.sweep()
             await settle()
-        assert [await _now(one, task) for task in (*waiting, *lost)] == [*waiting, *lost]
+        assert [await as_of_now(one, task) for task in (*waiting, *lost)] == [*waiting, *lost]
         assert lines_about(caplog, "this server has no tool 'there'") == 1
         async with running({"there": Tool(at_once, RERUN)}, store=store) as other:
             for task in (*waiting, *lost):
@@ -341,16 +321,16 @@ async def test_a_look_up_that_raises_is_tried_with_each_sweep_and_then_the_task_
     async with running({"good": Tool(at_once, RERUN), "bad": Tool(at_once, RERUN)}) as runtime:
         policy = runtime.policy
 
-        async def broken(name: str) -> ToolPolicy | None:
+        async def broken(method: str, name: str) -> ToolPolicy | None:
             if name == "bad":
                 raise RuntimeError("the tool cannot be looked up")
-            return await policy(name)
+            return await policy(method, name)
 
         runtime.policy = broken
-        bad, good = await held_by(runtime, "gone", "bad"), await held_by(runtime, "gone", "good")
+        bad, good = await claimed_by(runtime, "gone", "bad"), await claimed_by(runtime, "gone", "good")
         for _ in range(TROUBLES_BEFORE_THE_END - 1):
             await runtime.janitor.sweep()
-            assert (await _now(runtime, bad)).worker == "gone"
+            assert (await as_of_now(runtime, bad)).worker == "gone"
         assert (await until_final(runtime, good)).status is TaskStatus.COMPLETED
         await runtime.janitor.sweep()
         assert error_type(await until_final(runtime, bad)) == "Interrupted"
@@ -361,15 +341,15 @@ async def test_a_look_up_that_works_again_in_time_saves_the_task() -> None:
     async with running(at_once, policy=RERUN) as runtime:
         policy, failures = runtime.policy, 2
 
-        async def broken(name: str) -> ToolPolicy | None:
+        async def broken(method: str, name: str) -> ToolPolicy | None:
             nonlocal failures
             failures -= 1
             if failures >= 0:
                 raise RuntimeError("not now")
-            return await policy(name)
+            return await policy(method, name)
 
         runtime.policy = broken
-        task = await held_by(runtime, "gone")
+        task = await claimed_by(runtime, "gone")
         for _ in range(3):
             await runtime.janitor.sweep()
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
@@ -381,14 +361,14 @@ async def test_a_task_whose_tool_could_not_be_looked_up_when_it_was_made_is_run_
     async with running(at_once, policy=ONCE) as runtime:
         policy = runtime.policy
 
-        async def broken(name: str) -> ToolPolicy | None:
+        async def broken(method: str, name: str) -> ToolPolicy | None:
             raise RuntimeError("not now")
 
         runtime.policy = broken
-        task = await runtime.launch(TaskRequest(name="tool", arguments={}), owner=None, ttl=None)
+        task = await runtime.launch(TaskRequest(name="tool", arguments={}), owner=None, retention=None)
         await settle()
         # It never began, so there is nothing that it could have done in part.
-        assert (await _now(runtime, task)).worker is None
+        assert (await as_of_now(runtime, task)).worker is None
         runtime.policy = policy
         await runtime.janitor.sweep()
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
@@ -396,16 +376,19 @@ async def test_a_task_whose_tool_could_not_be_looked_up_when_it_was_made_is_run_
 
 
 async def test_a_task_whose_tool_can_never_be_looked_up_ends_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    async with running(at_once, policy=ONCE) as runtime:
+    monotonic = Seconds()
+    async with running(at_once, policy=ONCE, monotonic=monotonic) as runtime:
 
-        async def broken(name: str) -> ToolPolicy | None:
+        async def broken(method: str, name: str) -> ToolPolicy | None:
             raise RuntimeError("not now")
 
         runtime.policy = broken
-        task = await runtime.launch(TaskRequest(name="tool", arguments={}), owner=None, ttl=None)
+        task = await runtime.launch(TaskRequest(name="tool", arguments={}), owner=None, retention=None)
         for _ in range(TRIES_TO_LOOK_UP):
+            assert not (await as_of_now(runtime, task)).is_final
             await runtime.janitor.sweep()
             await settle(10)
+            monotonic.advance(LONGEST_PAUSE)
         ended = await until_final(runtime, task)
         assert (ended.status, error_type(ended)) == (TaskStatus.FAILED, "CannotStart")
     assert lines_about(caplog, "not now") == 1
@@ -427,14 +410,14 @@ class DamagedStore(MemoryStore):
 async def test_a_row_that_cannot_be_read_is_one_bad_task_and_is_spoken_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    store = DamagedStore()
-    async with running(at_once, store=store, policy=RERUN) as runtime:
+    store, monotonic = DamagedStore(), Seconds()
+    async with running(at_once, store=store, policy=RERUN, monotonic=monotonic) as runtime:
         lost, waiting = (
-            await held_by(runtime, "gone"),
-            await runtime.create(TaskRequest(name="tool", arguments={}), owner=None, ttl=None),
+            await claimed_by(runtime, "gone"),
+            await create(runtime),
         )
         store.damaged = {lost.id, waiting.id}
-        fine = [await held_by(runtime, "gone"), await held_by(runtime, "gone too")]
+        fine = [await claimed_by(runtime, "gone"), await claimed_by(runtime, "gone too")]
         for _ in range(3):
             await runtime.janitor.sweep()
             await settle()
@@ -443,6 +426,7 @@ async def test_a_row_that_cannot_be_read_is_one_bad_task_and_is_spoken_of_once(
         assert [lines_about(caplog, task.id[:12]) for task in (lost, waiting)] == [1, 1]
         # Nothing of it is lost: with the damage undone it goes on.
         store.damaged = set()
+        monotonic.advance(LONGEST_PAUSE)
         await runtime.janitor.sweep()
         for task in (lost, waiting):
             assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
@@ -470,17 +454,98 @@ async def test_a_task_whose_journal_cannot_be_read_ends_and_says_so() -> None:
 )
 async def test_a_task_whose_journal_makes_no_sense_ends_and_says_so(entry: JournalEntry) -> None:
     async with running(at_once, policy=RERUN) as runtime:
-        task = await held_by(runtime, "earlier")
+        task = await claimed_by(runtime, "earlier")
         asked = InputRequested(attempt=1, requests={"q": question("Sure?")})
-        await runtime.change(task, asked, entries=[entry])
+        await runtime.changes.change(task, asked, actor=ANOTHER, entries=[entry])
         await runtime.janitor.sweep()
         assert error_type(await until_final(runtime, task)) == "JournalUnreadable"
 
 
 async def test_a_task_of_ours_whose_run_was_forgotten_is_not_counted_as_lost() -> None:
     async with running(at_once, policy=ToolPolicy(rerun=True, max_lost_runs=1)) as runtime:
-        task = await held_by(runtime, runtime.worker)
+        task = await claimed_by(runtime, runtime.worker)
         await runtime.janitor.take_up()
-        assert ((await _now(runtime, task)).worker, (await _now(runtime, task)).lost) == (None, 0)
+        assert ((await as_of_now(runtime, task)).worker, (await as_of_now(runtime, task)).lost) == (None, 0)
         await runtime.janitor.sweep()
+        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+
+
+# Before anybody was told
+
+
+async def test_a_lost_run_of_a_task_that_is_not_announced_yet_is_run_again() -> None:
+    store = MemoryStore()
+    async with running(never_ending, store=store, policy=RERUN) as dying:
+        request = TaskRequest(name="tool", arguments={})
+        task = await dying.launch(request, owner=None, retention=None, announced=False)
+        await settle()
+        await dying.abandon()
+    async with running(at_once, store=store, policy=RERUN) as runtime:
+        # Where engines carry ids to other processes, the one that has the call is not the one that died.
+        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+
+
+async def test_a_task_of_our_own_that_was_not_announced_yet_is_only_released() -> None:
+    async with running(at_once, policy=RERUN) as runtime:
+        task = await claimed_by(runtime, runtime.worker, announced=False)
+        await runtime.janitor.take_up()
+        # Whoever called may still be there: the process is.
+        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+
+
+# What the tool was called with
+
+
+class RequestStore(PausingStore):
+    """Counts the requests that are read, and fails to read some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[str] = []
+        self.failures: list[Exception] = []
+
+    async def request(self, task_id: str) -> TaskRequest | None:
+        self.read.append(task_id)
+        if self.failures:
+            raise self.failures.pop()
+        return await super().request(task_id)
+
+
+async def test_a_request_is_read_only_by_the_process_that_has_claimed_the_task() -> None:
+    store = RequestStore()
+    async with running(at_once, store=store) as one, running(at_once, store=store) as other:
+        elsewhere = await create(one, "missing")
+        waiting = [await create(one) for _ in range(10)]
+        async with anyio.create_task_group() as group:
+            for runtime in (one, other):
+                group.start_soon(runtime.janitor.sweep)
+        for task in waiting:
+            await until_final(one, task)
+            await cancel(one, await as_of_now(one, task))
+            await one.submit(task.id, owner=None)
+        await settle()
+        assert sorted(store.read) == sorted(task.id for task in waiting)
+        assert (await as_of_now(one, elsewhere)).attempt == 0
+
+
+async def test_a_task_whose_request_cannot_be_read_ends_and_says_so() -> None:
+    store = RequestStore()
+    store.failures = [TaskUnreadable("", "the request is damaged")]
+    async with running(at_once, store=store) as runtime:
+        bad, good = await launch(runtime), await launch(runtime)
+        ended = [await until_final(runtime, task) for task in (bad, good)]
+        assert sorted((task.status, error_type(task)) for task in ended) == [
+            (TaskStatus.COMPLETED, None),
+            (TaskStatus.FAILED, "RequestUnreadable"),
+        ]
+
+
+async def test_a_task_whose_request_cannot_be_read_now_is_run_later_and_not_counted_as_lost() -> None:
+    store, monotonic = RequestStore(), Seconds()
+    store.failures = [StoreUnavailable("the disk is full")]
+    async with running(at_once, store=store, monotonic=monotonic, policy=ONCE) as runtime:
+        task = await launch(runtime)
+        released = await until(runtime, task, lambda record: record.attempt == 1 and record.worker is None)
+        assert released.lost == 0
+        await sweep_for(runtime, monotonic, SECOND)
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED

@@ -20,10 +20,11 @@ from mcp_tasks.core import (
     TaskCancelled,
     apply,
 )
-from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.json_bytes import encode_json
+from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.testing import make_record
 from mcp_tasks.testing.clock import NOON
-from mcp_tasks.wire import ACK, PROGRESS_META_KEY, render_created, render_task
+from mcp_tasks.wire import ACK, PROGRESS_META_KEY, render_created, render_outcome, render_result, render_task
 from mcp_tasks.wire.render import milliseconds, render_detailed, timestamp
 
 QUESTION = InputRequest(method="elicitation/create", params={"message": "Sure?"})
@@ -53,13 +54,13 @@ def test_a_new_task_is_answered_flat_and_with_nothing_of_an_outcome() -> None:
 
 
 def test_a_task_that_ended_before_it_was_answered_still_shows_no_outcome_in_the_answer_to_its_call() -> None:
-    shown = render_created(running(RunCompleted(attempt=1, result={"content": []})), NOON)
+    shown = render_created(running(RunCompleted(attempt=1)), NOON)
     assert shown["status"] == "completed"
     assert "result" not in shown
 
 
 def test_a_task_kept_for_good_says_so_with_a_null() -> None:
-    shown = render_task(make_record(ttl=None), NOON)
+    shown = render_task(make_record(retention=None), NOON)
     assert "ttlMs" in shown
     assert shown["ttlMs"] is None
 
@@ -76,19 +77,51 @@ def test_all_open_questions_are_shown_and_only_while_they_are_open() -> None:
     assert "inputRequests" not in render_task(apply(record, TaskCancelled(reason="enough"), NOON), NOON)
 
 
-def test_a_completed_task_shows_its_result() -> None:
-    shown = render_task(running(RunCompleted(attempt=1, result={"content": [], "isError": True})), NOON)
-    assert shown["resultType"] == "complete"
-    assert shown["status"] == "completed"
-    assert shown["result"] == {"content": [], "isError": True}
-    assert "error" not in shown
+def outcome(body: Any, meta: Any = None) -> Outcome:
+    return Outcome(body=encode_json(body), meta=None if meta is None else encode_json(meta))
+
+
+def shown_outcome(record: TaskRecord, kept: Outcome | None) -> dict[str, Any]:
+    field = render_outcome(record, kept)
+    return {} if field is None else {field[0]: json.loads(field[1])}
+
+
+def test_a_completed_task_shows_its_result_with_the_mark_of_the_era() -> None:
+    record = running(RunCompleted(attempt=1))
+    shown = render_task(record, NOON)
+    assert (shown["resultType"], shown["status"]) == ("complete", "completed")
+    assert shown_outcome(record, outcome({"content": [], "isError": True})) == {
+        "result": {"resultType": "complete", "content": [], "isError": True}
+    }
+
+
+@pytest.mark.parametrize(
+    ("kept", "shown"),
+    [
+        (outcome({}), {}),
+        (outcome({"content": []}, {"com.example/a": 1}), {"content": [], "_meta": {"com.example/a": 1}}),
+        (outcome({}, {"a": {}}), {"_meta": {"a": {}}}),
+        (Outcome(body=b' { "content" : [ "{}" ] } '), {"content": ["{}"]}),
+        (Outcome(body=b"{ }"), {}),
+    ],
+)
+def test_a_result_is_spliced_and_says_what_was_kept(kept: Outcome, shown: dict[str, Any]) -> None:
+    assert json.loads(render_result(kept)) == {"resultType": "complete", **shown}
+
+
+def test_a_task_that_runs_or_was_cancelled_has_no_outcome_to_show() -> None:
+    for record in (running(), running(TaskCancelled(reason="enough"))):
+        # What a tool asked on the call is kept with a cancelled task, and is no business of whoever looks at it.
+        assert shown_outcome(record, outcome({"inputRequests": {}})) == {}
+        assert shown_outcome(record, None) == {}
 
 
 def test_a_failed_task_shows_its_error_and_says_it_in_words() -> None:
     error = {"code": -32603, "message": "out of paper"}
-    shown = render_task(running(RunFailed(attempt=1, error=error)), NOON)
-    assert (shown["status"], shown["error"], shown["statusMessage"]) == ("failed", error, "out of paper")
-    assert "result" not in shown
+    record = running(RunFailed(attempt=1, message="out of paper"))
+    shown = render_task(record, NOON)
+    assert (shown["status"], shown["statusMessage"]) == ("failed", "out of paper")
+    assert shown_outcome(record, outcome(error)) == {"error": error}
 
 
 def test_a_cancelled_task_says_why() -> None:
@@ -119,12 +152,12 @@ def test_the_numbers_of_the_progress_are_in_the_meta() -> None:
 
 
 def test_progress_is_no_message_once_the_task_has_ended() -> None:
-    record = apply(reporting(Progress(progress=1, message="halfway")), RunCompleted(attempt=1, result={}), NOON)
+    record = apply(reporting(Progress(progress=1, message="halfway")), RunCompleted(attempt=1), NOON)
     assert "statusMessage" not in render_task(record, NOON)
 
 
 def test_the_detailed_task_is_the_same_without_the_result_type() -> None:
-    record = running(RunCompleted(attempt=1, result={}))
+    record = running(RunCompleted(attempt=1))
     assert {"resultType": "complete", **render_detailed(record, NOON)} == render_task(record, NOON)
 
 
@@ -132,7 +165,7 @@ def test_the_detailed_task_is_the_same_without_the_result_type() -> None:
     "event",
     [
         ProgressReported(attempt=1, progress=Progress(progress=1, message="half \udcff")),
-        RunFailed(attempt=1, error={"code": 1, "message": "half \udcff", "data": {"\udcff": ["\udcff"]}}),
+        RunFailed(attempt=1, message="half \udcff"),
         TaskCancelled(reason="half \udcff"),
         InputRequested(
             attempt=1,
@@ -143,6 +176,13 @@ def test_the_detailed_task_is_the_same_without_the_result_type() -> None:
 )
 def test_what_an_older_release_wrote_that_is_not_valid_unicode_can_be_sent_all_the_same(event: Event) -> None:
     assert "\ufffd" in json.dumps(render_task(running(event), NOON), ensure_ascii=False).encode().decode()
+
+
+def test_an_error_of_an_older_release_that_is_not_valid_unicode_can_be_sent_all_the_same() -> None:
+    kept = Outcome(body=json.dumps({"code": 1, "message": "half \udcff", "data": {"\udcff": "\U0001f600"}}).encode())
+    field = render_outcome(running(RunFailed(attempt=1)), kept)
+    assert field is not None
+    assert json.loads(field[1].decode()) == {"code": 1, "message": "half \ufffd", "data": {"\ufffd": "\U0001f600"}}
 
 
 def test_instants_are_in_utc_with_milliseconds() -> None:

@@ -24,7 +24,8 @@ from mcp_tasks.errors import (
     UsageError,
     VersionConflict,
 )
-from mcp_tasks.server.rpc_errors import describe, to_error_data, to_mcp_error
+from mcp_tasks.protocol.errors import RpcError, describe, refusing, to_error_data
+from mcp_tasks.tools.sdk_errors import to_mcp_error
 
 
 def test_an_unknown_task_is_an_invalid_parameter_and_its_id_is_not_repeated() -> None:
@@ -124,3 +125,24 @@ def test_an_error_of_ours_becomes_one_that_the_sdk_sends() -> None:
     sent = to_mcp_error(UnknownTask("x"))
     assert isinstance(sent, MCPError)
     assert sent.error == to_error_data(UnknownTask("x"))
+
+
+def test_what_goes_wrong_while_a_request_is_answered_is_its_refusal() -> None:
+    with pytest.raises(RpcError) as refused, refusing():
+        raise UnknownTask("x")
+    assert refused.value.error == to_error_data(UnknownTask("x"))
+    assert isinstance(refused.value.__cause__, UnknownTask)
+
+
+def test_a_refusal_passes_as_it_is() -> None:
+    refusal = RpcError(INVALID_PARAMS, "no", {"why": "because"})
+    with pytest.raises(RpcError) as refused, refusing():
+        raise refusal
+    assert refused.value is refusal
+    sent = to_mcp_error(refusal).error
+    assert (sent.code, sent.message, sent.data) == (INVALID_PARAMS, "no", {"why": "because"})
+
+
+def test_a_refusal_is_valid_unicode_whatever_it_quotes() -> None:
+    refusal = RpcError(INVALID_PARAMS, "no \udcff", {"key \udcff": "\ud800"})
+    assert (refusal.message, refusal.data) == ("no \ufffd", {"key \ufffd": "\ufffd"})

@@ -18,13 +18,15 @@ import anyio.to_thread
 import pytest
 
 from mcp_tasks.core import JournalEntry, Progress, TaskRecord, TaskStatus
-from mcp_tasks.runtime import Failure, Outcome, Run, ToolPolicy, current_task
-from mcp_tasks.runtime.run import Withdrawn
+from mcp_tasks.core.record import Outcome
+from mcp_tasks.runtime import Ending, Failure, Run, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.unit.running import (
+    CLIENT,
     FailingStore,
     Tool,
+    finished,
     launch,
     ok,
     question,
@@ -44,20 +46,12 @@ QUICKLY = ToolPolicy(max_runtime=timedelta(milliseconds=50))
 
 
 async def test_a_failure_is_the_error_of_the_task() -> None:
-    async def failing(run: Run) -> Outcome:
+    async def failing(run: Run) -> Ending:
         return Failure({"code": -32000, "message": "out of paper"})
 
     async with running(failing) as runtime:
         record = await until_final(runtime, await launch(runtime))
         assert (record.status, record.error) == (TaskStatus.FAILED, {"code": -32000, "message": "out of paper"})
-
-
-async def test_a_request_that_was_answered_otherwise_leaves_a_cancelled_task() -> None:
-    async def withdrawn(run: Run) -> Outcome:
-        return Withdrawn()
-
-    async with running(withdrawn) as runtime:
-        assert (await until_final(runtime, await launch(runtime))).status is TaskStatus.CANCELLED
 
 
 class Abort(BaseException):
@@ -80,7 +74,7 @@ class Abort(BaseException):
     ids=lambda raised: type(raised).__name__,
 )
 async def test_whatever_a_body_raises_the_task_ends(raised: BaseException) -> None:
-    async def raising(run: Run) -> Outcome:
+    async def raising(run: Run) -> Ending:
         await anyio.lowlevel.checkpoint()
         raise raised
 
@@ -91,7 +85,7 @@ async def test_whatever_a_body_raises_the_task_ends(raised: BaseException) -> No
 
 
 async def test_a_body_that_awaits_something_cancelled_elsewhere_fails_and_is_not_stuck() -> None:
-    async def waits(run: Run) -> Outcome:
+    async def waits(run: Run) -> Ending:
         other = asyncio.ensure_future(anyio.sleep_forever())
         asyncio.get_running_loop().call_soon(other.cancel)
         await other
@@ -102,8 +96,8 @@ async def test_a_body_that_awaits_something_cancelled_elsewhere_fails_and_is_not
 
 
 async def test_the_engine_goes_on_after_a_body_that_raised() -> None:
-    async def by_number(run: Run) -> Outcome:
-        if run.record.request.arguments["n"] == 1:
+    async def by_number(run: Run) -> Ending:
+        if run.request.arguments["n"] == 1:
             raise SystemExit(1)
         return ok()
 
@@ -119,7 +113,7 @@ async def test_the_engine_goes_on_after_a_body_that_raised() -> None:
 async def test_a_cancellation_reaches_an_async_body_where_it_awaits() -> None:
     cancelled = anyio.Event()
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         try:
             await anyio.sleep_forever()
         except asyncio.CancelledError:
@@ -130,7 +124,7 @@ async def test_a_cancellation_reaches_an_async_body_where_it_awaits() -> None:
     async with running(body) as runtime:
         task = await launch(runtime)
         task = await until(runtime, task, lambda record: record.attempt == 1)
-        record = await runtime.cancel(task, "enough")
+        record = await runtime.cancel(task, "enough", actor=CLIENT)
         assert (record.status, record.status_message) == (TaskStatus.CANCELLED, "enough")
         with anyio.fail_after(5):
             await cancelled.wait()
@@ -147,14 +141,14 @@ async def test_a_cancellation_is_told_to_the_thread_of_a_sync_body() -> None:
         if current_task().cancelled:
             told.set()
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         await anyio.to_thread.run_sync(work)
         return ok()
 
     async with running(body) as runtime:
         task = await launch(runtime)
         assert await anyio.to_thread.run_sync(started.wait, 5)
-        await runtime.cancel(task, "enough")
+        await runtime.cancel(task, "enough", actor=CLIENT)
         assert await anyio.to_thread.run_sync(told.wait, 5)
         await settle()
         assert (await runtime.get(task.id, owner=None)).status is TaskStatus.CANCELLED
@@ -164,7 +158,7 @@ async def test_a_result_after_the_cancellation_is_ignored() -> None:
     returned = anyio.Event()
     go_on = anyio.Event()
 
-    async def stubborn(run: Run) -> Outcome:
+    async def stubborn(run: Run) -> Ending:
         with anyio.CancelScope(shield=True):
             await go_on.wait()
             await run.report(Progress(progress=1))
@@ -174,7 +168,7 @@ async def test_a_result_after_the_cancellation_is_ignored() -> None:
     async with running(stubborn) as runtime:
         task = await launch(runtime)
         await until(runtime, task, lambda record: record.attempt == 1)
-        cancelled = await runtime.cancel(task, "enough")
+        cancelled = await runtime.cancel(task, "enough", actor=CLIENT)
         go_on.set()
         with anyio.fail_after(5):
             await returned.wait()
@@ -183,7 +177,7 @@ async def test_a_result_after_the_cancellation_is_ignored() -> None:
 
 
 async def test_an_exception_after_the_cancellation_is_ignored() -> None:
-    async def spiteful(run: Run) -> Outcome:
+    async def spiteful(run: Run) -> Ending:
         try:
             await anyio.sleep_forever()
         finally:
@@ -193,7 +187,7 @@ async def test_an_exception_after_the_cancellation_is_ignored() -> None:
     async with running(spiteful) as runtime:
         task = await launch(runtime)
         await until(runtime, task, lambda record: record.attempt == 1)
-        cancelled = await runtime.cancel(task, "enough")
+        cancelled = await runtime.cancel(task, "enough", actor=CLIENT)
         await settle()
         assert await runtime.get(task.id, owner=None) == cancelled
 
@@ -201,7 +195,7 @@ async def test_an_exception_after_the_cancellation_is_ignored() -> None:
 async def test_a_task_that_is_removed_under_its_run_stops_it() -> None:
     stopped = anyio.Event()
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         try:
             while True:
                 await run.report(Progress(progress=1))
@@ -209,7 +203,7 @@ async def test_a_task_that_is_removed_under_its_run_stops_it() -> None:
         finally:
             stopped.set()
 
-    async with running(body, progress=timedelta(milliseconds=1)) as runtime:
+    async with running(body, progress_interval=timedelta(milliseconds=1)) as runtime:
         task = await launch(runtime)
         task = await until(runtime, task, lambda record: record.progress is not None)
         await runtime.discard(await runtime.get(task.id, owner=None))
@@ -223,7 +217,7 @@ async def test_a_task_that_is_removed_under_its_run_stops_it() -> None:
 async def test_an_async_body_that_runs_too_long_is_stopped_and_the_task_says_so() -> None:
     stopped = anyio.Event()
 
-    async def slow(run: Run) -> Outcome:
+    async def slow(run: Run) -> Ending:
         try:
             await anyio.sleep_forever()
         finally:
@@ -249,7 +243,7 @@ async def test_a_thread_that_runs_too_long_is_told_and_the_task_ends_without_it(
                 told.set()
             release.wait(0.005)
 
-    async def slow(run: Run) -> Outcome:
+    async def slow(run: Run) -> Ending:
         await anyio.to_thread.run_sync(work)
         return ok("too late")
 
@@ -260,7 +254,7 @@ async def test_a_thread_that_runs_too_long_is_told_and_the_task_ends_without_it(
         assert await anyio.to_thread.run_sync(told.wait, 5)
         release.set()
         await settle()
-        assert await runtime.get(record.id, owner=None) == record
+        assert await finished(runtime, await runtime.get(record.id, owner=None)) == record
 
 
 async def test_what_a_thread_returns_because_it_was_told_to_stop_is_no_result() -> None:
@@ -271,7 +265,7 @@ async def test_what_a_thread_returns_because_it_was_told_to_stop_is_no_result() 
         while not current_task().cancelled and time.monotonic() < deadline:
             time.sleep(0.001)
 
-    async def slow(run: Run) -> Outcome:
+    async def slow(run: Run) -> Ending:
         await anyio.to_thread.run_sync(work)
         return ok("half of it")
 
@@ -283,36 +277,36 @@ async def test_what_a_thread_returns_because_it_was_told_to_stop_is_no_result() 
 
 
 async def test_a_body_within_its_limit_is_left_alone() -> None:
-    async def quick(run: Run) -> Outcome:
+    async def quick(run: Run) -> Ending:
         return ok()
 
     async with running(quick, policy=QUICKLY) as runtime:
         record = await until_final(runtime, await launch(runtime))
         await anyio.sleep(0.1)
-        assert await runtime.get(record.id, owner=None) == record
+        assert await finished(runtime, await runtime.get(record.id, owner=None)) == record
 
 
 async def test_the_time_a_person_takes_does_not_count_for_the_limit() -> None:
-    async def asking(run: Run) -> Outcome:
+    async def asking(run: Run) -> Ending:
         return ok(await run.ask(question("Sure?")))
 
     policy = ToolPolicy(max_runtime=timedelta(milliseconds=60))
     async with running(asking, policy=policy) as runtime:
         task = await until_asking(runtime, await launch(runtime))
         await anyio.sleep(0.2)
-        await runtime.answer(task, {"elicitation-1": "yes"})
+        await runtime.answer(task, {"elicitation-1": "yes"}, actor=CLIENT)
         assert (await until_final(runtime, task)).result == {"value": "yes"}
 
 
 async def test_the_limit_still_holds_after_a_wait() -> None:
-    async def asking(run: Run) -> Outcome:
+    async def asking(run: Run) -> Ending:
         await run.ask(question("Sure?"))
         await anyio.sleep_forever()
         return ok()
 
     async with running(asking, policy=QUICKLY) as runtime:
         task = await until_asking(runtime, await launch(runtime))
-        await runtime.answer(task, {"elicitation-1": "yes"})
+        await runtime.answer(task, {"elicitation-1": "yes"}, actor=CLIENT)
         record = await until_final(runtime, task)
         assert record.error is not None
         assert record.error["data"] == {"type": "RanTooLong"}
@@ -321,10 +315,10 @@ async def test_the_limit_still_holds_after_a_wait() -> None:
 async def test_the_time_in_line_for_a_slot_does_not_count_for_the_limit() -> None:
     release = anyio.Event()
 
-    async def asking(run: Run) -> Outcome:
+    async def asking(run: Run) -> Ending:
         return ok(await run.ask(question("Sure?")))
 
-    async def hogging(run: Run) -> Outcome:
+    async def hogging(run: Run) -> Ending:
         await release.wait()
         return ok()
 
@@ -333,7 +327,7 @@ async def test_the_time_in_line_for_a_slot_does_not_count_for_the_limit() -> Non
         task = await until_asking(runtime, await launch(runtime, "asking"))
         hog = await launch(runtime, "hogging")
         await until(runtime, hog, lambda record: record.attempt == 1)
-        await runtime.answer(task, {"elicitation-1": "yes"})
+        await runtime.answer(task, {"elicitation-1": "yes"}, actor=CLIENT)
         await anyio.sleep(0.15)
         release.set()
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
@@ -345,7 +339,7 @@ async def test_the_time_in_line_for_a_slot_does_not_count_for_the_limit() -> Non
 async def test_ten_thousand_reports_make_few_writes_and_the_last_one_counts() -> None:
     store, reported, end = FailingStore(), anyio.Event(), anyio.Event()
 
-    async def chatty(run: Run) -> Outcome:
+    async def chatty(run: Run) -> Ending:
         for number in range(1, 10_001):
             await run.report(Progress(progress=number, total=10_000))
         reported.set()
@@ -363,25 +357,25 @@ async def test_ten_thousand_reports_make_few_writes_and_the_last_one_counts() ->
 
 
 async def test_the_first_report_is_seen_at_once() -> None:
-    async def slow(run: Run) -> Outcome:
+    async def slow(run: Run) -> Ending:
         await run.report(Progress(progress=1))
         await anyio.sleep_forever()
         return ok()
 
-    async with running(slow, progress=timedelta(hours=1)) as runtime:
+    async with running(slow, progress_interval=timedelta(hours=1)) as runtime:
         await until(runtime, await launch(runtime), lambda record: record.progress is not None)
 
 
 async def test_a_report_right_before_the_end_is_kept_with_the_outcome() -> None:
     store = FailingStore()
 
-    async def quick(run: Run) -> Outcome:
+    async def quick(run: Run) -> Ending:
         await run.report(Progress(progress=1))
         await anyio.sleep(0.01)
         await run.report(Progress(progress=2, message="done"))
         return ok()
 
-    async with running(quick, store=store, progress=timedelta(hours=1)) as runtime:
+    async with running(quick, store=store, progress_interval=timedelta(hours=1)) as runtime:
         record = await until_final(runtime, await launch(runtime))
         assert record.progress == Progress(progress=2, message="done")
         assert store.saves == 3
@@ -390,7 +384,7 @@ async def test_a_report_right_before_the_end_is_kept_with_the_outcome() -> None:
 async def test_progress_that_cannot_be_stored_hurts_nobody() -> None:
     store = FailingStore()
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         await run.report(Progress(progress=1))
         await anyio.sleep(0.01)
         return ok()
@@ -407,11 +401,18 @@ class PickyStore(MemoryStore):
         super().__init__()
         self.refusals = 0
 
-    async def save(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry] = ()) -> None:
+    async def save(
+        self,
+        record: TaskRecord,
+        *,
+        expected: int,
+        entries: Sequence[JournalEntry] = (),
+        outcome: Outcome | None = None,
+    ) -> None:
         if record.progress is not None and isinstance(record.progress.progress, Decimal) and self.refusals < 10:
             self.refusals += 1
             raise TypeError("Object of type Decimal is not JSON serializable")
-        await super().save(record, expected=expected, entries=entries)
+        await super().save(record, expected=expected, entries=entries, outcome=outcome)
 
 
 NO_JSON = Progress(progress=cast(float, Decimal(1)))
@@ -420,13 +421,13 @@ NO_JSON = Progress(progress=cast(float, Decimal(1)))
 async def test_progress_that_is_no_json_does_not_keep_the_result_from_being_written() -> None:
     store = PickyStore()
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         await run.report(Progress(progress=0))
         await anyio.sleep(0.01)
         await run.report(NO_JSON)
         return ok("precious")
 
-    async with running(body, store=store, progress=timedelta(hours=1)) as runtime:
+    async with running(body, store=store, progress_interval=timedelta(hours=1)) as runtime:
         record = await until_final(runtime, await launch(runtime))
         assert store.refusals <= 1
         assert record.result == {"value": "precious"}
@@ -435,14 +436,14 @@ async def test_progress_that_is_no_json_does_not_keep_the_result_from_being_writ
 async def test_progress_that_is_no_json_is_dropped_and_what_follows_is_not(caplog: pytest.LogCaptureFixture) -> None:
     store = PickyStore()
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         await run.report(NO_JSON)
         await anyio.sleep(0.01)
         await run.report(Progress(progress=2))
         await anyio.sleep_forever()
         return ok()
 
-    async with running(body, store=store, progress=timedelta(milliseconds=1)) as runtime:
+    async with running(body, store=store, progress_interval=timedelta(milliseconds=1)) as runtime:
         await until(runtime, await launch(runtime), lambda record: record.progress == Progress(progress=2))
     gc.collect()
     assert "exception was never retrieved" not in caplog.text
@@ -455,7 +456,7 @@ async def test_an_outcome_is_not_lost_while_the_store_is_away() -> None:
     store = FailingStore()
     store.refuse_save(lambda record: record.is_final, times=3)
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         return ok("precious")
 
     async with running(body, store=store) as runtime:
@@ -472,24 +473,24 @@ def _nested(depth: int) -> list[object]:
 
 @pytest.mark.parametrize("value", [object(), _nested(100_000)], ids=["no JSON", "too deep"])
 async def test_a_result_that_cannot_be_stored_fails_the_task(value: object, tmp_path: Path) -> None:
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         return ok(value)
 
     async with running(body, store=SqliteStore(tmp_path / "tasks.db")) as runtime:
-        assert (await until_final(runtime, await launch(runtime), limit=1)).status is TaskStatus.FAILED
+        assert (await until_final(runtime, await launch(runtime), limit=10)).status is TaskStatus.FAILED
 
 
 async def test_a_task_can_be_cancelled_while_its_outcome_waits_for_the_store() -> None:
     store = FailingStore()
     store.refuse_save(lambda record: record.status is TaskStatus.COMPLETED)
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         return ok()
 
     async with running(body, store=store) as runtime:
         task = await launch(runtime)
         await until(runtime, task, lambda record: record.attempt == 1)
-        cancelled = await runtime.cancel(task, "enough")
+        cancelled = await runtime.cancel(task, "enough", actor=CLIENT)
         store.recover()
         await anyio.sleep(0.15)
         assert await runtime.get(task.id, owner=None) == cancelled
@@ -515,7 +516,7 @@ async def test_a_run_that_is_given_up_while_the_store_is_away_does_not_leave_its
 ) -> None:
     store = FailingStore()
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         if policy.max_runtime is not None:
             await anyio.sleep_forever()
         return ok(await run.ask(question("Sure?")))
@@ -529,12 +530,12 @@ async def test_a_run_that_is_given_up_while_the_store_is_away_does_not_leave_its
             await runtime.janitor.sweep()
             record = await runtime.get(task.id, owner=None)
             if record.status is TaskStatus.INPUT_REQUIRED:
-                await runtime.answer(record, {"elicitation-1": "yes"})
+                await runtime.answer(record, {"elicitation-1": "yes"}, actor=CLIENT)
         assert (await runtime.get(task.id, owner=None)).is_final
 
 
 async def test_a_body_knows_its_task_and_the_number_of_its_run() -> None:
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         context = current_task()
         return ok([context.id, context.owner, context.attempt, context.cancelled])
 
@@ -549,7 +550,7 @@ def test_outside_a_task_there_is_a_context_too() -> None:
 
 
 async def test_a_tool_that_cancels_itself_has_failed() -> None:
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         own = asyncio.current_task()
         assert own is not None
         own.cancel()

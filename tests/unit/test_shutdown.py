@@ -10,19 +10,22 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.core import TaskRecord, TaskStatus
 from mcp_tasks.engines import InlineEngine
 from mcp_tasks.errors import StoreError, StoreUnavailable
-from mcp_tasks.runtime import Outcome, Run
+from mcp_tasks.runtime import Ending, Run
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.unit.running import (
+    CLIENT,
     ONCE,
     RERUN,
     FailingStore,
     PausingStore,
     Tool,
+    create,
+    finished,
     launch,
     make_runtime,
     ok,
@@ -37,11 +40,11 @@ pytestmark = pytest.mark.anyio
 HOUR = timedelta(hours=1)
 
 
-async def at_once(run: Run) -> Outcome:
+async def at_once(run: Run) -> Ending:
     return ok()
 
 
-async def never_ending(run: Run) -> Outcome:
+async def never_ending(run: Run) -> Ending:
     await anyio.sleep_forever()
     raise AssertionError("unreachable")
 
@@ -49,12 +52,12 @@ async def never_ending(run: Run) -> Outcome:
 async def test_a_quick_run_ends_by_itself_while_the_process_drains() -> None:
     going, end = anyio.Event(), anyio.Event()
 
-    async def quick(run: Run) -> Outcome:
+    async def quick(run: Run) -> Ending:
         going.set()
         await end.wait()
         return ok()
 
-    runtime = make_runtime(quick, drain=HOUR)
+    runtime = make_runtime(quick, drain_timeout=HOUR)
     await runtime.start()
     task = await launch(runtime)
     await going.wait()
@@ -78,8 +81,9 @@ async def test_what_does_not_end_in_time_is_released_or_ends_as_interrupted() ->
     assert [record.status for record in records] == [TaskStatus.WORKING, TaskStatus.FAILED, TaskStatus.WORKING]
     assert [record.worker for record in records] == [None, None, None]
     assert [record.attempt for record in records] == [1, 1, 0]
-    assert records[1].error is not None
-    assert records[1].error["data"] == {"type": "Interrupted"}
+    interrupted = await finished(runtime, records[1])
+    assert interrupted.error is not None
+    assert interrupted.error["data"] == {"type": "Interrupted"}
     assert await runtime.store.workers("") == {}
 
 
@@ -141,18 +145,18 @@ async def test_a_hint_that_cannot_be_followed_now_hurts_nobody(caplog: pytest.Lo
         await settle()
         store.away = False
         assert (await runtime.get(task.id, owner=None)).worker == runtime.worker
-        await runtime.cancel(task, "enough")
+        await runtime.cancel(task, "enough", actor=CLIENT)
     assert "could not look at task" in caplog.text
 
 
 async def test_a_thread_that_does_not_listen_is_left_behind() -> None:
     release = threading.Event()
 
-    async def deaf(run: Run) -> Outcome:
+    async def deaf(run: Run) -> Ending:
         await anyio.to_thread.run_sync(release.wait)
         return ok()
 
-    runtime = make_runtime(deaf, stop=timedelta(milliseconds=20))
+    runtime = make_runtime(deaf, stop_timeout=timedelta(milliseconds=20))
     await runtime.start()
     try:
         task = await launch(runtime)
@@ -189,7 +193,7 @@ async def test_a_runtime_can_be_started_again() -> None:
 
 
 async def test_a_shutdown_that_is_cut_short_still_hands_everything_over() -> None:
-    runtime = make_runtime(never_ending, store=PausingStore(), policy=RERUN, drain=HOUR)
+    runtime = make_runtime(never_ending, store=PausingStore(), policy=RERUN, drain_timeout=HOUR)
     await runtime.start()
     task = await launch(runtime)
     await until(runtime, task, lambda record: record.attempt == 1)
@@ -238,9 +242,7 @@ async def test_a_start_that_fails_leaves_nothing_behind() -> None:
 
 async def test_a_start_that_fails_while_sweeping_runs_nothing_more() -> None:
     store = FailingStore()
-    first = await make_runtime(at_once, store=store).create(
-        TaskRequest(name="tool", arguments={}), owner=None, ttl=None
-    )
+    first = await create(make_runtime(at_once, store=store))
     runtime = make_runtime(at_once, store=store)
 
     async def broken() -> None:
@@ -250,8 +252,8 @@ async def test_a_start_that_fails_while_sweeping_runs_nothing_more() -> None:
     with pytest.raises(StoreUnavailable):
         await runtime.start()
     with anyio.fail_after(5):
-        second = await runtime.create(TaskRequest(name="tool", arguments={}), owner=None, ttl=None)
-        await runtime.submit(second.id)
+        second = await create(runtime)
+        await runtime.engine.submit(second.id)
         await settle()
     assert (await runtime.get(second.id, owner=None)).attempt == 0
     assert (await runtime.get(first.id, owner=None)).worker is None

@@ -11,13 +11,14 @@ import anyio.to_thread
 import pytest
 
 from mcp_tasks.core import TaskRecord, TaskStatus
-from mcp_tasks.runtime import Body, Outcome, Run, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
 from tests.unit.running import (
     ONCE,
     RERUN,
     DeafStore,
     Seconds,
+    finished,
     launch,
     ok,
     running,
@@ -31,11 +32,11 @@ pytestmark = pytest.mark.anyio
 HOUR = timedelta(hours=1)
 
 
-async def at_once(run: Run) -> Outcome:
+async def at_once(run: Run) -> Ending:
     return ok()
 
 
-async def never_ending(run: Run) -> Outcome:
+async def never_ending(run: Run) -> Ending:
     await anyio.sleep_forever()
     raise AssertionError("unreachable")
 
@@ -67,13 +68,13 @@ class Pair:
 async def test_a_run_of_a_silent_process_is_stopped_and_the_task_runs_elsewhere() -> None:
     pair, stopped = Pair(MemoryStore()), anyio.Event()
 
-    async def on_one(run: Run) -> Outcome:
+    async def on_one(run: Run) -> Ending:
         try:
             return await never_ending(run)
         finally:
             stopped.set()
 
-    async def on_other(run: Run) -> Outcome:
+    async def on_other(run: Run) -> Ending:
         return ok(run.attempt)
 
     async with pair.first(on_one) as one:
@@ -92,7 +93,7 @@ async def test_a_run_of_a_silent_process_is_stopped_and_the_task_runs_elsewhere(
 async def test_a_run_that_lost_its_task_is_stopped_while_the_next_one_is_still_at_work() -> None:
     pair, stopped = Pair(MemoryStore()), anyio.Event()
 
-    async def on_one(run: Run) -> Outcome:
+    async def on_one(run: Run) -> Ending:
         try:
             return await never_ending(run)
         finally:
@@ -112,7 +113,7 @@ async def test_a_task_that_may_not_run_again_ends_as_interrupted_when_its_proces
     async with pair.first(never_ending, ONCE) as one, pair.second(at_once, ONCE) as other:
         task = await until(one, await launch(one), lambda record: record.attempt == 1)
         await pair.lose_first(other)
-        record = await other.get(task.id, owner=None)
+        record = await finished(other, await other.get(task.id, owner=None))
         assert (record.status, record.attempt) == (TaskStatus.FAILED, 1)
         assert record.error is not None
         assert record.error["data"] == {"type": "Interrupted"}
@@ -122,7 +123,7 @@ async def test_nothing_that_a_stale_run_says_counts() -> None:
     store = DeafStore()
     pair, go_on, done = Pair(store), anyio.Event(), anyio.Event()
 
-    async def slow(run: Run) -> Outcome:
+    async def slow(run: Run) -> Ending:
         # Nobody tells it anything, so it finds out by itself.
         await go_on.wait()
         try:
@@ -132,7 +133,7 @@ async def test_nothing_that_a_stale_run_says_counts() -> None:
             done.set()
         return ok("late")
 
-    async def quick(run: Run) -> Outcome:
+    async def quick(run: Run) -> Ending:
         return ok("in time")
 
     async with pair.first(slow) as one, pair.second(quick) as other:
@@ -147,7 +148,8 @@ async def test_nothing_that_a_stale_run_says_counts() -> None:
         await settle()
         assert await store.get(task.id) == ended
         assert await store.journal(task.id) == ()
-    assert ended is not None
+        assert ended is not None
+        ended = await finished(other, ended)
     assert (ended.result, ended.attempt) == ({"value": "in time"}, 2)
 
 
@@ -156,14 +158,14 @@ async def test_a_stale_run_is_refused_while_the_next_one_is_still_at_work() -> N
     pair, late, finish = Pair(store), anyio.Event(), anyio.Event()
     outlived: list[str] = []
 
-    async def slow(run: Run) -> Outcome:
+    async def slow(run: Run) -> Ending:
         await late.wait()
         await current_task().step("late", lambda: "late")
         await anyio.lowlevel.checkpoint()
         outlived.append("it went on after its step was refused")
         return ok("late")
 
-    async def careful(run: Run) -> Outcome:
+    async def careful(run: Run) -> Ending:
         await finish.wait()
         return ok("in time")
 
@@ -179,7 +181,8 @@ async def test_a_stale_run_is_refused_while_the_next_one_is_still_at_work() -> N
         await settle()
         finish.set()
         ended = await other.wait_until(task.id, is_final, timedelta(seconds=5))
-    assert ended is not None
+        assert ended is not None
+        ended = await finished(other, ended)
     assert (ended.result, ended.attempt) == ({"value": "in time"}, 2)
     assert outlived == []
     assert await store.journal(task.id) == ()

@@ -22,7 +22,7 @@ import pytest
 from pydantic import BaseModel, Field, PrivateAttr, SecretStr, computed_field
 
 from mcp_tasks.errors import StepError, UsageError
-from mcp_tasks.runtime import Outcome, Run, ToolPolicy, current_task
+from mcp_tasks.runtime import Ending, Run, ToolPolicy, current_task
 from mcp_tasks.runtime.step_values import StepValue, keep_error, restore_error
 from tests.unit.running import answer, launch, ok, question, running, until, until_final
 
@@ -464,7 +464,7 @@ async def test_every_run_catches_the_same_exception_and_the_first_one_knows_the_
         failed.connection = object()  # pyright: ignore[reportAttributeAccessIssue]
         raise failed
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         try:
             await current_task().step("backup", backup)
         except Exception as exc:

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from mcp_tasks.core import JournalEntry, TaskRecord
+from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import UsageError, ValueNotStorable
-from mcp_tasks.runtime import Body, Outcome, Retry, Run, ToolPolicy, current_task
+from mcp_tasks.runtime import Body, Ending, Retry, Run, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
 from tests.unit.running import (
     FailingStore,
+    Finished,
     answer,
     launch,
     ok,
@@ -39,7 +41,7 @@ async def test_a_step_is_done_once_in_the_life_of_a_task() -> None:
         done[what] += 1
         return f"{what} {done[what]}"
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         before = await current_task().step("before", work, "before")
         sure = await run.ask(question("Sure?"))
         after = await current_task().step("after", work, what="after")
@@ -56,18 +58,29 @@ async def test_a_step_is_done_once_in_the_life_of_a_task() -> None:
 
 @pytest.mark.parametrize(
     ("given", "kept"),
-    [((1, 2), [1, 2]), ({1: "a"}, {"1": "a"}), (None, None), ("\ud800", "\ud800"), ([{"a": [1]}], [{"a": [1]}])],
-    ids=["tuple", "numbered", "none", "surrogate", "nested"],
+    [((1, 2), [1, 2]), ({1: "a"}, {"1": "a"}), (None, None), ([{"a": [1]}], [{"a": [1]}])],
+    ids=["tuple", "numbered", "none", "nested"],
 )
 async def test_a_step_gives_the_first_time_what_it_will_give_later(given: Any, kept: Any) -> None:
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         return ok(await current_task().step("value", lambda: given))
 
     async with running(body) as runtime:
         task = await until_final(runtime, await launch(runtime))
         assert task.result == {"value": kept}
-        assert [entry.value for entry in await runtime.journal(task.id)] == [{"value": kept}]
+        assert [entry.value for entry in await runtime.store.journal(task.id)] == [{"value": kept}]
     assert await current_task().step("value", lambda: given) == kept
+
+
+async def test_a_step_may_give_text_that_a_result_may_not_hold() -> None:
+    async def body(run: Run) -> Ending:
+        given = await current_task().step("value", lambda: "\ud800")
+        return ok(given.encode(errors="surrogatepass").hex())
+
+    async with running(body) as runtime:
+        task = await until_final(runtime, await launch(runtime))
+        assert task.result == {"value": "eda080"}
+        assert [entry.value for entry in await runtime.store.journal(task.id)] == [{"value": "\ud800"}]
 
 
 async def test_a_step_may_be_async_and_a_sync_one_does_not_hold_the_event_loop() -> None:
@@ -77,7 +90,7 @@ async def test_a_step_may_be_async_and_a_sync_one_does_not_hold_the_event_loop()
     def sync_work() -> str:
         return threading.current_thread().name
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         return ok([await current_task().step("async", async_work), await current_task().step("sync", sync_work)])
 
     async with running(body) as runtime:
@@ -102,7 +115,7 @@ async def test_a_function_may_have_a_parameter_called_name() -> None:
     assert await current_task().step("greet", greet, **keywords) == "Hello, Ann!"
 
 
-async def twice(body: Body, policy: ToolPolicy = AT_ONCE) -> TaskRecord:
+async def twice(body: Body, policy: ToolPolicy = AT_ONCE) -> Finished:
     """The outcome of a tool that is started, parked at its first question, and started again by the answer."""
     async with running(body, policy=policy) as runtime:
         task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1 and record.worker is None)
@@ -140,7 +153,7 @@ async def test_a_step_that_failed_fails_in_every_run_and_is_not_done_again(raise
         done["broken"] += 1
         raise raised
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         try:
             await current_task().step("broken", broken)
         except Exception as exc:
@@ -159,7 +172,7 @@ async def test_a_step_that_failed_has_no_second_try_under_its_name() -> None:
         tries.append(1)
         raise OSError("not yet")
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         try:
             await current_task().step("work", work)
         except OSError:
@@ -194,7 +207,7 @@ def retrying(attempts: int, on: type[Exception] = Exception) -> Retry:
 async def test_a_step_is_tried_as_often_as_its_retry_says_and_then_its_end_is_recorded() -> None:
     succeeds, fails = FailsFirst(OSError("a"), OSError("b")), FailsFirst(*[OSError(str(n)) for n in range(9)])
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         good = await current_task().step("good", succeeds, retry=retrying(3))
         with pytest.raises(OSError, match="2"):
             await current_task().step("bad", fails, retry=retrying(3))
@@ -229,7 +242,7 @@ async def test_a_value_that_is_no_json_is_refused_by_the_name_of_its_step() -> N
 
 
 async def test_two_steps_of_one_name_are_refused() -> None:
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         await current_task().step("a", int)
         await current_task().step("a", int)
         return ok()
@@ -249,29 +262,36 @@ async def test_the_record_of_a_step_waits_for_a_store_that_is_away() -> None:
         store.refuse_save(lambda record: True, times=2)
         return "done"
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         return ok(await current_task().step("a", work))
 
     async with running(body, store=store) as runtime:
         task = await until_final(runtime, await launch(runtime))
         assert task.result == {"value": "done"}
-        assert [entry.key for entry in await runtime.journal(task.id)] == ["a"]
+        assert [entry.key for entry in await runtime.store.journal(task.id)] == ["a"]
     assert done == {"work": 1}
 
 
 class SmallStore(MemoryStore):
     """Keeps no entry that is longer than a page."""
 
-    async def save(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry] = ()) -> None:
+    async def save(
+        self,
+        record: TaskRecord,
+        *,
+        expected: int,
+        entries: Sequence[JournalEntry] = (),
+        outcome: Outcome | None = None,
+    ) -> None:
         if any(len(repr(entry.value)) > 4_096 for entry in entries):
             raise ValueNotStorable("a value is too large")
-        await super().save(record, expected=expected, entries=entries)
+        await super().save(record, expected=expected, entries=entries, outcome=outcome)
 
 
 async def test_a_value_that_the_store_cannot_keep_fails_its_step_now_and_later() -> None:
     seen: list[str] = []
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         try:
             await current_task().step("odd", lambda: "x" * 10_000)
         except UsageError as exc:
@@ -291,11 +311,11 @@ async def test_steps_side_by_side_are_all_kept() -> None:
     def square(number: int) -> int:
         return number * number
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         steps = [current_task().step(f"step {number}", square, number) for number in range(20)]
         return ok(await asyncio.gather(*steps))
 
     async with running(body) as runtime:
         task = await until_final(runtime, await launch(runtime))
         assert task.result == {"value": [n * n for n in range(20)]}
-        assert len(await runtime.journal(task.id)) == 20
+        assert len(await runtime.store.journal(task.id)) == 20

@@ -12,11 +12,12 @@ import pytest
 
 from mcp_tasks.core import TaskRecord, TaskStatus
 from mcp_tasks.errors import UsageError
-from mcp_tasks.runtime import Outcome, Run, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import FakeClock
 from mcp_tasks.testing.clock import NOON
 from tests.unit.running import (
+    CLIENT,
     Tool,
     answer,
     launch,
@@ -36,7 +37,7 @@ AT_ONCE = ToolPolicy(rerun=True, park_after=timedelta(0))
 HELD = ToolPolicy(rerun=True, park_after=HOUR)
 
 
-async def sleep_an_hour(run: Run) -> Outcome:
+async def sleep_an_hour(run: Run) -> Ending:
     await current_task().sleep(HOUR)
     return ok("awake")
 
@@ -44,12 +45,12 @@ async def sleep_an_hour(run: Run) -> Outcome:
 async def until_asleep(runtime: TaskRuntime, task: TaskRecord) -> TaskRecord:
     """The task once its first timer is set, which is the third version: created, taken, timer."""
     asleep = await until(runtime, task, lambda record: record.version >= 3)
-    assert [entry.kind for entry in await runtime.journal(task.id)] == ["timer"]
+    assert [entry.kind for entry in await runtime.store.journal(task.id)] == ["timer"]
     return asleep
 
 
 async def test_a_short_sleep_is_slept_in_memory() -> None:
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         await current_task().sleep(timedelta(milliseconds=10))
         return ok(run.attempt)
 
@@ -90,7 +91,7 @@ async def test_a_sleep_goes_on_in_the_next_process_and_is_not_begun_again(policy
         runtime.alarms.stir()
         await runtime.janitor.sweep()
         assert (await until_final(runtime, task)).result == {"value": "awake"}
-        assert [entry.kind for entry in await runtime.journal(task.id)] == ["timer", "done"]
+        assert [entry.kind for entry in await runtime.store.journal(task.id)] == ["timer", "done"]
 
 
 async def test_a_sleep_is_not_begun_again_after_its_process_died() -> None:
@@ -112,7 +113,7 @@ async def test_a_sleep_is_not_begun_again_after_its_process_died() -> None:
 async def test_the_timer_of_a_task_that_asks_too_is_not_lost_when_its_process_dies() -> None:
     clock, store = FakeClock(), MemoryStore()
 
-    async def whichever_is_first(run: Run) -> Outcome:
+    async def whichever_is_first(run: Run) -> Ending:
         asked = asyncio.ensure_future(run.ask(question("Sure?")))
         slept = asyncio.ensure_future(current_task().sleep(HOUR))
         try:
@@ -136,7 +137,7 @@ async def test_the_timer_of_a_task_that_asks_too_is_not_lost_when_its_process_di
 
 
 async def test_a_sleeping_run_uses_no_slot() -> None:
-    async def work(run: Run) -> Outcome:
+    async def work(run: Run) -> Ending:
         return ok()
 
     clock = FakeClock()
@@ -150,13 +151,13 @@ async def test_a_sleeping_run_uses_no_slot() -> None:
 async def test_a_sleeping_task_can_be_cancelled() -> None:
     async with running(sleep_an_hour) as runtime:
         task = await until_asleep(runtime, await launch(runtime))
-        assert (await runtime.cancel(task, "enough")).status is TaskStatus.CANCELLED
+        assert (await runtime.cancel(task, "enough", actor=CLIENT)).status is TaskStatus.CANCELLED
 
 
 async def test_two_sleeps_are_two_timers() -> None:
     clock = FakeClock()
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         await current_task().sleep(HOUR)
         await current_task().sleep(HOUR)
         return ok("awake")
@@ -173,7 +174,7 @@ async def test_two_sleeps_are_two_timers() -> None:
 
 
 async def test_a_task_that_slept_and_then_asks_is_not_started_before_its_answer() -> None:
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         await current_task().sleep(timedelta(milliseconds=10))
         return ok(await run.ask(question("Sure?")))
 
@@ -189,7 +190,7 @@ async def test_a_task_that_slept_and_then_asks_is_not_started_before_its_answer(
 async def test_a_run_that_asks_in_one_branch_and_sleeps_in_another_stays_in_memory() -> None:
     clock = FakeClock()
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         return ok(await asyncio.gather(run.ask(question("Sure?")), current_task().sleep(HOUR)))
 
     async with running(body, policy=AT_ONCE, clock=clock) as runtime:
@@ -213,7 +214,7 @@ async def test_a_run_that_sleeps_in_one_branch_and_works_in_another_stays_in_mem
         await worked.wait()
         return "worked"
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         context = current_task()
         return ok(await asyncio.gather(context.step("work", work), context.sleep(HOUR)))
 
@@ -236,7 +237,7 @@ async def test_a_sleep_may_end_at_an_instant_that_the_tool_computed() -> None:
     clock = FakeClock()
     there = timezone(timedelta(hours=9))
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         await current_task().sleep(until=(NOON + HOUR).astimezone(there))
         return ok("awake")
 
@@ -250,7 +251,7 @@ async def test_a_sleep_may_end_at_an_instant_that_the_tool_computed() -> None:
 
 
 async def test_an_instant_that_has_passed_is_not_waited_for() -> None:
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         await current_task().sleep(until=NOON)
         return ok(run.attempt)
 
@@ -263,7 +264,7 @@ async def test_an_instant_that_has_passed_is_not_waited_for() -> None:
 async def test_a_sleep_with_a_name_is_the_same_one_in_the_next_run_however_long_it_is_then() -> None:
     clock = FakeClock()
 
-    async def body(run: Run) -> Outcome:
+    async def body(run: Run) -> Ending:
         # As a tool does that computes what is left from the time of now.
         await current_task().sleep(run.attempt * HOUR, name="review")
         return ok("awake")

@@ -6,14 +6,16 @@ from datetime import timedelta
 
 import pytest
 
-from mcp_tasks.core import JournalEntry, RunStarted, StepRecorded, apply
+from mcp_tasks.core import JournalEntry, StepRecorded
+from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.record import Trial
 from mcp_tasks.errors import StoreUnavailable
-from mcp_tasks.runtime import ToolPolicy
+from mcp_tasks.runtime import Ending, Run, ToolPolicy
+from mcp_tasks.runtime.late_writes import Write
 from mcp_tasks.runtime.lease import Lease
-from mcp_tasks.runtime.trials import Trials, is_guilty
+from mcp_tasks.runtime.trials import MAX_TURNED_AWAY, Trials, is_guilty
 from mcp_tasks.testing import make_record
-from mcp_tasks.testing.clock import NOON
+from tests.unit.losing import claimed_by
 from tests.unit.running import ONCE, ok, running
 
 POLICY = ToolPolicy(rerun=True, max_lost_runs=3)
@@ -32,6 +34,20 @@ POLICY = ToolPolicy(rerun=True, max_lost_runs=3)
 )
 def test_only_who_is_lost_alone_or_for_ever_is_ended(lost: int, trial: Trial | None, guilty: bool) -> None:
     assert is_guilty(make_record(lost=lost, trial=trial), POLICY) is guilty
+
+
+def test_who_came_while_another_was_on_trial_is_called_when_that_is_over() -> None:
+    trials = Trials(timedelta(seconds=10))
+    assert trials.called() == []
+    first = make_record(lost=2)
+    trials.begin(first, POLICY)
+    for number in range(2 * MAX_TURNED_AWAY):
+        trials.turn_away(f"task {number}")
+        trials.turn_away("task 0")
+    assert trials.called() == []
+    trials.passed(first.id)
+    assert trials.called() == [f"task {number}" for number in range(MAX_TURNED_AWAY)]
+    assert trials.called() == []
 
 
 def test_suspects_are_tried_one_after_the_other() -> None:
@@ -57,11 +73,11 @@ async def test_work_begins_after_a_gap_only_once_the_store_was_looked_at(store_i
     async def heartbeat() -> None:
         if store_is_away:
             raise StoreUnavailable("away")
-        said.append("beat")
+        said.append("heartbeat")
 
     lease = Lease(
         timedelta(seconds=15),
-        beat=beat,
+        heartbeat=heartbeat,
         look=look,
         stop_runs=lambda: said.append("stop"),
         take_up=look,
@@ -72,19 +88,19 @@ async def test_work_begins_after_a_gap_only_once_the_store_was_looked_at(store_i
     time[0] = 60.0
     await lease.make_sure()
     assert said[0] == "look"
-    assert (said[-1], lease.is_valid) == (("stop", False) if store_is_away else ("beat", True))
+    assert (said[-1], lease.is_valid) == (("stop", False) if store_is_away else ("heartbeat", True))
 
 
 @pytest.mark.anyio
 async def test_a_step_that_was_done_when_the_lease_was_lost_is_recorded_when_it_is_renewed() -> None:
-    async def body(run: object) -> object:
+    async def body(run: Run) -> Ending:
         return ok()
 
-    async with running(body, policy=ONCE) as runtime:  # pyright: ignore[reportArgumentType]
-        record = apply(make_record(), RunStarted(worker=runtime.worker), NOON)
-        await runtime.store.create(record)
-        runtime.lease.is_valid = False
+    async with running(body, policy=ONCE) as runtime:
+        task = await claimed_by(runtime, runtime.worker)
         entry = JournalEntry(kind="step", key="pay", value={"value": 1})
-        runtime.write_later(record, [StepRecorded(attempt=1)], [entry])
-        await runtime.write_late()
-        assert list(await runtime.store.journal(record.id)) == [entry]
+        write = Write(events=[StepRecorded(attempt=1)], actor=Actor("run", runtime.worker), entries=[entry])
+        runtime.late_writes.add(task, write)
+        await runtime.janitor.take_up()
+        written = await runtime.store.journal(task.id)
+        assert [(record.kind, record.key, record.value) for record in written] == [("step", "pay", {"value": 1})]

@@ -18,6 +18,7 @@ from mcp_tasks.stores.memory import MemoryStore
 from tests.helpers.http import HttpWire, serving
 from tests.helpers.rpc import NOTHING, Reply, Tasking, text_of
 from tests.helpers.server import CUSTOM_ERROR, QUICK
+from tests.helpers.stored import all_tasks
 
 pytestmark = pytest.mark.anyio
 
@@ -49,7 +50,7 @@ def store() -> MemoryStore:
 async def wire(store: MemoryStore) -> AsyncGenerator[HttpWire]:
     """A way to a server whose tools are choosy."""
     tasks = Tasks(store, settings=QUICK)
-    server: MCPServer[Any] = MCPServer("choosy", extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
+    server: MCPServer[Any] = MCPServer("choosy", **tasks.wiring(), log_level="CRITICAL")
 
     @server.tool()
     @tasks.task()
@@ -92,7 +93,7 @@ async def test_arguments_that_do_not_fit_are_answered_as_in_a_plain_call_and_no_
     answer = await _answer(Tasking(wire), tool, arguments)
     assert answer == plain
     assert answer.get("isError") or answer["code"] == CUSTOM_ERROR
-    assert (await store.list()).records == []
+    assert await all_tasks(store, "choosy") == []
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ async def test_arguments_that_the_sdk_takes_become_a_task(
 
 
 def _unmarked_server(tasks: Tasks, gate: asyncio.Event) -> MCPServer[Any]:
-    server: MCPServer[Any] = MCPServer("unmarked", extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
+    server: MCPServer[Any] = MCPServer("unmarked", **tasks.wiring(), log_level="CRITICAL")
 
     @server.tool()
     async def wait(times: int) -> str:
@@ -144,7 +145,7 @@ async def test_a_tool_that_is_no_marked_function_answers_arguments_that_do_not_f
         answer = await _answer(client, "wait", {"times": "often"})
         assert answer == await _answer(client.declaring(NOTHING), "wait", {"times": "often"})
         assert answer["isError"] is True
-        assert (await store.list()).records == []
+        assert await all_tasks(store, "unmarked") == []
         # The SDK takes a number in a string, whatever the schema says: then it is a task like any other.
         task_id = await client.create("wait", times="3")
         gate.set()

@@ -19,6 +19,7 @@ from mcp_tasks.stores.memory import MemoryStore
 from tests.helpers.http import serving
 from tests.helpers.rpc import EVERYTHING, MISSING_CAPABILITY, NOTHING, PATIENCE, Tasking, accept, text_of
 from tests.helpers.server import CUSTOM_ERROR, QUICK, Desk, build
+from tests.helpers.stored import all_tasks
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +28,7 @@ LONG = timedelta(seconds=PATIENCE)
 
 def _server(tasks: Tasks, **marks: TaskMode | None) -> MCPServer[Any]:
     """A server with a tool per mark; one without a mode is not marked."""
-    server = MCPServer("choices", extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
+    server = MCPServer("choices", **tasks.wiring(), log_level="CRITICAL")
     for name, mode in marks.items():
 
         def tool() -> str:
@@ -104,7 +105,7 @@ async def test_a_tool_added_while_the_server_runs_can_be_a_task() -> None:
 
 
 def _grace_server(tasks: Tasks, desk: Desk, **options: Any) -> MCPServer[Any]:
-    server = MCPServer("grace", extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
+    server = MCPServer("grace", **tasks.wiring(), log_level="CRITICAL")
 
     @server.tool()
     @tasks.task(**options)
@@ -137,7 +138,7 @@ async def test_a_tool_that_is_quicker_than_the_grace_answers_inline_and_leaves_n
         assert failed["isError"] is True
         broken = await client.ask("tools/call", {"name": "work", "arguments": {"how": "break"}})
         assert broken.error == {"code": CUSTOM_ERROR, "message": "as protocols fail", "data": {"why": "because"}}
-        assert (await store.list()).records == []
+        assert await all_tasks(store, "grace") == []
 
 
 async def test_a_tool_that_is_slower_than_the_grace_becomes_a_task() -> None:
@@ -178,7 +179,7 @@ async def test_a_task_cancelled_within_the_grace_is_announced_as_one() -> None:
         client = Tasking(wire)
         call = asyncio.create_task(client.call("work", how="wait"))
         await desk.started.wait()
-        [record] = (await store.list()).records
+        [record] = await all_tasks(store, "grace")
         await client.cancel(record.id)
         created = await call
         assert (created["resultType"], created["taskId"]) == ("task", record.id)

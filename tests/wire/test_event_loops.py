@@ -53,7 +53,7 @@ def test_a_lifespan_of_the_authors_own_is_not_begun_on_trio() -> None:
         yield 1
 
     tasks = Tasks("memory://")
-    server = MCPServer("own", extensions=[tasks], lifespan=tasks.with_lifespan(own), log_level="CRITICAL")
+    server = MCPServer("own", **tasks.wiring(own), log_level="CRITICAL")
 
     async def serve() -> None:
         async with in_memory(server):

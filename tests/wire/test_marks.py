@@ -30,7 +30,7 @@ def _tasks(**options: Any) -> Tasks:
 
 
 def _server(tasks: Tasks) -> MCPServer[Any]:
-    return MCPServer("marked", extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
+    return MCPServer("marked", **tasks.wiring(), log_level="CRITICAL")
 
 
 def _where() -> str:

@@ -109,7 +109,7 @@ async def test_a_tool_that_reports_all_the_time_does_not_write_all_the_time() ->
     tasks = Tasks(
         "memory://", settings=Settings(drain_timeout=timedelta(0), progress_interval=timedelta(seconds=PATIENCE))
     )
-    server = MCPServer("eager", extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
+    server = MCPServer("eager", **tasks.wiring(), log_level="CRITICAL")
     reported, gate = asyncio.Event(), asyncio.Event()
 
     @server.tool()
@@ -151,7 +151,7 @@ async def test_a_tool_that_reports_all_the_time_does_not_write_all_the_time() ->
 )
 async def test_numbers_are_written_as_people_write_them(progress: Any, total: Any, text: str) -> None:
     tasks = Tasks("memory://", settings=QUICK)
-    server = MCPServer("counting", extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
+    server = MCPServer("counting", **tasks.wiring(), log_level="CRITICAL")
 
     @server.tool()
     @tasks.task(recover="rerun")
@@ -172,7 +172,7 @@ async def test_numbers_are_written_as_people_write_them(progress: Any, total: An
 
 async def test_numbers_that_json_does_not_have_are_left_out() -> None:
     tasks = Tasks("memory://", settings=QUICK)
-    server = MCPServer("odd", extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
+    server = MCPServer("odd", **tasks.wiring(), log_level="CRITICAL")
 
     @server.tool()
     @tasks.task()

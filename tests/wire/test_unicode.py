@@ -51,7 +51,7 @@ def resolve_keep() -> Elicit[Keep]:
 
 def build(tasks: Tasks) -> MCPServer[Any]:
     """A server whose tools talk about a file with such a name, in every way that a tool can."""
-    server = MCPServer("files", extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
+    server = MCPServer("files", **tasks.wiring(), log_level="CRITICAL")
     question = ElicitRequest(
         params=ElicitRequestFormParams(message=f"Keep {NAME}?", requested_schema=Keep.model_json_schema())
     )

@@ -13,7 +13,9 @@ from typing import Annotated, Any
 import anyio
 import anyio.lowlevel
 import pytest
-from mcp.server import MCPServer, Server
+from mcp.server import MCPServer, Server, ServerRequestContext
+from mcp.server.context import CallNext, HandlerResult
+from mcp.server.extension import Extension
 from mcp.server.mcpserver import Context, Resolve
 from mcp_types import CallToolRequestParams
 
@@ -27,7 +29,7 @@ from mcp_tasks.testing.clock import FakeClock
 from tests.helpers.http import serving
 from tests.helpers.lowlevel import build_lowlevel
 from tests.helpers.official import in_memory
-from tests.helpers.rpc import PATIENCE, Tasking, text_of
+from tests.helpers.rpc import EXTENSION, PATIENCE, Tasking, text_of
 from tests.helpers.server import QUICK, Desk, Name, build
 
 pytestmark = pytest.mark.anyio
@@ -38,21 +40,21 @@ def _tasks(**options: Any) -> Tasks:
 
 
 def _server(tasks: Tasks, name: str = "wired") -> MCPServer[Any]:
-    return MCPServer(name, extensions=[tasks], lifespan=tasks.lifespan, log_level="CRITICAL")
+    return MCPServer(name, **tasks.wiring(), log_level="CRITICAL")
 
 
 # What is missing
 
 
 def test_the_extension_without_its_lifespan_is_refused_when_the_server_is_made() -> None:
-    with pytest.raises(WiringError, match=r"lifespan=tasks\.lifespan") as refused:
+    with pytest.raises(WiringError, match=r"MCPServer\(\.\.\., \*\*tasks\.wiring\(\)\)") as refused:
         MCPServer("half", extensions=[_tasks()])
-    assert "with_lifespan" in str(refused.value)
+    assert "wiring(lifespan=yours)" in str(refused.value)
 
 
 async def test_the_lifespan_without_the_extension_is_refused_at_the_start() -> None:
-    server = MCPServer("half", lifespan=_tasks().lifespan)
-    with pytest.raises(WiringError, match=r"extensions=\[tasks\]"):
+    server = MCPServer("half", lifespan=_tasks().wiring()["lifespan"])
+    with pytest.raises(WiringError, match=r"\*\*tasks\.wiring\(\)"):
         async with in_memory(server):
             pass
 
@@ -62,10 +64,60 @@ async def test_a_lifespan_around_the_authors_own_without_the_extension_is_refuse
     async def own(server: MCPServer[int]) -> AsyncGenerator[int]:
         yield 1
 
-    server = MCPServer("half", lifespan=_tasks().with_lifespan(own))
-    with pytest.raises(WiringError, match=r"extensions=\[tasks\]"):
+    server = MCPServer("half", lifespan=_tasks().wiring(own)["lifespan"])
+    with pytest.raises(WiringError, match=r"\*\*tasks\.wiring\(\)"):
         async with in_memory(server):
             pass
+
+
+def test_a_lifespan_beside_the_wiring_is_one_too_many_for_python_itself() -> None:
+    with pytest.raises(TypeError, match="lifespan"):
+        MCPServer("twice", lifespan=_own_lifespan, **_tasks().wiring())  # pyright: ignore[reportCallIssue]
+
+
+@asynccontextmanager
+async def _own_lifespan(server: MCPServer[int]) -> AsyncGenerator[int]:
+    yield 1
+
+
+class Other(Extension):
+    """An extension of somebody else's, which sees every call."""
+
+    identifier = "com.example/other"
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    async def intercept_tool_call(
+        self, params: CallToolRequestParams, ctx: ServerRequestContext[Any, Any], call_next: CallNext
+    ) -> HandlerResult:
+        self.seen.append(params.name)
+        return await call_next(ctx)
+
+
+async def test_other_extensions_are_wired_along_and_see_calls_before_they_become_tasks() -> None:
+    tasks, other = _tasks(), Other()
+    server = MCPServer("two", **tasks.wiring(extensions=[other]), log_level="CRITICAL")
+
+    @server.tool()
+    @tasks.task()
+    def work() -> str:
+        return "worked"
+
+    async with in_memory(server) as wire:
+        assert text_of((await Tasking(wire).finish("work"))["result"]) == "worked"
+        discovered = (await Tasking(wire).ask("server/discover")).result
+    assert other.seen == ["work"]
+    assert discovered["capabilities"]["extensions"].keys() == {EXTENSION, other.identifier}
+
+
+async def test_a_server_has_one_middleware_of_ours_however_often_it_is_started() -> None:
+    tasks = _tasks()
+    server = _server(tasks)
+    before = len(server.middleware)
+    for _ in range(2):
+        async with in_memory(server):
+            assert len(server.middleware) == before + 1
 
 
 async def test_a_mark_that_belongs_to_no_tool_is_warned_of_at_the_start_with_the_tools_that_there_are(
@@ -198,11 +250,29 @@ class PutGetStore:
 
 
 def test_a_store_with_only_put_and_get_is_refused_with_what_it_lacks() -> None:
-    with pytest.raises(UsageError, match="is no task store") as refused:
+    with pytest.raises(UsageError, match="is not a task store") as refused:
         Tasks(store=PutGetStore())  # pyright: ignore[reportArgumentType]
     for verb in ("create", "save", "delete", "journal", "notifier"):
         assert verb in str(refused.value)
     assert "lacks get" not in str(refused.value)
+    assert "another process was first" in str(refused.value)
+
+
+class FileLike:
+    """Not a store of any shape."""
+
+
+def test_what_is_no_store_at_all_is_refused_without_talk_of_the_planned_one() -> None:
+    with pytest.raises(UsageError, match=r"mcp_tasks\.stores\.Store") as refused:
+        Tasks(store=FileLike())  # pyright: ignore[reportArgumentType]
+    assert "put and get" not in str(refused.value)
+
+
+def test_an_option_that_there_is_not_is_refused_where_it_is_written() -> None:
+    with pytest.raises(TypeError, match="hold"):
+        _tasks().task(hold=timedelta(seconds=1))  # pyright: ignore[reportCallIssue]
+    with pytest.raises(TypeError, match="hold"):
+        _tasks().mark("tool", hold=timedelta(seconds=1))  # pyright: ignore[reportCallIssue]
 
 
 def test_a_concurrency_beside_an_engine_is_refused() -> None:
@@ -218,7 +288,13 @@ def test_a_concurrency_that_lets_nothing_run_is_refused(concurrency: int) -> Non
 
 def test_options_of_a_tool_that_cannot_be_are_refused_where_they_are_written() -> None:
     tasks = _tasks()
-    for wrong in ({"mode": "sometimes"}, {"recover": "maybe"}, {"ttl": timedelta(0)}, {"max_runtime": -timedelta(1)}):
+    mistakes: list[dict[str, Any]] = [
+        {"mode": "sometimes"},
+        {"recover": "maybe"},
+        {"ttl": timedelta(0)},
+        {"max_runtime": -timedelta(1)},
+    ]
+    for wrong in mistakes:
         with pytest.raises(ValueError, match=next(iter(wrong))):
             tasks.mark("tool", **wrong)
 
@@ -336,7 +412,7 @@ def _farm_server(tasks: Tasks, farm: Farm) -> MCPServer[Farm]:
         finally:
             farm.closed = True
 
-    server = MCPServer("farm", extensions=[tasks], lifespan=tasks.with_lifespan(lifespan), log_level="CRITICAL")
+    server = MCPServer("farm", **tasks.wiring(lifespan), log_level="CRITICAL")
 
     @server.tool()
     @tasks.task()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,27 +11,18 @@ from mcp import Client, MCPError
 from mcp_tasks.cli.arguments import read_arguments, read_object
 from mcp_tasks.cli.connection import connect
 from mcp_tasks.cli.desk import Desk
-from mcp_tasks.cli.exits import Detached, Exit, Problem
+from mcp_tasks.cli.exits import TASK_NOT_KNOWN, Detached, Exit, Problem
 from mcp_tasks.cli.forms import Later
 from mcp_tasks.cli.looking import look
-from mcp_tasks.cli.options import (
-    Access,
-    Output,
-    server_of_task,
-    takes_access,
-    takes_ledger,
-    takes_on_abandon,
-    takes_output,
-)
+from mcp_tasks.cli.options import TaskOptions, takes_on_abandon, takes_task_options
 from mcp_tasks.cli.outcomes import print_json, report, say
 from mcp_tasks.cli.questions import Question, describe, how_to_answer, questions_of
-from mcp_tasks.cli.remembered import by_server, find_task, opened_ledger, short_id
+from mcp_tasks.cli.remembered import by_server, find_tasks, opened_ledger, short_id
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.target import label_of
 from mcp_tasks.cli.views import LineBoard, clean
 from mcp_tasks.cli.wait import wait_for
-from mcp_tasks.client import LedgerEntry
-from mcp_tasks.client.calls import tasks_of
+from mcp_tasks.client import LedgerEntry, resume_task
 from mcp_tasks.client.handle import OnAbandon
 from mcp_tasks.errors import UnknownTask, UsageError
 
@@ -60,10 +50,7 @@ Examples:
 )
 @click.option("--wait", is_flag=True, help="Then wait for the task to end, as `wait` does.")
 @takes_on_abandon
-@server_of_task
-@takes_access
-@takes_ledger
-@takes_output
+@takes_task_options
 def command(
     *,
     task_id: str,
@@ -73,10 +60,7 @@ def command(
     action: str | None,
     wait: bool,
     on_abandon: OnAbandon,
-    server: str | None,
-    access: Access,
-    ledger_path: Path | None,
-    output: Output,
+    options: TaskOptions,
 ) -> int:
     """Answer what a task asks.
 
@@ -86,16 +70,16 @@ def command(
         raise click.UsageError(f"--{action} takes no values")
 
     async def work() -> int:
-        with opened_ledger(ledger_path) as ledger:
-            entry = find_task(ledger, task_id, server=server, identity=access.identity)
-            [(target, spoken, _)] = by_server([entry], access)
+        with opened_ledger(options.ledger_path) as ledger:
+            [entry] = find_tasks(ledger, [task_id], options)
+            [(target, spoken, _)] = by_server([entry], options.access)
             async with connect(target, spoken, ledger=ledger) as client:
                 given = _Given(words=words, json_text=json_text, key=key, action=action)
                 answered = await given.send(client, entry)
             if wait:
-                outcomes = await wait_for(ledger, [entry], access, limit=None, on_abandon=on_abandon)
-                return report(outcomes, output)
-        if output == "json":
+                outcomes = await wait_for(ledger, [entry], options.access, limit=None, on_abandon=on_abandon)
+                return report(outcomes, options.output)
+        if options.output == "json":
             print_json({"taskId": entry.task_id, "answered": answered})
         else:
             say(f"Answered. Come back with:\n  mcp-tasks wait {short_id(entry.task_id)}")
@@ -118,18 +102,18 @@ class _Given:
         snapshot = await look(client, entry)
         questions = questions_of(snapshot.input_requests, entry.tool or entry.task_id, label_of(entry))
         if not questions:
-            raise Problem(f"the task asks nothing; it is {snapshot.status.value}", Exit.USAGE)
-        handle = tasks_of(client).handle(client.session, entry.task_id, tool=entry.tool)
+            raise Problem(f"the task has no open question; it is {snapshot.status.value}", Exit.USAGE)
+        handle = resume_task(client, entry.task_id, tool=entry.tool)
         answers = await self._answers(self._chosen(questions), entry)
         try:
             await handle.answer(answers)
         except UnknownTask as exc:
-            raise Problem("the server knows no such task (any more)", Exit.UNKNOWN_TASK) from exc
+            raise Problem(TASK_NOT_KNOWN, Exit.UNKNOWN_TASK) from exc
         except UsageError as exc:
             raise Problem(str(exc), Exit.USAGE, hint="Nothing was sent; the task still waits for an answer.") from exc
         except MCPError as exc:
             raise Problem(
-                f"the server did not take the answer: {clean(str(exc))}",
+                f"the server refused the answer: {clean(str(exc))}",
                 Exit.FAILED,
                 hint="\n".join(["The task still waits for one:", *how_to_answer(entry.task_id, questions)]),
             ) from exc
@@ -141,7 +125,9 @@ class _Given:
         chosen = [question for question in questions if question.key == self._key]
         if not chosen:
             keys = ", ".join(question.key for question in questions)
-            raise Problem(f"the task does not ask {self._key!r}", Exit.USAGE, hint=f"It asks: {clean(keys)}")
+            raise Problem(
+                f"the task has no open question {self._key!r}", Exit.USAGE, hint=f"Open questions: {clean(keys)}"
+            )
         return chosen
 
     def _that_fit(self, questions: Sequence[Question]) -> Sequence[Question]:
@@ -154,7 +140,9 @@ class _Given:
             return await _ask_all(questions, entry)
         if len(questions) > 1 and self._action not in ("decline", "cancel"):
             lines = [line for question in questions for line in [f"{question.key}:", *describe(question)]]
-            raise Problem("the task asks several things; --question says which", Exit.USAGE, hint="\n".join(lines))
+            raise Problem(
+                "the task has several open questions; choose one with --question", Exit.USAGE, hint="\n".join(lines)
+            )
         return {question.key: self._answer(question) for question in questions}
 
     def _answer(self, question: Question) -> dict[str, Any]:

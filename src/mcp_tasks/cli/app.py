@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.metadata import version
 from types import MappingProxyType
 from typing import Final
 
 import click
+
+from mcp_tasks import __version__
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
@@ -63,6 +64,6 @@ class Table(click.Group):
 
 
 @click.group(cls=Table, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("mcp-tasks"), "-V", "--version", prog_name="mcp-tasks")
+@click.version_option(__version__, "-V", "--version", prog_name="mcp-tasks")
 def app() -> None:
     """Call the tools of MCP servers, and come back to the tasks they become."""

@@ -28,7 +28,15 @@ from mcp_tasks.cli.desk import Desk, TimeUp
 from mcp_tasks.cli.exits import Detached, Exit, Problem
 from mcp_tasks.cli.following import Follower, Key
 from mcp_tasks.cli.forms import Later
-from mcp_tasks.cli.options import Access, Output, takes_access, takes_ledger, takes_on_abandon, takes_output
+from mcp_tasks.cli.options import (
+    Access,
+    Output,
+    takes_access,
+    takes_ledger,
+    takes_on_abandon,
+    takes_output,
+    takes_timeout,
+)
 from mcp_tasks.cli.outcomes import Outcome, report, say, say_how_to_return, what_became
 from mcp_tasks.cli.questions import Question, describe
 from mcp_tasks.cli.remembered import find_task, opened_ledger
@@ -62,12 +70,7 @@ ask, 130 Ctrl-C. --on-abandon says what becomes of a task that has not ended.
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]... | -")
 @click.option("--json", "json_text", metavar="JSON", help="All arguments as a JSON object; - reads it from stdin.")
 @click.option("--detach", is_flag=True, help="Start the task, print its id and leave.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
-    help="Stop waiting after this long.",
-)
+@takes_timeout("waiting")
 @takes_on_abandon
 @takes_access
 @takes_ledger

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 from mcp import Client, MCPError
 
 from mcp_tasks.cli.connection import connect
-from mcp_tasks.cli.exits import Exit, Problem
+from mcp_tasks.cli.exits import TASK_NOT_KNOWN, Exit, Problem
 from mcp_tasks.cli.looking import look
-from mcp_tasks.cli.options import Access, Output, server_of_task, takes_access, takes_ledger, takes_output
+from mcp_tasks.cli.options import TaskOptions, takes_task_options
 from mcp_tasks.cli.outcomes import print_json, say
 from mcp_tasks.cli.remembered import by_server, find_tasks, opened_ledger, short_id
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.views import clean
-from mcp_tasks.client import Ledger, LedgerEntry
-from mcp_tasks.client.calls import tasks_of
+from mcp_tasks.client import Ledger, LedgerEntry, resume_task
 from mcp_tasks.errors import UnknownTask
 
 EPILOG = """\
@@ -30,11 +28,8 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@server_of_task
-@takes_access
-@takes_ledger
-@takes_output
-def command(*, ids: Sequence[str], server: str | None, access: Access, ledger_path: Path | None, output: Output) -> int:
+@takes_task_options
+def command(*, ids: Sequence[str], options: TaskOptions) -> int:
     """Cancel tasks.
 
     A server acknowledges this and then does what it can: a task may still end in another way. What is printed is how
@@ -42,17 +37,16 @@ def command(*, ids: Sequence[str], server: str | None, access: Access, ledger_pa
     """
 
     async def work() -> int:
-        with opened_ledger(ledger_path) as ledger:
-            entries = find_tasks(ledger, ids, server=server, identity=access.identity)
-            return await _cancel_all(ledger, entries, access, output)
+        with opened_ledger(options.ledger_path) as ledger:
+            return await _cancel_all(ledger, find_tasks(ledger, ids, options), options)
 
     return run(work)
 
 
-async def _cancel_all(ledger: Ledger, entries: Sequence[LedgerEntry], access: Access, output: Output) -> int:
+async def _cancel_all(ledger: Ledger, entries: Sequence[LedgerEntry], options: TaskOptions) -> int:
     statuses: dict[str, str] = {}
     code = Exit.OK
-    for target, spoken, group in by_server(entries, access):
+    for target, spoken, group in by_server(entries, options.access):
         try:
             async with connect(target, spoken, ledger=ledger) as client:
                 for entry in group:
@@ -60,7 +54,7 @@ async def _cancel_all(ledger: Ledger, entries: Sequence[LedgerEntry], access: Ac
         except Problem as exc:
             exc.show()
             code = code or exc.code
-    if output == "json":
+    if options.output == "json":
         print_json([{"taskId": task_id, "status": status} for task_id, status in statuses.items()])
     else:
         for task_id, status in statuses.items():
@@ -79,11 +73,9 @@ _WORDS = {
 
 async def _cancel(client: Client, entry: LedgerEntry) -> str:
     try:
-        await tasks_of(client).handle(client.session, entry.task_id, tool=entry.tool).cancel()
+        await resume_task(client, entry.task_id, tool=entry.tool).cancel()
     except UnknownTask as exc:
-        raise Problem(
-            f"{short_id(entry.task_id)}: the server knows no such task (any more)", Exit.UNKNOWN_TASK
-        ) from exc
+        raise Problem(f"{short_id(entry.task_id)}: {TASK_NOT_KNOWN}", Exit.UNKNOWN_TASK) from exc
     except MCPError as exc:
         raise Problem(f"{short_id(entry.task_id)}: the server answers: {clean(str(exc))}", Exit.FAILED) from exc
     return (await look(client, entry)).status.value

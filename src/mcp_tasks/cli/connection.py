@@ -1,4 +1,4 @@
-"""A client of the official SDK, connected to a target; and in words, why it could not be connected."""
+"""A client of the official SDK, connected to a target; or the reason, in words, why it could not be."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, TextIO
 
 from mcp import Client, MCPError
@@ -18,6 +17,7 @@ from mcp.client.stdio import StdioServerParameters
 from mcp_types import REQUEST_TIMEOUT, Implementation
 from mcp_types.version import LATEST_MODERN_VERSION
 
+from mcp_tasks import __version__
 from mcp_tasks.cli.diagnosis import diagnose
 from mcp_tasks.cli.exits import Exit, Problem
 from mcp_tasks.cli.options import Access
@@ -57,7 +57,7 @@ async def connect(
                 _transport(target, access, log),
                 mode=LATEST_MODERN_VERSION if access.era == "modern" else access.era,
                 read_timeout_seconds=READ_LIMIT if target.url is not None else STARTUP_LIMIT,
-                client_info=Implementation(name="mcp-tasks-cli", version=version("mcp-tasks")),
+                client_info=Implementation(name="mcp-tasks-cli", version=__version__),
                 elicitation_callback=elicit,
                 extensions=[_tasks_client(target, access, ledger)],
             )
@@ -74,7 +74,7 @@ def _tasks_client(target: Target, access: Access, ledger: Ledger | None) -> Task
 
 def _patience(target: Target) -> Patience | None:
     # A server behind a URL may come back; the process of a stdio server that ended does not.
-    return None if target.url is not None else Patience(lasting=timedelta(seconds=2))
+    return None if target.url is not None else Patience(max_outage=timedelta(seconds=2))
 
 
 async def explain(target: Target, access: Access, exc: Exception, log: TextIO | None = None) -> Problem:
@@ -104,8 +104,8 @@ def _explain_command(target: Target, cause: BaseException, log: TextIO | None) -
     if isinstance(cause, OSError):
         return Problem(f"{command} cannot be started: {cause.strerror or cause}", Exit.UNREACHABLE)
     said = _last_of(log)
-    hint = f"The last it said on stderr:\n{said}" if said else "It said nothing on stderr. -v says more."
-    return Problem(f"`{target.label}` does not speak MCP, or ended before it did", Exit.UNREACHABLE, hint=hint)
+    hint = f"Its last lines on stderr:\n{said}" if said else "It wrote nothing to stderr. -v says more."
+    return Problem(f"`{target.label}` exited, or does not speak MCP", Exit.UNREACHABLE, hint=hint)
 
 
 def _transport(target: Target, access: Access, log: TextIO) -> Transport:

@@ -1,7 +1,7 @@
 """The person who waits, if there is one: where questions are asked and where Ctrl-C leads.
 
 One thing at a time is on the terminal: a question, or the menu after Ctrl-C. While somebody works on either, the
-clock of a `--timeout` stands still.
+clock of a `--timeout` is paused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mcp_tasks.cli.views import Board
 T = TypeVar("T")
 
 TICK = 0.2
-"""How often a time limit is looked at, in seconds. It stands still at times, so no single timer will do."""
+"""How often a time limit is looked at, in seconds. It is paused at times, so a single timer will not do."""
 
 
 class TimeUp(Exception):
@@ -48,16 +48,16 @@ class Desk:
     """
 
     def __init__(self, board: Board, *, limit: float | None = None) -> None:
-        self.is_staffed = is_terminal()
-        self.can_cancel = False
-        self.was_left_on_purpose = False
+        self.is_staffed: bool = is_terminal()
+        self.can_cancel: bool = False
+        self.was_left_on_purpose: bool = False
         self._board = board
         self._keyboard = Keyboard()
         self._busy = asyncio.Lock()
         self._decided: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
         self._limit = limit
         self._spent = 0.0
-        self._held = 0
+        self._pauses = 0
 
     async def ask(self, question: Question) -> dict[str, Any]:
         """Ask the person.
@@ -66,7 +66,7 @@ class Desk:
             Later: They leave the question open.
         """
         async with self._busy:
-            with self._hold(), self._board.aside() as console:
+            with self._pause(), self._board.aside() as console:
                 while True:
                     try:
                         return await Form(question, self._keyboard, console).fill_in()
@@ -82,7 +82,7 @@ class Desk:
             cancel: Cancels the tasks that are waited for. The work goes on until they have ended.
 
         Raises:
-            Detached: The person does not want to wait any more.
+            Detached: The person no longer wants to wait.
             TimeUp: The limit is over.
         """
         with self._keyboard.listening():
@@ -105,7 +105,7 @@ class Desk:
         while not working.done():
             before = loop.time()
             await asyncio.wait({working, attending}, timeout=TICK, return_when=asyncio.FIRST_COMPLETED)
-            if not self._held:
+            if not self._pauses:
                 self._spent += loop.time() - before
             if working.done():
                 break
@@ -126,7 +126,7 @@ class Desk:
             if not self.is_staffed or not self.can_cancel:
                 return Decision.DETACH
             async with self._busy:
-                with self._hold(), self._board.aside() as console:
+                with self._pause(), self._board.aside() as console:
                     decision = await self._menu(console)
             if decision is not None:
                 return decision
@@ -158,12 +158,12 @@ class Desk:
                     continue
 
     @contextmanager
-    def _hold(self) -> Generator[None]:
-        self._held += 1
+    def _pause(self) -> Generator[None]:
+        self._pauses += 1
         try:
             yield
         finally:
-            self._held -= 1
+            self._pauses -= 1
 
 
 async def _stop(*futures: asyncio.Future[Any]) -> None:

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from mcp import Client, MCPError
 
 from mcp_tasks.cli.connection import connect
-from mcp_tasks.cli.exits import Exit, Problem
+from mcp_tasks.cli.exits import TASK_NOT_KNOWN, Exit, Problem
 from mcp_tasks.cli.options import Access
 from mcp_tasks.cli.remembered import by_server
 from mcp_tasks.cli.target import Target
-from mcp_tasks.client import Ledger, LedgerEntry, TaskSnapshot
-from mcp_tasks.client.calls import tasks_of
+from mcp_tasks.client import Ledger, LedgerEntry, TaskSnapshot, resume_task
 from mcp_tasks.errors import InvalidResponse, UnknownTask
 
 Seen = dict[tuple[str, str, str], TaskSnapshot | Problem]
@@ -37,9 +36,9 @@ async def look(client: Client, entry: LedgerEntry) -> TaskSnapshot:
         Problem: It cannot be seen.
     """
     try:
-        return await tasks_of(client).handle(client.session, entry.task_id, tool=entry.tool).status()
+        return await resume_task(client, entry.task_id, tool=entry.tool).status()
     except UnknownTask as exc:
-        raise Problem("the server knows no such task (any more)", Exit.UNKNOWN_TASK) from exc
+        raise Problem(TASK_NOT_KNOWN, Exit.UNKNOWN_TASK) from exc
     except (MCPError, InvalidResponse) as exc:
         raise Problem(f"the server answers: {exc}", Exit.FAILED) from exc
 

@@ -89,7 +89,7 @@ async def _refresh(ledger: Ledger, spec: str | None, access: Access) -> int:
         if isinstance(found, Problem):
             problems[found.message] = problems.get(found.message, 0) + 1
     for message, count in problems.items():
-        say(f"{count} of the tasks could not be asked for: {message}", "yellow")
+        say(f"{count} task{'' if count == 1 else 's'} could not be refreshed: {message}", "yellow")
     return Exit.OK
 
 
@@ -117,7 +117,7 @@ def entry_json(entry: LedgerEntry) -> dict[str, Any]:
         "tool": entry.tool,
         "status": entry.status,
         "statusMessage": entry.message,
-        "startedAt": entry.started.isoformat(),
+        "startedAt": entry.started_at.isoformat(),
         "result": entry.result,
     }
     return {key: value for key, value in fields.items() if value is not None}

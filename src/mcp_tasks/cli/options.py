@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import click
 
@@ -16,7 +16,6 @@ from mcp_tasks.client.handle import OnAbandon
 
 Era: TypeAlias = Literal["auto", "modern", "legacy"]
 Output: TypeAlias = Literal["text", "json"]
-P = ParamSpec("P")
 Command: TypeAlias = Callable[..., int]
 
 
@@ -33,6 +32,52 @@ class Access:
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     era: Era = "auto"
     identity: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskOptions:
+    """What every command takes that is given the ids of tasks.
+
+    Attributes:
+        server: The tasks' server, for tasks that are not in the ledger or are there twice.
+        access: How servers are spoken to.
+        ledger_path: The ledger's file; None for the usual one.
+        output: What is printed on stdout.
+    """
+
+    server: str | None
+    access: Access
+    ledger_path: Path | None
+    output: Output
+
+
+def takes_task_options(command: Command) -> Command:
+    """`--server` and the options of `takes_access`, `takes_ledger` and `takes_output`, as `options`."""
+
+    @click.option(
+        "--server", metavar="SERVER", help="The task's server, if the ledger does not know it. Needs the whole id."
+    )
+    @takes_access
+    @takes_ledger
+    @takes_output
+    @wraps(command)
+    def wrapper(
+        *args: Any, server: str | None, access: Access, ledger_path: Path | None, output: Output, **others: Any
+    ) -> int:
+        options = TaskOptions(server=server, access=access, ledger_path=ledger_path, output=output)
+        return command(*args, options=options, **others)
+
+    return wrapper
+
+
+def takes_timeout(what: str) -> Callable[[Command], Command]:
+    """`--timeout`, as `timeout` in seconds; `what` says what it ends."""
+    return click.option(
+        "--timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="SECONDS",
+        help=f"Stop {what} after this long.",
+    )
 
 
 def takes_access(command: Command) -> Command:
@@ -81,7 +126,7 @@ def takes_ledger(command: Command) -> Command:
         envvar="MCP_TASKS_LEDGER",
         show_envvar=True,
         metavar="FILE",
-        help="Where started tasks are remembered.  [default: ledger.db in your state folder]",
+        help="The file that keeps the tasks you started.  [default: ledger.db in your state folder]",
     )
     @wraps(command)
     def wrapper(*args: Any, **others: Any) -> int:
@@ -99,7 +144,7 @@ def takes_on_abandon(command: Command) -> Command:
         default=leave,
         show_default=True,
         help="What becomes of a task that has not ended when the wait for it ends: --timeout, a question with nobody "
-        "to ask, Ctrl-C without a terminal. What you choose at the prompt goes before this.",
+        "to ask, Ctrl-C without a terminal. What you choose at the prompt takes precedence.",
     )(command)
 
 
@@ -118,7 +163,7 @@ def takes_output(command: Command) -> Command:
         "-v",
         "--verbose",
         count=True,
-        help="Say on stderr what goes over the wire; twice for all of it.",
+        help="Log requests to stderr; twice for everything.",
         expose_value=True,
     )
     @wraps(command)
@@ -129,15 +174,8 @@ def takes_output(command: Command) -> Command:
     return wrapper
 
 
-def server_of_task(command: Command) -> Command:
-    """`--server`, for tasks that are not in the ledger or are there twice."""
-    return click.option(
-        "--server", metavar="SERVER", help="The task's server, if the ledger does not know it. Needs the whole id."
-    )(command)
-
-
 def set_up_logging(verbose: int) -> None:
-    """Log to stderr as far as it was asked for; otherwise nothing, as every command says itself what went wrong."""
+    """Log to stderr as far as asked for; otherwise not at all, as every command says itself what went wrong."""
     root = logging.getLogger()
     if not verbose:
         warnings.simplefilter("ignore")
@@ -156,7 +194,7 @@ def _headers(lines: Sequence[str], token: str | None) -> dict[str, str]:
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon or not name.strip():
-            raise click.UsageError(f"--header takes NAME:VALUE, and {line!r} is none")
+            raise click.UsageError(f"--header takes NAME:VALUE, not {line!r}")
         headers[name.strip()] = value.strip()
     if token:
         headers["Authorization"] = f"Bearer {token}"

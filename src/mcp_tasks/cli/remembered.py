@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 
 from mcp_tasks.cli.exits import Exit, Problem
-from mcp_tasks.cli.options import Access
+from mcp_tasks.cli.options import Access, TaskOptions
 from mcp_tasks.cli.target import Target, parse_target, target_of
 from mcp_tasks.client import Ledger, LedgerEntry
 from mcp_tasks.errors import StoreError
@@ -43,7 +43,7 @@ def find_task(ledger: Ledger, start: str, *, server: str | None = None, identity
     """The one task whose id begins with `start`, with or without the part before `_`.
 
     Raises:
-        Problem: There is none, or more than one.
+        Problem: No task begins like that, or more than one does.
     """
     spec = None if server is None else parse_target(server).spec
     entries = ledger.entries(server=spec, identity=identity)
@@ -56,16 +56,22 @@ def find_task(ledger: Ledger, start: str, *, server: str | None = None, identity
             return _stranger(start, spec, identity or "")
         case several:
             raise Problem(
-                f"{start!r} could be any of {len(several)} tasks",
+                f"{start!r} matches {len(several)} tasks",
                 Exit.USAGE,
                 hint="\n".join(_line(e) for e in several[:10]),
             )
 
 
-def find_tasks(
-    ledger: Ledger, starts: Sequence[str], *, server: str | None = None, identity: str | None = None
-) -> list[LedgerEntry]:
-    """The tasks named, each once, in the order named."""
+def find_tasks(ledger: Ledger, starts: Sequence[str], options: TaskOptions | None = None) -> list[LedgerEntry]:
+    """The tasks that a command names, each once, in the order named.
+
+    Args:
+        options: Narrow the search to a server and an identity.
+
+    Raises:
+        Problem: A name fits no task, or more than one.
+    """
+    server, identity = (None, None) if options is None else (options.server, options.access.identity)
     entries = [find_task(ledger, start, server=server, identity=identity) for start in starts]
     return list({entry.key: entry for entry in entries}.values())
 
@@ -125,12 +131,12 @@ def _begins(task_id: str, start: str) -> bool:
 def _stranger(task_id: str, spec: str | None, identity: str) -> LedgerEntry:
     if spec is None:
         raise Problem(
-            f"no task here begins with {task_id!r}",
+            f"no task in the ledger begins with {task_id!r}",
             Exit.UNKNOWN_TASK,
-            hint="`mcp-tasks ls` lists the tasks started from here; for any other, give its whole id and --server.",
+            hint="`mcp-tasks ls` lists the tasks in the ledger; for any other, give its whole id and --server.",
         )
     now = datetime.now(UTC)
-    return LedgerEntry(task_id=task_id, server=spec, tool="", started=now, status="working", identity=identity)
+    return LedgerEntry(task_id=task_id, server=spec, tool="", started_at=now, status="working", identity=identity)
 
 
 def _line(entry: LedgerEntry) -> str:

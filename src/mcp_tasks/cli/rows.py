@@ -12,7 +12,7 @@ from mcp_tasks.core.status import FINAL_STATUSES
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One task, or one call that is no task (yet).
+    """One task, or one call that is not a task (yet).
 
     Attributes:
         key: Tells rows apart.
@@ -69,7 +69,7 @@ def row_of(entry: LedgerEntry, snapshot: TaskSnapshot) -> Row:
         done=None if progress is None else progress.progress,
         total=None if progress is None else progress.total,
         task_id=entry.task_id,
-        started=entry.started,
+        started=entry.started_at,
         # Both by the server's clock, so their difference is right whatever that clock says.
-        ended=entry.started + (snapshot.updated_at - snapshot.created_at) if snapshot.is_final else None,
+        ended=entry.started_at + (snapshot.updated_at - snapshot.created_at) if snapshot.is_final else None,
     )

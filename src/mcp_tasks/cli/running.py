@@ -7,14 +7,14 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import click
 
 from mcp_tasks.cli.exits import Exit, Problem
 from mcp_tasks.errors import StoreError
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 def run_app(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +45,9 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
         return Exit.OK
     except Exception as exc:
         logger.debug("an exception that nobody expected", exc_info=True)
-        Problem(f"{_root_of(exc)!r}", Exit.DEFECT, hint="This is a defect. -v shows where it comes from.").show()
+        Problem(
+            f"{_root_of(exc)!r}", Exit.DEFECT, hint="This is a bug in mcp-tasks. -vv shows where it comes from."
+        ).show()
         return Exit.DEFECT
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,15 +12,14 @@ from rich.text import Text
 from mcp_tasks.cli.exits import Exit, Problem
 from mcp_tasks.cli.looking import look_at
 from mcp_tasks.cli.ls import entry_json
-from mcp_tasks.cli.options import Access, Output, server_of_task, takes_access, takes_ledger, takes_output
-from mcp_tasks.cli.outcomes import block_text, outcome_of, print_json, say
+from mcp_tasks.cli.options import Access, Output, TaskOptions, takes_task_options
+from mcp_tasks.cli.outcomes import outcome_of, print_json, result_texts, say
 from mcp_tasks.cli.questions import describe, how_to_answer, questions_of
-from mcp_tasks.cli.remembered import find_task, opened_ledger
+from mcp_tasks.cli.remembered import find_tasks, opened_ledger
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.target import label_of
 from mcp_tasks.cli.views import ago, badge, clean, stdout
 from mcp_tasks.client import Ledger, LedgerEntry, TaskSnapshot
-from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import Progress
 
 EPILOG = """\
@@ -37,28 +34,23 @@ Examples:
 @click.command(epilog=EPILOG)
 @click.argument("task_id", metavar="ID")
 @click.option("--offline", is_flag=True, help="Do not ask the server; show what was last seen.")
-@server_of_task
-@takes_access
-@takes_ledger
-@takes_output
-def command(
-    *, task_id: str, offline: bool, server: str | None, access: Access, ledger_path: Path | None, output: Output
-) -> int:
+@takes_task_options
+def command(*, task_id: str, offline: bool, options: TaskOptions) -> int:
     """Show everything about one task: its state, what it asks, and its result.
 
     The server is asked; if it cannot be, what was last seen of the task is shown.
     """
 
     async def work() -> int:
-        with opened_ledger(ledger_path) as ledger:
-            entry = find_task(ledger, task_id, server=server, identity=access.identity)
-            found = None if offline else await _look(ledger, entry, access)
+        with opened_ledger(options.ledger_path) as ledger:
+            [entry] = find_tasks(ledger, [task_id], options)
+            found = None if offline else await _look(ledger, entry, options.access)
             known = any(other.key == entry.key for other in ledger.entries(server=entry.server))
         if isinstance(found, Problem):
             if not known:
                 raise found
             say(f"As last seen, because {found.message}.", "yellow")
-        _print(entry, found if isinstance(found, TaskSnapshot) else None, output)
+        _print(entry, found if isinstance(found, TaskSnapshot) else None, options.output)
         return Exit.OK
 
     return run(work)
@@ -81,14 +73,14 @@ def _print(entry: LedgerEntry, snapshot: TaskSnapshot | None, output: Output) ->
     result = entry.result if snapshot is None else snapshot.result
     if result is not None:
         stdout().print("\nresult" + (" (the tool failed)" if result.get("isError") else ""), style="bright_black")
-        stdout().print(Text(_result_text(result)))
+        stdout().print(Text(clean("\n".join(result_texts(result)))))
 
 
 def _json(entry: LedgerEntry, snapshot: TaskSnapshot) -> dict[str, Any]:
     times: dict[str, Any] = {
         "createdAt": snapshot.created_at.isoformat(),
         "lastUpdatedAt": snapshot.updated_at.isoformat(),
-        "ttlMs": _milliseconds(snapshot.ttl),
+        "expiresAt": None if snapshot.expires_at is None else snapshot.expires_at.isoformat(),
         "pollIntervalMs": _milliseconds(snapshot.poll_interval),
     }
     progress = snapshot.progress
@@ -107,11 +99,11 @@ def _card(entry: LedgerEntry, snapshot: TaskSnapshot | None) -> Table:
     card.add_column()
     card.add_row("id", Text(entry.task_id))
     card.add_row("status", badge(entry.status if snapshot is None else snapshot.status.value))
-    card.add_row("tool", Text(clean(entry.tool) or "not known here"))
+    card.add_row("tool", Text(clean(entry.tool) or "unknown"))
     card.add_row("server", Text(clean(label_of(entry))))
     if entry.identity:
         card.add_row("identity", Text(clean(entry.identity)))
-    card.add_row("started", f"{_local(entry.started)} ({ago(entry.started)})")
+    card.add_row("started", f"{_local(entry.started_at)} ({ago(entry.started_at)})")
     message = entry.message if snapshot is None else snapshot.message
     if message:
         card.add_row("message", Text(clean(message)))
@@ -125,8 +117,7 @@ def _add_times(card: Table, snapshot: TaskSnapshot) -> None:
         card.add_row("progress", _progress_text(snapshot.progress))
     card.add_row("created", f"{_local(snapshot.created_at)} by the server's clock")
     card.add_row("last updated", _local(snapshot.updated_at))
-    kept = "without limit" if snapshot.ttl is None else f"until {_local(snapshot.created_at + snapshot.ttl)}"
-    card.add_row("kept", kept)
+    card.add_row("expires", "never" if snapshot.expires_at is None else _local(snapshot.expires_at))
     if snapshot.poll_interval is not None and not snapshot.is_final:
         card.add_row("poll every", f"{snapshot.poll_interval.total_seconds():g} s")
     if snapshot.error is not None:
@@ -149,13 +140,6 @@ def _print_questions(entry: LedgerEntry, snapshot: TaskSnapshot) -> None:
     stdout().print("\nanswer with", style="bright_black")
     for line in how_to_answer(entry.task_id, questions):
         stdout().print(Text(f"  {line}"), soft_wrap=True)
-
-
-def _result_text(result: JsonObject) -> str:
-    texts = [block_text(block) for block in result.get("content") or ()]
-    if not texts and result.get("structuredContent") is not None:
-        texts = [json.dumps(result["structuredContent"], indent=2, ensure_ascii=False)]
-    return clean("\n".join(texts))
 
 
 def _local(instant: datetime) -> str:

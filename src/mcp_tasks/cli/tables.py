@@ -103,7 +103,7 @@ def _first_row(entry: LedgerEntry) -> Row:
         status=entry.status,
         message="connecting",
         task_id=entry.task_id,
-        started=entry.started,
+        started=entry.started_at,
     )
 
 

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import click
 
 from mcp_tasks.cli.desk import Desk, TimeUp
 from mcp_tasks.cli.exits import Detached, Exit
 from mcp_tasks.cli.following import Follower
-from mcp_tasks.cli.options import (
-    Access,
-    Output,
-    server_of_task,
-    takes_access,
-    takes_ledger,
-    takes_on_abandon,
-    takes_output,
-)
+from mcp_tasks.cli.options import Access, TaskOptions, takes_on_abandon, takes_task_options, takes_timeout
 from mcp_tasks.cli.outcomes import Outcome, kept_outcome, report, say, what_became
 from mcp_tasks.cli.remembered import by_server, find_tasks, opened_ledger, short_id
 from mcp_tasks.cli.running import run
@@ -42,27 +33,10 @@ not well.
 
 @click.command(epilog=EPILOG)
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
-    help="Stop waiting after this long.",
-)
+@takes_timeout("waiting")
 @takes_on_abandon
-@server_of_task
-@takes_access
-@takes_ledger
-@takes_output
-def command(
-    *,
-    ids: Sequence[str],
-    timeout: float | None,
-    on_abandon: OnAbandon,
-    server: str | None,
-    access: Access,
-    ledger_path: Path | None,
-    output: Output,
-) -> int:
+@takes_task_options
+def command(*, ids: Sequence[str], timeout: float | None, on_abandon: OnAbandon, options: TaskOptions) -> int:
     """Wait for tasks and print their results.
 
     An ID may be cut short as long as it names one task. Questions are asked at the prompt; Ctrl-C offers to cancel
@@ -70,10 +44,10 @@ def command(
     """
 
     async def work() -> int:
-        with opened_ledger(ledger_path) as ledger:
-            entries = find_tasks(ledger, ids, server=server, identity=access.identity)
-            outcomes = await wait_for(ledger, entries, access, limit=timeout, on_abandon=on_abandon)
-        return report(outcomes, output, as_list=len(ids) > 1)
+        with opened_ledger(options.ledger_path) as ledger:
+            entries = find_tasks(ledger, ids, options)
+            outcomes = await wait_for(ledger, entries, options.access, limit=timeout, on_abandon=on_abandon)
+        return report(outcomes, options.output, as_list=len(ids) > 1)
 
     return run(work)
 

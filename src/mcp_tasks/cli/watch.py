@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
 from mcp_tasks.cli.desk import Desk, TimeUp
 from mcp_tasks.cli.exits import Detached, Exit
 from mcp_tasks.cli.following import Follower
-from mcp_tasks.cli.options import Access, Output, server_of_task, takes_access, takes_ledger, takes_output
+from mcp_tasks.cli.options import Access, Output, TaskOptions, takes_task_options, takes_timeout
 from mcp_tasks.cli.outcomes import say
 from mcp_tasks.cli.remembered import by_server, find_tasks, opened_ledger, short_id
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.tables import JsonBoard, TableBoard
-from mcp_tasks.cli.views import Board, LineBoard, clean, stderr
+from mcp_tasks.cli.views import Board, LineBoard, can_redraw, clean
 from mcp_tasks.client import Ledger, LedgerEntry
 from mcp_tasks.client.ledger import UNKNOWN
 
@@ -30,43 +29,30 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @click.argument("ids", nargs=-1, metavar="[ID]...")
-@click.option(
-    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop watching after this long."
-)
-@server_of_task
-@takes_access
-@takes_ledger
-@takes_output
-def command(
-    *,
-    ids: Sequence[str],
-    timeout: float | None,
-    server: str | None,
-    access: Access,
-    ledger_path: Path | None,
-    output: Output,
-) -> int:
+@takes_timeout("watching")
+@takes_task_options
+def command(*, ids: Sequence[str], timeout: float | None, options: TaskOptions) -> int:
     """Watch several tasks in one table until they have ended; without IDs, all that have not.
 
     Nothing is asked and nothing is changed; Ctrl-C leaves. With --output json: one object per line and change.
     """
 
     async def work() -> int:
-        with opened_ledger(ledger_path) as ledger:
-            entries = _chosen(ledger, ids, server, access)
+        with opened_ledger(options.ledger_path) as ledger:
+            entries = _chosen(ledger, ids, options)
             if not entries:
                 say("Nothing to watch: every task has ended.")
                 return Exit.OK
-            return await _watch(ledger, entries, access, output, limit=timeout)
+            return await _watch(ledger, entries, options.access, options.output, limit=timeout)
 
     return run(work)
 
 
-def _chosen(ledger: Ledger, ids: Sequence[str], server: str | None, access: Access) -> list[LedgerEntry]:
+def _chosen(ledger: Ledger, ids: Sequence[str], options: TaskOptions) -> list[LedgerEntry]:
     if ids:
-        return find_tasks(ledger, ids, server=server, identity=access.identity)
+        return find_tasks(ledger, ids, options)
     # What cannot be watched is for `ls`, and does not keep the rest from being watched.
-    pending = ledger.pending(identity=access.identity)
+    pending = ledger.pending(identity=options.access.identity)
     return [entry for entry in pending if entry.attributed and entry.status != UNKNOWN]
 
 
@@ -89,8 +75,7 @@ async def _watch(
 def _board(entries: Sequence[LedgerEntry], output: Output) -> Board:
     if output == "json":
         return JsonBoard()
-    live = stderr().is_terminal and not stderr().is_dumb_terminal
-    return TableBoard(entries) if live else LineBoard(with_ids=True)
+    return TableBoard(entries) if can_redraw() else LineBoard(with_ids=True)
 
 
 def _report_problems(follower: Follower) -> int:

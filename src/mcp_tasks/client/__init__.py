@@ -2,21 +2,43 @@
 
 from mcp_tasks.client.calls import call_tool, pending_tasks, resume_task, start_task
 from mcp_tasks.client.extension import TasksClient
-from mcp_tasks.client.handle import TaskHandle
+from mcp_tasks.client.failure import TaskFailed
+from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle
 from mcp_tasks.client.http import reconnecting_http
 from mcp_tasks.client.ledger import Ledger, LedgerEntry
 from mcp_tasks.client.poller import Patience
 from mcp_tasks.client.transport import ServerTransport, stdio_transport
+from mcp_tasks.core.record import Progress
+from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.errors import (
+    InvalidResponse,
+    QuestionUnanswered,
+    TaskWasCancelled,
+    UnknownTask,
+    WaitAbandoned,
+    WaitTimedOut,
+)
 from mcp_tasks.wire.parse import TaskSnapshot
 
 __all__ = [
+    "InvalidResponse",
     "Ledger",
     "LedgerEntry",
+    "OnAbandon",
+    "OnProgress",
     "Patience",
+    "Progress",
+    "QuestionUnanswered",
     "ServerTransport",
+    "TaskFailed",
     "TaskHandle",
     "TaskSnapshot",
+    "TaskStatus",
+    "TaskWasCancelled",
     "TasksClient",
+    "UnknownTask",
+    "WaitAbandoned",
+    "WaitTimedOut",
     "call_tool",
     "pending_tasks",
     "reconnecting_http",

@@ -16,9 +16,9 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import ErrorData, InputRequest
 from pydantic import TypeAdapter, ValidationError
 
-from mcp_tasks.client.memory import TaskMemory
 from mcp_tasks.client.poller import Patience, Poller
 from mcp_tasks.client.requests import check_answer, is_transient, update_task
+from mcp_tasks.client.task_ledger import TaskLedger
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.errors import InvalidResponse, UnknownTask
 from mcp_tasks.wire.parse import TaskSnapshot
@@ -48,14 +48,14 @@ class Answerer:
         session: ClientSession,
         task_id: str,
         *,
-        memory: TaskMemory,
+        ledger: TaskLedger,
         patience: Patience | None = None,
         busy_changed: Callable[[bool], None],
         answered: Callable[[Unanswered | None], None],
     ) -> None:
         self._session = session
         self._task_id = task_id
-        self._memory = memory
+        self._ledger = ledger
         self._patience = patience
         self._busy_changed = busy_changed
         self._answered = answered
@@ -76,7 +76,7 @@ class Answerer:
             work.add_done_callback(self._done)
 
     def close(self) -> None:
-        """Stop asking: the task has ended, or nobody waits for it any more."""
+        """Stop asking: the task has ended, or nobody waits for it."""
         self._closed = True
         for work in self._working:
             work.cancel()
@@ -94,19 +94,19 @@ class Answerer:
         self._answered(_unanswered(key, exc) if isinstance(exc, Exception) else None)
 
     async def _answer(self, key: str, request: JsonObject) -> None:
-        answer = self._memory.recorded_answer(key, request)
+        answer = self._ledger.recorded_answer(key, request)
         if answer is None:
             try:
                 answer = await self._ask(key, request)
                 check_answer({key: answer})
             except Exception as exc:
                 raise Unanswered(key, _why(exc)) from exc
-            self._memory.record_answer(key, request, answer)
+            self._ledger.record_answer(key, request, answer)
         try:
             await self._deliver(key, answer)
         except (MCPError, OSError) as exc:
-            raise Unanswered(key, f"the answer did not get through: {exc}") from exc
-        self._memory.answer_sent(key)
+            raise Unanswered(key, f"the answer could not be delivered: {exc}") from exc
+        self._ledger.answer_sent(key)
 
     async def _deliver(self, key: str, answer: Mapping[str, Any]) -> None:
         retries = Poller(self._patience)
@@ -120,7 +120,7 @@ class Answerer:
             except (MCPError, OSError) as exc:
                 now = anyio.current_time()
                 if not is_transient(exc):
-                    self._memory.answer_refused(key)
+                    self._ledger.answer_refused(key)
                     raise Unanswered(key, f"the server refused the answer: {exc}") from exc
                 if not retries.failed(now):
                     raise
@@ -131,7 +131,7 @@ class Answerer:
             # The SDK's models have their methods as defaults; a question without one says nothing about what it is.
             typed = _requests.validate_python({"method": None, **request}, by_name=False)
         except (ValidationError, TypeError) as exc:
-            raise InvalidResponse("the question cannot be understood") from exc
+            raise InvalidResponse("the question is not a valid input request") from exc
         context = ClientRequestContext(
             session=self._session, request_id=key, meta=typed.params.meta if typed.params else None
         )

@@ -1,86 +1,60 @@
 """`TasksClient`: the object a host author adds to the official SDK's `Client`.
 
-async with Client(reconnecting_http(url), extensions=[TasksClient()]) as client:
-    result = await client.call_tool("render", {...})       # however long it takes
+    tasks = TasksClient()
+    async with Client(reconnecting_http(url), extensions=[tasks]) as client:
+        result = await client.call_tool("render", {...})       # however long it takes
+        handle = await tasks.start(client, "render", {...})    # or the task in hand
+
+The verbs take the client, because one `TasksClient` may be given to several.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+from mcp import Client
 from mcp.client.extension import ClaimContext, ClientExtension, NotificationBinding, ResultClaim
 from mcp.client.session import ClientSession
+from mcp.shared.dispatcher import ProgressFnT
 from mcp_types import CallToolResult
 from pydantic import BaseModel, ConfigDict
 
 from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle
 from mcp_tasks.client.ledger import Ledger
 from mcp_tasks.client.links import Link, Switchboard
-from mcp_tasks.client.memory import TaskMemory
 from mcp_tasks.client.poller import Patience
 from mcp_tasks.client.requests import CreateTaskResult
+from mcp_tasks.client.task_ledger import TaskLedger
+from mcp_tasks.client.tool_name import CallOptions, HandleWanted, ToolName, options_of
 from mcp_tasks.client.transport import TASK_NOTIFICATION, ServerTransport, transport_in
 from mcp_tasks.errors import UsageError
 from mcp_tasks.wire.models import EXTENSION_ID
 
 _NO_ADDRESS = (
-    "the ledger keeps tasks by the address of their server, and the address of this one is not known: connect with "
-    "Client(reconnecting_http(url), ...) or Client(stdio_transport(parameters), ...), or say "
+    "the ledger keeps tasks by the address of their server, and the address of this server is not known: connect with "
+    "Client(reconnecting_http(url), ...) or Client(stdio_transport(parameters), ...), or give it as "
     "TasksClient(ledger=..., server='https://...')"
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CallOptions:
-    """How one call treats the task that it may become. None is as the `TasksClient` was made."""
-
-    timeout: timedelta | float | None = None
-    on_progress: OnProgress | None = None
-    on_abandon: OnAbandon | None = None
-    want_handle: bool = False
-
-
-class ToolName(str):
-    """A tool's name that carries the options of the one call it is given to.
-
-    The SDK hands the name through to the claim as it was given. Anything kept beside the call (a context variable, the
-    running task) would be found by calls that are made inside its callbacks as well.
-    """
-
-    options: CallOptions
-
-    def __new__(cls, name: str, options: CallOptions) -> Self:
-        tool = super().__new__(cls, name)
-        tool.options = options
-        return tool
-
-
-class HandleWanted(Exception):
-    """The call became a task, and its caller wants to have it in hand."""
-
-    def __init__(self, handle: TaskHandle) -> None:
-        self.handle = handle
-        super().__init__(f"{handle!r} was asked for")
 
 
 class TasksClient(ClientExtension):
     """Makes calls that become tasks work like any other call.
 
     Args:
-        ledger: A file (or a `Ledger`) in which started tasks are remembered over restarts.
-        server: The address by which the ledger knows the server. Our transports know it; it must be said where
-            another is used, and speaks for every client that this is given to.
-        identity: Who you are to the server, in your own words, if one ledger serves several users of it. Do not make
-            it from a token: tokens change, and the tasks would be lost with them.
-        push: Listen for changes where the server offers that; polling stays as the backstop.
-        on_abandon: What becomes of a task when nobody waits for it any more: it goes on ("leave"), or is cancelled.
-        on_progress: Called with the progress of any task that a call waits for.
-        patience: How long a server may be out of reach before a wait ends.
+        ledger: A file (or a `Ledger`) that keeps the ids of started tasks across restarts.
+        server: The address under which the ledger keeps the tasks of the server. Our transports know it. With any
+            other transport it must be given, and holds for every client that this object is given to.
+        identity: Who you are to the server, in a name of your choosing, if one ledger serves several users. Do not
+            derive it from a token: tokens change, and the tasks would no longer be found.
+        push: Listen for changes where the server supports it; polling stays as the fallback.
+        on_abandon: What becomes of a task when a wait for it ends before it does: it goes on ("leave"), or is
+            cancelled.
+        on_progress: Called with the progress of every task that a call waits for.
+        patience: How long a server may be unreachable before a wait ends.
     """
 
     identifier = EXTENSION_ID
@@ -96,8 +70,8 @@ class TasksClient(ClientExtension):
         on_progress: OnProgress | None = None,
         patience: Patience | None = None,
     ) -> None:
-        self.ledger = Ledger(ledger) if isinstance(ledger, str | Path) else ledger
-        self.identity = identity
+        self.ledger: Ledger | None = Ledger(ledger) if isinstance(ledger, str | Path) else ledger
+        self.identity: str = identity
         self._server = server
         self._push = push
         self._on_abandon: OnAbandon = on_abandon
@@ -107,7 +81,7 @@ class TasksClient(ClientExtension):
         self._begun: Link | None = None
 
     def claims(self) -> Sequence[ResultClaim[Any]]:
-        """A task is a result this client can finish. Asked for once for each client, before its notifications.
+        """Claims the `task` result of a call. The SDK asks once per client, and before it asks for notifications.
 
         Raises:
             UsageError: There is a ledger, and this client's server has no address.
@@ -120,46 +94,119 @@ class TasksClient(ClientExtension):
         return [ResultClaim(result_type="task", model=CreateTaskResult, resolve=resolve)]
 
     def notifications(self) -> Sequence[NotificationBinding[Any]]:
-        """States of tasks that a server pushes."""
+        """Binds the states of tasks that a server pushes."""
         link, self._begun = self._begun or self._switchboard.begin(), None
         if not self._push:
             return []
         handler = partial(self._deliver, link)
         return [NotificationBinding(method=TASK_NOTIFICATION, params_type=_AnyParams, handler=handler)]
 
-    def handle(
-        self, session: ClientSession, task_id: str, *, tool: str = "", transport: ServerTransport | None = None
-    ) -> TaskHandle:
-        """A handle of a task of the server at the other end of `session`.
+    async def call(
+        self,
+        client: Client,
+        name: str,
+        arguments: dict[str, Any] | None = None,
+        *,
+        timeout: timedelta | float | None = None,
+        on_progress: OnProgress | None = None,
+        on_abandon: OnAbandon | None = None,
+    ) -> CallToolResult:
+        """`client.call_tool` with options for the task that the call may become.
+
+        What is not given is as this `TasksClient` was made.
+
+        Args:
+            timeout: How long to wait for the task. Time in which a callback works on an answer does not count.
+            on_progress: Called with the task's progress as it changes.
+            on_abandon: What becomes of the task if this wait ends before the task does.
 
         Raises:
-            UsageError: There is a ledger, and the server has no address.
+            UsageError: The client was not given this `TasksClient`, or there is a ledger and the server's address is
+                not known. Nothing was sent.
+            TasksError: As `TaskHandle.result` raises them.
+            MCPError: The call failed.
         """
+        self._check(client)
+        options = CallOptions(timeout=timeout, on_progress=on_progress, on_abandon=on_abandon)
+        return await client.call_tool(ToolName(name, options), arguments)
+
+    async def start(
+        self,
+        client: Client,
+        name: str,
+        arguments: dict[str, Any] | None = None,
+        *,
+        read_timeout_seconds: float | None = None,
+        progress_callback: ProgressFnT | None = None,
+    ) -> TaskHandle | CallToolResult:
+        """Call a tool and return at once: a handle, or the result if the server answered inline.
+
+        Args:
+            read_timeout_seconds: That of `client.call_tool`, for a server that answers inline.
+            progress_callback: That of `client.call_tool`, for a server that answers inline.
+
+        Raises:
+            UsageError: The client was not given this `TasksClient`, or there is a ledger and the server's address is
+                not known. Nothing was sent.
+            MCPError: The call failed.
+        """
+        self._check(client)
+        tool = ToolName(name, CallOptions(want_handle=True))
+        try:
+            return await client.call_tool(tool, arguments, read_timeout_seconds, progress_callback)
+        except HandleWanted as signal:
+            return signal.handle
+
+    def resume(self, client: Client, task_id: str, *, tool: str = "") -> TaskHandle:
+        """A handle of a task by its id: from another process, or another day. Nothing is sent.
+
+        Args:
+            tool: The name of the tool, if you know it; the handle shows it.
+
+        Raises:
+            UsageError: The client was not given this `TasksClient`, or there is a ledger and the server's address is
+                not known.
+        """
+        self._check(client)
+        return self._handle(client.session, task_id, tool=tool, transport=_transport_of(client))
+
+    def pending(self, client: Client) -> list[TaskHandle]:
+        """Handles of the tasks of this server that the ledger has not seen end. Without a ledger there are none.
+
+        Raises:
+            UsageError: The client was not given this `TasksClient`, or the server's address is not known.
+        """
+        self._check(client)
+        if self.ledger is None:
+            return []
+        address = self._address(client.session, _transport_of(client))
+        entries = self.ledger.pending(server=address, identity=self.identity)
+        return [self._handle(client.session, entry.task_id, tool=entry.tool) for entry in entries if entry.attributed]
+
+    def _check(self, client: Client) -> None:
+        """Find out before anything is sent whether the client is ours, and whether the ledger will know its server."""
+        if not any(extension is self for extension in client.extensions or ()):
+            raise UsageError("this client was not given this TasksClient; make it with Client(..., extensions=[tasks])")
+        if self.ledger is not None:
+            self._address(client.session, _transport_of(client))
+
+    def _handle(
+        self, session: ClientSession, task_id: str, *, tool: str = "", transport: ServerTransport | None = None
+    ) -> TaskHandle:
         connection = self._switchboard.connection(session, transport)
-        server = "" if self.ledger is None else self.address(session, transport)
+        server = "" if self.ledger is None else self._address(session, transport)
         return TaskHandle(
             session,
             task_id,
             tool=tool,
             hub=connection.hub,
-            memory=TaskMemory(self.ledger, task_id, server=server, identity=self.identity),
+            ledger=TaskLedger(self.ledger, task_id, server=server, identity=self.identity),
             patience=self._patience,
             on_abandon=self._on_abandon,
         )
 
-    def pending(self, session: ClientSession, transport: ServerTransport | None = None) -> list[TaskHandle]:
-        """Handles of the tasks that the ledger still has of this server."""
-        if self.ledger is None:
-            return []
-        entries = self.ledger.pending(server=self.address(session, transport), identity=self.identity)
-        return [self.handle(session, entry.task_id, tool=entry.tool) for entry in entries if entry.attributed]
-
-    def address(self, session: ClientSession, transport: ServerTransport | None = None) -> str:
-        """The address by which the ledger knows the server of this session.
-
-        Raises:
-            UsageError: It has none.
-        """
+    def _address(self, session: ClientSession, transport: ServerTransport | None) -> str:
+        """The address by which the ledger knows the server of this session."""
         if self._server is not None:
             return self._server
         known = self._switchboard.connection(session, transport).transport
@@ -169,13 +216,13 @@ class TasksClient(ClientExtension):
 
     async def _resolve(self, link: Link, created: CreateTaskResult, ctx: ClaimContext) -> CallToolResult:
         link.prove(ctx.session)
-        options = ctx.tool_name.options if isinstance(ctx.tool_name, ToolName) else CallOptions()
+        options = options_of(ctx.tool_name)
         try:
-            handle = self.handle(
+            handle = self._handle(
                 ctx.session, created.task_id, tool=str(ctx.tool_name), transport=transport_in(created.meta)
             )
         except UsageError as exc:
-            raise UsageError(f"task {created.task_id} goes on, but was not written down: {exc}") from None
+            raise UsageError(f"task {created.task_id} goes on, but is not in the ledger: {exc}") from None
         handle.remember()
         if options.want_handle:
             raise HandleWanted(handle)
@@ -185,6 +232,10 @@ class TasksClient(ClientExtension):
 
     async def _deliver(self, link: Link, params: _AnyParams) -> None:
         self._switchboard.deliver(link, params.model_extra or {})
+
+
+def _transport_of(client: Client) -> ServerTransport | None:
+    return client.server if isinstance(client.server, ServerTransport) else None
 
 
 class _AnyParams(BaseModel):

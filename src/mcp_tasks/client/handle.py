@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, nullcontext
 from datetime import timedelta
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import anyio
 from mcp.client.session import ClientSession
@@ -16,10 +16,11 @@ from mcp_types import CallToolResult
 from pydantic import ValidationError
 
 from mcp_tasks.client.answerer import Answerer, Unanswered
-from mcp_tasks.client.memory import TaskMemory
+from mcp_tasks.client.failure import task_failed
 from mcp_tasks.client.poller import Patience, Poller
 from mcp_tasks.client.push import Mailbox, PushHub
 from mcp_tasks.client.requests import cancel_task, check_answer, get_task, is_transient, update_task
+from mcp_tasks.client.task_ledger import TaskLedger
 from mcp_tasks.client.waiting import Budget, Wake, first_of
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import Progress
@@ -36,15 +37,16 @@ from mcp_tasks.errors import (
 )
 from mcp_tasks.wire.parse import TaskSnapshot
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 OnAbandon: TypeAlias = Literal["cancel", "leave"]
 """What becomes of a task when its caller stops waiting before it has ended: it is cancelled, or it goes on."""
 
 OnProgress: TypeAlias = Callable[[Progress], Awaitable[None]]
+"""Called with the progress of a task whenever it changes."""
 
-CANCEL_PATIENCE = 5.0
-"""Seconds to tell the server that a task is not wanted any more, while the caller is already leaving."""
+CANCEL_TIMEOUT = 5.0
+"""Seconds to tell the server that a task is no longer wanted, while the caller is already leaving."""
 
 
 class TaskHandle:
@@ -57,7 +59,7 @@ class TaskHandle:
         *,
         tool: str = "",
         hub: PushHub | None = None,
-        memory: TaskMemory | None = None,
+        ledger: TaskLedger | None = None,
         patience: Patience | None = None,
         on_abandon: OnAbandon = "leave",
     ) -> None:
@@ -65,7 +67,7 @@ class TaskHandle:
         self.tool = tool
         self._session = session
         self._hub = hub
-        self._memory = memory or TaskMemory(None, task_id)
+        self._ledger = ledger or TaskLedger(None, task_id)
         self._patience = patience
         self._on_abandon: OnAbandon = on_abandon
         self._asked: Mapping[str, JsonObject] = {}
@@ -77,7 +79,7 @@ class TaskHandle:
         """The task as it is now.
 
         Raises:
-            UnknownTask: The server knows no such task (any more).
+            UnknownTask: The server does not know the task (any more).
         """
         return self._saw(await self._get())
 
@@ -101,17 +103,19 @@ class TaskHandle:
 
         Args:
             timeout: How long to wait. Time in which a person (or a model) works on an answer does not count.
-            on_progress: Called with progress as it changes.
+            on_progress: Called with the task's progress as it changes.
             on_abandon: What becomes of the task if this wait ends before the task has: it is cancelled, it times out,
                 a callback fails, or the server refuses an answer. By default as the `TasksClient` was made.
 
         Raises:
-            MCPError: The task failed, with the JSON-RPC error it carries.
+            TaskFailed: The task failed. It is an `MCPError` with the JSON-RPC error that the task carries.
             TaskWasCancelled: The task was cancelled.
             WaitTimedOut: It did not end in time.
             QuestionUnanswered: It asks something, and the answer failed or was refused.
             WaitAbandoned: `on_progress` raised.
-            UnknownTask: The server knows no such task (any more).
+            UnknownTask: The server does not know the task (any more).
+            InvalidResponse: The server answered with something that is not a valid task or result.
+            MCPError: The server could not be reached for longer than `patience`, or refuses to show the task.
         """
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         try:
@@ -135,38 +139,38 @@ class TaskHandle:
 
         Raises:
             MCPError: The server refuses an answer; the task still waits for it.
-            UsageError: An answer cannot be sent: it is no JSON, or no valid Unicode.
-            UnknownTask: The server knows no such task (any more).
+            UsageError: An answer cannot be sent: it is not JSON, or not valid Unicode.
+            UnknownTask: The server does not know the task (any more).
         """
         check_answer(responses)
-        if self._memory.is_kept and not self._asked.keys() >= responses.keys():
+        if self._ledger.exists and not self._asked.keys() >= responses.keys():
             # An answer is recorded with its question, and given again to no other.
             await self.status()
         for key, response in responses.items():
-            self._memory.record_answer(key, self._asked.get(key), response)
+            self._ledger.record_answer(key, self._asked.get(key), response)
         try:
             await update_task(self._session, self.id, responses)
         except MCPError as exc:
             if not is_transient(exc):
                 for key in responses:
-                    self._memory.answer_refused(key)
+                    self._ledger.answer_refused(key)
             raise
         for key in responses:
-            self._memory.answer_sent(key)
+            self._ledger.answer_sent(key)
 
     async def cancel(self) -> None:
         """Ask for the task to be cancelled. It may still end in another way, if it was about to."""
         try:
             await cancel_task(self._session, self.id)
         except UnknownTask:
-            self._memory.lost()
+            self._ledger.lost()
             raise
 
     async def abandon(self, on_abandon: OnAbandon | None = None) -> Fate:
-        """Nobody waits for the task any more: do what the rule says, and tell what became of the task."""
+        """Give up waiting: leave the task or cancel it, as `on_abandon` says. Returns what became of it."""
         if (on_abandon or self._on_abandon) == "leave":
             return "left"
-        with anyio.move_on_after(CANCEL_PATIENCE, shield=True):
+        with anyio.move_on_after(CANCEL_TIMEOUT, shield=True):
             try:
                 await self.cancel()
             except (TasksError, MCPError, OSError) as exc:
@@ -176,27 +180,27 @@ class TaskHandle:
         return "not cancelled"
 
     def remember(self) -> None:
-        """Write the task into the ledger, if there is one. Tasks that calls start are there already."""
-        self._memory.add(self.tool)
+        """Add the task to the ledger, if there is one. Tasks that calls start are in it already."""
+        self._ledger.add(self.tool)
 
     def forget(self) -> None:
-        """Take the task out of the ledger. The server is not told: a task that runs goes on."""
-        self._memory.forget()
+        """Remove the task from the ledger. The server is not told: a running task goes on."""
+        self._ledger.forget()
 
     def recorded_answer(self, key: str, question: JsonObject) -> Mapping[str, Any] | None:
-        """An answer that was given to this very question of the task before, and maybe never arrived."""
-        return self._memory.recorded_answer(key, question)
+        """The recorded answer to this very question of the task, which may never have reached the server."""
+        return self._ledger.recorded_answer(key, question)
 
     async def _get(self) -> TaskSnapshot:
         try:
             return await get_task(self._session, self.id)
         except UnknownTask:
-            self._memory.lost()
+            self._ledger.lost()
             raise
 
     def _saw(self, snapshot: TaskSnapshot) -> TaskSnapshot:
         self._asked = snapshot.input_requests
-        self._memory.saw(snapshot)
+        self._ledger.saw(snapshot)
         return snapshot
 
     async def _wait(self, budget: Budget, on_progress: OnProgress | None) -> TaskSnapshot:
@@ -204,9 +208,9 @@ class TaskHandle:
         answerer = Answerer(
             self._session,
             self.id,
-            memory=self._memory,
+            ledger=self._ledger,
             patience=self._patience,
-            busy_changed=budget.hold,
+            busy_changed=budget.pause,
             answered=wake.answered,
         )
         reported: Progress | None = None
@@ -276,15 +280,15 @@ class TaskHandle:
         if final.status is TaskStatus.CANCELLED:
             raise TaskWasCancelled(self.id, final.message)
         if final.error is not None:
-            raise _as_error(final.error, final.message)
+            raise task_failed(self.id, final.error, final.message)
         try:
             return CallToolResult.model_validate(final.result, by_name=False)
         except ValidationError as exc:
-            raise InvalidResponse(f"the result of task {self.id} is none of a tool: {exc}") from exc
+            raise InvalidResponse(f"the result of task {self.id} is not a valid tool result: {exc}") from exc
 
 
 class _ProgressFailed(Exception):
-    """What is reported to raised something, which is the cause."""
+    """`on_progress` raised; the cause is what it raised."""
 
 
 async def _report(on_progress: OnProgress, progress: Progress) -> None:
@@ -292,13 +296,3 @@ async def _report(on_progress: OnProgress, progress: Progress) -> None:
         await on_progress(progress)
     except Exception as exc:
         raise _ProgressFailed from exc
-
-
-def _as_error(error: Mapping[str, Any], message: str | None) -> MCPError:
-    """The error a failed task carries. One that is badly made says little, and is an error nevertheless."""
-    code, said = error.get("code"), error.get("message")
-    return MCPError(
-        code=code if isinstance(code, int) else 0,
-        message=said if isinstance(said, str) else message or "the task failed",
-        data=error.get("data"),
-    )

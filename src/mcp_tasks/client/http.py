@@ -1,7 +1,7 @@
-"""A way to a server over HTTP that outlives the server's restarts.
+"""An HTTP transport that survives restarts of the server.
 
-The SDK's own transport takes the whole client down when one request cannot be delivered. For a wait of hours that
-is the wrong size of failure: here such a request fails alone, with a JSON-RPC error, and the next one tries again.
+The SDK's own transport takes the whole client down when one request cannot be delivered. During a wait of hours
+that is far too much: here such a request fails alone, with a JSON-RPC error, and the next one tries again.
 
     async with Client(reconnecting_http(url), extensions=[TasksClient(ledger="ledger.db")]) as client: ...
 """
@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import httpx2
@@ -21,7 +21,7 @@ from mcp_types import CONNECTION_CLOSED
 
 from mcp_tasks.client.transport import ServerTransport, http_address
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _CONNECTING = ("server/discover", "initialize")
 """Requests that find out whom we talk to. An error in answer to them means an older server, so none may be made up: a
@@ -35,9 +35,9 @@ def reconnecting_http(
     auth: httpx2.Auth | None = None,
     timeout: httpx2.Timeout | None = None,
 ) -> ServerTransport:
-    """A transport for the SDK's `Client`; `headers` and `auth` go with every request.
+    """A transport for the SDK's `Client` that survives restarts of the server.
 
-    The ledger knows the server by the URL, without credentials that may be in it.
+    `headers` and `auth` go with every request. The ledger knows the server by the URL, without any credentials in it.
     """
     return ServerTransport(http_address(url), _streams(url, headers, auth, timeout))
 
@@ -62,7 +62,7 @@ async def _streams(
 
 
 class _FailsAlone(httpx2.AsyncBaseTransport):
-    """Answers for a server that cannot be reached."""
+    """Answers in place of a server that cannot be reached."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
         self._inner = inner
@@ -71,9 +71,11 @@ class _FailsAlone(httpx2.AsyncBaseTransport):
         try:
             response = await self._inner.handle_async_request(request)
         except httpx2.TransportError as exc:
+            why = _unreachable(request, exc)
             if request.headers.get("mcp-method") in _CONNECTING:
-                raise
-            return _unreachable(request, exc)
+                # The same exception, with the URL in its text.
+                raise type(exc)(why, request=request) from exc
+            return _error_response(request, why)
         if isinstance(response.stream, httpx2.AsyncByteStream):
             response.stream = _EndsQuietly(response.stream)
         return response
@@ -99,7 +101,13 @@ class _EndsQuietly(httpx2.AsyncByteStream):
         await self._inner.aclose()
 
 
-def _unreachable(request: httpx2.Request, exc: httpx2.TransportError) -> httpx2.Response:
-    error = {"code": CONNECTION_CLOSED, "message": f"{request.url.copy_with(query=None)} cannot be reached: {exc}"}
+def _unreachable(request: httpx2.Request, exc: httpx2.TransportError) -> str:
+    # Without the query: like a password, a key in it is not for logs.
+    where = http_address(str(request.url.copy_with(query=None)))
+    return f"{where} cannot be reached: {str(exc) or type(exc).__name__}"
+
+
+def _error_response(request: httpx2.Request, message: str) -> httpx2.Response:
+    error = {"code": CONNECTION_CLOSED, "message": message}
     body = json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode()
     return httpx2.Response(503, headers={"content-type": "application/json"}, content=body, request=request)

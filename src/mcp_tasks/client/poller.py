@@ -10,20 +10,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
+from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.wire.parse import TaskSnapshot
 
 DEFAULT_INTERVAL = 1.0
-"""For a server that suggests none."""
+"""For a server that suggests no interval."""
 
 SHORTEST_INTERVAL = 0.05
-"""What a server that suggests less is given: a poll is a request, not a loop."""
+"""The least, whatever a server suggests: polling is not a busy loop."""
 
 LONGEST_INTERVAL = 60.0
-"""A suggestion beyond this would let a finished task go unseen for longer than anybody meant."""
+"""The most: beyond it, a finished task would go unnoticed for longer than anybody meant."""
 
 BACKSTOP = 30.0
-"""With push, a look this often: for a notification that was lost, and a stream that is dead and does not say so."""
+"""With push, poll this often: for lost notifications, and for a stream that died silently."""
 
 SOON = 0.2
 """After an answer was given, the task goes on; no need to wait out an interval that was for idling. Not at once: a
@@ -32,17 +33,22 @@ server that hints all the time is not looked at all the time."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patience:
-    """How long a server may be out of reach before a wait ends.
+    """How long a server may be unreachable before a wait ends, and how often it is tried meanwhile.
 
     Attributes:
-        lasting: From the first failure in a row.
-        base: The first pause; it doubles, with jitter.
-        limit: The longest pause.
+        max_outage: How long it may be unreachable, from the first failure in a row.
+        first_pause: The pause after the first failure; it doubles with every further one, with jitter.
+        max_pause: The longest pause.
     """
 
-    lasting: timedelta = timedelta(minutes=5)
-    base: timedelta = timedelta(milliseconds=250)
-    limit: timedelta = timedelta(seconds=10)
+    max_outage: timedelta = timedelta(minutes=5)
+    first_pause: timedelta = timedelta(milliseconds=250)
+    max_pause: timedelta = timedelta(seconds=10)
+
+    def __post_init__(self) -> None:
+        check_duration("max_outage", self.max_outage, zero=True)
+        check_duration("first_pause", self.first_pause)
+        check_duration("max_pause", self.max_pause)
 
 
 class Poller:
@@ -55,7 +61,7 @@ class Poller:
         self._pushed = False
         self._failures = 0
         self._failing_since = 0.0
-        self.next_look = 0.0
+        self.next_look: float = 0.0
 
     def saw(self, snapshot: TaskSnapshot, now: float, *, pushed: bool) -> None:
         """A state arrived, by a look or pushed. `pushed` says whether notifications are known to come."""
@@ -70,11 +76,11 @@ class Poller:
         self.next_look = min(self.next_look, now + SOON)
 
     def hinted(self, now: float) -> None:
-        """Somebody says that something happened, and is not to be believed; a look tells."""
+        """A notification came that may not be from the task's own server: have a look soon."""
         self.next_look = min(self.next_look, now + SOON)
 
     def lost_push(self, now: float) -> None:
-        """Notifications do not come any more; look at the pace of a poll again."""
+        """Notifications stopped: go back to polling at the server's pace."""
         if self._pushed:
             self._pushed = False
             self.next_look = min(self.next_look, now + self._interval)
@@ -83,8 +89,8 @@ class Poller:
         """A look failed for now. Whether to try again; if so, `next_look` says when."""
         if not self._failures:
             self._failing_since = now
-        pause = backoff(self._failures, base=self._patience.base, limit=self._patience.limit).total_seconds()
+        pause = backoff(self._failures, base=self._patience.first_pause, limit=self._patience.max_pause).total_seconds()
         self._failures += 1
         # Half of the pause is certain, half is chance: clients of a server that comes back do not come all at once.
         self.next_look = now + pause * (0.5 + self._jitter() / 2)
-        return self.next_look - self._failing_since <= self._patience.lasting.total_seconds()
+        return self.next_look - self._failing_since <= self._patience.max_outage.total_seconds()

@@ -15,7 +15,7 @@ import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 from weakref import ref
 
 import anyio
@@ -28,7 +28,7 @@ from mcp_tasks.core.pacing import backoff
 from mcp_tasks.errors import InvalidResponse
 from mcp_tasks.wire.parse import TaskSnapshot, parse_task
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 GATHER = 0.02
 """Seconds a stream waits for more tasks to share it; far below any poll interval."""
@@ -43,9 +43,9 @@ class Mailbox:
     """The newest state that was pushed for one task."""
 
     def __init__(self) -> None:
-        self.live = False
-        self.hinted = False
-        self.changed = asyncio.Event()
+        self.live: bool = False
+        self.hinted: bool = False
+        self.changed: asyncio.Event = asyncio.Event()
         self._snapshot: TaskSnapshot | None = None
 
     def put(self, snapshot: TaskSnapshot) -> None:

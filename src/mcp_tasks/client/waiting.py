@@ -13,7 +13,7 @@ class Wake:
     """Something of our own happened to the task: an answer was given, or could not be."""
 
     def __init__(self) -> None:
-        self.event = asyncio.Event()
+        self.event: asyncio.Event = asyncio.Event()
         self._failure: Unanswered | None = None
 
     def answered(self, failure: Unanswered | None) -> None:
@@ -31,7 +31,7 @@ class Wake:
 
 
 class Budget:
-    """A time limit that stands still while somebody works on an answer."""
+    """A time limit that is paused while somebody works on an answer."""
 
     def __init__(self, scope: anyio.CancelScope, seconds: float | None) -> None:
         self._scope = scope
@@ -39,8 +39,8 @@ class Budget:
         if seconds is not None:
             scope.deadline = anyio.current_time() + seconds
 
-    def hold(self, busy: bool) -> None:
-        """Stop the time, or let it run again."""
+    def pause(self, busy: bool) -> None:
+        """Pause the limit, or let it run on."""
         if self._left is None:
             return
         if busy:

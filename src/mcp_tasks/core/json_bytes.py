@@ -28,7 +28,7 @@ _decoder = json.JSONDecoder()
 _CONTAINERS = (dict, list, tuple)
 
 
-def encode_json(value: JsonValue) -> bytes:
+def encode_json(value: JsonValue, *, strict: bool = False) -> bytes:
     """JSON of the value.
 
     A lone surrogate (valid in a JSON escape, not in UTF-8) makes the text unencodable, so such a value is written with
@@ -36,12 +36,17 @@ def encode_json(value: JsonValue) -> bytes:
 
     Raises:
         ValueNotStorable: The value is not JSON, or is nested too deeply.
+        UnicodeEncodeError: With `strict`, it holds a lone surrogate.
     """
     try:
         try:
             return _encoder.encode(value).encode()
         except UnicodeEncodeError:
+            if strict:
+                raise
             return _ascii_encoder.encode(value).encode()
+    except UnicodeEncodeError:
+        raise
     except (TypeError, ValueError, RecursionError) as exc:
         raise ValueNotStorable(f"a value cannot be stored because it cannot be written as JSON: {exc}") from exc
 
@@ -60,20 +65,25 @@ def is_large(value: JsonValue) -> bool:
     return _weight(value) > LARGE
 
 
-def encode_in_pieces(value: JsonValue) -> bytes:
+def encode_in_pieces(value: JsonValue, *, strict: bool = False) -> bytes:
     """The same as `encode_json`, with turns for other threads.
 
     Raises:
         ValueNotStorable: The value is not JSON, or is nested too deeply.
+        UnicodeEncodeError: With `strict`, it holds a lone surrogate.
     """
     try:
         try:
             return b"".join(_pieces(value, _encoder))
         except UnicodeEncodeError:
+            if strict:
+                raise
             return b"".join(_pieces(value, _ascii_encoder))
+    except UnicodeEncodeError:
+        raise
     except (TypeError, ValueError, RecursionError):
-        # The message is that of the whole value.
-        return encode_json(value)
+        # Not JSON, or nested deeper than Python functions can follow: the C encoder knows which.
+        return encode_json(value, strict=strict)
 
 
 def decode_in_pieces(data: bytes) -> JsonValue:

@@ -248,7 +248,8 @@ def _check_attempt(record: TaskRecord, event: Event) -> None:
     # fine, or after, and then the number it carries is old. Either way exactly one run writes the outcome.
     attempt: int | None = getattr(event, "attempt", None)
     if attempt is not None and (record.worker is None or attempt != record.attempt):
-        why = f"run {attempt} is not the current run ({record.attempt}, claimed by {record.worker})"
+        now = "nobody has claimed it" if record.worker is None else f"{record.worker} has run {record.attempt}"
+        why = f"run {attempt} is not the current run: {now}"
         raise StaleRun(record.id, record.status, type(event).__name__, why)
 
 

@@ -2,7 +2,8 @@
 
 An engine is handed ids and starts `execute` for each, in this process or another. It may do so twice: a run begins by
 claiming the task with a compare-and-swap, and the second one finds it claimed. The engine distributes, the store
-decides: an engine knows nothing of records, statuses or tools, and losing an id costs time, never a task.
+decides: an engine knows nothing of records, statuses or tools, and losing an id costs time, never a task, because
+sweeps submit again what has been idle for long. `mcp_tasks.testing.engine_suite` is this contract as tests.
 """
 
 from __future__ import annotations
@@ -73,19 +74,38 @@ class Engine(Protocol):
         """How many ids of the lane `again` wait in this process; those that wait elsewhere do not count."""
         ...
 
+    @property
+    def has_room(self) -> bool:
+        """Whether an id submitted now would start in this process, at once. False if that is not for it to say.
+
+        A sweep hands queued tasks to an engine with room as soon as it finds them; to any other only after they have
+        been idle for long.
+        """
+        ...
+
     async def start(self, execute: Execute | None) -> None:
-        """Begin to hand submitted ids to `execute`; None in a process that submits and runs nothing itself."""
+        """Begin to hand submitted ids to `execute`; None in a process that submits and runs nothing itself.
+
+        Without `execute`, an engine that only runs tools here does nothing with what it is handed: the task is in the
+        store, for a process that runs tools. What was submitted before the start may be forgotten.
+        """
         ...
 
     async def submit(self, task_id: str, *, lane: Lane = "new", owner: str | None = None) -> None:
-        """Have the task run, once there is room, and not before an earlier run of it here has ended.
+        """Have the task run once there is a slot, and not before an earlier run of it in the same process has ended.
 
-        Submitting one that waits already does nothing. The owner is for engines that share room out fairly.
+        Submitting one that waits already does nothing in the process where it waits. The owner is for engines that
+        share slots out fairly; a sweep, which knows nothing but ids, names none. This may return before the id is
+        anywhere but in memory, and does not raise when the id cannot be carried now: a sweep submits it again.
         """
         ...
 
     async def drain(self, timeout: timedelta) -> None:
-        """Start nothing more, and give what runs up to `timeout` to end. What is left then keeps running."""
+        """Start nothing more here, and give what runs up to `timeout` to end. What is left then keeps running.
+
+        Ids that wait in this process are forgotten; those that wait elsewhere stay for other processes. What is
+        submitted from now on is at most carried elsewhere.
+        """
         ...
 
     async def stop(self, timeout: timedelta) -> None:

@@ -9,11 +9,13 @@ import asyncio
 import contextvars
 from datetime import timedelta
 
-from mcp_tasks.engines.base import Execute
+from mcp_tasks.engines.base import Abilities, Execute, Lane
 
 
 class InlineEngine:
     """Runs each task to its end, or to where it waits for input, before `submit` returns."""
+
+    abilities = Abilities()
 
     def __init__(self) -> None:
         self._execute: Execute | None = None
@@ -21,22 +23,23 @@ class InlineEngine:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._again: set[str] = set()
 
-    async def start(self, execute: Execute) -> None:
-        """Begin to hand submitted ids to `execute`."""
-        self._execute = execute
-        # As in `LocalEngine`: a run must not see the request that submitted it.
-        self._context = contextvars.copy_context()
-
     @property
     def backlog(self) -> int:
         """Nothing ever waits."""
         return 0
 
-    def reserve(self) -> None:
-        """Nothing to keep free: `submit` runs at once."""
-        return
+    @property
+    def has_room(self) -> bool:
+        """There is no limit to keep."""
+        return self._execute is not None
 
-    async def submit(self, task_id: str, *, again: bool = False) -> None:
+    async def start(self, execute: Execute | None) -> None:
+        """Begin to hand submitted ids to `execute`; None to run nothing here."""
+        self._execute = execute
+        # As in `LocalEngine`: a run must not see the request that submitted it.
+        self._context = contextvars.copy_context()
+
+    async def submit(self, task_id: str, *, lane: Lane = "new", owner: str | None = None) -> None:
         """Run the task now. Returns when it ends, or when it waits for something other than itself.
 
         A task that still runs has one more turn when it has ended, and this does not wait for it.

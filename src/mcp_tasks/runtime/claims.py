@@ -1,4 +1,7 @@
-"""Claiming a task: by compare-and-swap, so whoever comes second finds it claimed, and that is all."""
+"""Claiming a task: by compare-and-swap, so whoever comes second finds it claimed, and that is all.
+
+What a claim needs to know is in the small record. The request, which may be large, is read by the one process that has
+claimed the task, and nobody reads it for a task that cannot be run."""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from mcp_tasks.core.events import RunFailed, RunReleased, RunStarted, TrialPassed
-from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.actor import Actor
+from mcp_tasks.core.events import RunReleased, RunStarted, TrialPassed
+from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.engines.base import Slot
 from mcp_tasks.errors import (
     CannotStart,
     JournalUnreadable,
+    RequestUnreadable,
     RunStopped,
     StoreError,
     TaskUnreadable,
@@ -21,6 +26,7 @@ from mcp_tasks.errors import (
     UnknownTask,
     VersionConflict,
 )
+from mcp_tasks.runtime.ending import failed
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.replay import Replay
 from mcp_tasks.runtime.run import Run
@@ -31,8 +37,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TRIES_TO_LOOK_UP = 100
-"""How often the look-up of a queued task's tool may fail before the task is ended: with one sweep a second, minutes."""
+TRIES_TO_LOOK_UP = 10
+"""How often the look-up of a queued task's tool may fail before the task is ended: with pauses that double from a
+second, some minutes."""
 
 LOOK_AGAIN = 0.02
 """Seconds between two looks at a run that is on trial."""
@@ -43,13 +50,15 @@ class Claims:
 
     def __init__(self, runtime: TaskRuntime) -> None:
         self._runtime = runtime
+        self._actor = Actor("worker", runtime.worker)
         self._trials = Trials(runtime.settings.trial_duration)
         self._watches: dict[str, asyncio.Task[None]] = {}
-        self._made: dict[str, TaskRecord] = {}
+        self._calls: set[asyncio.Task[None]] = set()
+        self._made: dict[str, tuple[TaskRecord, TaskRequest]] = {}
 
-    def add_made(self, record: TaskRecord) -> None:
+    def add_made(self, record: TaskRecord, request: TaskRequest) -> None:
         """A task that was made as claimed, and is about to be run."""
-        self._made[record.id] = record
+        self._made[record.id] = record, request
 
     def has_made(self, task_id: str) -> bool:
         """Whether the task is about to be run for the first time."""
@@ -61,73 +70,111 @@ class Claims:
 
     async def claim(self, task_id: str, slot: Slot) -> Run | None:
         """A run of the task, if it is there to be run."""
-        runtime = self._runtime
         if task_id in self._made:
-            policy = await self._policy_of_made(self._made[task_id])
+            policy = await self._policy_of_made(self._made[task_id][0])
             if (made := self._made.pop(task_id, None)) is not None:
-                return Run(made, host=runtime, slot=slot, policy=policy or ToolPolicy(), replay=Replay())
+                return self._run(*made, slot, policy or ToolPolicy(), Replay())
+        runtime = self._runtime
         record = await runtime.store.get(task_id)
         if record is None or record.namespace != runtime.namespace or not record.is_queued(runtime.now()):
             return None
-        try:
-            policy = await runtime.policy(record.request.name)
-        except Exception as exc:
-            if runtime.janitor.note_trouble(task_id, exc) >= TRIES_TO_LOOK_UP:
-                await self._end(record, CannotStart(record.request.name))
-            return None
+        policy = await self._policy_of(record)
         if policy is None:
-            runtime.janitor.note_missing_tool(record.request.name)
             return None
         # Read before it is claimed: were the store to fail afterwards, we would have a task that we do not run. Nothing
         # is added to the journal of a queued task but with a new version, and then the swap does not succeed.
         replay = await self._replay_of(record)
-        if not runtime.lease.is_valid or not self._trials.may_start(record, policy):
+        if replay is None:
+            await self._end(record, JournalUnreadable(record.name))
             return None
-        started = RunStarted(worker=runtime.worker, trial=self._trials.begin(record, policy))
-        try:
-            if replay is None:
-                await self._end(record, JournalUnreadable(record.request.name))
-            else:
-                claimed = await runtime.swap(record, started)
-                run = Run(claimed, host=runtime, slot=slot, policy=policy, replay=replay)
-                if claimed.trial is not None:
-                    self._watches[task_id] = asyncio.create_task(self._watch(run))
-                return run
-        except (VersionConflict, TransitionRefused):
-            logger.debug("task %s… was claimed by another worker", task_id[:12])
-        except BaseException:
-            self._trials.end(task_id)
-            raise
-        self._trials.end(task_id)
-        return None
+        if not runtime.lease.is_valid:
+            return None
+        if not self._trials.may_start(record, policy):
+            self._trials.turn_away(task_id)
+            return None
+        return await self._claim(record, slot, policy, replay)
 
     def saw(self, record: TaskRecord) -> None:
-        """Take note of a change: a task that is about to begin is looked at again, for it may have been cancelled; one
-        on trial may have passed it by getting further."""
-        self._made.pop(record.id, None)
+        """Take note of a change: a task that is about to begin may have been cancelled, or only announced; one on trial
+        may have passed it by getting further."""
+        made = self._made.pop(record.id, None)
+        if made is not None and record.worker == self._runtime.worker:
+            # Still ours to begin. Looked up again it would seem to be at work, and nobody would ever begin it.
+            self._made[record.id] = record, made[1]
         if record.trial is None:
             self._trials.passed(record.id)
+            self._call_suspects()
 
     def end(self, task_id: str) -> None:
         """The run has ended, one way or another."""
         self._trials.end(task_id)
+        self._call_suspects()
         if (watch := self._watches.pop(task_id, None)) is not None:
             watch.cancel()
 
-    async def _end(self, record: TaskRecord, why: RunStopped) -> None:
-        """End a task that cannot be started."""
-        failed = RunFailed(attempt=record.attempt + 1, error=self._runtime.describe(why))
+    async def _claim(self, record: TaskRecord, slot: Slot, policy: ToolPolicy, replay: Replay) -> Run | None:
+        """Claim the task as it is at `record`, and make a run of it."""
+        run: Run | None = None
+        started = RunStarted(worker=self._runtime.worker, trial=self._trials.begin(record, policy))
         try:
-            await self._runtime.swap(record, RunStarted(worker=self._runtime.worker), failed)
+            claimed = await self._runtime.changes.swap(record, started, actor=self._actor)
+            request = await self._request_of(claimed)
+            if request is not None:
+                run = self._run(claimed, request, slot, policy, replay)
+        except (VersionConflict, TransitionRefused):
+            logger.debug("task %s… was claimed by another worker", record.id[:12])
+        finally:
+            if run is None:
+                self.end(record.id)
+        if run is not None and run.record.trial is not None:
+            self._watches[record.id] = asyncio.create_task(self._watch(run))
+        return run
+
+    def _run(self, record: TaskRecord, request: TaskRequest, slot: Slot, policy: ToolPolicy, replay: Replay) -> Run:
+        return Run(record, request=request, host=self._runtime, slot=slot, policy=policy, replay=replay)
+
+    async def _request_of(self, claimed: TaskRecord) -> TaskRequest | None:
+        """What was asked for; None if the task has ended because that cannot be read, or is gone."""
+        try:
+            return await self._runtime.store.request(claimed.id)
+        except TaskUnreadable as exc:
+            logger.error("task %s… is ended, because its request cannot be read: %s", claimed.id[:12], exc.why)
+            event, outcome = failed(claimed.attempt, self._runtime.describe(RequestUnreadable(claimed.name)))
+            await self._runtime.changes.change(claimed, event, actor=self._actor, outcome=outcome)
+            return None
+        except StoreError:
+            # The tool never saw it. If this fails as well, the task is found as ours and not run by us.
+            await self._runtime.changes.change(claimed, RunReleased(attempt=claimed.attempt), actor=self._actor)
+            raise
+
+    async def _end(self, record: TaskRecord, why: RunStopped) -> None:
+        """End a queued task that cannot be started."""
+        started = RunStarted(worker=self._runtime.worker)
+        event, outcome = failed(record.attempt + 1, self._runtime.describe(why))
+        try:
+            await self._runtime.changes.swap(record, started, event, actor=self._actor, outcome=outcome)
         except (VersionConflict, TransitionRefused):
             logger.debug("task %s… was claimed by another worker", record.id[:12])
 
+    async def _policy_of(self, record: TaskRecord) -> ToolPolicy | None:
+        """How the tool is treated; None if the task cannot be run here now."""
+        runtime = self._runtime
+        try:
+            policy = await runtime.policy(record.method, record.name)
+        except Exception as exc:
+            if runtime.janitor.troubles.note(record.id, exc) >= TRIES_TO_LOOK_UP:
+                await self._end(record, CannotStart(record.name))
+            return None
+        if policy is None:
+            runtime.janitor.troubles.note_missing_tool(record.name)
+        return policy
+
     async def _policy_of_made(self, record: TaskRecord) -> ToolPolicy | None:
         try:
-            return await self._runtime.policy(record.request.name)
+            return await self._runtime.policy(record.method, record.name)
         except Exception:
             # It never began, so it is queued as if it had not been claimed.
-            await self._runtime.change(record, RunReleased(attempt=record.attempt))
+            await self._runtime.changes.change(record, RunReleased(attempt=record.attempt), actor=self._actor)
             raise
 
     async def _replay_of(self, record: TaskRecord) -> Replay | None:
@@ -147,7 +194,14 @@ class Claims:
         while loop.time() < until and not run.only_waits:  # noqa: ASYNC110 - nothing tells when a tool only waits
             await anyio.sleep(LOOK_AGAIN)
         try:
-            await self._runtime.change(run.record, TrialPassed(attempt=run.attempt))
+            await self._runtime.changes.change(run.record, TrialPassed(attempt=run.attempt), actor=self._actor)
         except (StoreError, TransitionRefused, UnknownTask) as exc:
             # The next suspect waits until this run has ended.
             logger.debug("the trial of task %s… goes on: %s", run.record.id[:12], exc)
+
+    def _call_suspects(self) -> None:
+        """Have those tried that came while another was on trial. All of them: some may be gone by now."""
+        for task_id in self._trials.called():
+            call = asyncio.create_task(self._runtime.submit(task_id, owner=None))
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)

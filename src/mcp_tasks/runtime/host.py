@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from typing import Protocol
 
-from mcp_tasks.core.events import Event
-from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json import JsonObject
-from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.runtime.alarms import Alarms
+from mcp_tasks.runtime.changes import Changes
+from mcp_tasks.runtime.late_writes import LateWrites
 from mcp_tasks.runtime.lease import Lease
 from mcp_tasks.runtime.parking import Parking
 from mcp_tasks.runtime.policy import Settings
+from mcp_tasks.stores.base import Store
 
 
 class Host(Protocol):
     """What a run needs of the runtime it belongs to."""
+
+    @property
+    def worker(self) -> str:
+        """The name of this process."""
+        ...
 
     @property
     def settings(self) -> Settings: ...
@@ -39,12 +44,15 @@ class Host(Protocol):
     @property
     def lease(self) -> Lease: ...
 
-    async def change(self, record: TaskRecord, *events: Event, entries: Sequence[JournalEntry] = ()) -> TaskRecord: ...
+    @property
+    def store(self) -> Store: ...
 
-    def write_later(self, record: TaskRecord, events: Sequence[Event], entries: Sequence[JournalEntry]) -> None:
-        """Write this when the lease is renewed, if the task is still ours then."""
+    @property
+    def changes(self) -> Changes: ...
+
+    @property
+    def late_writes(self) -> LateWrites: ...
+
+    async def submit(self, task_id: str, *, owner: str | None) -> None:
+        """Have a task run again that nobody has."""
         ...
-
-    async def journal(self, task_id: str) -> Sequence[JournalEntry]: ...
-
-    async def submit(self, task_id: str, *, again: bool = False) -> None: ...

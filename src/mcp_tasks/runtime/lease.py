@@ -21,7 +21,7 @@ from mcp_tasks.runtime.worker_name import is_gone
 
 logger = logging.getLogger(__name__)
 
-BEATS_PER_LEASE = 6
+HEARTBEATS_PER_LEASE = 6
 """One may be late and some lost before anything comes of it."""
 
 STOPS_AFTER = 2 / 3
@@ -42,7 +42,7 @@ class Lease:
     """This process's right to its claims.
 
     Args:
-        beat: Renews it in the store.
+        heartbeat: Renews it in the store.
         look: Compares the runs of this process with their rows.
         stop_runs: Stops them all, without a word to the store.
         take_up: Gives up what is claimed by this process and not run by it any more.
@@ -53,14 +53,14 @@ class Lease:
         self,
         length: timedelta,
         *,
-        beat: Callable[[], Awaitable[None]],
+        heartbeat: Callable[[], Awaitable[None]],
         look: Callable[[], Awaitable[None]],
         stop_runs: Callable[[], None],
         take_up: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = uptime,
     ) -> None:
         self._length = length.total_seconds()
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._look = look
         self._stop_runs = stop_runs
         self._take_up = take_up
@@ -81,7 +81,7 @@ class Lease:
         if overslept:
             # Others may have claimed what we run, while this machine slept or its event loop was blocked.
             await self._look()
-        await self._beat()
+        await self._heartbeat()
         self._renewed = began
         if not self.is_valid:
             logger.warning("the lease of this process is renewed; its tasks are taken up again")
@@ -91,7 +91,7 @@ class Lease:
 
     async def keep(self) -> None:
         """Renew it for as long as this process serves, and stop the runs when that does not succeed in time."""
-        pause = self._length / BEATS_PER_LEASE
+        pause = self._length / HEARTBEATS_PER_LEASE
         while True:
             await asyncio.sleep(pause)
             try:
@@ -120,7 +120,7 @@ class Lease:
             if self._time_left > 0 or not self.is_valid:
                 return
             try:
-                async with asyncio.timeout(self._length / BEATS_PER_LEASE):
+                async with asyncio.timeout(self._length / HEARTBEATS_PER_LEASE):
                     await self._look()
                     await self.renew()
             except (StoreError, TimeoutError) as exc:
@@ -156,21 +156,21 @@ class Watch:
         self._longest_step = longest_step.total_seconds()
         self._clock = clock
         self._looked = clock()
-        self._beats: dict[str, int] = {}
+        self._heartbeats: dict[str, int] = {}
         self._silent: dict[str, float] = {}
 
-    def dead(self, beats: dict[str, int]) -> list[str]:
+    def dead(self, heartbeats: dict[str, int]) -> list[str]:
         """Those of the workers that are dead, given their heartbeats as of now."""
         now = self._clock()
         step = min(max(now - self._looked, 0.0), self._longest_step)
         self._looked = now
         self._silent = {
-            worker: self._silent.get(worker, 0.0) + step if self._beats.get(worker) == count else 0.0
-            for worker, count in beats.items()
+            worker: self._silent.get(worker, 0.0) + step if self._heartbeats.get(worker) == count else 0.0
+            for worker, count in heartbeats.items()
         }
-        self._beats = dict(beats)
-        return [worker for worker, count in beats.items() if self._is_dead(worker, count)]
+        self._heartbeats = dict(heartbeats)
+        return [worker for worker, count in heartbeats.items() if self._is_dead(worker, count)]
 
     def _is_dead(self, worker: str, count: int) -> bool:
-        # One without a heartbeat has signed off: it beats before it claims anything.
+        # One without a heartbeat has signed off: it sends one before it claims anything.
         return count == 0 or self._silent[worker] >= self._lease or is_gone(worker)

@@ -7,7 +7,6 @@ listened-to tasks are compared with their rows, by id and version in one query.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -27,9 +26,8 @@ logger = logging.getLogger(__name__)
 class Lookout:
     """Watches the store for one runtime."""
 
-    def __init__(self, runtime: TaskRuntime, runs: Callable[[], Mapping[str, Run]]) -> None:
+    def __init__(self, runtime: TaskRuntime) -> None:
         self._runtime = runtime
-        self._runs = runs
         self._seen: dict[str, int] = {}
 
     async def keep_following_hints(self) -> None:
@@ -50,6 +48,8 @@ class Lookout:
         """Compare with the store for as long as this process serves."""
         while True:
             await anyio.sleep(self._runtime.settings.look_interval.total_seconds())
+            # A log level may be changed while the server runs.
+            self._runtime.observers.ask()
             try:
                 await self.look()
             except StoreError as exc:
@@ -63,21 +63,21 @@ class Lookout:
         Raises:
             StoreError: The store could not be read.
         """
-        runs, changes = dict(self._runs()), self._runtime.changes
-        versions = await self._runtime.store.versions(runs.keys() | changes.listened())
-        for task_id, run in runs.items():
-            if versions.get(task_id) != run.record.version:
+        runs, hints = self._runtime.runs(), self._runtime.hints
+        versions = await self._runtime.store.versions({run.record.id for run in runs} | set(hints.listened()))
+        for run in runs:
+            if versions.get(run.record.id) != run.record.version:
                 await self._refresh(run)
-        for task_id in changes.listened():
+        for task_id in hints.listened():
             if task_id in versions and versions[task_id] != self._seen.get(task_id):
-                changes.put(Hint(task_id, versions[task_id]))
+                hints.put(Hint(task_id, versions[task_id]))
         self._seen = versions
 
     async def _follow_hints(self) -> None:
         async with self._runtime.store.notifier().listen(origin=self._runtime) as hints:
             async for hint in hints:
-                self._runtime.changes.put(hint)
-                run = self._runs().get(hint.task_id)
+                self._runtime.hints.put(hint)
+                run = self._runtime.run_of(hint.task_id)
                 if run is not None and hint.version > run.record.version:
                     await self._refresh(run)
 

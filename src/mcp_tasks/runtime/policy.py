@@ -16,8 +16,8 @@ class ToolPolicy:
     Attributes:
         rerun: Whether the tool may be started again after its process went away.
         max_runtime: How long one run may take, waits for people and timers not counted; None for no limit.
-        park_after: How long a run that may be started again stays in memory while it waits. After that it is parked, and
-            started again when what it waits for has come.
+        park_after: How long a run that may be started again stays in memory while it waits. After that it is parked,
+            and started again when what it waits for has come.
         max_wait: How long a question may stay unanswered before the task fails; None for no limit.
         max_lost_runs: How many runs in a row may die with their process before the task fails.
     """
@@ -34,16 +34,18 @@ class Settings:
     """How a runtime keeps house.
 
     Attributes:
-        lease_duration: For how long a process whose heartbeat does not change is believed alive, measured by the one that
-            watches it. A dead process on the same machine is noticed at once; this is for the others, and for an event
-            loop that is blocked. A process that cannot renew its lease stops its own runs before it is over.
+        lease_duration: For how long a process whose heartbeat does not change is believed alive, measured by the one
+            that watches it. A dead process on the same machine is noticed at once; this is for the others, and for an
+            event loop that is blocked. A process that cannot renew its lease stops its own runs before it is over.
         sweep_interval: How often to look for expired, lost and forgotten tasks.
         look_interval: How often to compare the runs of this process with their rows, for hints that were lost.
         drain_timeout: How long a shutdown waits for running tools.
         stop_timeout: How long it then waits for tools that were told to stop.
         progress_interval: The least time between two progress reports of one task that reach the store.
-        trial_duration: How long a run is watched by itself after too many were lost. It doubles with every further loss.
+        trial_duration: How long a run is watched by itself after too many were lost. It doubles with every further
+            loss.
         max_waiting_runs: How many runs may wait in memory without a slot. Those beyond it keep theirs.
+        max_result_size: The largest result of a tool that is kept, in bytes of JSON. A task with a larger one fails.
     """
 
     lease_duration: timedelta = timedelta(seconds=15)
@@ -54,6 +56,7 @@ class Settings:
     progress_interval: timedelta = timedelta(milliseconds=200)
     trial_duration: timedelta = timedelta(seconds=10)
     max_waiting_runs: int = 1_000
+    max_result_size: int = 16 * 1024 * 1024
 
     def __post_init__(self) -> None:
         durations = (
@@ -69,9 +72,15 @@ class Settings:
             check_duration(
                 name, getattr(self, name), zero=name not in ("lease_duration", "sweep_interval", "look_interval")
             )
-        if (
-            isinstance(self.max_waiting_runs, bool)
-            or not isinstance(self.max_waiting_runs, int)
-            or self.max_waiting_runs < 0
-        ):
-            raise InvalidOption(f"max_waiting_runs must be a whole number, got {self.max_waiting_runs!r}")
+        for name, least in (("max_waiting_runs", 0), ("max_result_size", 1)):
+            check_number(name, getattr(self, name), least)
+
+
+def check_number(name: str, value: object, least: int) -> None:
+    """Refuse what is not a whole number of at least so much.
+
+    Raises:
+        InvalidOption: It is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidOption(f"{name} must be a whole number of at least {least}, got {value!r}")

@@ -171,7 +171,7 @@ class Questions:
         for each in asks:
             self._name(each, now)
         try:
-            await run.record_result(
+            await run.recording.record(
                 InputRequested(
                     attempt=run.attempt,
                     requests={each.key: each.ask.request for each in asks if each.ask is not None},
@@ -213,7 +213,7 @@ class Questions:
         """Take back questions that the tool gave up on; those of a run that was stopped wait for the next run."""
         self._unwritten = [each for each in self._unwritten if each not in asked]
         if self._run.life.counts:
-            self._run.record_first(self._take_back(asked))
+            self._run.recording.record_first(self._take_back(asked))
 
     async def _take_back(self, asked: Sequence[_Open]) -> None:
         being_written = {each.put for each in asked if each.put is not None and each.ask is not None}
@@ -222,7 +222,7 @@ class Questions:
         results = [each.result for each in asked if each.result is not None]
         keys = self._run.record.inputs.outstanding.keys() & {each.key for each in asked}
         withdrawn = [InputWithdrawn(attempt=self._run.attempt, keys=keys)] if keys else []
-        await self._run.record_given_up(results, *withdrawn, place=asked[0].place)
+        await self._run.recording.record_given_up(results, *withdrawn, place=asked[0].place)
 
     # Waiting
 
@@ -235,7 +235,7 @@ class Questions:
         if not waited_for:
             return
         keys = frozenset(each.key for each in waited_for)
-        async with self._run.park_while_waiting(keys=keys, wake_at=self._wake_at(waited_for)):
+        async with self._run.leaving.while_waiting(keys=keys, wake_at=self._wake_at(waited_for)):
             for each in waited_for:
                 await self._wait_for(each)
 
@@ -248,7 +248,7 @@ class Questions:
             return
         limit, gives_up_at = self._run.policy.max_wait, self._gives_up_at(each)
         if limit is not None and gives_up_at is not None and gives_up_at <= self._run.now():
-            await self._run.judge(WaitedTooLong(self._run.record.request.name, limit))
+            await self._run.judge(WaitedTooLong(self._run.record.name, limit))
             await self._run.go_no_further()
 
     def _wake_at(self, asked: Sequence[_Open]) -> datetime | None:
@@ -261,8 +261,8 @@ class Questions:
         return None if limit is None or asked_at is None else asked_at + limit
 
     async def _fetch(self) -> None:
-        entries = await self._run.journal()
-        self._replay.answers.update({entry.key: entry.value for entry in entries if entry.kind == "answer"})
+        # Only what is new: a journal may be long, and what was read of it once does not change.
+        self._replay.add_news(await self._run.recording.journal(after=self._replay.read_up_to))
 
     # Handing over
 
@@ -277,7 +277,7 @@ class Questions:
             if each.result is not None
         ]
         withdrawn = [InputWithdrawn(attempt=run.attempt, keys=overdue)] if overdue else []
-        await run.record_in_turn(StepRecorded(attempt=run.attempt), *withdrawn, entries=entries)
+        await run.recording.record_in_turn(StepRecorded(attempt=run.attempt), *withdrawn, entries=entries)
         if overdue:
             # An answer may have been taken between the last look and the write; none is from now on.
             await self._fetch()

@@ -98,6 +98,8 @@ class Replay:
         self._steps: set[str] = set()
         self.reopened: set[str] = set()
         """Steps that an earlier run began and did not end, as far as something happened in them."""
+        self.read_up_to = max((entry.number for entry in entries), default=0)
+        """The number of the last entry of the journal that has been read."""
         for entry in self._of_open_steps(entries):
             self._add(entry)
         for result in list(self.begun):
@@ -105,6 +107,13 @@ class Replay:
             if result.kind == "question" and result.key not in outstanding and result.key not in self.answers:
                 del self.begun[result]
                 self._given_up[result] += 1
+
+    def add_news(self, entries: Sequence[JournalEntry]) -> None:
+        """Take note of answers that came since; the rest of what is new, this run wrote itself."""
+        for entry in entries:
+            self.read_up_to = max(self.read_up_to, entry.number)
+            if entry.kind == "answer":
+                self.answers[entry.key] = entry.value
 
     def gives_up(self, result: ResultId) -> bool:
         """Whether an earlier run gave up on this; said once for each time that it did."""

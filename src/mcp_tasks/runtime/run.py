@@ -1,9 +1,8 @@
 """One run: a tool at work for a task, from the moment it was claimed to the moment nothing more is to be said.
 
-Everything a run writes carries its attempt number. If the task meanwhile went to another run, or ended, the machine
-refuses or ignores it, and the body is stopped. So a run never has to ask whether it still may. Where the run itself
-stands is a table too (`life.py`); its parts have files of their own: questions, timers, steps, progress, what it holds
-while it works (`rest.py`), and in which order it learns of things (`deliveries.py`).
+Where the run stands is a table (`life.py`). Its parts have files of their own: what it writes (`recording.py`), how it
+ends (`ending.py`) and leaves memory (`leaving.py`), questions, timers, steps, progress, what it occupies while it works
+(`rest.py`), and in which order it learns of things (`deliveries.py`).
 """
 
 from __future__ import annotations
@@ -12,69 +11,73 @@ import asyncio
 import contextvars
 import logging
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import datetime, timedelta
-from math import inf
 from typing import Any, NoReturn, TypeAlias
 
 import anyio
 import anyio.lowlevel
 
-from mcp_tasks.core.events import (
-    Event,
-    ProgressReported,
-    RunCompleted,
-    RunFailed,
-    RunParked,
-    RunReleased,
-    StepRecorded,
-    TaskCancelled,
-)
+from mcp_tasks.core.events import Event, ProgressReported, RunAskedOnCall, RunReleased
 from mcp_tasks.core.inputs import InputRequest
-from mcp_tasks.core.journal import JournalEntry
-from mcp_tasks.core.json import JsonValue
-from mcp_tasks.core.pacing import backoff
-from mcp_tasks.core.record import Progress, TaskRecord
+from mcp_tasks.core.json import JsonObject, JsonValue
+from mcp_tasks.core.json_bytes import encode_json
+from mcp_tasks.core.record import Outcome, Progress, TaskRecord, TaskRequest
 from mcp_tasks.engines.base import Slot
 from mcp_tasks.errors import (
     Interrupted,
     ReplayMismatch,
     RunStopped,
-    StaleRun,
-    StoreUnavailable,
-    UnknownTask,
+    TransitionRefused,
     UsageError,
     ValueNotStorable,
 )
 from mcp_tasks.runtime.branches import Branches
 from mcp_tasks.runtime.context import asking_now, current_run
 from mcp_tasks.runtime.deliveries import Deliveries
+from mcp_tasks.runtime.ending import Ending, Failure, Success, completed, failed
 from mcp_tasks.runtime.host import Host
+from mcp_tasks.runtime.leaving import Leaving
 from mcp_tasks.runtime.life import Life, State, Turn
-from mcp_tasks.runtime.outcome import Failure, Outcome, Success, Withdrawn
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.progress import ProgressThrottle
 from mcp_tasks.runtime.questions import Asking, Questions
-from mcp_tasks.runtime.replay import GIVEN_UP, Place, Replay, ResultId, done_entry, step_at_work
+from mcp_tasks.runtime.recording import Recording
+from mcp_tasks.runtime.replay import Place, Replay, step_at_work
 from mcp_tasks.runtime.rest import Rest
 from mcp_tasks.runtime.steps import Retry, Steps
 from mcp_tasks.runtime.time_limit import TimeLimit
 from mcp_tasks.runtime.timers import Timers
-from mcp_tasks.runtime.uncancelled import uncancelled
 
 logger = logging.getLogger(__name__)
 
 
-Body: TypeAlias = Callable[["Run"], Awaitable[Outcome]]
-"""Runs the tool of a record. Raises nothing but cancellation: a tool's exception is an outcome."""
+Body: TypeAlias = Callable[["Run"], Awaitable[Ending]]
+"""Runs the tool of a request. Raises nothing but cancellation: a tool's exception is an ending."""
 
 
 class Run:
-    """A tool at work for one task."""
+    """A tool at work for one task.
 
-    def __init__(self, record: TaskRecord, *, host: Host, slot: Slot, policy: ToolPolicy, replay: Replay) -> None:
+    Args:
+        record: The task, claimed for this run.
+        request: What was asked for.
+        slot: The right to use the worker.
+        replay: What earlier runs recorded.
+    """
+
+    def __init__(
+        self,
+        record: TaskRecord,
+        *,
+        request: TaskRequest,
+        host: Host,
+        slot: Slot,
+        policy: ToolPolicy,
+        replay: Replay,
+    ) -> None:
         self.record = record
+        self.request = request
         self.attempt = record.attempt
         self.policy = policy
         self.life = Life()
@@ -83,6 +86,8 @@ class Run:
         self._context = contextvars.copy_context()
         self.deliveries = Deliveries(replay.results, replay.begun, self.branches, self._context, self._refuse)
         self.rest = Rest(self.life, slot, self.branches, host.parking.room, self._context)
+        self.recording = Recording(self, host)
+        self.leaving = Leaving(self, host)
         self.now = host.now
         self.alarms = host.alarms
         self.stopped = asyncio.Event()
@@ -93,9 +98,7 @@ class Run:
         self._progress = ProgressThrottle(self._write_progress, host.settings.progress_interval)
         self._scope = anyio.CancelScope()
         self._cancelled = threading.Event()
-        self._writing = asyncio.Lock()
         self._helpers: set[asyncio.Task[None]] = set()
-        self._parks_for: RunParked | None = None
         self._verdict: Failure | None = None
 
     async def execute(self, body: Body) -> None:
@@ -103,13 +106,13 @@ class Run:
         self.branches.enter()
         current_run.set(self)
         if self.policy.max_runtime is not None:
-            self.help(TimeLimit(self.policy.max_runtime, self.rest, self.judge).watch(self.record.request.name))
+            self.help(TimeLimit(self.policy.max_runtime, self.rest, self.judge).watch(self.record.name))
         try:
-            outcome = await self._outcome(body)
+            ending = await self._ending(body)
             # What a tool returns because it was told that its time is up is no result.
-            outcome = self._verdict or outcome
-            if outcome is not None:
-                await self._finish(outcome)
+            ending = self._verdict or ending
+            if ending is not None:
+                await self._finish(ending)
         finally:
             self._clear_up()
 
@@ -163,6 +166,21 @@ class Run:
         """Wait for a time that is set once in the life of the task."""
         await self._timers.sleep(duration, until, name)
 
+    async def ask_on_call(self, question: JsonObject) -> bool:
+        """Ask on the original call, if that has not been answered with the task yet.
+
+        True: it is written, and with that the task is over; the body returns `AskedOnCall`. False: the task has been
+        announced, and the question is to be asked in the task.
+        """
+        if self.record.announced:
+            return False
+        asked = Outcome(body=encode_json(question, strict=True))
+        try:
+            await self.recording.record(RunAskedOnCall(attempt=self.attempt), outcome=asked)
+        except TransitionRefused:
+            return False
+        return True
+
     # What happens to it
 
     def reconcile(self, record: TaskRecord) -> None:
@@ -196,85 +214,24 @@ class Run:
 
     async def interrupt(self) -> None:
         """Give the run up because its process stops: another may take over, or the task ends as interrupted."""
-        event: Event = RunReleased(attempt=self.attempt)
+        event, outcome = RunReleased(attempt=self.attempt), None
         if not self.policy.rerun:
-            event = RunFailed(attempt=self.attempt, error=self._host.describe(Interrupted(self.record.request.name)))
+            event, outcome = failed(self.attempt, self._host.describe(Interrupted(self.record.name)))
         try:
-            await self._write(*self._reported(), event)
+            await self.recording.write_leaving(*self.reported(), event, outcome=outcome)
         finally:
             self.stop()
-
-    # Leaving memory
-
-    @asynccontextmanager
-    async def park_while_waiting(
-        self, *, keys: frozenset[str] = frozenset(), wake_at: datetime | None = None
-    ) -> AsyncGenerator[None]:
-        """While this is entered, and nothing else of the tool is at work, the run may leave memory.
-
-        Only in the tool's own asyncio task, and only with no deadline around it: what else waits for this one, and with
-        which time-out, cannot be seen from a branch.
-        """
-        own = asyncio.current_task() is self.branches.own
-        if not (own and self.policy.rerun and anyio.current_effective_deadline() == inf):
-            async with self.rest.waiting(parkable=False):
-                yield
-            return
-        async with self.rest.waiting(parkable=True):
-            self._parks_for = RunParked(attempt=self.attempt, keys=keys, wake_at=wake_at)
-            self._host.parking.add(self, self._park_after(keys, wake_at))
-            try:
-                yield
-            finally:
-                # Before it stands in line for a slot: what it waited for is there.
-                self.keep_in_memory()
-
-    def keep_in_memory(self) -> None:
-        """This wait is none to be parked for."""
-        self._parks_for = None
-        self._host.parking.remove(self)
 
     def may_park(self, branches: set[asyncio.Task[Any]]) -> bool:
         """Whether the run only waits, given the asyncio tasks that belong to it."""
         alone = branches <= {self.branches.own}
-        return self._parks_for is not None and alone and not self.rest.in_steps and not self._questions.is_writing
+        return self.leaving.is_possible and alone and not self.rest.in_steps and not self._questions.is_writing
 
     async def park(self) -> None:
         """Leave memory; what was journalled brings the run back."""
-        if self._parks_for is None or not self.life.take(Turn.PARKS):
-            return
-        try:
-            written = await self._write(*self._reported(), self._parks_for)
-        except Exception as exc:
-            logger.info("task %s… waits on in memory: %s", self.record.id[:12], exc)
-            self.life.take(Turn.STAYS)
-            return
-        self.stop()
-        if written and self.record.is_queued(self.now()):
-            # What it waited for came while it was being parked.
-            await self._host.submit(self.record.id, again=True)
+        await self.leaving.park()
 
-    def _park_after(self, keys: frozenset[str], wake_at: datetime | None) -> float:
-        """Seconds to stay in memory first. A sleep is known to be long or short; an answer may come any time."""
-        hold = self.policy.park_after.total_seconds()
-        if keys or wake_at is None:
-            return hold
-        return 0.0 if (wake_at - self.now()).total_seconds() > hold else inf
-
-    # Writing
-
-    async def record_result(self, *events: Event, entries: Sequence[JournalEntry] = ()) -> None:
-        """Write what the tool did, however long the store takes to be there again.
-
-        The tool never sees a half of it: it is written to the end even if the branch is cancelled meanwhile. If the
-        tool may not say such things any more, it goes no further."""
-        if not await uncancelled(self._write_whatever_happens(events, entries), context=self._context.copy()):
-            await self.go_no_further()
-
-    async def record_in_turn(self, *events: Event, entries: Sequence[JournalEntry] = ()) -> None:
-        """The same for what the tool is handed now: one thing at a time."""
-        if not await uncancelled(self._write_in_turn(events, entries), context=self._context.copy()):
-            await self.go_no_further()
+    # For its parts
 
     async def make_sure(self) -> None:
         """Return only if the tool may still do something: the task is this run's, as far as the lease can tell."""
@@ -282,28 +239,6 @@ class Run:
         if not self.life.counts:
             # It is being stopped; what it does on its way out (in a `finally`) is not part of the task any more.
             await self.go_no_further()
-
-    @asynccontextmanager
-    async def giving_up(self, result: ResultId) -> AsyncGenerator[None]:
-        """If the tool itself cancels what is done while this is entered, that is recorded: it will give up again.
-
-        Otherwise the next run would go on where this one went another way.
-        """
-        try:
-            yield
-        except asyncio.CancelledError:
-            self.record_first(self.record_given_up([result], place=self.place))
-            raise
-
-    def record_first(self, work: Coroutine[Any, Any, None]) -> None:
-        """Record something before anything new begins. Nobody waits for it now: a cancellation is not held up."""
-        self.deliveries.begin_after(self.help(work))
-
-    async def record_given_up(self, results: Sequence[ResultId], *events: Event, place: Place) -> None:
-        """Record what the tool did not wait for. What ends because the run is stopped is not given up."""
-        if results and self.life.counts:
-            entries = [done_entry(result, GIVEN_UP, place) for result in results]
-            await self._write_patiently((StepRecorded(attempt=self.attempt), *events), entries)
 
     async def give_up_again(self) -> NoReturn:
         """Wait to be cancelled by the tool, as in an earlier run."""
@@ -317,13 +252,13 @@ class Run:
         # Reached in a branch that the tool started outside of its own scope: there the cancellation does not come.
         raise asyncio.CancelledError
 
-    async def journal(self) -> Sequence[JournalEntry]:
-        """The task's journal, as soon as the store gives it."""
-        return await self._patiently(lambda: self._host.journal(self.record.id), "read the journal")
+    def outside(self) -> contextvars.Context:
+        """A context in which what runs is not part of the tool."""
+        return self._context.copy()
 
     def help(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something beside the tool, until the run is over."""
-        helper = asyncio.get_running_loop().create_task(work, context=self._context.copy())
+        helper = asyncio.get_running_loop().create_task(work, context=self.outside())
         self._helpers.add(helper)
         helper.add_done_callback(self._helped)
         return helper
@@ -333,106 +268,70 @@ class Run:
         if not helper.cancelled() and helper.exception() is not None:
             logger.error("task %s…: %r", self.record.id[:12], helper.exception(), exc_info=helper.exception())
 
-    async def _write_patiently(self, events: Sequence[Event], entries: Sequence[JournalEntry]) -> bool:
-        return await self._patiently(lambda: self._write(*events, entries=entries), "be written")
-
-    async def _write_whatever_happens(self, events: Sequence[Event], entries: Sequence[JournalEntry]) -> bool:
-        written = await self._write_patiently(events, entries)
-        if not written and not self.record.is_final:
-            # Stopped because its process lost touch with the store: what was done is done, and if the task is still
-            # ours when the store is back, it need not be done again.
-            self._host.write_later(self.record, events, entries)
-        return written
-
-    async def _write_in_turn(self, events: Sequence[Event], entries: Sequence[JournalEntry]) -> bool:
-        async with self.deliveries.turn():
-            return await self._write_whatever_happens(events, entries)
-
-    async def _patiently(self, work: Callable[[], Awaitable[Any]], what: str) -> Any:
-        failures = 0
-        while True:
-            try:
-                return await work()
-            except StoreUnavailable as exc:
-                logger.warning("task %s… cannot %s yet: %s", self.record.id[:12], what, exc)
-            if not self.life.counts and self.life.state is not State.JUDGED:
-                return False
-            pause = backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=5))
-            failures += 1
-            await asyncio.sleep(pause.total_seconds())
-
-    async def _write(self, *events: Event, entries: Sequence[JournalEntry] = ()) -> bool:
-        """Write what happened to this run. False, and the run is stopped, if its task is not its own any more."""
-        async with self._writing:
-            try:
-                record = await self._host.change(self.record, *events, entries=entries)
-            except (StaleRun, UnknownTask):
-                self.stop()
-                return False
-            # A change that lost against another's write has read it; what it says is news to the questions.
-            self.reconcile(record)
-        return True
-
-    def _reported(self) -> list[Event]:
+    def reported(self) -> list[Event]:
         """Progress that had no time to be written: it goes along, in one write."""
         progress = self._progress.take()
-        return [] if progress is None else [ProgressReported(attempt=self.attempt, progress=progress)]
+        return [] if progress is None else [self._progress_event(progress)]
+
+    def _progress_event(self, progress: Progress) -> Event:
+        return ProgressReported(attempt=self.attempt, progress=progress)
 
     async def _write_progress(self, progress: Progress) -> bool:
-        return await self._write(ProgressReported(attempt=self.attempt, progress=progress))
+        return await self.recording.write(self._progress_event(progress))
 
     # Ending
 
-    async def _outcome(self, body: Body) -> Outcome | None:
+    async def _ending(self, body: Body) -> Ending | None:
         """How the body ended; None if it was stopped and nobody wants to know."""
-        outcome: Outcome | None = None
+        ending: Ending | None = None
         try:
             with self._scope:
                 self.life.take(Turn.ENTERED)
-                outcome = await body(self)
+                ending = await body(self)
         except asyncio.CancelledError:
             if not self.life.counts:
                 raise
             # The body raised it by itself: it awaited something that was cancelled elsewhere, or cancelled itself.
             _uncancel()
-            outcome = Failure(self._host.describe(RuntimeError("the tool cancelled itself")))
+            ending = Failure(self._host.describe(RuntimeError("the tool cancelled itself")))
         except BaseException as exc:
-            # Whatever a tool raises is its outcome, `SystemExit` included: the task must end, and the server go on.
+            # Whatever a tool raises is its ending, `SystemExit` included: the task must end, and the server go on.
             logger.exception("the run of task %s… ended with an unexpected exception", self.record.id[:12])
-            outcome = Failure(self._host.describe(exc if isinstance(exc, Exception) else RuntimeError(repr(exc))))
+            ending = Failure(self._host.describe(exc if isinstance(exc, Exception) else RuntimeError(repr(exc))))
         await self.life.parking_decided()
-        return outcome if self.life.take(Turn.RETURNED) else None
+        return ending if self.life.take(Turn.RETURNED) else None
 
-    async def _finish(self, outcome: Outcome) -> None:
-        """Write the outcome down, however long the store takes to be there again: it must not be lost."""
-        progress = self._progress.take()
+    async def _finish(self, ending: Ending) -> None:
+        """Write the ending down, however long the store takes to be there again: it must not be lost."""
+        reported = self.reported()
         while True:
+            event, outcome = await self._last_words(ending)
             try:
-                await self._write_patiently(self._last_words(outcome, progress), ())
+                await self.recording.write_patiently(*reported, event, outcome=outcome)
                 return
             except (TypeError, ValueError, RecursionError, ValueNotStorable) as exc:
                 logger.error("what task %s… ended with cannot be stored: %r", self.record.id[:12], exc)
-                if progress is not None:
-                    progress = None
-                elif isinstance(outcome, Failure):
-                    # Not the outcome's fault. Held on to, it would be held for good.
+                if reported:
+                    reported = []
+                elif isinstance(ending, Failure):
+                    # Not the ending's fault. Held on to, it would be held for good.
                     raise
                 else:
-                    # Not JSON, too deep for it or too large: there is nothing that could be kept or sent.
-                    outcome = Failure(self._host.describe(UsageError(f"the tool's result cannot be stored: {exc}")))
+                    ending = Failure(self._host.describe(UsageError(f"the tool's result cannot be stored: {exc}")))
 
-    def _last_words(self, outcome: Outcome, progress: Progress | None) -> list[Event]:
-        events: list[Event] = []
-        if progress is not None:
-            events.append(ProgressReported(attempt=self.attempt, progress=progress))
-        match outcome:
-            case Success(result):
-                events.append(RunCompleted(attempt=self.attempt, result=result))
-            case Failure(error):
-                events.append(RunFailed(attempt=self.attempt, error=error))
-            case Withdrawn():
-                events.append(TaskCancelled(reason="Answered on the original call"))
-        return events
+    async def _last_words(self, ending: Ending) -> tuple[Event, Outcome]:
+        tool, limit = self.record.name, self._host.settings.max_result_size
+        try:
+            match ending:
+                case Success(result):
+                    return await completed(self.attempt, result, tool=tool, max_size=limit)
+                case Failure(error):
+                    return failed(self.attempt, error)
+                case _:
+                    raise UsageError(f"the body of {tool!r} ended as if it had asked on the call, and had not")
+        except (UsageError, ValueNotStorable) as exc:
+            logger.error("what task %s… ended with cannot be kept: %s", self.record.id[:12], exc)
+            return failed(self.attempt, self._host.describe(exc))
 
     def _refuse(self, mismatch: ReplayMismatch) -> None:
         self.help(self.judge(mismatch))
@@ -446,7 +345,7 @@ class Run:
 
     def _clear_up(self) -> None:
         self.life.take(Turn.ENDED)
-        self.keep_in_memory()
+        self.leaving.stay()
         self.rest.end()
         self.deliveries.close()
         for helper in self._helpers:

@@ -68,7 +68,7 @@ class Steps:
         try:
             if self._replay.gives_up(result):
                 await run.give_up_again()
-            async with run.giving_up(result):
+            async with run.recording.giving_up(result):
                 if run.deliveries.has(result):
                     stored = await run.deliveries.recorded(result)
                     if "error" in stored:
@@ -125,7 +125,8 @@ class Steps:
 
     async def _record(self, result: ResultId, place: Place, stored: dict[str, Any]) -> None:
         run = self._run
-        await run.record_in_turn(StepRecorded(attempt=run.attempt), entries=[step_entry(result, stored, place)])
+        entry = step_entry(result, stored, place)
+        await run.recording.record_in_turn(StepRecorded(attempt=run.attempt), entries=[entry])
 
 
 async def _inside(step: str, call: Callable[[], Any]) -> Any:

@@ -29,7 +29,7 @@ class Timers:
         run.deliveries.met(result)
         if self._replay.gives_up(result):
             await run.give_up_again()
-        async with run.giving_up(result):
+        async with run.recording.giving_up(result):
             if run.deliveries.has(result):
                 await run.deliveries.recorded(result)
             else:
@@ -41,11 +41,12 @@ class Timers:
         if not is_set:
             timer = Timer(key=result.key, until=until)
             await run.deliveries.caught_up(str(result))
-            await run.record_result(StepRecorded(attempt=run.attempt), entries=[timer_entry(timer, place)])
-        async with run.park_while_waiting(wake_at=until):
+            await run.recording.record(StepRecorded(attempt=run.attempt), entries=[timer_entry(timer, place)])
+        async with run.leaving.while_waiting(wake_at=until):
             await run.alarms.wait(Bell(), until)
         await run.deliveries.caught_up(f"the end of {result}")
-        await run.record_in_turn(StepRecorded(attempt=run.attempt), entries=[done_entry(result, "over", place)])
+        entry = done_entry(result, "over", place)
+        await run.recording.record_in_turn(StepRecorded(attempt=run.attempt), entries=[entry])
 
 
 def _identity(duration: timedelta | None, until: datetime | None, name: str | None) -> str:

@@ -20,13 +20,18 @@ LET_OTHERS_FIRST = timedelta(seconds=5)
 """How much later a suspect is started than the one that was being tried when their process died."""
 
 
+MAX_TURNED_AWAY = 100
+"""Suspects that are remembered to be called when the one on trial has passed; sweeps find the others."""
+
+
 class Trials:
     """The suspects that run in this process."""
 
-    def __init__(self, watch: timedelta) -> None:
-        self._watch = watch
+    def __init__(self, duration: timedelta) -> None:
+        self._duration = duration
         self._running: set[str] = set()
         self._on_trial: str | None = None
+        self._turned_away: dict[str, None] = {}
 
     def may_start(self, record: TaskRecord, policy: ToolPolicy) -> bool:
         """Whether the task may be claimed now: a suspect waits until no other is on trial."""
@@ -41,10 +46,23 @@ class Trials:
         self._running.add(record.id)
         return trial
 
+    def turn_away(self, task_id: str) -> None:
+        """A suspect came while another is on trial; it is called when that is over."""
+        if len(self._turned_away) < MAX_TURNED_AWAY:
+            self._turned_away[task_id] = None
+
+    def called(self) -> list[str]:
+        """The suspects that were turned away and may come again, in order; none while another is on trial."""
+        if self._on_trial is not None:
+            return []
+        called = list(self._turned_away)
+        self._turned_away.clear()
+        return called
+
     def watched_for(self, record: TaskRecord, policy: ToolPolicy) -> timedelta:
         """How long the run of a suspect is watched."""
         # Capped because 2**n outgrows a timedelta.
-        return self._watch * 2 ** min(record.lost - _suspect_from(policy), 16)
+        return self._duration * 2 ** min(record.lost - _suspect_from(policy), 16)
 
     def passed(self, task_id: str) -> None:
         """The run was watched for long enough, or has ended; the next suspect may begin."""

@@ -1,6 +1,8 @@
-"""The server side of the extension: parse, call the runtime, render."""
+"""What authors of servers use: the `Tasks` object, its options, and its life with the server."""
 
-from mcp_tasks.server.extension import Tasks
-from mcp_tasks.server.options import TaskMode
+from mcp_tasks.protocol import Caller
+from mcp_tasks.server.options import Recover, TaskMode, TaskOptions, ToolOptions
+from mcp_tasks.server.tasks import Tasks
+from mcp_tasks.server.wiring import Lifespan, Wiring
 
-__all__ = ["TaskMode", "Tasks"]
+__all__ = ["Caller", "Lifespan", "Recover", "TaskMode", "TaskOptions", "Tasks", "ToolOptions", "Wiring"]

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from jsonschema import Draft202012Validator
 from mcp.server.mcpserver.tools import Tool as ServerTool
@@ -23,7 +23,7 @@ from mcp_tasks.errors import InvalidMark
 from mcp_tasks.runtime import ToolPolicy
 from mcp_tasks.server.options import TaskOptions
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 NAMES_SHOWN = 20
 """Tools that a warning names before it only counts: enough to spot a typing error, short enough to be read."""
@@ -38,6 +38,7 @@ class Mark:
         is_named: Whether the author said it.
         function: The function behind the tool; None for a tool that was marked by its name alone.
         resolves: Whether the SDK asks for parameters of the tool before it enters the body.
+        declares_asking: Whether the function declares that it may ask by returning.
         schema: What the tool's arguments look like, where the SDK made that of a function which is not known here.
     """
 
@@ -46,18 +47,29 @@ class Mark:
     is_named: bool = True
     function: Callable[..., Any] | None = None
     resolves: bool = False
+    declares_asking: bool = False
     schema: Mapping[str, Any] | None = None
+
+    @property
+    def asks_first(self) -> bool:
+        """Whether the tool may begin by asking on the call: as the author said, or else as the function declares."""
+        said = self.options.asks_first
+        return self.declares_asking if said is None else said
 
     def takes(self, arguments: Mapping[str, Any]) -> bool:
         """Whether the SDK will let the tool have these arguments, as far as can be known without its function."""
+        return self.problem_with(arguments) is None
+
+    def problem_with(self, arguments: Mapping[str, Any]) -> Exception | None:
+        """Why the SDK will not let the tool have these arguments, as far as can be known; None if it will."""
         if self._as_tool is None:
-            return True
+            return None
         try:
             self._as_tool.fn_metadata.validate_arguments(dict(arguments))
-        except Exception:
+        except Exception as exc:
             # Whatever it is: the SDK will run into it too, and knows how to answer.
-            return False
-        return True
+            return exc
+        return None
 
     def may_refuse(self, arguments: Mapping[str, Any]) -> bool:
         """Whether the SDK may refuse what `takes` lets pass. It is more lenient than a schema: "7" may be a number."""
@@ -67,7 +79,7 @@ class Mark:
             # With a registry of its own, so that a reference to elsewhere is never fetched.
             return not Draft202012Validator(self.schema, registry=Registry()).is_valid(dict(arguments))
         except Exception:
-            # Too deep, or a schema that is none.
+            # Too deep, or not a valid schema.
             return True
 
     def tools_among(self, tools: Sequence[Tool]) -> list[Tool]:

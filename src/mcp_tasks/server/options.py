@@ -1,15 +1,15 @@
-"""What an author says of one tool: `@tasks.task(...)`."""
+"""What an author says of one tool (`@tasks.task(...)`, `tasks.mark(...)`), or of all of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, TypedDict
 
 from mcp_types import ToolAnnotations
 
 from mcp_tasks.core.durations import check_duration
-from mcp_tasks.errors import InvalidOption
+from mcp_tasks.errors import InvalidDuration, InvalidOption, UsageError
 from mcp_tasks.runtime import ToolPolicy
 
 TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
@@ -17,6 +17,9 @@ TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
 
 Recover: TypeAlias = Literal["rerun", "fail"]
 """What happens to a task whose process died: the tool is started again, or the task ends as interrupted."""
+
+DEFAULT_TTL: Final = timedelta(days=1)
+"""How long a finished task is kept: long enough to come back for it tomorrow, short enough not to pile up."""
 
 
 class Unset:
@@ -26,14 +29,48 @@ class Unset:
 UNSET: Final = Unset()
 
 
+class ToolOptions(TypedDict, total=False):
+    """What can be said of a tool. Whatever is left out keeps its default."""
+
+    mode: TaskMode
+    """`"optional"` (the default): a task for clients that declare the extension, a plain call for others.
+    `"required"`: always a task; clients that cannot have one are refused. `"forbidden"`: never."""
+
+    ttl: timedelta | None
+    """How long the task is kept after it ended; None for as long as the store lives. Without it, the default of the
+    `Tasks` object."""
+
+    recover: Recover | None
+    """`"rerun"`: start the tool again if its process dies; `"fail"`: end the task as interrupted. Without it the tool's
+    own `readOnlyHint` or `idempotentHint` says that it may run again."""
+
+    max_runtime: timedelta | None
+    """Stop the work after this long, and say so."""
+
+    poll_interval: timedelta | None
+    """A fixed interval to suggest to clients, instead of one that grows with the task's age."""
+
+    grace: timedelta | None
+    """How long a call waits for this tool before it answers with a task."""
+
+    park_after: timedelta | None
+    """How long a run that can be started again stays in memory while it waits for an answer."""
+
+    max_wait: timedelta | None
+    """How long a question of the tool may stay unanswered before the task fails, and says so."""
+
+    max_lost_runs: int | None
+    """How many runs in a row may die with their process, without getting any further, before the task fails and says
+    so."""
+
+    asks_first: bool | None
+    """The tool may begin by returning an `InputRequiredResult`, to be answered on the call itself, before there is a
+    task. Without it, a tool whose return annotation says so."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskOptions:
-    """How calls of one tool become tasks.
-
-    Attributes:
-        recover: What the author said; None leaves it to the tool's `readOnlyHint` and `idempotentHint`.
-        asks_first: Whether the tool may begin by returning an `InputRequiredResult`.
-    """
+    """How calls of one tool become tasks: `ToolOptions` with their defaults, checked."""
 
     mode: TaskMode = "optional"
     ttl: timedelta | Unset | None = UNSET
@@ -44,7 +81,7 @@ class TaskOptions:
     park_after: timedelta | None = None
     max_wait: timedelta | None = None
     max_lost_runs: int | None = None
-    asks_first: bool = False
+    asks_first: bool | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in ("forbidden", "optional", "required"):
@@ -71,6 +108,42 @@ class TaskOptions:
             max_wait=for_all.max_wait if self.max_wait is None else self.max_wait,
             max_lost_runs=self.max_lost_runs or for_all.max_lost_runs or default.max_lost_runs,
         )
+
+    def retention(self, usual: TaskOptions) -> timedelta | None:
+        """How long a task is kept after it ended; None for as long as the store lives."""
+        kept = usual.ttl if isinstance(self.ttl, Unset) else self.ttl
+        return DEFAULT_TTL if isinstance(kept, Unset) else kept
+
+    def grace_before_task(self, usual: TaskOptions) -> timedelta | None:
+        """How long a call waits for the tool before it answers with a task."""
+        return usual.grace if self.grace is None else self.grace
+
+
+def chosen_ttl(ms: int | Unset | None, ttl: timedelta | Unset | None) -> timedelta | Unset | None:
+    """The default `ttl`, which document 001 gives in milliseconds.
+
+    Raises:
+        UsageError: It is given twice.
+        InvalidDuration: It is not a duration.
+    """
+    if not isinstance(ms, Unset) and not isinstance(ttl, Unset):
+        raise UsageError("give default_ttl or default_ttl_ms, not both")
+    chosen = ttl if isinstance(ms, Unset) else None if ms is None else _from_milliseconds(ms)
+    if chosen is not None and not isinstance(chosen, Unset):
+        check_duration("default_ttl", chosen)
+    return chosen
+
+
+def _from_milliseconds(ms: object) -> timedelta:
+    try:
+        if isinstance(ms, int) and not isinstance(ms, bool):
+            return timedelta(milliseconds=ms)
+    except OverflowError:
+        pass
+    raise InvalidDuration(
+        f"default_ttl_ms must be a whole number of milliseconds, got {ms!r}: write default_ttl=timedelta(days=1), or "
+        "None to keep tasks for as long as the store lives"
+    )
 
 
 def _is_repeatable(annotations: ToolAnnotations | None) -> bool:

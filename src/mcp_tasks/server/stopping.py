@@ -23,7 +23,7 @@ class Stopping:
     """Whether the process is about to stop."""
 
     def __init__(self) -> None:
-        self.event = asyncio.Event()
+        self.event: asyncio.Event = asyncio.Event()
         self._installed: dict[signal.Signals, tuple[Handler, Handler]] = {}
 
     def watch(self) -> None:
@@ -51,3 +51,19 @@ class Stopping:
             previous(number, frame)
 
         return handler
+
+
+async def until_told_to_stop() -> None:
+    """Return when the process gets SIGTERM. What else ends it cancels whoever waits here."""
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    try:
+        loop.add_signal_handler(signal.SIGTERM, told.set)
+    except (NotImplementedError, RuntimeError, ValueError):
+        # Windows, or not the main thread: then it is for the caller to cancel.
+        await told.wait()
+        return
+    try:
+        await told.wait()
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)

@@ -69,14 +69,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = FakeClock()
-        self.reference = Reference()
-        self.oracle = self.reference.store
-        self.lives = 0
+        self.clock: FakeClock = FakeClock()
+        self.reference: Reference = Reference()
+        self.oracle: Store = self.reference.store
+        self.lives: int = 0
         self.known: list[str] = []
-        self.runner = asyncio.Runner()
-        self.place = self.new_place()
-        self.stores = self.place.__enter__()
+        self.runner: asyncio.Runner = asyncio.Runner()
+        self.place: AbstractContextManager[Sequence[Store]] = self.new_place()
+        self.stores: Sequence[Store] = self.place.__enter__()
         self.in_all("open")
 
     def teardown(self) -> None:

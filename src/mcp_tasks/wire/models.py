@@ -6,7 +6,7 @@ reach the wire.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from mcp_types import RequestParams
 from pydantic import ConfigDict, Field
@@ -21,14 +21,14 @@ PROGRESS_META_KEY: Final = "mcp-tasks/progress"
 class AnyParams(RequestParams):
     """Params that are looked at later."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
 
 
 class TaskParams(RequestParams):
     """What every tasks method takes: which task."""
 
     # Lax mode would take 7 for "7"; the schema says string.
-    model_config = ConfigDict(strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True)
 
     task_id: str = Field(alias="taskId")
 

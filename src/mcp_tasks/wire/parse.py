@@ -19,7 +19,8 @@ class TaskSnapshot:
     """A task as its server last showed it.
 
     Attributes:
-        ttl: How long the server keeps the task, counted from `created_at`; None for no limit.
+        expires_at: When the server may delete the task, by the server's clock; None for never. It moves while a task
+            runs, where the server is one of ours: a running task does not expire.
         progress: The numbers behind the message, where the server is one of ours.
         input_requests: What the task asks of its client, while `input_required`.
         result: The result of the call, once `completed`.
@@ -31,7 +32,7 @@ class TaskSnapshot:
     message: str | None = None
     created_at: datetime
     updated_at: datetime
-    ttl: timedelta | None = None
+    expires_at: datetime | None = None
     poll_interval: timedelta | None = None
     progress: Progress | None = None
     input_requests: Mapping[str, JsonObject] = field(default_factory=dict[str, JsonObject])
@@ -53,13 +54,14 @@ def parse_task(data: Mapping[str, Any]) -> TaskSnapshot:
     try:
         status = TaskStatus(data["status"])
         message = data.get("statusMessage")
+        created_at = _instant(data, "createdAt")
         return TaskSnapshot(
             id=_text(data, "taskId"),
             status=status,
             message=message if isinstance(message, str) else None,
-            created_at=_instant(data, "createdAt"),
+            created_at=created_at,
             updated_at=_instant(data, "lastUpdatedAt"),
-            ttl=_duration(data.get("ttlMs")),
+            expires_at=_later(created_at, _duration(data.get("ttlMs"))),
             poll_interval=_duration(data.get("pollIntervalMs")),
             progress=_progress(data, message),
             input_requests=_object(data, "inputRequests") if status is TaskStatus.INPUT_REQUIRED else {},
@@ -67,7 +69,7 @@ def parse_task(data: Mapping[str, Any]) -> TaskSnapshot:
             error=_object(data, "error") if status is TaskStatus.FAILED else None,
         )
     except (KeyError, ValueError, TypeError) as exc:
-        raise InvalidResponse(f"the server sent a task that is none: {exc}") from exc
+        raise InvalidResponse(f"the server sent something that is not a valid task: {_flaw(exc)}") from exc
 
 
 def parse_created(data: Mapping[str, Any]) -> TaskSnapshot:
@@ -81,7 +83,7 @@ def parse_created(data: Mapping[str, Any]) -> TaskSnapshot:
 def _text(data: Mapping[str, Any], key: str) -> str:
     value = data[key]
     if not isinstance(value, str) or not value:
-        raise TypeError(f"{key} is not a string")
+        raise TypeError(f"{key} is empty, or not a string")
     return value
 
 
@@ -107,6 +109,19 @@ def _duration(ms: Any) -> timedelta | None:
         return timedelta(milliseconds=ms)
     except (OverflowError, ValueError):
         return None
+
+
+def _later(instant: datetime, duration: timedelta | None) -> datetime | None:
+    try:
+        return None if duration is None else instant + duration
+    except OverflowError:
+        # Beyond the year 9999: nobody will see it expire.
+        return None
+
+
+def _flaw(exc: Exception) -> str:
+    # A KeyError says no more than the key.
+    return f"{exc} is missing" if isinstance(exc, KeyError) else str(exc)
 
 
 def _progress(data: Mapping[str, Any], message: Any) -> Progress | None:

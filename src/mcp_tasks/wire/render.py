@@ -12,8 +12,9 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, Final
 
+from mcp_tasks.core.json_bytes import decode_json, encode_json
 from mcp_tasks.core.pacing import lifetime, poll_interval
-from mcp_tasks.core.record import Progress, TaskRecord
+from mcp_tasks.core.record import Outcome, Progress, TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.text import valid_json, valid_text
 from mcp_tasks.wire.models import PROGRESS_META_KEY
@@ -30,12 +31,12 @@ def render_created(record: TaskRecord, now: datetime) -> dict[str, Any]:
 
 
 def render_task(record: TaskRecord, now: datetime) -> dict[str, Any]:
-    """`GetTaskResult`: the task with what its status inlines."""
+    """`GetTaskResult`: the task with what its status inlines, but for its outcome (see `render_outcome`)."""
     return {"resultType": "complete", **render_detailed(record, now)}
 
 
 def render_detailed(record: TaskRecord, now: datetime) -> dict[str, Any]:
-    """`DetailedTask`, as it stands in a result and in a notification."""
+    """`DetailedTask`, as it stands in a result and in a notification, but for its outcome (see `render_outcome`)."""
     task = _task(record, now)
     if record.progress is not None:
         task["_meta"] = {PROGRESS_META_KEY: _progress(record.progress)}
@@ -45,11 +46,34 @@ def render_detailed(record: TaskRecord, now: datetime) -> dict[str, Any]:
             key: {"method": ask.method, "params": valid_json(ask.params)}
             for key, ask in record.inputs.outstanding.items()
         }
-    elif record.status is TaskStatus.COMPLETED:
-        task["result"] = record.result
-    elif record.status is TaskStatus.FAILED:
-        task["error"] = valid_json(record.error)
     return task
+
+
+def render_outcome(record: TaskRecord, outcome: Outcome | None) -> tuple[str, bytes] | None:
+    """The field of a detailed task that says how it ended, with its value as JSON bytes; None while it has not.
+
+    The bytes are spliced, never decoded: what an era adds to a result is put around what is stored.
+    """
+    if outcome is None:
+        return None
+    if record.status is TaskStatus.COMPLETED:
+        return "result", render_result(outcome)
+    return ("error", _readable(outcome.body)) if record.status is TaskStatus.FAILED else None
+
+
+def render_result(outcome: Outcome) -> bytes:
+    """The result of a call, as this era marks it."""
+    fields = [b'"resultType":"complete"']
+    if inner := outcome.body.strip()[1:-1].strip():
+        fields.append(inner)
+    if outcome.meta is not None:
+        fields.append(b'"_meta":' + outcome.meta)
+    return b"{" + b",".join(fields) + b"}"
+
+
+def _readable(error: bytes) -> bytes:
+    """The error in text that every parser takes; an older release may have written half a character as an escape."""
+    return encode_json(valid_json(decode_json(error))) if b"\\ud" in error.lower() else error
 
 
 def timestamp(instant: datetime) -> str:

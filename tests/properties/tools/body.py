@@ -14,7 +14,7 @@ import anyio
 
 from mcp_tasks.core import InputRequest
 from mcp_tasks.errors import QuestionTimedOut
-from mcp_tasks.runtime import Failure, Outcome, Run, Success
+from mcp_tasks.runtime import Ending, Failure, Run, Success
 from mcp_tasks.runtime.questions import Asking
 from tests.properties.tools.model import at
 from tests.properties.tools.tree import (
@@ -116,7 +116,7 @@ class TreeRun:
         self._returned = False
         self._answers: set[int] = set()
 
-    async def outcome(self, tree: Node, *, joins: bool) -> Outcome:
+    async def outcome(self, tree: Node, *, joins: bool) -> Ending:
         """Do it all; with `joins`, those left alone by a race are waited for at the end."""
         try:
             value = await self.do(tree, "0")

@@ -9,6 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from mcp_tasks.core import JournalEntry, TaskRecord, TaskStatus
+from mcp_tasks.core.json_bytes import decode_json
+from mcp_tasks.core.record import Outcome
 from mcp_tasks.engines import LocalEngine
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.branches import tasks_by_value
@@ -19,15 +21,16 @@ from tests.properties.tools.model import allows, may_fail
 from tests.properties.tools.tree import Node
 
 
-def check_outcome(tree: Node, record: TaskRecord) -> None:
+def check_outcome(tree: Node, record: TaskRecord, outcome: Outcome | None) -> None:
     """The task has ended, as some schedule of its tool allows."""
+    ended_with = None if outcome is None else decode_json(outcome.body)
     match record.status:
-        case TaskStatus.COMPLETED if record.result is not None:
-            value = record.result["value"]
+        case TaskStatus.COMPLETED if ended_with is not None:
+            value = ended_with["value"]
             assert allows(tree, "0", value), f"no schedule of the tool gives {value}"
-        case TaskStatus.FAILED if record.error is not None:
-            assert "data" in record.error, f"the task failed: {record.error['message']}"
-            assert may_fail(tree, "0", record.error["data"]), f"no schedule of the tool fails so: {record.error}"
+        case TaskStatus.FAILED if ended_with is not None:
+            assert "data" in ended_with, f"the task failed: {ended_with['message']}"
+            assert may_fail(tree, "0", ended_with["data"]), f"no schedule of the tool fails so: {ended_with}"
         case _:
             raise AssertionError(f"the task waits for ever: {record}")
 

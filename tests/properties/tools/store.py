@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from mcp_tasks.core import JournalEntry, TaskRecord
+from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import Hint
@@ -65,7 +66,14 @@ class FaultyStore(MemoryStore):
         await self._pause(0)
         return await super().get(task_id)
 
-    async def save(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry] = ()) -> None:
+    async def save(
+        self,
+        record: TaskRecord,
+        *,
+        expected: int,
+        entries: Sequence[JournalEntry] = (),
+        outcome: Outcome | None = None,
+    ) -> None:
         self._check_up()
         number, self._saves = self._saves, self._saves + 1
         pause = self._faults.pauses[number % len(self._faults.pauses)]
@@ -74,20 +82,20 @@ class FaultyStore(MemoryStore):
         if number in self._faults.refused:
             raise StoreUnavailable("the disk is full")
         if self._faults.crashes.get(number, True):
-            await super().save(record, expected=expected, entries=entries)
+            await super().save(record, expected=expected, entries=entries, outcome=outcome)
             self.history += [(self._now(), record.id, entry) for entry in entries]
         if number in self._faults.crashes:
             self.crashed.set()
         self._check_up()
         await self._pause(pause / 2)
 
-    async def journal(self, task_id: str) -> Sequence[JournalEntry]:
+    async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
         self._check_up()
         number, self._readings = self._readings, self._readings + 1
         await self._pause(0)
         if number in self._faults.refused_readings:
             raise StoreUnavailable("the disk is full")
-        return await super().journal(task_id)
+        return await super().journal(task_id, after=after)
 
     def notifier(self) -> LocalNotifier:
         return self._hints

@@ -10,9 +10,10 @@ from enum import Enum
 from typing import Any
 
 from mcp_tasks.core import JournalEntry, TaskRecord, TaskRequest
+from mcp_tasks.core.actor import NOBODY
 from mcp_tasks.engines import LocalEngine
 from mcp_tasks.errors import StoreUnavailable
-from mcp_tasks.runtime import Outcome, Run, Settings, TaskRuntime, ToolPolicy
+from mcp_tasks.runtime import Ending, Run, Settings, TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.branches import tasks_by_value
 from mcp_tasks.runtime.context import current_run
 from tests.properties.tools.body import TreeRun, Witness
@@ -59,7 +60,7 @@ class Plan:
 
     Attributes:
         tools: One task each.
-        hold: Seconds that a waiting run stays in memory.
+        park_after: Seconds that a waiting run stays in memory.
         slots: Runs that work at a time.
         seats: Runs that wait in memory at a time.
         joins: Whether a tool waits for those that it left alone in a race.
@@ -68,7 +69,7 @@ class Plan:
     tools: tuple[Node, ...]
     acts: tuple[Act, ...] = ()
     faults: Faults = field(default_factory=Faults)
-    hold: float = 0.0
+    park_after: float = 0.0
     slots: int = 2
     seats: int = 2
     joins: bool = True
@@ -108,8 +109,8 @@ class World:
     # The process
 
     def _new_runtime(self) -> TaskRuntime:
-        async def policy(tool: str) -> ToolPolicy:
-            return ToolPolicy(rerun=True, park_after=timedelta(seconds=self._plan.hold), max_lost_runs=1_000)
+        async def policy(method: str, tool: str) -> ToolPolicy:
+            return ToolPolicy(rerun=True, park_after=timedelta(seconds=self._plan.park_after), max_lost_runs=1_000)
 
         return TaskRuntime(
             store=self.store,
@@ -129,14 +130,13 @@ class World:
             ),
         )
 
-    async def _body(self, run: Run) -> Outcome:
+    async def _body(self, run: Run) -> Ending:
         return await TreeRun(run, self.witness).outcome(self._tasks[run.record.id], joins=self._plan.joins)
 
     async def _launch(self, tool: Node) -> None:
         request = TaskRequest(name="tool", arguments={})
-        record = await self._runtime.create(request, owner=None, ttl=None)
+        record = await self._runtime.launch(request, owner=None, retention=None)
         self._tasks[record.id] = tool
-        await self._runtime.submit(record.id)
 
     async def _pass(self, seconds: float) -> None:
         """Let time pass. A process that dies meanwhile is started again at once."""
@@ -211,7 +211,7 @@ class World:
             asked = record.inputs.outstanding.get(key)
             responses[key] = {"to": asked and asked.params["message"], "number": self._answers}
         try:
-            await runtime.answer(record, responses)
+            await runtime.answer(record, responses, actor=NOBODY)
         except StoreUnavailable:
             # The client will try again, or never does.
             await self._pass(0)
@@ -235,7 +235,7 @@ class World:
                 await self._give(self._runtime, record, list(record.inputs.outstanding))
             await self._pass(LOOKS_IN)
         for record in await self._records():
-            check_outcome(self._tasks[record.id], record)
+            check_outcome(self._tasks[record.id], record, await self.store.outcome(record.id))
 
     def _answered(self, task_id: str) -> Collection[str]:
         return {entry.value["to"] for entry in self._entries(task_id, "answer")}

@@ -33,7 +33,7 @@ class Checkup:
     """
 
     def __init__(self, wire: Wire, *, tool: str | None, words: Sequence[str]) -> None:
-        self.report = Report()
+        self.report: Report = Report()
         self._subject = Subject(wire=wire, report=self.report)
         self._tool = tool
         self._words = words

@@ -11,8 +11,8 @@ import anyio
 import httpx2
 
 from mcp_tasks.cli.probes.wire import (
+    ANSWER_TIMEOUT,
     LISTENING,
-    PATIENCE,
     Reply,
     Silence,
     handshake,
@@ -26,7 +26,7 @@ from mcp_tasks.core.json import JsonObject
 @asynccontextmanager
 async def http_wire(url: str, headers: Mapping[str, str]) -> AsyncGenerator[HttpWire]:
     """A way to a server, for as long as this is entered."""
-    async with httpx2.AsyncClient(timeout=httpx2.Timeout(PATIENCE, read=None), headers=dict(headers)) as client:
+    async with httpx2.AsyncClient(timeout=httpx2.Timeout(ANSWER_TIMEOUT, read=None), headers=dict(headers)) as client:
         yield HttpWire(url, client)
 
 
@@ -74,7 +74,7 @@ class HttpWire:
 
     async def _post(self, body: JsonObject, headers: Mapping[str, str]) -> Reply:
         try:
-            with anyio.fail_after(PATIENCE):
+            with anyio.fail_after(ANSWER_TIMEOUT):
                 async with self._stream(body, headers) as response:
                     message: JsonObject | None = None
                     async with aclosing(_messages(response)) as messages:
@@ -84,7 +84,7 @@ class HttpWire:
                                 message = found
                                 break
         except TimeoutError as exc:
-            raise Silence(f"no answer within {PATIENCE:g} s") from exc
+            raise Silence(f"no answer within {ANSWER_TIMEOUT:g} s") from exc
         except httpx2.TransportError as exc:
             raise Silence(f"the connection broke: {exc or type(exc).__name__}") from exc
         kind = response.headers.get("content-type", "").partition(";")[0]
@@ -96,7 +96,7 @@ class HttpWire:
 
 
 async def _messages(response: httpx2.Response) -> AsyncGenerator[JsonObject]:
-    """The JSON-RPC messages in a response, as they come. What is no JSON is left out."""
+    """The JSON-RPC messages in a response, as they come. Anything that is not JSON is skipped."""
     if response.headers.get("content-type", "").startswith("text/event-stream"):
         async for line in response.aiter_lines():
             if line.startswith("data:") and (message := parse_object(line.removeprefix("data:"))) is not None:

@@ -9,7 +9,7 @@ import anyio
 from mcp_tasks.cli.probes.report import Area
 from mcp_tasks.cli.probes.shapes import flaws_of_ack, flaws_of_detailed
 from mcp_tasks.cli.probes.subject import Subject, note
-from mcp_tasks.cli.probes.wire import PATIENCE
+from mcp_tasks.cli.probes.wire import ANSWER_TIMEOUT
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.status import FINAL_STATUSES
 
@@ -83,7 +83,7 @@ async def _cancel(subject: Subject, area: Area, task_id: str, probe: str) -> boo
 async def probe_end(subject: Subject, task_id: str) -> None:
     """Let a task end and look at its outcome."""
     area = subject.area("outcome")
-    with anyio.move_on_after(PATIENCE):
+    with anyio.move_on_after(ANSWER_TIMEOUT):
         await until(subject, task_id, lambda task: _is_final(task) or task.get("status") == "input_required")
     task = await subject.get(task_id)
     status = task.get("status")
@@ -91,7 +91,7 @@ async def probe_end(subject: Subject, task_id: str) -> None:
         note(area, "questions", flaws_of_detailed(task), "the task asks, and the question can be read")
         area.skip("how it ends", "the task waits for an answer", "Give a --tool that asks nothing.")
     elif not _is_final(task):
-        area.skip("how it ends", f"the task is still {status} after {PATIENCE:g} s", "Give a quicker --tool.")
+        area.skip("how it ends", f"the task is still {status} after {ANSWER_TIMEOUT:g} s", "Give a quicker --tool.")
     else:
         note(area, "how it ends", flaws_of_detailed(task), f"{status}, with what that status inlines")
         return

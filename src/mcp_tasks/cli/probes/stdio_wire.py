@@ -11,7 +11,7 @@ from contextlib import aclosing, asynccontextmanager
 from itertools import count
 from typing import Any, Final
 
-from mcp_tasks.cli.probes.wire import PATIENCE, Reply, Silence, handshake, parse_object, request_of
+from mcp_tasks.cli.probes.wire import ANSWER_TIMEOUT, Reply, Silence, handshake, parse_object, request_of
 from mcp_tasks.cli.target import Target
 from mcp_tasks.core.json import JsonObject
 
@@ -118,9 +118,9 @@ class StdioWire:
         self._waiting[request["id"]] = answer
         try:
             await self._write(request)
-            return Reply(message=await asyncio.wait_for(answer, PATIENCE))
+            return Reply(message=await asyncio.wait_for(answer, ANSWER_TIMEOUT))
         except TimeoutError as exc:
-            raise Silence(f"no answer within {PATIENCE:g} s") from exc
+            raise Silence(f"no answer within {ANSWER_TIMEOUT:g} s") from exc
         except asyncio.CancelledError:
             if answer.cancelled() and self._coming.at_eof():
                 raise Silence("the server ended") from None

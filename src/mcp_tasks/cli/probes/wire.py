@@ -14,7 +14,7 @@ from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.wire.models import EXTENSION_ID
 
-PATIENCE: Final = 10.0
+ANSWER_TIMEOUT: Final = 10.0
 """Seconds for one answer. A tasks method reads or writes one record; this is plenty."""
 
 LISTENING: Final = "notifications/subscriptions/acknowledged"
@@ -35,7 +35,7 @@ class Reply:
 
     Attributes:
         status: The HTTP status; None over stdio.
-        message: The JSON-RPC response; None if what came is none.
+        message: The JSON-RPC response; None if something else came back.
     """
 
     status: int | None = None

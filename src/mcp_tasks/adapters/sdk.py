@@ -1,0 +1,178 @@
+"""The official SDK's door: its request context to a `Caller`, its handlers to the methods of the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias, cast
+
+import anyio
+import anyio.to_thread
+from mcp.server import ServerRequestContext
+from mcp.server.context import CallNext, HandlerResult
+from mcp.server.extension import MethodBinding
+from mcp.server.request_state import authenticated_principal
+from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, CallToolRequestParams
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import BaseModel
+
+from mcp_tasks.adapters.sdk_listen import serve_listening
+from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.json_bytes import LARGE, decode_in_pieces, decode_json
+from mcp_tasks.core.record import TaskRecord, TaskRequest
+from mcp_tasks.protocol import Caller, Message, RpcError, TasksProtocol
+from mcp_tasks.tools.creation import CallAnswer, InlineResult, Question
+from mcp_tasks.tools.sdk_errors import to_mcp_error
+from mcp_tasks.wire import AnyParams
+
+RequestContext: TypeAlias = ServerRequestContext[Any, Any]
+
+_MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
+_RESERVED = "io.modelcontextprotocol/"
+
+
+def caller_of(ctx: RequestContext) -> Caller:
+    """Who calls, as the SDK knows it."""
+    if ctx.protocol_version in _MODERN:
+        # As they came, not dumped from the SDK's models again: a run has them parsed by the SDK, as this call had.
+        envelope = _meta(ctx)
+        info = envelope.get(CLIENT_INFO_META_KEY)
+        capabilities = envelope.get(CLIENT_CAPABILITIES_META_KEY)
+    else:
+        handshake = ctx.session.client_params
+        info = None if handshake is None else _dumped(handshake.client_info)
+        capabilities = None if handshake is None else _dumped(handshake.capabilities)
+    return Caller(
+        protocol_version=ctx.protocol_version,
+        principal=authenticated_principal(ctx),
+        capabilities=_object(capabilities) or {},
+        client_info=_object(info),
+        # Starlette's: by lower-case name, and found in whatever case they are asked for.
+        headers=getattr(ctx.request, "headers", {}),
+    )
+
+
+def task_request(params: CallToolRequestParams, ctx: RequestContext, caller: Caller) -> TaskRequest:
+    """Everything of a `tools/call` that a run needs, later and elsewhere.
+
+    The legacy `params.task` is left out: SEP-2663 has servers treat it as unknown.
+    """
+    own = {key: value for key, value in _meta(ctx).items() if not key.startswith(_RESERVED)}
+    # It ends with the request.
+    own.pop("progressToken", None)
+    return TaskRequest(
+        name=params.name,
+        arguments=params.arguments or {},
+        meta=own,
+        protocol_version=caller.protocol_version,
+        client_info=caller.client_info,
+        client_capabilities=caller.capabilities,
+        input_responses=_responses(params),
+        request_state=params.request_state,
+    )
+
+
+async def to_result(message: Message) -> dict[str, Any]:
+    """The message as the SDK wants it: a dict."""
+    if message.large is None:
+        return message.fields
+    name, data = message.large
+    return {**message.fields, name: await _decoded(data)}
+
+
+async def _decoded(data: bytes) -> Any:
+    """The value behind the bytes; if it is large, from a thread, for the event loop's sake."""
+    return await anyio.to_thread.run_sync(decode_in_pieces, data) if len(data) > LARGE else decode_json(data)
+
+
+class SdkAdapter:
+    """The methods and the middleware by which a server of the SDK serves tasks.
+
+    Args:
+        protocol: What answers.
+        stopping: Returns once the process is told to stop; streams end then.
+    """
+
+    def __init__(self, protocol: TasksProtocol, stopping: Callable[[], Awaitable[object]]) -> None:
+        self._protocol = protocol
+        self._stopping = stopping
+
+    def methods(self) -> Sequence[MethodBinding]:
+        """The tasks methods. Which era has which of them is for the protocol to say."""
+        # Any params: the SDK validates them before the handler sees the version, and on a wire without tasks a method
+        # is unknown whatever its params are. The protocol validates.
+        return [
+            MethodBinding("tasks/get", AnyParams, self._handler(self._protocol.get)),
+            MethodBinding("tasks/update", AnyParams, self._handler(self._protocol.update)),
+            MethodBinding("tasks/cancel", AnyParams, self._handler(self._protocol.cancel)),
+        ]
+
+    async def middleware(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
+        """What must be done before the SDK looks at a request: of everything else it costs one comparison."""
+        if ctx.method == "tools/call":
+            if ctx.params is not None and "task" in ctx.params:
+                return await call_next(_without_task(ctx))
+        elif ctx.method == "subscriptions/listen":
+            return await self._listen(ctx, call_next)
+        return await call_next(ctx)
+
+    async def answer(self, caller: Caller, answer: CallAnswer) -> HandlerResult:
+        """The answer to a `tools/call`, as the SDK wants it."""
+        match answer:
+            case TaskRecord():
+                return await to_result(self._protocol.created(caller, answer))
+            case Question():
+                return await to_result(self._protocol.dialect(caller).question(answer.question))
+            case InlineResult():
+                return await _decoded(self._protocol.dialect(caller).result(answer.outcome))
+
+    async def _listen(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
+        caller, params = caller_of(ctx), ctx.params or {}
+        if not self._protocol.asks_to_listen(caller, params):
+            return await call_next(ctx)
+        try:
+            listening = await self._protocol.listen(caller, params)
+        except RpcError as exc:
+            raise to_mcp_error(exc) from exc
+        return await serve_listening(listening, ctx, call_next, to_params=to_result, stopping=self._stopping)
+
+    def _handler(
+        self, method: Callable[[Caller, JsonObject], Awaitable[Message]]
+    ) -> Callable[[RequestContext, Any], Awaitable[HandlerResult]]:
+        async def handler(ctx: RequestContext, _: AnyParams) -> HandlerResult:
+            try:
+                return await to_result(await method(caller_of(ctx), ctx.params or {}))
+            except RpcError as exc:
+                raise to_mcp_error(exc) from exc
+
+        return handler
+
+
+def _without_task(ctx: RequestContext) -> RequestContext:
+    """The call without the legacy `params.task`.
+
+    SEP-2663: servers MUST treat the field as unknown. The SDK still knows it, and would refuse a malformed one.
+    """
+    if ctx.protocol_version not in _MODERN:
+        return ctx
+    return replace(ctx, params={name: value for name, value in (ctx.params or {}).items() if name != "task"})
+
+
+def _meta(ctx: RequestContext) -> Mapping[str, Any]:
+    meta = (ctx.params or {}).get("_meta")
+    return cast("Mapping[str, Any]", meta) if isinstance(meta, Mapping) else {}
+
+
+def _object(value: Any) -> dict[str, Any] | None:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def _dumped(model: BaseModel) -> dict[str, Any]:
+    return model.model_dump(by_alias=True, mode="json", exclude_none=True)
+
+
+def _responses(params: CallToolRequestParams) -> dict[str, Any] | None:
+    if params.input_responses is None:
+        return None
+    dumped = params.model_dump(by_alias=True, mode="json", exclude_none=True, include={"input_responses"})
+    return dumped["inputResponses"]

@@ -1,0 +1,51 @@
+"""What one call wants of the task that it may become, on its way through the SDK and back.
+
+The SDK has no room for options of an extension in `call_tool`, but hands the tool's name through to the claim as it was
+given: the options ride on the name. A handle comes back as an exception, because a claim must return a tool's result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Self
+
+from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallOptions:
+    """How one call treats the task that it may become. None means as the `TasksClient` was made."""
+
+    timeout: timedelta | float | None = None
+    on_progress: OnProgress | None = None
+    on_abandon: OnAbandon | None = None
+    want_handle: bool = False
+
+
+class ToolName(str):
+    """A tool's name that carries the options of the one call it is given to.
+
+    Anything kept beside the call (a context variable, the running asyncio task) would be found by calls that are made
+    inside its callbacks as well.
+    """
+
+    options: CallOptions
+
+    def __new__(cls, name: str, options: CallOptions) -> Self:
+        tool = super().__new__(cls, name)
+        tool.options = options
+        return tool
+
+
+def options_of(name: str) -> CallOptions:
+    """The options that ride on a tool's name; the defaults for a plain name."""
+    return name.options if isinstance(name, ToolName) else CallOptions()
+
+
+class HandleWanted(Exception):
+    """The call became a task, and its caller wants the handle."""
+
+    def __init__(self, handle: TaskHandle) -> None:
+        self.handle = handle
+        super().__init__(f"the caller of {handle!r} wants the handle")

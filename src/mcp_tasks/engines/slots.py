@@ -1,0 +1,113 @@
+"""Slots: the right to be at work, so many at a time.
+
+A run has one slot from its start to its end, and lets go of it while it only waits. Runs that come back from a wait and
+tasks that have not begun are given free slots by turns, so that neither keeps the other from running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+
+class Slots:
+    """So many slots, and who waits for one.
+
+    Args:
+        count: How many there are.
+        start_next: Starts the next task that has not begun, on a slot of these; False if none is in line.
+    """
+
+    def __init__(self, count: int, start_next: Callable[[Slots], bool]) -> None:
+        self._count = count
+        self._free = count
+        self._start_next = start_next
+        self._returning: deque[asyncio.Future[None]] = deque()
+        self._returning_next = True
+
+    @property
+    def any_free(self) -> bool:
+        """Whether there is one that nobody has."""
+        return self._free > 0
+
+    @property
+    def all_free(self) -> bool:
+        """Whether nothing is at work, or about to be."""
+        return self._free == self._count and not self._returning
+
+    def acquire_now(self) -> bool:
+        """Take a slot if one is free."""
+        if not self._free:
+            return False
+        self._free -= 1
+        return True
+
+    async def acquire(self) -> None:
+        """Wait for a slot and take it."""
+        if self.acquire_now():
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._returning.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            # Both orders: cancelled before its turn, the future is cancelled and is skipped when its turn comes;
+            # cancelled after its turn was given but before it woke, the slot it was given must not be lost.
+            if turn.done() and not turn.cancelled():
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Give a slot to whoever is next, or leave it free."""
+        self._free += 1
+        self.hand_out()
+
+    def hand_out(self) -> None:
+        """Give the free slots to those in line."""
+        while self.acquire_now():
+            if not self._pass_on():
+                self._free += 1
+                return
+
+    def _pass_on(self) -> bool:
+        """Give a slot that was taken to the next in line; False if nobody is."""
+        # Whichever kind did not have the last one.
+        if self._returning_next and self._wake_next():
+            self._returning_next = False
+        elif self._start_next(self):
+            self._returning_next = True
+        else:
+            return self._wake_next()
+        return True
+
+    def _wake_next(self) -> bool:
+        while self._returning:
+            turn = self._returning.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return True
+        return False
+
+
+class RunSlot:
+    """The slot of one run, which has it to begin with."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._acquired = True
+        self._acquiring = asyncio.Lock()
+
+    def release(self) -> None:
+        """Let another run have it."""
+        if self._acquired:
+            self._acquired = False
+            self._slots.release()
+
+    async def acquire(self) -> None:
+        """Have it back."""
+        # Two branches of a tool may come back from their waits at once; they share one slot.
+        async with self._acquiring:
+            if not self._acquired:
+                await self._slots.acquire()
+                self._acquired = True

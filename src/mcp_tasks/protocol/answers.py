@@ -1,0 +1,73 @@
+"""Whether an answer fits its question, checked before it is written down for good.
+
+Only answers to open questions are looked at: SEP-2663 has the others ignored, whatever they look like.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+from mcp_types import (
+    INVALID_PARAMS,
+    CreateMessageResult,
+    CreateMessageResultWithTools,
+    ElicitResult,
+    ListRootsResult,
+)
+from pydantic import TypeAdapter, ValidationError
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+
+from mcp_tasks.core import InputRequest, TaskRecord
+from mcp_tasks.protocol.errors import RpcError
+
+logger: Final = logging.getLogger(__name__)
+
+_SHAPES: Mapping[str, TypeAdapter[Any]] = {
+    "elicitation/create": TypeAdapter(ElicitResult),
+    "sampling/createMessage": TypeAdapter(CreateMessageResult | CreateMessageResultWithTools),
+    "roots/list": TypeAdapter(ListRootsResult),
+}
+
+
+def check_answers(record: TaskRecord, responses: Mapping[str, Any]) -> None:
+    """Refuse an update in which an answer does not fit its question; the question then stays open.
+
+    Raises:
+        RpcError: -32602, naming the key and what is wrong with its answer.
+    """
+    for key in sorted(record.inputs.outstanding.keys() & responses.keys()):
+        problem = _problem(record.inputs.outstanding[key], responses[key])
+        if problem is not None:
+            raise RpcError(INVALID_PARAMS, f"The answer to {key!r} does not fit: {problem}")
+
+
+def _problem(request: InputRequest, answer: Any) -> str | None:
+    try:
+        _SHAPES[request.method].validate_python(answer, by_name=False)
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
+    if request.method == "elicitation/create" and answer["action"] == "accept":
+        return _form_problem(request.params, answer.get("content"))
+    return None
+
+
+def _form_problem(params: Mapping[str, Any], content: Any) -> str | None:
+    schema = params.get("requestedSchema")
+    if schema is None:
+        return None
+    try:
+        Draft202012Validator.check_schema(schema)
+        # With a registry of its own, so that a reference to elsewhere is never fetched.
+        form = Draft202012Validator(schema, registry=Registry())
+        error = next(form.iter_errors(content if content is not None else {}), None)
+    except (SchemaError, Unresolvable) as exc:
+        # The tool's own mistake; the client cannot answer it any better.
+        logger.warning("an answer is not checked, because its question has a bad schema: %s", exc)
+        return None
+    return None if error is None else f"{error.json_path}: {error.message}"

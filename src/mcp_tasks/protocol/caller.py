@@ -1,0 +1,35 @@
+"""Who calls: all that the rules of the protocol need to know of a request, whichever way it came in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from mcp_tasks.core.json import JsonObject
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Caller:
+    """One request's caller.
+
+    Attributes:
+        protocol_version: The version of the protocol that the request speaks, which decides the era.
+        principal: The authenticated identity behind the request; None on transports without authentication.
+        capabilities: What the client declared, as JSON: on the request itself or in the handshake, as its era has it.
+        client_info: What the client says of itself, as JSON; None if it says nothing.
+        headers: The headers of the HTTP request, by lower-case name; empty on other transports.
+    """
+
+    protocol_version: str
+    principal: str | None = None
+    capabilities: JsonObject = field(default_factory=lambda: _NOTHING)
+    client_info: JsonObject | None = None
+    headers: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+
+    def declares(self, extension: str) -> bool:
+        """Whether the client declared an extension. A declaration is an object; anything else is not one."""
+        extensions = self.capabilities.get("extensions")
+        return isinstance(extensions, Mapping) and isinstance(extensions.get(extension), Mapping)

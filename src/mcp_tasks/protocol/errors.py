@@ -1,0 +1,101 @@
+"""Our exceptions as JSON-RPC errors: the only place that knows their codes.
+
+What is no exception of ours is a defect here or in a tool; its text may hold anything and stays on the server. What
+does go out is valid Unicode: an error that no client can parse answers nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT, ErrorData
+
+from mcp_tasks.core.json import JsonObject, JsonValue
+from mcp_tasks.core.text import valid_json, valid_text
+from mcp_tasks.errors import (
+    QuestionTimedOut,
+    ReplayMismatch,
+    RunStopped,
+    StoreError,
+    StoreUnavailable,
+    TasksError,
+    TaskUnreadable,
+    UnknownTask,
+)
+
+_STORE_UNAVAILABLE = "The task store cannot take the request now; try again later"
+_TASK_UNREADABLE = "This task cannot be read; the server's log says why"
+
+
+class RpcError(Exception):
+    """A request is refused with this JSON-RPC error. Adapters send it in the way of their transport."""
+
+    def __init__(self, code: int, message: str, data: JsonValue = None) -> None:
+        self.error: ErrorData = ErrorData(code=code, message=valid_text(message), data=valid_json(data))
+        super().__init__(self.error.message)
+
+    @property
+    def code(self) -> int:
+        """The code, one of those that JSON-RPC, MCP or SEP-2663 define."""
+        return self.error.code
+
+    @property
+    def message(self) -> str:
+        """What went wrong, for people."""
+        return self.error.message
+
+    @property
+    def data(self) -> JsonValue:
+        """What went wrong, for programs."""
+        return self.error.data
+
+
+@contextmanager
+def refusing() -> Generator[None]:
+    """In here, whatever goes wrong in the runtime is the refusal of a request."""
+    try:
+        yield
+    except TasksError as exc:
+        error = to_error_data(exc)
+        raise RpcError(error.code, error.message, error.data) from exc
+
+
+def to_error_data(exc: Exception) -> ErrorData:
+    """The JSON-RPC error that a client sees for `exc`."""
+    error = _error_data(exc)
+    return ErrorData(code=error.code, message=valid_text(error.message), data=valid_json(error.data))
+
+
+def describe(exc: Exception) -> JsonObject:
+    """The error as a plain object, for a failed task."""
+    error: dict[str, Any] = to_error_data(exc).model_dump(by_alias=True, mode="json", exclude_none=True)
+    return error
+
+
+def _error_data(exc: Exception) -> ErrorData:
+    # An `RpcError`, or one of the SDK's own, which this room does not know by name.
+    error: object = getattr(exc, "error", None)
+    if isinstance(error, ErrorData):
+        return error
+    match exc:
+        case UnknownTask():
+            # SEP-2663: -32602 for an invalid or nonexistent id. Unknown, expired and another's are one case.
+            return ErrorData(code=INVALID_PARAMS, message=str(exc))
+        case QuestionTimedOut():
+            return ErrorData(code=REQUEST_TIMEOUT, message=str(exc))
+        case RunStopped():
+            return ErrorData(code=INTERNAL_ERROR, message=str(exc), data={"reason": exc.reason})
+        case ReplayMismatch():
+            return ErrorData(code=INTERNAL_ERROR, message=str(exc), data={"reason": "replay"})
+        case StoreUnavailable():
+            return ErrorData(code=INTERNAL_ERROR, message=_STORE_UNAVAILABLE)
+        case TaskUnreadable():
+            return ErrorData(code=INTERNAL_ERROR, message=_TASK_UNREADABLE)
+        case StoreError():
+            return ErrorData(code=INTERNAL_ERROR, message="The task store failed")
+        case TasksError():
+            return ErrorData(code=INTERNAL_ERROR, message=str(exc))
+        case _:
+            return ErrorData(code=INTERNAL_ERROR, message="Internal server error")

@@ -1,0 +1,88 @@
+"""Listening to tasks (SEP-2663, "Task Status Notifications"): which ones, and what is told of them.
+
+Knows no stream. An adapter acknowledges `task_ids` and then sends what `states` gives, for as long as it is read. A
+reader that is slow gets fewer states, never older ones: what waits for it is at most one hint per task.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from typing import Final
+
+import anyio.lowlevel
+
+from mcp_tasks.errors import StoreError, TaskUnreadable, UnknownTask
+from mcp_tasks.protocol.dialect import Dialect
+from mcp_tasks.protocol.message import Message
+from mcp_tasks.protocol.outcome import outcome_of
+from mcp_tasks.runtime import TaskRuntime
+
+logger: Final = logging.getLogger(__name__)
+
+_LOOKUPS_AT_A_TIME: Final = 50
+"""Tasks that are looked up before others have their turn: a store may answer without ever giving way."""
+
+
+class Listening:
+    """The states of some tasks, from now on.
+
+    Attributes:
+        task_ids: The tasks that are honoured: the caller's own.
+        method: The notification that carries a state.
+    """
+
+    def __init__(self, runtime: TaskRuntime, dialect: Dialect, task_ids: Sequence[str]) -> None:
+        self._runtime = runtime
+        self._dialect = dialect
+        self.task_ids: Sequence[str] = task_ids
+        self.method: str = dialect.notification_method
+
+    async def states(self) -> AsyncGenerator[Message]:
+        """The state of each task at once, and then whenever it changed. Never ends by itself; close it when done."""
+        sent = dict.fromkeys(self.task_ids, 0)
+        with self._runtime.hints.listen(sent.keys()) as hints:
+            # As they are by now; a change before we listened would otherwise never be told.
+            for task_id in self.task_ids:
+                state, sent[task_id] = await self._newer(task_id, than=0)
+                if state is not None:
+                    yield state
+            async for hint in hints:
+                if hint.version > sent[hint.task_id]:
+                    state, sent[hint.task_id] = await self._newer(hint.task_id, than=sent[hint.task_id])
+                    if state is not None:
+                        yield state
+
+    async def _newer(self, task_id: str, *, than: int) -> tuple[Message | None, int]:
+        """The task's state if it is newer, and the version that the listener has after it."""
+        runtime = self._runtime
+        try:
+            record = await runtime.store.get(task_id)
+            if record is None or record.version <= than:
+                return None, than
+            outcome = await outcome_of(runtime, record)
+        except (StoreError, UnknownTask):
+            # The client polls as well; the next change is told again.
+            return None, than
+        return self._dialect.notification(record, outcome, runtime.now()), record.version
+
+
+async def honoured(runtime: TaskRuntime, task_ids: Sequence[str], owner: str | None) -> list[str]:
+    """The owner's tasks among those named. The others are left out, whatever they are.
+
+    Ids alone: a stream lasts long, and what they stand for would be kept for as long.
+    """
+    own: list[str] = []
+    for number, task_id in enumerate(task_ids, start=1):
+        if number % _LOOKUPS_AT_A_TIME == 0:
+            await anyio.lowlevel.checkpoint()
+        try:
+            await runtime.get(task_id, owner=owner)
+        except UnknownTask:
+            continue
+        except TaskUnreadable as exc:
+            # Told to whoever asks for it; the stream is for the others.
+            logger.error("no notifications for a task: %s", exc)
+            continue
+        own.append(task_id)
+    return own

@@ -1,0 +1,167 @@
+"""The methods of tasks: check the caller, parse, call the runtime, render.
+
+What every method needs to know of its caller is decided in one place each: the era in `Dialects.require`, the
+declaration in `TasksProtocol.enter`, the owner in `TasksProtocol.owner`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mcp_types import HEADER_MISMATCH, METHOD_NOT_FOUND
+
+from mcp_tasks.core.actor import Actor
+from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.protocol.answers import check_answers
+from mcp_tasks.protocol.caller import Caller
+from mcp_tasks.protocol.dialect import Dialect, Dialects
+from mcp_tasks.protocol.errors import RpcError, refusing
+from mcp_tasks.protocol.listen import Listening, honoured
+from mcp_tasks.protocol.message import Message
+from mcp_tasks.protocol.outcome import outcome_of
+from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.wire.headers import NAME_HEADER, decode_header
+
+CANCELLED_BY_CLIENT = "Cancelled by the client"
+
+
+class TasksProtocol:
+    """Answers requests about tasks, whichever way they come in.
+
+    Every method takes the caller and the raw params, and raises `RpcError` for what it refuses.
+
+    Args:
+        runtime: The running runtime.
+        dialects: The eras that are spoken.
+        principal: Whom the tasks of a caller belong to.
+        require_name_header: Whether an HTTP request without the `Mcp-Name` header is refused.
+    """
+
+    def __init__(
+        self,
+        runtime: Callable[[], TaskRuntime],
+        *,
+        dialects: Dialects,
+        principal: Callable[[Caller], str | None],
+        require_name_header: bool = False,
+    ) -> None:
+        self._runtime = runtime
+        self._dialects = dialects
+        self._principal = principal
+        self._require_name_header = require_name_header
+
+    # Who calls
+
+    def enter(self, caller: Caller, method: str) -> Dialect:
+        """The dialect in which the caller uses the method.
+
+        Raises:
+            RpcError: -32601 in an era without it; -32021 if the client did not declare that it takes tasks.
+        """
+        dialect = self._dialects.require(caller, method)
+        if not dialect.declares_tasks(caller):
+            raise dialect.undeclared()
+        return dialect
+
+    def owner(self, caller: Caller) -> str | None:
+        """Whom the tasks of the caller belong to."""
+        return self._principal(caller)
+
+    # tasks/*
+
+    async def get(self, caller: Caller, params: JsonObject) -> Message:
+        """`tasks/get`: the task with its outcome or its open questions."""
+        dialect = self.enter(caller, "tasks/get")
+        record = await self._find(caller, dialect.parse_task_id(params))
+        with refusing():
+            runtime = self._runtime()
+            outcome = await outcome_of(runtime, record)
+        return dialect.task(record, outcome, runtime.now())
+
+    async def update(self, caller: Caller, params: JsonObject) -> Message:
+        """`tasks/update`: take answers to open questions. Acknowledged once they are durable."""
+        dialect = self.enter(caller, "tasks/update")
+        task_id, answers = dialect.parse_answers(params)
+        record = await self._find(caller, task_id)
+        with refusing():
+            await self._runtime().answer(
+                record, answers, actor=_actor(record), check=lambda task: check_answers(task, answers)
+            )
+        return dialect.acknowledgement()
+
+    async def cancel(self, caller: Caller, params: JsonObject) -> Message:
+        """`tasks/cancel`. A task that has ended is acknowledged too, and stays as it is."""
+        dialect = self.enter(caller, "tasks/cancel")
+        record = await self._find(caller, dialect.parse_task_id(params))
+        with refusing():
+            await self._runtime().cancel(record, CANCELLED_BY_CLIENT, actor=_actor(record))
+        return dialect.acknowledgement()
+
+    # subscriptions/listen
+
+    def asks_to_listen(self, caller: Caller, params: JsonObject) -> bool:
+        """Whether a listen request is about tasks. One that is not, and every one of an era without tasks, is not ours
+        to serve."""
+        dialect = self._dialects.find(caller)
+        return dialect is not None and dialect.asks_to_listen(params)
+
+    async def listen(self, caller: Caller, params: JsonObject) -> Listening:
+        """`subscriptions/listen`: the caller's own tasks among those that it names, and their states from now on."""
+        # Before the ids are looked at: to a client that has no tasks they are not malformed, but none of its business.
+        dialect = self.enter(caller, "subscriptions/listen")
+        named = dialect.parse_listened(params)
+        with refusing():
+            runtime = self._runtime()
+            return Listening(runtime, dialect, await honoured(runtime, named, self.owner(caller)))
+
+    # tools/call
+
+    def takes_tasks(self, caller: Caller) -> bool:
+        """Whether a call of this caller may be answered with a task."""
+        dialect = self._dialects.find(caller)
+        return dialect is not None and dialect.declares_tasks(caller)
+
+    def cannot_take(self, caller: Caller, tool: str) -> RpcError:
+        """The refusal of a call that can only become a task, from a caller that takes none."""
+        dialect = self._dialects.find(caller)
+        if dialect is None:
+            # 2025-11-25, "Tool-Level Negotiation": a tool that must be a task and is not called as one is not there.
+            return RpcError(METHOD_NOT_FOUND, f"Tool {tool!r} can only be called as a task")
+        return dialect.undeclared()
+
+    def dialect(self, caller: Caller) -> Dialect:
+        """The dialect in which a call is answered that became a task, or nearly did."""
+        return self._dialects.require(caller, "tools/call")
+
+    def created(self, caller: Caller, record: TaskRecord) -> Message:
+        """The answer to a call that became a task."""
+        return self.dialect(caller).created(record, self._runtime().now())
+
+    async def _find(self, caller: Caller, task_id: str) -> TaskRecord:
+        """The caller's task of that id.
+
+        Raises:
+            RpcError: -32020, a header names another task; -32602, there is no such task for this caller; -32603, it
+                cannot be read.
+        """
+        self._check_name_header(caller, task_id)
+        with refusing():
+            return await self._runtime().get(task_id, owner=self.owner(caller))
+
+    def _check_name_header(self, caller: Caller, task_id: str) -> None:
+        # SEP-2663, "Routing Headers": clients MUST send Mcp-Name. At least one real client does not, so a missing
+        # one is accepted unless the author wants it; a wrong one would have been routed wrongly, and is refused.
+        if not caller.headers:
+            return
+        sent = caller.headers.get(NAME_HEADER)
+        if sent is None:
+            if self._require_name_header:
+                raise RpcError(HEADER_MISMATCH, "The Mcp-Name header is missing")
+        elif decode_header(sent) != task_id:
+            raise RpcError(HEADER_MISMATCH, "The Mcp-Name header does not name the task in params.taskId")
+
+
+def _actor(record: TaskRecord) -> Actor:
+    """The caller that a task was found for: its owner."""
+    return Actor("client", record.owner)

@@ -1,0 +1,24 @@
+"""How a task ended, read for whoever is shown the task."""
+
+from __future__ import annotations
+
+from mcp_tasks.core.record import Outcome, TaskRecord
+from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.errors import UnknownTask
+from mcp_tasks.runtime import TaskRuntime
+
+_WITH_OUTCOME = frozenset({TaskStatus.COMPLETED, TaskStatus.FAILED})
+
+
+async def outcome_of(runtime: TaskRuntime, record: TaskRecord) -> Outcome | None:
+    """The outcome of a task that has one; None for a task that runs or was cancelled.
+
+    Raises:
+        UnknownTask: The task expired after its record was read, and its outcome is gone with it.
+    """
+    if record.status not in _WITH_OUTCOME:
+        return None
+    outcome = await runtime.outcome(record.id)
+    if outcome is None:
+        raise UnknownTask(record.id)
+    return outcome

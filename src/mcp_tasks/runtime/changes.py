@@ -1,0 +1,164 @@
+"""The one place through which every change of a task goes: its creation, what happens to it, its deletion.
+
+A change is decided by the machine and made by the store with a compare-and-swap. From here everybody is told of it: the
+run of the task, if it is at work in this process, listeners and other processes by a hint, and observers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from mcp_tasks.core.actor import Actor
+from mcp_tasks.core.events import Event, TaskCreated, TaskDeleted
+from mcp_tasks.core.journal import JournalEntry
+from mcp_tasks.core.machine import apply
+from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
+from mcp_tasks.errors import StaleRun, TaskUnreadable, UnknownTask, VersionConflict
+from mcp_tasks.runtime.observing import Observed, Observers, TaskChange
+from mcp_tasks.stores.base import Hint, Store
+from mcp_tasks.stores.hints import HintFan
+
+logger = logging.getLogger(__name__)
+
+
+class Changes:
+    """Changes tasks, and tells everybody.
+
+    Args:
+        clock: The time of a change.
+        saw: Told of every record that is written here, before anybody else.
+        origin: Who is not to be given hints of changes that were made here.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Callable[[], datetime],
+        observers: Observers,
+        saw: Callable[[TaskRecord], None],
+        origin: object,
+    ) -> None:
+        self.hints = HintFan()
+        self._store = store
+        self._now = clock
+        self._observers = observers
+        self._saw = saw
+        self._origin = origin
+        self._is_over = False
+
+    def end(self) -> None:
+        """Write nothing more: for all that others can see, this process has died."""
+        self._is_over = True
+
+    async def create(
+        self, record: TaskRecord, request: TaskRequest, *events: Event, actor: Actor, key: str | None = None
+    ) -> TaskRecord:
+        """Keep a new task to which `events` have happened already; or the task that stands under the key."""
+        history = _apply(record, events, record.created_at)
+        created = await self._store.create(history[-1], request, key=key)
+        if created.id == record.id:
+            self._observe(None, TaskCreated(), record, actor)
+            self._observe_all(history, events, actor)
+        return created
+
+    async def swap(
+        self,
+        record: TaskRecord,
+        *events: Event,
+        actor: Actor,
+        entries: Sequence[JournalEntry] = (),
+        outcome: Outcome | None = None,
+    ) -> TaskRecord:
+        """Apply events to the task as it was at `record`, once.
+
+        Raises:
+            VersionConflict: The task is not at that version any more.
+            TransitionRefused: The events do not fit it.
+        """
+        if self._is_over:
+            raise StaleRun(record.id, record.status, type(events[0]).__name__, "its process is gone")
+        history = _apply(record, events, self._now())
+        changed = history[-1]
+        if changed is not record:
+            await self._store.save(changed, expected=record.version, entries=entries, outcome=outcome)
+            self._saw(changed)
+            self._observe_all(history, events, actor)
+            hint = Hint(changed.id, changed.version)
+            self.hints.put(hint)
+            await self._store.notifier().publish(hint, origin=self._origin)
+        return changed
+
+    async def change(
+        self,
+        record: TaskRecord,
+        *events: Event,
+        actor: Actor,
+        entries: Sequence[JournalEntry] = (),
+        outcome: Outcome | None = None,
+    ) -> TaskRecord:
+        """Apply events to the task, starting from `record`, and again from what it is by then if another was first.
+
+        Raises:
+            TransitionRefused: The events do not fit the task as it is by now.
+            UnknownTask: The task is gone.
+        """
+        while True:
+            try:
+                return await self.swap(record, *events, actor=actor, entries=entries, outcome=outcome)
+            except VersionConflict:
+                record = await self.reload(record.id)
+
+    async def reload(self, task_id: str) -> TaskRecord:
+        """The task as it is now.
+
+        Raises:
+            UnknownTask: The task is gone.
+        """
+        record = await self._store.get(task_id)
+        if record is None:
+            raise UnknownTask(task_id)
+        return record
+
+    async def delete(self, task_id: str, *, expected: int, actor: Actor) -> None:
+        """Forget a task that is still at version `expected`.
+
+        Raises:
+            VersionConflict: It is not, or is gone.
+        """
+        record = await self._last_seen(task_id) if self._observers.want(TaskDeleted) else None
+        await self._store.delete(task_id, expected=expected)
+        if record is not None:
+            self._observe(record, TaskDeleted(), None, actor)
+
+    async def _last_seen(self, task_id: str) -> TaskRecord | None:
+        try:
+            return await self._store.get(task_id)
+        except TaskUnreadable:
+            # It is deleted like any other. Whoever observes has no record to be shown.
+            return None
+
+    def _observe_all(self, history: Sequence[TaskRecord], events: Sequence[Event], actor: Actor) -> None:
+        for before, event, after in zip(history, events, history[1:], strict=False):
+            if after is not before:
+                self._observe(before, event, after, actor)
+
+    def _observe(
+        self,
+        before: TaskRecord | None,
+        event: Observed,
+        after: TaskRecord | None,
+        actor: Actor,
+    ) -> None:
+        if self._observers.want(type(event)):
+            self._observers.tell(TaskChange(before=before, event=event, after=after, actor=actor))
+
+
+def _apply(record: TaskRecord, events: Sequence[Event], now: datetime) -> list[TaskRecord]:
+    """The record and what each of the events makes of it, one after the other."""
+    history = [record]
+    for event in events:
+        history.append(apply(history[-1], event, now))
+    return history

@@ -1,0 +1,72 @@
+"""How a run ends: as its body says it, and as it is written down."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from mcp_tasks.core.events import RunCompleted, RunFailed
+from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.json_bytes import encode_in_pieces, encode_json, is_large
+from mcp_tasks.core.record import Outcome
+from mcp_tasks.errors import ResultTooLarge, UsageError, ValueNotStorable
+
+
+@dataclass(frozen=True, slots=True)
+class Success:
+    """The request has a result: as on the wire, but without its `resultType`."""
+
+    result: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The request has a JSON-RPC error."""
+
+    error: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class AskedOnCall:
+    """The body has asked on the original call (`Run.ask_on_call`), and with that the task is over."""
+
+
+Ending: TypeAlias = Success | Failure | AskedOnCall
+
+
+async def completed(attempt: int, result: JsonObject, *, tool: str, max_size: int) -> tuple[RunCompleted, Outcome]:
+    """A result, ready to be written.
+
+    Raises:
+        UsageError: It cannot be kept: not JSON, not Unicode, or larger than `max_size`. The message says which.
+    """
+    meta = result.get("_meta")
+    try:
+        outcome = Outcome(
+            body=await _encode({key: value for key, value in result.items() if key != "_meta"}),
+            meta=None if meta is None else await _encode(meta),
+        )
+    except UnicodeEncodeError as exc:
+        # Half a character (a file name from `os.fsdecode`, say) is JSON to Python and to nobody else.
+        raise UsageError(f"The result of tool {tool!r} holds text that is not valid Unicode") from exc
+    except ValueNotStorable as exc:
+        raise UsageError(f"The result of tool {tool!r} cannot be stored: {exc}") from exc
+    size = len(outcome.body) + len(outcome.meta or b"")
+    if size > max_size:
+        raise ResultTooLarge(tool, size, max_size)
+    return RunCompleted(attempt=attempt), outcome
+
+
+def failed(attempt: int, error: JsonObject) -> tuple[RunFailed, Outcome]:
+    """An error, ready to be written."""
+    message = error.get("message")
+    said = message if isinstance(message, str) else None
+    return RunFailed(attempt=attempt, message=said), Outcome(body=encode_json(error))
+
+
+async def _encode(value: JsonObject) -> bytes:
+    if is_large(value):
+        # In a thread, and in pieces: the event loop goes on meanwhile.
+        return await asyncio.to_thread(encode_in_pieces, value, strict=True)
+    return encode_json(value, strict=True)

@@ -1,0 +1,51 @@
+"""What runs did and could not write, because their process had lost touch with the store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mcp_tasks.core.actor import Actor
+from mcp_tasks.core.events import Event
+from mcp_tasks.core.journal import JournalEntry
+from mcp_tasks.core.record import Outcome, TaskRecord
+from mcp_tasks.errors import TransitionRefused, UnknownTask
+from mcp_tasks.runtime.changes import Changes
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Write:
+    """What a run has to write: all of it or nothing."""
+
+    events: Sequence[Event]
+    actor: Actor
+    entries: Sequence[JournalEntry] = ()
+    outcome: Outcome | None = None
+
+    async def to(self, changes: Changes, record: TaskRecord) -> TaskRecord:
+        """Make the change."""
+        return await changes.change(record, *self.events, actor=self.actor, entries=self.entries, outcome=self.outcome)
+
+
+class LateWrites:
+    """What is written when the lease is renewed, where the task is still this process's then."""
+
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
+        self._waiting: list[tuple[TaskRecord, Write]] = []
+
+    def add(self, record: TaskRecord, write: Write) -> None:
+        """Write this later."""
+        self._waiting.append((record, write))
+
+    async def flush(self) -> None:
+        """Write everything now."""
+        while self._waiting:
+            record, write = self._waiting.pop()
+            try:
+                await write.to(self._changes, record)
+            except (TransitionRefused, UnknownTask):
+                logger.debug("task %s… was claimed by another worker", record.id[:12])

@@ -1,0 +1,98 @@
+"""Making tasks: written before anybody is told of them, and started at once where there is room."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import anyio
+
+from mcp_tasks.core.actor import Actor
+from mcp_tasks.core.events import RunReleased, RunStarted
+from mcp_tasks.core.record import TaskRecord, TaskRequest
+from mcp_tasks.engines.base import ReservedSlot, ReservesSlots
+
+if TYPE_CHECKING:
+    from mcp_tasks.runtime.runtime import TaskRuntime
+
+
+def new_task_id() -> str:
+    """An id nobody can guess: 160 bits, where SEP-2663 asks for enough that ids cannot be enumerated."""
+    return f"task_{secrets.token_urlsafe(20)}"
+
+
+class Launching:
+    """Makes the tasks of one runtime."""
+
+    def __init__(self, runtime: TaskRuntime, new_id: Callable[[], str]) -> None:
+        self._runtime = runtime
+        self._new_id = new_id
+
+    async def launch(
+        self,
+        request: TaskRequest,
+        *,
+        owner: str | None,
+        retention: timedelta | None,
+        poll_interval: timedelta | None,
+        announced: bool,
+        key: str | None,
+    ) -> TaskRecord:
+        """A new task, durable on return, that runs or is queued.
+
+        If there is room for it right now, it is written as claimed by this process, which saves a write. A crash before
+        the tool began is then a crash of the run: for a tool that may not run twice there is no telling the two apart.
+        """
+        runtime = self._runtime
+        now = runtime.now()
+        record = TaskRecord(
+            id=self._new_id(),
+            owner=owner,
+            method=request.method,
+            name=request.name,
+            created_at=now,
+            updated_at=now,
+            retention=retention,
+            poll_interval=poll_interval,
+            announced=announced,
+            namespace=runtime.namespace,
+        )
+        slot = self._reserve()
+        if slot is not None:
+            return await self._start_in(slot, record, request, key)
+        created = await runtime.changes.create(record, request, actor=Actor("client", owner), key=key)
+        if created.id == record.id:
+            await runtime.engine.submit(record.id, lane="new", owner=owner)
+        return created
+
+    def _reserve(self) -> ReservedSlot | None:
+        runtime = self._runtime
+        # Without a lease nothing is claimed; what is only queued may be started by whoever has one.
+        may_run = runtime.runs_tools and runtime.lease.is_valid
+        return runtime.engine.reserve() if may_run and isinstance(runtime.engine, ReservesSlots) else None
+
+    async def _start_in(
+        self, slot: ReservedSlot, record: TaskRecord, request: TaskRequest, key: str | None
+    ) -> TaskRecord:
+        runtime = self._runtime
+        started, caller = RunStarted(worker=runtime.worker), Actor("client", record.owner)
+        created = record
+        try:
+            # Shielded: a request that is given up now would leave a task that is ours, and that we do not run.
+            with anyio.CancelScope(shield=True):
+                created = await runtime.changes.create(record, request, started, actor=caller, key=key)
+        except BaseException:
+            slot.release()
+            raise
+        if created.id != record.id:
+            slot.release()
+            return created
+        runtime.claims.add_made(created, request)
+        if not slot.start(created.id):
+            # The server stops. The tool never began, so the next process may simply start it.
+            runtime.claims.forget_made(created.id)
+            released = RunReleased(attempt=created.attempt)
+            created = await runtime.changes.change(created, released, actor=Actor("worker", runtime.worker))
+        return created

@@ -1,0 +1,114 @@
+"""Handing to the engine what waits in the store: tasks whose timer has run out, and tasks that nobody has claimed.
+
+Whoever queues a task submits it. This is for what went wrong after that: the process that had the id in line is gone,
+the id was lost on its way, or no process could run it then. An engine with room is handed queued tasks as soon as they
+are found: nothing else keeps them from running. Any other engine has them in line already, as far as anybody knows, and
+is handed them again only after they have been idle for long, with pauses that double.
+
+Timers are nobody's to submit but a sweep's, so they are submitted when they are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeAlias
+
+from mcp_tasks.runtime.idleness import Idleness
+from mcp_tasks.stores.base import IdPage
+
+if TYPE_CHECKING:
+    from mcp_tasks.runtime.runtime import TaskRuntime
+
+BATCH = 100
+"""Tasks per look, and in line for the engine before no more are looked for: enough to catch up quickly, few enough not
+to hold the event loop for long."""
+
+IDLE_FOR_LONG = timedelta(seconds=30)
+"""After which a queued task counts as forgotten, although the engine may have it in line."""
+
+AT_ONCE = timedelta(0)
+
+
+class QueueSweep:
+    """Submits what waits, for one runtime."""
+
+    def __init__(self, runtime: TaskRuntime) -> None:
+        self._engine = runtime.engine
+        self._has_takers = runtime.runs_tools or runtime.engine.abilities.remote
+        store, namespace = runtime.store, runtime.namespace
+        self._due = _Listing(runtime, lambda cursor: store.due(namespace, runtime.now(), cursor=cursor, limit=BATCH))
+        self._queued = _Listing(runtime, lambda cursor: store.queued(namespace, cursor=cursor, limit=BATCH))
+        self._due_first = True
+
+    async def sweep(self) -> None:
+        """Look at the next page of each kind: by turns, so that many of one kind do not keep the other back."""
+        if not self._has_takers:
+            # Nothing that is submitted here is run anywhere. The processes that run tools look for themselves.
+            return
+        due, queued = self._submit_due, self._submit_queued
+        for submit in (due, queued) if self._due_first else (queued, due):
+            await submit()
+        self._due_first = not self._due_first
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is more to submit than one sweep does, now or as soon as the engine has room."""
+        return self._due.has_more or self._queued_could_start
+
+    async def catch_up(self) -> None:
+        """Go on with what one sweep did not do. Nothing is read unless the engine could take something."""
+        if self._due.has_more:
+            await self._submit_due()
+        if self._queued_could_start and self._engine.has_room:
+            await self._submit_queued()
+
+    @property
+    def _queued_could_start(self) -> bool:
+        # Elsewhere is not for this process to watch.
+        return not self._engine.abilities.remote and (self._queued.has_more or self._queued.any_waiting)
+
+    async def _submit_due(self) -> None:
+        if self._engine.backlog < BATCH:
+            await self._due.submit_page(AT_ONCE)
+
+    async def _submit_queued(self) -> None:
+        if self._engine.backlog < BATCH:
+            await self._queued.submit_page(AT_ONCE if self._engine.has_room else IDLE_FOR_LONG)
+
+
+_PageFrom: TypeAlias = Callable[[str | None], Awaitable[IdPage]]
+
+
+class _Listing:
+    """Tasks of one kind that wait, looked at page by page, round after round."""
+
+    def __init__(self, runtime: TaskRuntime, page_from: _PageFrom) -> None:
+        self._runtime = runtime
+        self._page_from = page_from
+        self._idleness = Idleness(runtime.monotonic)
+        self._cursor: str | None = None
+        self.has_more = False
+        """Whether tasks of the last page were submitted, and there are pages behind it."""
+
+    @property
+    def any_waiting(self) -> bool:
+        """Whether tasks were seen that have not been submitted."""
+        return self._idleness.any_waiting
+
+    async def submit_page(self, patience: timedelta) -> None:
+        """Submit those tasks of the next page that have been idle for `patience`."""
+        runtime = self._runtime
+        page = await self._page_from(self._cursor)
+        versions = await runtime.store.versions(page.ids) if page.ids else {}
+        submitted = False
+        for task_id, version in versions.items():
+            if not runtime.has(task_id) and self._idleness.is_over(task_id, version, patience):
+                await runtime.submit(task_id, owner=None)
+                submitted = True
+        # With more tasks than can be remembered it goes on at the pace of sweeps: most likely they cannot run here.
+        self.has_more = submitted and page.cursor is not None and not self._idleness.was_crowded
+        # From the start again after the end: what came before the cursor meanwhile has its turn too.
+        self._cursor = page.cursor
+        if page.cursor is None:
+            self._idleness.end_round()

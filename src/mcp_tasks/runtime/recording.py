@@ -1,0 +1,142 @@
+"""Writing down what one run does.
+
+Everything a run writes carries its attempt number. If the task meanwhile went to another run, or ended, the machine
+refuses or ignores it, and the run is stopped. So a run never has to ask whether it still may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from mcp_tasks.core.actor import Actor
+from mcp_tasks.core.events import Event, StepRecorded
+from mcp_tasks.core.journal import JournalEntry
+from mcp_tasks.core.pacing import backoff
+from mcp_tasks.core.record import Outcome
+from mcp_tasks.errors import StaleRun, StoreUnavailable, UnknownTask
+from mcp_tasks.runtime.late_writes import Write
+from mcp_tasks.runtime.life import State
+from mcp_tasks.runtime.replay import GIVEN_UP, Place, ResultId, done_entry
+from mcp_tasks.runtime.uncancelled import uncancelled
+
+if TYPE_CHECKING:
+    from mcp_tasks.runtime.host import Host
+    from mcp_tasks.runtime.run import Run
+
+logger = logging.getLogger(__name__)
+
+
+class Recording:
+    """What one run writes, and reads of its journal."""
+
+    def __init__(self, run: Run, host: Host) -> None:
+        self._run = run
+        self._host = host
+        self._tool = Actor("run", host.worker)
+        self._process = Actor("worker", host.worker)
+        self._writing = asyncio.Lock()
+
+    async def record(
+        self, *events: Event, entries: Sequence[JournalEntry] = (), outcome: Outcome | None = None
+    ) -> None:
+        """Write what the tool did, however long the store takes to be there again.
+
+        The tool never sees a half of it: it is written to the end even if the branch is cancelled meanwhile. If the
+        tool may not say such things any more, it goes no further."""
+        await self._finish(self._write_whatever_happens(self._by_tool(events, entries, outcome)))
+
+    async def record_in_turn(self, *events: Event, entries: Sequence[JournalEntry] = ()) -> None:
+        """The same for what the tool is handed now: one thing at a time."""
+        await self._finish(self._write_in_turn(self._by_tool(events, entries)))
+
+    async def write_patiently(self, *events: Event, outcome: Outcome | None = None) -> None:
+        """Write how the run ended, however long the store takes to be there again."""
+        await self._write_patiently(self._by_tool(events, outcome=outcome))
+
+    async def write(self, *events: Event) -> bool:
+        """Write what the tool said, once. False, and the run is stopped, if its task is not its own any more."""
+        return await self._write(self._by_tool(events))
+
+    async def write_leaving(self, *events: Event, outcome: Outcome | None = None) -> bool:
+        """The same for what the process does with the run: park it, or give it up."""
+        return await self._write(Write(events=events, actor=self._process, outcome=outcome))
+
+    @asynccontextmanager
+    async def giving_up(self, result: ResultId) -> AsyncGenerator[None]:
+        """If the tool itself cancels what is done while this is entered, that is recorded: it will give up again.
+
+        Otherwise the next run would go on where this one went another way.
+        """
+        try:
+            yield
+        except asyncio.CancelledError:
+            self.record_first(self.record_given_up([result], place=self._run.place))
+            raise
+
+    def record_first(self, work: Coroutine[Any, Any, None]) -> None:
+        """Record something before anything new begins. Nobody waits for it now: a cancellation is not held up."""
+        self._run.deliveries.begin_after(self._run.help(work))
+
+    async def record_given_up(self, results: Sequence[ResultId], *events: Event, place: Place) -> None:
+        """Record what the tool did not wait for. What ends because the run is stopped is not given up."""
+        if results and self._run.life.counts:
+            entries = [done_entry(result, GIVEN_UP, place) for result in results]
+            await self._write_patiently(self._by_tool((StepRecorded(attempt=self._run.attempt), *events), entries))
+
+    async def journal(self, *, after: int) -> Sequence[JournalEntry]:
+        """What the task's journal has beyond `after`, as soon as the store gives it."""
+        task_id = self._run.record.id
+        return await self._patiently(lambda: self._host.store.journal(task_id, after=after), "read the journal")
+
+    def _by_tool(
+        self, events: Sequence[Event], entries: Sequence[JournalEntry] = (), outcome: Outcome | None = None
+    ) -> Write:
+        return Write(events=events, actor=self._tool, entries=entries, outcome=outcome)
+
+    async def _finish(self, writing: Coroutine[Any, Any, bool]) -> None:
+        if not await uncancelled(writing, context=self._run.outside()):
+            await self._run.go_no_further()
+
+    async def _write_in_turn(self, write: Write) -> bool:
+        async with self._run.deliveries.turn():
+            return await self._write_whatever_happens(write)
+
+    async def _write_whatever_happens(self, write: Write) -> bool:
+        written = await self._write_patiently(write)
+        if not written and not self._run.record.is_final and not self._host.lease.is_valid:
+            # Stopped because its process lost touch with the store: what was done is done, and if the task is still
+            # ours when the store is back, it need not be done again.
+            self._host.late_writes.add(self._run.record, write)
+        return written
+
+    async def _write_patiently(self, write: Write) -> bool:
+        return await self._patiently(lambda: self._write(write), "be written")
+
+    async def _patiently(self, work: Callable[[], Awaitable[Any]], what: str) -> Any:
+        failures = 0
+        while True:
+            try:
+                return await work()
+            except StoreUnavailable as exc:
+                logger.warning("task %s… cannot %s yet: %s", self._run.record.id[:12], what, exc)
+            if not self._run.life.counts and self._run.life.state is not State.JUDGED:
+                return False
+            pause = backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=5))
+            failures += 1
+            await asyncio.sleep(pause.total_seconds())
+
+    async def _write(self, write: Write) -> bool:
+        async with self._writing:
+            try:
+                record = await write.to(self._host.changes, self._run.record)
+            except (StaleRun, UnknownTask):
+                self._run.stop()
+                return False
+            # A change that lost against another's write has read it; what it says is news to the questions.
+            self._run.reconcile(record)
+        return True

@@ -1,0 +1,173 @@
+"""Taking tasks over from processes that are dead, and giving up what is this process's own and not run by it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from mcp_tasks.core.actor import Actor
+from mcp_tasks.core.events import RunLost, RunReleased
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.errors import Interrupted, LostTooOften, RunStopped, StoreUnavailable, TransitionRefused, UnknownTask
+from mcp_tasks.runtime.ending import failed
+from mcp_tasks.runtime.lease import Watch
+from mcp_tasks.runtime.policy import ToolPolicy
+from mcp_tasks.runtime.queue_sweep import BATCH
+from mcp_tasks.runtime.trials import is_guilty, tried_again_at
+from mcp_tasks.runtime.troubles import Troubles
+
+if TYPE_CHECKING:
+    from mcp_tasks.runtime.runtime import TaskRuntime
+
+logger = logging.getLogger(__name__)
+
+PER_SWEEP = 1_000
+"""Tasks that one sweep recovers at most; the next one goes on."""
+
+TROUBLES_BEFORE_THE_END = 5
+"""How often the recovery of one task may fail before it is ended."""
+
+
+class Recovery:
+    """Recovers lost tasks, for one runtime."""
+
+    def __init__(self, runtime: TaskRuntime, troubles: Troubles) -> None:
+        self._runtime = runtime
+        self._troubles = troubles
+        self._actor = Actor("sweep", runtime.worker)
+        settings = runtime.settings
+        # A few sweeps may be late. However rare they are, one look alone never proves a death.
+        longest_step = min(max(settings.sweep_interval * 3, settings.lease_duration / 3), settings.lease_duration / 2)
+        self._watch = Watch(settings.lease_duration, longest_step=longest_step, clock=runtime.monotonic)
+        self._cursors: dict[str, str] = {}
+        self._orphans: set[str] = set()
+        self.is_behind = False
+        """Whether there is more to recover than one sweep does."""
+
+    async def sweep(self) -> None:
+        """Take tasks from processes that are dead: to be run again, or ended."""
+        runtime = self._runtime
+        self.is_behind = False
+        workers = await runtime.store.workers(runtime.namespace)
+        dead = self._watch.dead({name: beats for name, beats in workers.items() if name != runtime.worker})
+        # Tasks that cannot be recovered here stay where they are, so the next sweep goes on behind them.
+        self._cursors = {worker: cursor for worker, cursor in self._cursors.items() if worker in dead}
+        left = PER_SWEEP
+        for worker in dead:
+            left = await self._recover_all(worker, left)
+            if left <= 0:
+                self.is_behind = True
+                return
+
+    async def catch_up(self) -> None:
+        """Go on with what one sweep did not do."""
+        await self.sweep()
+
+    async def release_orphans(self) -> None:
+        """Give up tasks that are ours and that nothing here runs. There should be none; this is in case there are."""
+        orphans = {task_id for task_id in await self._claimed_by_us() if not self._runtime.has(task_id)}
+        # Twice in a row, so that one which is just beginning or ending is left alone.
+        for task_id in orphans & self._orphans:
+            logger.error("task %s… was claimed by this process and nothing ran it", task_id[:12])
+            await self._recover(task_id, self._runtime.worker, lost=False)
+        self._orphans = orphans
+
+    async def take_up(self) -> None:
+        """Give up at once what is ours and does not run here any more: its runs were stopped with the lease."""
+        for task_id in await self._claimed_by_us():
+            if not self._runtime.has(task_id):
+                await self._recover(task_id, self._runtime.worker, lost=False)
+
+    async def _recover_all(self, worker: str, left: int) -> int:
+        """Recover up to `left` tasks of a dead process, and how many more may be recovered in this sweep."""
+        cursor = self._cursors.pop(worker, None)
+        while left > 0:
+            page = await self._runtime.store.claimed(worker, cursor=cursor, limit=BATCH)
+            # Together, so that a store which groups its commits can.
+            await asyncio.gather(*(self._recover(task_id, worker, lost=True) for task_id in page.ids))
+            left -= len(page.ids)
+            cursor = page.cursor
+            if cursor is None:
+                await self._retire(worker)
+                return left
+        if cursor is not None:
+            self._cursors[worker] = cursor
+        return left
+
+    async def _retire(self, worker: str) -> None:
+        """Forget a dead process. It stays known for as long as it has a task that could not be recovered."""
+        if not (await self._runtime.store.claimed(worker, limit=1)).ids:
+            await self._runtime.store.retire(worker)
+
+    async def _claimed_by_us(self) -> list[str]:
+        claimed: list[str] = []
+        cursor: str | None = None
+        while True:
+            page = await self._runtime.store.claimed(self._runtime.worker, cursor=cursor, limit=PER_SWEEP)
+            claimed += page.ids
+            cursor = page.cursor
+            if cursor is None:
+                return claimed
+
+    async def _recover(self, task_id: str, worker: str, *, lost: bool) -> None:
+        """Release one task of `worker`, or end it; whatever goes wrong with it costs the others nothing."""
+        try:
+            record = await self._runtime.store.get(task_id)
+            if record is None or record.worker != worker:
+                # Another process was first, and may have claimed it since. From here on the number of the run tells.
+                return
+            policy = await self._policy_of(record)
+            if policy is not None:
+                await self._submit(await self._change(record, self._verdict(record, policy, lost=lost)))
+        except (UnknownTask, TransitionRefused):
+            # Another process recovered it first, or its worker was only slow and has given it up.
+            logger.debug("task %s… was recovered by another process", task_id[:12])
+        except StoreUnavailable:
+            raise
+        except Exception as exc:
+            self._troubles.note(task_id, exc)
+
+    async def _change(self, record: TaskRecord, verdict: RunStopped | RunLost | RunReleased) -> TaskRecord:
+        changes = self._runtime.changes
+        if not isinstance(verdict, RunStopped):
+            return await changes.change(record, verdict, actor=self._actor)
+        event, outcome = failed(record.attempt, self._runtime.describe(verdict))
+        return await changes.change(record, event, actor=self._actor, outcome=outcome)
+
+    async def _submit(self, record: TaskRecord) -> None:
+        """Have a recovered task run again, unless so much is in line that it may as well wait in the store."""
+        runtime = self._runtime
+        if record.is_queued(runtime.now()) and runtime.engine.backlog < BATCH:
+            await runtime.submit(record.id, owner=record.owner)
+
+    async def _policy_of(self, record: TaskRecord) -> ToolPolicy | None:
+        """How the tool is treated; None if this process should leave the task alone."""
+        try:
+            policy = await self._runtime.policy(record.method, record.name)
+        except Exception as exc:
+            if self._troubles.note(record.id, exc) < TROUBLES_BEFORE_THE_END:
+                return None
+            # It cannot be known whether the tool may run again, so it does not.
+            return ToolPolicy(rerun=False)
+        if policy is None:
+            self._troubles.note_missing_tool(record.name)
+        return policy
+
+    def _verdict(self, record: TaskRecord, policy: ToolPolicy, *, lost: bool) -> RunStopped | RunLost | RunReleased:
+        """What becomes of a task whose run is gone: why it ends, or what happens instead."""
+        if not policy.rerun:
+            logger.warning("task %s… (%s) was interrupted and may not run again", record.id[:12], record.name)
+            return Interrupted(record.name)
+        if not lost:
+            return RunReleased(attempt=record.attempt)
+        if is_guilty(record, policy):
+            times = record.lost + 1
+            logger.error(
+                "task %s… (%s) was lost with its process %d times in a row: it is ended",
+                record.id[:12],
+                record.name,
+                times,
+            )
+            return LostTooOften(record.name, times)
+        return RunLost(attempt=record.attempt, wake_at=tried_again_at(record, policy, self._runtime.now()))

@@ -1,0 +1,39 @@
+"""What goes wrong with one task, said once, while everything else goes on."""
+
+from __future__ import annotations
+
+import logging
+
+from mcp_tasks.errors import StoreError, TaskUnreadable
+
+logger = logging.getLogger(__name__)
+
+MAX_TROUBLES = 10_000
+"""Tasks of which is remembered that they gave trouble."""
+
+
+class Troubles:
+    """The tasks and tools that one process has had trouble with."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, int] = {}
+        self._missing_tools: set[str] = set()
+
+    def note(self, task_id: str, exc: Exception) -> int:
+        """Log what is wrong with a task, once; how often it was so by now."""
+        known = self._tasks.pop(task_id, 0)
+        self._tasks[task_id] = known + 1
+        while len(self._tasks) > MAX_TROUBLES:
+            del self._tasks[next(iter(self._tasks))]
+        if known == 0:
+            # A message of ours names the whole id, which is all it takes to see the task; it does not go into a log.
+            what = exc.why if isinstance(exc, TaskUnreadable) else str(exc) or type(exc).__name__
+            defect = None if isinstance(exc, StoreError) else exc
+            logger.error("task %s… is left as it is, and the others go on: %s", task_id[:12], what, exc_info=defect)
+        return known + 1
+
+    def note_missing_tool(self, tool: str) -> None:
+        """Log once that tasks of a tool wait for a process that has it."""
+        if tool not in self._missing_tools and len(self._missing_tools) < MAX_TROUBLES:
+            self._missing_tools.add(tool)
+            logger.warning("this server has no tool %r; its tasks wait for a process that has it", tool)

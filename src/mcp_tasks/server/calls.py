@@ -1,0 +1,103 @@
+"""Which calls of tools become tasks, and what they are answered with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from mcp.server import ServerRequestContext
+from mcp.server.context import CallNext, HandlerResult
+from mcp_types import CallToolRequestParams
+
+from mcp_tasks.adapters.sdk import SdkAdapter, caller_of, task_request
+from mcp_tasks.errors import TasksError
+from mcp_tasks.protocol import Caller, RpcError, TasksProtocol
+from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.server.catalogue import Catalogue
+from mcp_tasks.server.marks import Mark
+from mcp_tasks.server.options import TaskOptions
+from mcp_tasks.tools.before_body import settle_parameters
+from mcp_tasks.tools.creation import ANNOUNCE_AFTER, answer_call
+from mcp_tasks.tools.sdk_errors import to_mcp_error
+
+RequestContext: TypeAlias = ServerRequestContext[Any, Any]
+Augment: TypeAlias = Callable[[CallToolRequestParams], bool]
+
+
+class Calls:
+    """Answers calls of tools with tasks, where the tool, the client and the author's rule say so."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        protocol: TasksProtocol,
+        adapter: SdkAdapter,
+        runtime: Callable[[], TaskRuntime],
+        augment: Augment | None,
+    ) -> None:
+        self._catalogue = catalogue
+        self._protocol = protocol
+        self._adapter = adapter
+        self._runtime = runtime
+        self._augment = augment
+
+    async def answer(self, params: CallToolRequestParams, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
+        """Answer a call with a task, or hand it on."""
+        # First, because a tool that is not marked pays for this on every call.
+        if self._augment is None and self._catalogue.is_plain(params.name):
+            return await call_next(ctx)
+        mark = await self._mark_for(params)
+        if mark is None:
+            return await call_next(ctx)
+        caller = caller_of(ctx)
+        if not self._protocol.takes_tasks(caller):
+            if mark.options.mode == "required":
+                raise to_mcp_error(self._protocol.cannot_take(caller, params.name))
+            return await call_next(ctx)
+        if not mark.resolves and not mark.takes(params.arguments or {}):
+            # The SDK refuses them before it enters the tool: the plain call's answer, at once, and no task.
+            return await call_next(ctx)
+        try:
+            if mark.resolves:
+                settled = await settle_parameters(lambda: call_next(ctx), params.name)
+                if settled is not None:
+                    return settled
+            return await self._answer_with_task(mark, params, ctx, caller)
+        except (RpcError, TasksError) as exc:
+            raise to_mcp_error(exc) from exc
+
+    def can_become_task(self, mark: Mark | None) -> bool:
+        """Whether any call of a tool with this mark can become a task."""
+        return self._augment is not None or (mark is not None and mark.options.mode != "forbidden")
+
+    async def _answer_with_task(
+        self, mark: Mark, params: CallToolRequestParams, ctx: RequestContext, caller: Caller
+    ) -> HandlerResult:
+        options, usual = mark.options, self._catalogue.usual
+        grace = options.grace_before_task(usual)
+        if mark.may_refuse(params.arguments or {}):
+            # It shows as soon as the tool begins; then the refusal is the answer, and no task is left.
+            grace = max(grace or ANNOUNCE_AFTER, ANNOUNCE_AFTER)
+        answer = await answer_call(
+            self._runtime(),
+            task_request(params, ctx, caller),
+            owner=self._protocol.owner(caller),
+            retention=options.retention(usual),
+            poll_interval=options.poll_interval,
+            asks_first=mark.asks_first,
+            grace=grace,
+        )
+        return await self._adapter.answer(caller, answer)
+
+    async def _mark_for(self, params: CallToolRequestParams) -> Mark | None:
+        """What makes this call a task, or None for one that stays a plain call."""
+        tool = await self._catalogue.tool(params.name)
+        if tool is None:
+            return None
+        if tool.mark is None:
+            agreed = self._augment is not None and self._augment(params)
+            return Mark(name=params.name, options=TaskOptions(), schema=tool.schema) if agreed else None
+        mode = tool.mark.options.mode
+        if mode == "optional" and self._augment is not None and not self._augment(params):
+            return None
+        return None if mode == "forbidden" else tool.mark

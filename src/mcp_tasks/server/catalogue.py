@@ -1,0 +1,61 @@
+"""The tools that a server has, and what their author said of each: what calls and runs are treated by."""
+
+from __future__ import annotations
+
+from mcp_tasks.runtime import ToolPolicy
+from mcp_tasks.server.marks import Marks, ServedTool
+from mcp_tasks.server.options import TaskOptions
+from mcp_tasks.tools.host import ToolHost
+
+
+class Catalogue:
+    """The tools of one server.
+
+    Args:
+        usual: What holds for tools of which nothing else was said.
+    """
+
+    def __init__(self, usual: TaskOptions) -> None:
+        self.usual: TaskOptions = usual
+        self.marks: Marks = Marks()
+        self._host: ToolHost | None = None
+
+    async def open(self, host: ToolHost) -> None:
+        """Take the tools of a server that is about to start, and warn of marks that belong to none of them."""
+        self._host = host
+        # A low-level server that lists nothing has not said that there is nothing.
+        if await self._list_tools(host) or host.publishes_schemas:
+            self.marks.warn_of_unused()
+
+    def is_plain(self, name: str) -> bool:
+        """Whether the tool of that name is known not to be marked. A look-up and no more: it is asked on every call."""
+        tool = self.marks.find(name)
+        return tool is not None and tool.mark is None
+
+    async def tool(self, name: str) -> ServedTool | None:
+        """The tool that clients call by this name; None if the server is known to have none."""
+        if self._host is None or not self._host.publishes_schemas:
+            # Names are all there is, so there is no need to ask the author's own listing on every call.
+            return self.marks.named(name)
+        if self.marks.find(name) is None:
+            # Added or marked while the server runs.
+            await self._list_tools(self._host)
+        return self.marks.find(name)
+
+    async def policy(self, method: str, name: str) -> ToolPolicy | None:
+        """How runs of a tool are treated; None for one that this server does not have."""
+        if method != "tools/call":
+            return None
+        if self.marks.find(name) is None and self._host is not None:
+            await self._list_tools(self._host)
+        tool = await self.tool(name)
+        return None if tool is None else tool.policy(self.usual)
+
+    async def _list_tools(self, host: ToolHost) -> bool:
+        """Look at the tools anew; whether there are any."""
+        tools = await host.tools()
+        if host.publishes_schemas:
+            self.marks.serve(tools)
+        else:
+            self.marks.serve_by_name(tools)
+        return bool(tools)

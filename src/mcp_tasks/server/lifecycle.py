@@ -1,0 +1,238 @@
+"""The life of tasks in a server: started with it, stopped with it.
+
+The SDK enters a server's lifespan once per HTTP app, once per stdio run, and once per in-memory client. So starts
+are counted: the first one starts the runtime, the last one stops it, and those between share it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
+
+from mcp.server import MCPServer, Server
+from mcp.server.context import ServerMiddleware
+
+from mcp_tasks.engines import Engine
+from mcp_tasks.errors import WiringError
+from mcp_tasks.protocol.errors import describe
+from mcp_tasks.runtime import Observer, Settings, TaskRuntime
+from mcp_tasks.server.catalogue import Catalogue
+from mcp_tasks.server.stopping import Stopping
+from mcp_tasks.server.wiring import Lifespan, half_wired
+from mcp_tasks.stores import Store
+from mcp_tasks.stores.url import default_store
+from mcp_tasks.tools.body import ToolBody
+from mcp_tasks.tools.host import MCPServerHost, ToolHost
+
+logger: Final = logging.getLogger(__name__)
+
+StateT = TypeVar("StateT")
+AnyServer: TypeAlias = MCPServer[Any] | Server[Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """What the runtime of a server is made of.
+
+    Attributes:
+        store: Where tasks are kept; None for a file of the server's own.
+        origin: What tells that file from those of other programs whose server has the same name.
+        namespace: Which servers are the same server; None for those of the same name.
+        runs_tools: Whether this process runs tools, or only serves.
+    """
+
+    store: Store | None
+    engine: Engine
+    clock: Callable[[], datetime]
+    settings: Settings | None
+    namespace: str | None
+    origin: str
+    runs_tools: bool
+    observers: Sequence[Observer]
+
+
+class Lifecycle:
+    """One server's runtime, and who uses it now."""
+
+    def __init__(self, setup: Setup, catalogue: Catalogue) -> None:
+        self.extension_given: bool = False
+        self.middleware: ServerMiddleware[Any] | None = None
+        self._setup = setup
+        self._catalogue = catalogue
+        self._store = setup.store
+        self._stopping = Stopping()
+        self._runtime: TaskRuntime | None = None
+        self._server: AnyServer | None = None
+        self._states: list[Any] = []
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+
+    def runtime(self) -> TaskRuntime:
+        """The running runtime.
+
+        Raises:
+            WiringError: The server answers requests, but its lifespan was never entered.
+        """
+        if self._runtime is None:
+            raise WiringError("tasks are not running: the server was not started with the lifespan of tasks.wiring()")
+        return self._runtime
+
+    async def stopping(self) -> None:
+        """Return once the process is told to stop, or the last user of the runtime leaves."""
+        await self._stopping.event.wait()
+
+    @asynccontextmanager
+    async def lifespan(self, server: MCPServer[Any]) -> AsyncGenerator[dict[str, Any]]:
+        """Run tasks for a server that has no lifespan of its own."""
+        async with self._running(server, MCPServerHost(server), {}):
+            yield {}
+
+    def around(self, lifespan: Lifespan[StateT]) -> Lifespan[StateT]:
+        """Run tasks inside a lifespan: its state is there before the first tool runs and until the last one ended."""
+
+        @asynccontextmanager
+        async def wrapped(server: MCPServer[StateT]) -> AsyncGenerator[StateT]:
+            # Before the author's own begins anything.
+            _require_asyncio()
+            async with lifespan(server) as state, self._running(server, MCPServerHost(server), state):
+                yield state
+
+        return wrapped
+
+    def around_lowlevel(
+        self, lifespan: Callable[[Server[Any]], AbstractAsyncContextManager[Any]], host: ToolHost
+    ) -> Callable[[Server[Any]], AbstractAsyncContextManager[Any]]:
+        """The same for a low-level server."""
+
+        @asynccontextmanager
+        async def wrapped(server: Server[Any]) -> AsyncGenerator[Any]:
+            _require_asyncio()
+            async with lifespan(server) as state, self._running(server, host, state):
+                yield state
+
+        return wrapped
+
+    @asynccontextmanager
+    async def living(self, server: AnyServer) -> AsyncGenerator[None]:
+        """The server alive, its own lifespan included, with nobody served.
+
+        Raises:
+            WiringError: The server does not have these tasks.
+        """
+        lifespan: Any = server.settings.lifespan if isinstance(server, MCPServer) else server.lifespan
+        if lifespan is None:
+            raise WiringError(f"server {server.name!r} has no tasks: make it with MCPServer(..., **tasks.wiring())")
+        async with lifespan(server):
+            if self._server is not server or self._runtime is None:
+                raise WiringError(f"server {server.name!r} was not made with these tasks; nothing would be run")
+            yield
+
+    async def new_runtime(
+        self,
+        host: ToolHost,
+        lifespan_state: Callable[[], Any],
+        *,
+        server_name: str,
+        store: Store,
+        engine: Engine,
+        clock: Callable[[], datetime],
+    ) -> TaskRuntime:
+        """A runtime for the tools of `host`, not started.
+
+        Raises:
+            WiringError: The event loop is not asyncio's.
+        """
+        _require_asyncio()
+        await host.prepare()
+        await self._catalogue.open(host)
+        return TaskRuntime(
+            store=store,
+            engine=engine,
+            body=ToolBody(host, lifespan_state),
+            policy=self._catalogue.policy,
+            describe=describe,
+            clock=clock,
+            namespace=server_name if self._setup.namespace is None else self._setup.namespace,
+            settings=self._setup.settings,
+            runs_tools=self._setup.runs_tools,
+            observers=self._setup.observers,
+        )
+
+    @asynccontextmanager
+    async def _running(self, server: AnyServer, host: ToolHost, state: Any) -> AsyncGenerator[None]:
+        _require_asyncio()
+        if self.middleware is not None and self.middleware not in server.middleware:
+            server.middleware.append(self.middleware)
+        await self._enter(server, host, state)
+        try:
+            yield
+        finally:
+            await self._leave(state)
+
+    async def _enter(self, server: AnyServer, host: ToolHost, state: Any) -> None:
+        if not self.extension_given:
+            raise half_wired("the lifespan of tasks", "the extension")
+        async with self._turn():
+            if self._states and self._server is not server:
+                name = None if self._server is None else self._server.name
+                raise WiringError(f"this Tasks object already serves {name!r}; make one for each server")
+            self._server = server
+            self._states.append(state)
+            if self._runtime is None:
+                try:
+                    self._runtime = await self._start(server.name, host)
+                    self._stopping = Stopping()
+                    self._stopping.watch()
+                except BaseException:
+                    self._states.pop()
+                    raise
+
+    async def _start(self, server_name: str, host: ToolHost) -> TaskRuntime:
+        if self._store is None:
+            self._store = default_store(server_name, self._setup.origin)
+        runtime = await self.new_runtime(
+            host,
+            lambda: self._states[-1],
+            server_name=server_name,
+            store=self._store,
+            engine=self._setup.engine,
+            clock=self._setup.clock,
+        )
+        await runtime.start()
+        logger.info("tasks of %r are kept in %s", server_name, self._store)
+        return runtime
+
+    async def _leave(self, state: Any) -> None:
+        # By identity: two clients of a server may have equal states, and each must take its own away.
+        async with self._turn():
+            place = next(index for index, known in enumerate(self._states) if known is state)
+            try:
+                if len(self._states) == 1 and self._runtime is not None:
+                    runtime, self._runtime = self._runtime, None
+                    self._stopping.event.set()
+                    self._stopping.unwatch()
+                    await runtime.stop()
+            finally:
+                # The state goes last: tools that are still running have it until they have ended.
+                self._states.pop(place)
+
+    def _turn(self) -> asyncio.Lock:
+        """Starting and stopping wait for each other. A lock belongs to one event loop, a `Tasks` object may not."""
+        return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+
+
+def _require_asyncio() -> None:
+    try:
+        if asyncio.current_task() is not None:
+            return
+    except RuntimeError:
+        pass
+    raise WiringError(
+        "mcp-tasks runs on asyncio, and this server is started on another event loop (trio). Start it with "
+        'anyio.run(..., backend="asyncio"), asyncio.run(...) or server.run(...); nothing was created'
+    )

@@ -1,0 +1,284 @@
+"""`Tasks`: the object a server author adds to a server built on the official SDK.
+
+    tasks = Tasks()
+    server = MCPServer("render-farm", **tasks.wiring())
+
+    @server.tool()
+    @tasks.task()
+    async def render(scene: str, ctx: Context) -> str: ...
+
+It decides which calls become tasks, and hands everything else on untouched.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Never, TypeAlias, TypeVar, Unpack, cast, overload
+
+from mcp.server import MCPServer, Server, ServerRequestContext
+from mcp.server.context import CallNext, HandlerResult
+from mcp.server.extension import Extension, MethodBinding, compose_tool_call_handler
+from mcp_types import CallToolRequestParams
+
+from mcp_tasks.adapters.sdk import SdkAdapter
+from mcp_tasks.engines import Engine
+from mcp_tasks.errors import InvalidMark, UsageError, WiringError
+from mcp_tasks.protocol import Caller, Dialects, ModernDialect, TasksProtocol
+from mcp_tasks.runtime import Observer, Settings, TaskRuntime
+from mcp_tasks.server.calls import Augment, Calls
+from mcp_tasks.server.catalogue import Catalogue
+from mcp_tasks.server.choice import chosen_engine, chosen_store
+from mcp_tasks.server.lifecycle import Lifecycle, Setup
+from mcp_tasks.server.marks import Mark
+from mcp_tasks.server.options import UNSET, TaskOptions, ToolOptions, Unset, chosen_ttl
+from mcp_tasks.server.stopping import until_told_to_stop
+from mcp_tasks.server.wiring import Lifespan, Wiring, half_wired
+from mcp_tasks.stores import Store
+from mcp_tasks.stores.origin import origin_of
+from mcp_tasks.tools.before_body import asks_by_returning, resolves_parameters, stop_at_body
+from mcp_tasks.tools.host import LowLevelHost, MCPServerHost
+from mcp_tasks.wire import EXTENSION_ID
+
+RequestContext: TypeAlias = ServerRequestContext[Any, Any]
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+StateT = TypeVar("StateT")
+
+
+def utc_now() -> datetime:
+    """The time, as everything here tells it."""
+    return datetime.now(UTC)
+
+
+def authenticated(caller: Caller) -> str | None:
+    """The usual rule of who owns a task: the identity that the request was authenticated with."""
+    return caller.principal
+
+
+class Tasks(Extension):
+    """Makes tools of a server durable tasks (SEP-2663).
+
+    Args:
+        store: Where tasks are kept: a URL (`sqlite:///tasks.db`, `memory://`), a `Store`, or nothing for a SQLite
+            file of the server's own in the user's state folder (`MCP_TASKS_URL` in the environment overrides that).
+        augment: A rule over the validated `tools/call` params. Given one, it decides for tools that are not marked
+            as well; a marked tool becomes a task only if it agrees. `mode="required"` and `"forbidden"` stand above it.
+        clock: Source of the current time, aware and in UTC.
+        default_ttl_ms: How long a finished task is kept, in milliseconds; None keeps it for as long as the store lives.
+        default_ttl: The same as a `timedelta`. Without either, a day.
+        engine: Who runs the tools. Without one, a `LocalEngine`.
+        concurrency: How many tools the local engine runs at a time.
+        grace: How long a call waits for its tool before it answers with a task; a tool that is quicker answers inline.
+        principal: Who is calling, for the rule that a task belongs to who created it. By default the identity in the
+            SDK's access token.
+        require_name_header: Refuse `tasks/*` over HTTP without the `Mcp-Name` header that SEP-2663 asks clients for.
+        settings: Leases, sweeps and time limits of the runtime.
+        namespace: Which servers are the same server, and run each other's tasks; by default the server's name.
+        max_wait: How long a question of any tool may stay unanswered before its task fails. Without it, for ever.
+        max_lost_runs: How many runs of a tool in a row may die with their process, without getting any further, before
+            the task fails.
+        runs_tools: Whether this process runs tools. One that does not only serves, and leaves the running to others
+            that share its store (see `work`).
+        observers: Called with every change of a task, in a thread of their own.
+
+    Raises:
+        InvalidDuration: A duration is not a `timedelta`, or not a positive one.
+        UsageError: The store or its URL is not one.
+    """
+
+    identifier = EXTENSION_ID
+
+    def __init__(
+        self,
+        store: Store | str | None = None,
+        *,
+        augment: Augment | None = None,
+        clock: Callable[[], datetime] = utc_now,
+        default_ttl_ms: int | Unset | None = UNSET,
+        default_ttl: timedelta | Unset | None = UNSET,
+        engine: Engine | None = None,
+        concurrency: int | None = None,
+        grace: timedelta | None = None,
+        principal: Callable[[Caller], str | None] = authenticated,
+        require_name_header: bool = False,
+        settings: Settings | None = None,
+        namespace: str | None = None,
+        max_wait: timedelta | None = None,
+        max_lost_runs: int = 3,
+        runs_tools: bool = True,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        ttl = chosen_ttl(default_ttl_ms, default_ttl)
+        self._catalogue = Catalogue(TaskOptions(ttl=ttl, grace=grace, max_wait=max_wait, max_lost_runs=max_lost_runs))
+        setup = Setup(
+            store=chosen_store(store),
+            engine=chosen_engine(engine, concurrency),
+            clock=clock,
+            settings=settings,
+            namespace=namespace,
+            origin=origin_of(_callers_globals()),
+            runs_tools=runs_tools,
+            observers=observers,
+        )
+        self._runs_tools = runs_tools
+        self._lifecycle = lifecycle = Lifecycle(setup, self._catalogue)
+        protocol = TasksProtocol(
+            lifecycle.runtime,
+            dialects=Dialects([ModernDialect()]),
+            principal=principal,
+            require_name_header=require_name_header,
+        )
+        self._adapter = SdkAdapter(protocol, lifecycle.stopping)
+        lifecycle.middleware = self._adapter.middleware
+        self._calls = Calls(self._catalogue, protocol, self._adapter, lifecycle.runtime, augment)
+        self._is_wired = False
+
+    # What the author calls
+
+    @overload
+    def wiring(self, *, extensions: Sequence[Extension] = ()) -> Wiring[dict[str, Any]]: ...
+
+    @overload
+    def wiring(self, lifespan: Lifespan[StateT], *, extensions: Sequence[Extension] = ()) -> Wiring[StateT]: ...
+
+    def wiring(self, lifespan: Lifespan[Any] | None = None, *, extensions: Sequence[Extension] = ()) -> Wiring[Any]:
+        """What an `MCPServer` needs to have tasks: `MCPServer("name", **tasks.wiring())`.
+
+        Args:
+            lifespan: The server's own lifespan, if it has one; tools see what it yields.
+            extensions: Its other extensions.
+        """
+        self._is_wired = True
+        own = self._lifecycle.lifespan if lifespan is None else self._lifecycle.around(lifespan)
+        return {"extensions": [*extensions, self], "lifespan": own}
+
+    def attach(self, server: Server[Any]) -> None:
+        """Add tasks to a low-level `Server`. Call it once, before the server runs.
+
+        Raises:
+            WiringError: The server has no `tools/call` handler.
+        """
+        entry = server.get_request_handler("tools/call")
+        if entry is None:
+            raise WiringError("tasks.attach(server) needs a server with on_call_tool; this one serves no tools/call")
+        self._is_wired = True
+        server.extensions[EXTENSION_ID] = self.settings()
+        for binding in self.methods():
+            server.add_request_handler(binding.method, binding.params_type, binding.handler)
+        intercepted = compose_tool_call_handler([self], entry.handler)
+        server.add_request_handler("tools/call", CallToolRequestParams, intercepted)
+        server.lifespan = self._lifecycle.around_lowlevel(server.lifespan, LowLevelHost(server, entry.handler))
+
+    def task(
+        self, *misplaced: Never, name: str | None = None, **options: Unpack[ToolOptions]
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Mark a tool: its calls may become tasks. Goes under `@server.tool()`; the tool stays as it is.
+
+        Args:
+            name: The tool that is marked, by its name. Needed only where the function does not tell: for two functions
+                of the same name, or for a tool that is a wrapper with a signature of its own.
+            options: See `ToolOptions`.
+
+        Raises:
+            InvalidMark: The parentheses are missing, or another function is marked under the same name.
+            InvalidOption: An option has a value that it cannot have.
+        """
+        if misplaced:
+            raise InvalidMark("@tasks.task is called before it decorates: write @tasks.task(), with parentheses")
+        chosen = TaskOptions(**options)
+
+        def mark(function: FunctionT) -> FunctionT:
+            resolves = resolves_parameters(function)
+            self._catalogue.marks.add(
+                Mark(
+                    name=name or function.__name__,
+                    is_named=name is not None,
+                    options=chosen,
+                    function=function,
+                    resolves=resolves,
+                    declares_asking=asks_by_returning(function),
+                )
+            )
+            return cast(FunctionT, stop_at_body(function)) if resolves else function
+
+        return mark
+
+    def mark(self, name: str, **options: Unpack[ToolOptions]) -> None:
+        """Mark a tool by its name, for tools that are not functions. Replaces what was said of the tool before.
+
+        Raises:
+            InvalidOption: An option has a value that it cannot have.
+        """
+        self._catalogue.marks.set(name, TaskOptions(**options))
+
+    async def work(self, server: MCPServer[Any] | Server[Any]) -> None:
+        """Run tools of the server without serving anybody, until the process is told to stop (SIGTERM) or this is
+        cancelled: `asyncio.run(tasks.work(server))`.
+
+        Raises:
+            UsageError: This `Tasks` object was made with `runs_tools=False`.
+            WiringError: The server does not have these tasks.
+        """
+        if not self._runs_tools:
+            raise UsageError("tasks.work(server) runs tools, and this Tasks object was made with runs_tools=False")
+        async with self._lifecycle.living(server):
+            await until_told_to_stop()
+
+    # For tests of tools
+
+    async def runtime_for(
+        self, server: MCPServer[Any], *, store: Store, engine: Engine, clock: Callable[[], datetime], state: Any = None
+    ) -> TaskRuntime:
+        """A runtime for the server's tools on another store, engine and clock, not started. For tests of tools.
+
+        Raises:
+            WiringError: The event loop is not asyncio's.
+        """
+        host = MCPServerHost(server)
+        return await self._lifecycle.new_runtime(
+            host, lambda: state, server_name=server.name, store=store, engine=engine, clock=clock
+        )
+
+    async def check_call(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Refuse a call that cannot become a task. For tests of tools.
+
+        Raises:
+            UsageError: There is no such tool, it is not marked, or it does not take these arguments.
+        """
+        tool = await self._catalogue.tool(name)
+        if tool is None:
+            raise UsageError(f"the server has no tool {name!r}")
+        if not self._calls.can_become_task(tool.mark):
+            raise UsageError(f"tool {name!r} never becomes a task: it is not marked with @tasks.task()")
+        problem = None if tool.mark is None or tool.mark.resolves else tool.mark.problem_with(arguments)
+        if problem is not None:
+            raise UsageError(f"tool {name!r} does not take these arguments: {problem}") from problem
+
+    # What the SDK calls
+
+    def methods(self) -> Sequence[MethodBinding]:
+        """The tasks methods. `tasks/result` and `tasks/list` are not among them.
+
+        Raises:
+            WiringError: The server was given this extension, but not its lifespan.
+        """
+        if not self._is_wired:
+            # Arguments are evaluated before the call: had the wiring been passed, it would have been asked for.
+            raise half_wired("extensions=[tasks]", "the lifespan that runs them")
+        self._lifecycle.extension_given = True
+        return self._adapter.methods()
+
+    async def intercept_tool_call(
+        self, params: CallToolRequestParams, ctx: RequestContext, call_next: CallNext
+    ) -> HandlerResult:
+        """Answer a call with a task if the tool, the client and the rule say so; otherwise hand it on."""
+        return await self._calls.answer(params, ctx, call_next)
+
+
+def _callers_globals() -> Mapping[str, Any]:
+    """The module that makes the `Tasks` object: the nearest one that is not ours."""
+    frame = inspect.currentframe()
+    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("mcp_tasks."):
+        frame = frame.f_back
+    return {} if frame is None else frame.f_globals

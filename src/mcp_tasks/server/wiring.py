@@ -1,0 +1,33 @@
+"""How tasks are put into a server: as one thing, so that it cannot be half done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Generic, TypeAlias, TypedDict, TypeVar
+
+from mcp.server import MCPServer
+from mcp.server.extension import Extension
+
+from mcp_tasks.errors import WiringError
+
+StateT = TypeVar("StateT")
+
+Lifespan: TypeAlias = Callable[[MCPServer[StateT]], AbstractAsyncContextManager[StateT]]
+"""A lifespan of an `MCPServer`: entered when it starts, left when it stops, and its state is what tools see."""
+
+
+class Wiring(TypedDict, Generic[StateT]):
+    """The arguments of an `MCPServer` that has tasks: `MCPServer("name", **tasks.wiring())`."""
+
+    extensions: Sequence[Extension]
+    lifespan: Lifespan[StateT]
+
+
+def half_wired(given: str, missing: str) -> WiringError:
+    """The error for a server that has only a part of it."""
+    return WiringError(
+        f"the server was given {given} without {missing}. Write MCPServer(..., **tasks.wiring()), which is both. A "
+        "lifespan of your own goes into it as tasks.wiring(lifespan=yours), other extensions as "
+        "tasks.wiring(extensions=[...])"
+    )

@@ -1,0 +1,108 @@
+"""Runs that begin when an engine says so and end when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from datetime import timedelta
+
+import anyio
+import anyio.lowlevel
+
+from mcp_tasks.engines.base import Engine, Slot
+
+WAIT = 5
+"""Seconds after which what must happen is taken not to happen."""
+
+LONG, SHORT, NONE = timedelta(seconds=10), timedelta(milliseconds=20), timedelta(0)
+
+caller: ContextVar[str] = ContextVar("caller", default="nobody")
+"""Whose context code runs in."""
+
+
+class Work:
+    """What an engine is given to execute: it notes what begins and ends, and lets the test decide when."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.slots: dict[str, Slot] = {}
+        self.callers: dict[str, str] = {}
+        self._may_end: dict[str, anyio.Event] = {}
+        self._changed = anyio.Event()
+
+    async def execute(self, task_id: str, slot: Slot) -> None:
+        """Run until the test ends it."""
+        self.slots[task_id] = slot
+        self.callers[task_id] = caller.get()
+        self.note(f"start {task_id}")
+        try:
+            await self._gate(task_id).wait()
+        finally:
+            self.note(f"end {task_id}")
+
+    def end(self, *task_ids: str) -> None:
+        """Let these runs end, now or as soon as they have begun."""
+        for task_id in task_ids:
+            self._gate(task_id).set()
+
+    async def until(self, *lines: str) -> None:
+        """Return when all of these have happened."""
+        with anyio.fail_after(WAIT):
+            while not set(lines) <= set(self.log):
+                self._changed = anyio.Event()
+                await self._changed.wait()
+
+    @property
+    def started(self) -> list[str]:
+        """The ids whose runs have begun, in order."""
+        return [line.removeprefix("start ") for line in self.log if line.startswith("start ")]
+
+    @property
+    def running(self) -> set[str]:
+        """The ids whose runs have begun and not ended."""
+        return {task_id for task_id in self.started if self.log.count(f"start {task_id}") > self._ended(task_id)}
+
+    def note(self, line: str) -> None:
+        """Write a line of the log."""
+        self.log.append(line)
+        self._changed.set()
+
+    def _ended(self, task_id: str) -> int:
+        return self.log.count(f"end {task_id}")
+
+    def _gate(self, task_id: str) -> anyio.Event:
+        return self._may_end.setdefault(task_id, anyio.Event())
+
+
+@asynccontextmanager
+async def at_work(engine: Engine) -> AsyncGenerator[Work]:
+    """The engine, started and at work, and stopped at the end."""
+    work = Work()
+    await engine.start(work.execute)
+    try:
+        yield work
+    finally:
+        await settle()
+        work.end(*work.running)
+        await engine.stop(LONG)
+
+
+async def settle() -> None:
+    """Let everything happen that can happen now."""
+    for _ in range(10):
+        await anyio.lowlevel.checkpoint()
+
+
+@asynccontextmanager
+async def submitting(engine: Engine, *task_ids: str) -> AsyncGenerator[None]:
+    """Submit without waiting for it, because an engine may run a task before it returns; at the end it has."""
+    submits = [asyncio.create_task(engine.submit(task_id)) for task_id in task_ids]
+    try:
+        yield
+        with anyio.fail_after(WAIT):
+            await asyncio.gather(*submits)
+    finally:
+        for submit in submits:
+            submit.cancel()

@@ -1,0 +1,136 @@
+"""Runs a tool from its record, the same in the server that took the call, after a restart, and in a worker.
+
+The tool gets the SDK's own context, built by hand over a `TaskChannel`, so it works in a task as in a call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+from mcp.server import ServerRequestContext
+from mcp.server.connection import Connection
+from mcp.server.session import ServerSession
+from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR, CallToolRequestParams, InputRequiredResult
+from mcp_types import methods as mcp_methods
+from mcp_types.version import LATEST_MODERN_VERSION
+from pydantic import BaseModel, ValidationError
+
+from mcp_tasks.core import InputRequest, JsonObject, TaskRequest
+from mcp_tasks.core.text import valid_json
+from mcp_tasks.protocol.errors import RpcError, describe
+from mcp_tasks.runtime import AskedOnCall, Ending, Failure, Run, Success
+from mcp_tasks.tools.channel import TaskChannel, require_capability
+from mcp_tasks.tools.clients import ClientCache
+from mcp_tasks.tools.host import RequestContext, ToolHost
+
+logger = logging.getLogger(__name__)
+
+
+class ToolBody:
+    """The body of every run: calls the tool that the record names."""
+
+    def __init__(self, host: ToolHost, lifespan_state: Callable[[], Any]) -> None:
+        self._host = host
+        self._lifespan_state = lifespan_state
+        self._clients = ClientCache()
+
+    async def __call__(self, run: Run) -> Ending:
+        """Call the tool, as often as it takes to answer what it asks by returning, and say how it ended."""
+        request = run.request
+        context = self._context(run)
+        params = _params(request, request.input_responses, request.request_state)
+        try:
+            while True:
+                result = await self._host.call(context, params)
+                if not mcp_methods.is_input_required(result):
+                    return Success(_neutral_result(request, result))
+                question = _question(request, result)
+                # Somebody may be waiting on the original call, in this process or another. The record decides who was
+                # first: the question, or the announcement of the task; after that it is asked in the task.
+                if await run.ask_on_call(question):
+                    return AskedOnCall()
+                responses = await run.ask_all(questions_in(question, request.client_capabilities))
+                params = _params(request, responses, question.get("requestState"))
+        except Exception as exc:
+            if not isinstance(exc, MCPError | RpcError):
+                logger.exception("the run of task %s failed", run.record.id)
+            return Failure(describe(exc))
+
+    def _context(self, run: Run) -> RequestContext:
+        request = run.request
+        channel = TaskChannel(run)
+        client = self._clients.client_of(request)
+        connection = Connection(channel, protocol_version=request.protocol_version, client_params=client.client_params)
+        connection.client_capabilities = client.client_capabilities
+        connection.initialized.set()
+        return ServerRequestContext(
+            session=ServerSession(channel, connection),
+            lifespan_context=self._lifespan_state(),
+            protocol_version=request.protocol_version,
+            method=request.method,
+            params={"name": request.name, "arguments": dict(request.arguments)},
+            request_id=run.record.id,
+            meta=cast(Any, dict(request.meta)),
+        )
+
+
+def questions_in(question: JsonObject, capabilities: JsonObject) -> dict[str, InputRequest]:
+    """What a tool asked by returning, by its own keys.
+
+    Raises:
+        RpcError: -32021, if the client did not declare that it can be asked such a thing.
+    """
+    questions: dict[str, InputRequest] = {}
+    for key, asked in question.get("inputRequests", {}).items():
+        questions[key] = InputRequest(method=asked["method"], params=asked.get("params", {}))
+        require_capability(questions[key], capabilities)
+    return questions
+
+
+def _params(request: TaskRequest, responses: JsonObject | None, state: str | None) -> CallToolRequestParams:
+    fields: dict[str, Any] = {"name": request.name, "arguments": dict(request.arguments)}
+    if responses is not None:
+        fields["inputResponses"] = dict(responses)
+    if state is not None:
+        fields["requestState"] = state
+    return CallToolRequestParams.model_validate(fields, by_name=False)
+
+
+def _neutral_result(request: TaskRequest, result: Any) -> JsonObject:
+    """The result as the newest era has it, which is the one that can say most, without its mark."""
+    dumped = (
+        _dumped(result)
+        if isinstance(result, BaseModel)
+        else {"resultType": "complete", **cast("Mapping[str, Any]", result or {})}
+    )
+    with _returned_by(request.name):
+        neutral = mcp_methods.serialize_server_result(request.method, LATEST_MODERN_VERSION, dumped)
+    del neutral["resultType"]
+    return neutral
+
+
+def _question(request: TaskRequest, result: InputRequiredResult | dict[str, Any]) -> JsonObject:
+    """What a tool asked by returning, in text that every client can parse, and without the era's mark."""
+    with _returned_by(request.name):
+        asked = InputRequiredResult.model_validate(result, by_name=False)
+    question = valid_json(_dumped(asked))
+    del question["resultType"]
+    return question
+
+
+@contextmanager
+def _returned_by(tool: str) -> Generator[None]:
+    """Turn what pydantic says of a result into the SDK's own error for it; the details would quote the result."""
+    try:
+        yield
+    except ValidationError:
+        logger.exception("tool %r returned an invalid result", tool)
+        raise RpcError(INTERNAL_ERROR, "Handler returned an invalid result") from None
+
+
+def _dumped(model: BaseModel) -> dict[str, Any]:
+    return model.model_dump(by_alias=True, mode="json", exclude_none=True)

@@ -1,0 +1,134 @@
+"""The client as a tool in a task sees it: the shape of `mcp.shared.dispatcher.DispatchContext`.
+
+A tool talks to its client through the SDK's session, and the session through a channel. In a task the client
+is not there; what the tool sends becomes part of the task: progress its progress, a request a question.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import anyio
+from mcp.shared.dispatcher import CallOptions
+from mcp.shared.exceptions import NoBackChannelError
+from mcp.shared.message import MessageMetadata
+from mcp.shared.transport_context import TransportContext
+from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY, RequestId
+
+from mcp_tasks.core import InputRequest, JsonObject, Progress
+from mcp_tasks.core.text import valid_json, valid_text
+from mcp_tasks.errors import TasksError
+from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.runtime import Asking, Run
+from mcp_tasks.tools.sdk_errors import to_mcp_error
+
+logger = logging.getLogger(__name__)
+
+_NEEDED = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}
+"""The requests a task may make of its client, and the capability that says the client takes them."""
+
+
+class TaskChannel:
+    """What a tool sends to its client, taken into its task."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._transport = TransportContext(kind="task", can_send_request=True)
+
+    @property
+    def transport(self) -> TransportContext:
+        """There is no transport: the request has been answered long ago."""
+        return self._transport
+
+    @property
+    def can_send_request(self) -> bool:
+        """Requests become questions, so they can always be sent."""
+        return True
+
+    @property
+    def request_id(self) -> RequestId | None:
+        """The task stands in for the request."""
+        return self._run.record.id
+
+    @property
+    def message_metadata(self) -> MessageMetadata:
+        """Nothing of the original message is kept."""
+        return None
+
+    @property
+    def cancel_requested(self) -> anyio.Event:
+        """Cancellation reaches the body itself; nobody waits for this."""
+        return anyio.Event()
+
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> dict[str, Any]:
+        """Put a question to the client and wait for its answer."""
+        if method not in _NEEDED:
+            raise NoBackChannelError(method)
+        question = InputRequest(method=method, params=valid_json(params or {}))
+        try:
+            require_capability(question, self._run.request.client_capabilities)
+            return dict(await self._run.ask(question, _asking(opts)))
+        except (RpcError, TasksError) as exc:
+            # As an `MCPError`, because any other exception of a tool is a crash to the SDK, and its text is withheld.
+            raise to_mcp_error(exc) from exc
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
+        """Drop it: SEP-2663 has no log or progress notifications for tasks."""
+        logger.debug("dropped %s: not sent for a task", method)
+
+    async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        """Make it the task's progress. Numbers that JSON cannot hold say nothing about progress either."""
+        done = _json_number(progress)
+        if done is None:
+            return
+        said = None if message is None else valid_text(message)
+        await self._run.report(Progress(progress=done, total=_json_number(total), message=said))
+
+
+def _asking(opts: CallOptions | None) -> Asking | None:
+    """What the SDK's own call says of the question: how long it may take."""
+    seconds = None if opts is None else opts.get("timeout")
+    return None if seconds is None else Asking(timeout=timedelta(seconds=seconds))
+
+
+def _json_number(value: float | None) -> float | None:
+    """The number as JSON can hold it, whatever type of number the tool used; None for one that it cannot."""
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    # Whole numbers stay exact, of which a float is not capable beyond 2**53; a bool is one to Python, not to JSON.
+    return int(value) if isinstance(value, int) else number if math.isfinite(number) else None
+
+
+def require_capability(question: InputRequest, declared: JsonObject) -> None:
+    """Refuse a question of a kind that the client did not declare on its request.
+
+    Raises:
+        RpcError: -32021, with the capability that was missing.
+    """
+    name = _NEEDED[question.method]
+    capability = declared.get(name)
+    required: dict[str, Any] = {name: {}}
+    if name == "elicitation" and isinstance(capability, Mapping):
+        mode = question.params.get("mode", "form")
+        required = {name: {mode: {}}}
+        # An empty object stands for form mode, which came first.
+        if mode in capability or (mode == "form" and "url" not in capability):
+            return
+    elif capability is not None:
+        return
+    raise RpcError(
+        MISSING_REQUIRED_CLIENT_CAPABILITY,
+        f"The tool asks with {question.method}, and the client did not declare the {name} capability on its call. "
+        "A client of the Python SDK declares it by having a callback for it.",
+        {"requiredCapabilities": required},
+    )

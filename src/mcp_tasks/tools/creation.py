@@ -1,0 +1,158 @@
+"""The task of a call, and what the call is answered with.
+
+As a rule with the task, at once. There are two reasons to keep the call open for a moment, and while it is open the
+task is not announced:
+
+- The tool may ask by returning (`asks_first`). Nobody can tell from outside where the asking ends, so the tool has some
+  time to ask: then the question is the answer, and the task is forgotten. If it shows that it is at work, it is not
+  waited for any longer.
+- The call has a grace: a tool that ends within it is answered as in a plain call, and its task is forgotten too.
+
+The tool may run in another process, so all of this goes through the store: the announcement is a change of the record
+like any other, and so is the question. Whichever is written first stands. A question that comes second is asked in the
+task; an announcement that comes second finds the task ended.
+
+Should this process die while the call is open, nobody was told of the task. What it leaves ends, at the latest where it
+would ask on the call, and expires like any other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, TypeAlias
+
+import anyio
+
+from mcp_tasks.core import JsonObject, Outcome, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.core.actor import Actor
+from mcp_tasks.core.json_bytes import decode_json
+from mcp_tasks.errors import StoreError
+from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.tools.body import questions_in
+
+logger = logging.getLogger(__name__)
+
+ANNOUNCE_AFTER: Final = timedelta(seconds=1)
+"""How long a tool that may ask by returning is given to do so before its task is announced. A check that takes longer
+is not lost: the question is then asked in the task."""
+
+STARTED_VERSION: Final = 2
+"""Created is version 1, claimed by a run is 2: anything after that is the tool at work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The tool asks, and there is no task: an `InputRequiredResult` without its `resultType`."""
+
+    question: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class InlineResult:
+    """The tool has ended, and there is no task: its result, as it would have been kept."""
+
+    outcome: Outcome
+
+
+CallAnswer: TypeAlias = TaskRecord | Question | InlineResult
+"""What a call is answered with: its task, or what a plain call would have answered."""
+
+
+async def answer_call(
+    runtime: TaskRuntime,
+    request: TaskRequest,
+    *,
+    owner: str | None,
+    retention: timedelta | None,
+    poll_interval: timedelta | None = None,
+    asks_first: bool = False,
+    grace: timedelta | None = None,
+) -> CallAnswer:
+    """Make the task of a call, and say what the call is answered with.
+
+    Raises:
+        RpcError: What the plain call would have failed with, if that became clear while the call was open.
+        StoreError: The task could not be kept, or not be announced.
+    """
+    # SEP-2663: not answered before the task is durably created; `launch` returns no sooner.
+    created = await runtime.launch(
+        request,
+        owner=owner,
+        retention=retention,
+        poll_interval=poll_interval,
+        announced=not (asks_first or grace),
+    )
+    if created.announced:
+        return created
+    seen = created
+    if asks_first:
+        seen = await _wait_for_question(runtime, seen)
+    if grace:
+        # A caller that goes away meanwhile leaves the task: closing a stream cancels the request, never its task.
+        seen = await _wait(runtime, seen, _is_settled, grace)
+    record = await runtime.announce(seen)
+    if record.announced:
+        return created
+    return await _instead_of_task(runtime, record, request, in_grace=bool(grace)) or created
+
+
+async def _wait_for_question(runtime: TaskRuntime, created: TaskRecord) -> TaskRecord:
+    try:
+        return await _wait(runtime, created, lambda task: task.version > STARTED_VERSION, ANNOUNCE_AFTER)
+    except anyio.get_cancelled_exc_class():
+        with anyio.CancelScope(shield=True):
+            await _cancel(runtime, created, "The caller went away before the task was announced")
+        raise
+
+
+async def _wait(
+    runtime: TaskRuntime, seen: TaskRecord, condition: Callable[[TaskRecord], bool], limit: timedelta
+) -> TaskRecord:
+    """The task once the condition holds for it; as it was seen last, if that takes too long."""
+    try:
+        return await runtime.wait_until(seen.id, condition, limit) or seen
+    except StoreError as exc:
+        # The task is kept and may be running; to answer with an error now would have the client start it twice.
+        logger.warning("task %s… is not waited for any longer: %s", seen.id[:12], exc)
+        return seen
+
+
+async def _cancel(runtime: TaskRuntime, created: TaskRecord, reason: str) -> None:
+    """Cancel a task that may still ask its caller something, which nobody could ever answer."""
+    try:
+        await runtime.cancel(created, reason, actor=Actor("client", created.owner))
+    except StoreError as exc:
+        # It ends by itself, at the latest where it asks.
+        logger.warning("task %s… was not cancelled, though its caller went away: %s", created.id[:12], exc)
+
+
+def _is_settled(task: TaskRecord) -> bool:
+    """Whether there is nothing to wait for on the call: the task has ended, or its tool asks, which may take days."""
+    return task.is_final or task.status is TaskStatus.INPUT_REQUIRED
+
+
+async def _instead_of_task(
+    runtime: TaskRuntime, ended: TaskRecord, request: TaskRequest, *, in_grace: bool
+) -> Question | InlineResult | None:
+    """What the call is answered with in place of a task that ended before it was announced; None for the task itself.
+
+    Without a grace that is only a question: who wants a task for a call gets one, however quick the tool is.
+    """
+    if ended.status is not TaskStatus.CANCELLED and not in_grace:
+        return None
+    outcome = await runtime.outcome(ended.id)
+    if outcome is None:
+        # Cancelled from outside, and not by asking.
+        return None
+    await runtime.discard(ended)
+    if ended.status is TaskStatus.COMPLETED:
+        return InlineResult(outcome)
+    told = decode_json(outcome.body)
+    if ended.status is TaskStatus.FAILED:
+        raise RpcError(told["code"], told["message"], told.get("data"))
+    questions_in(told, request.client_capabilities)
+    return Question(told)

@@ -1,0 +1,42 @@
+"""The client on the front page is run as it stands there, as a program of its own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.helpers.http import serving
+from tests.helpers.process import ENVIRONMENT, ROOT
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_the_client_of_the_readme_is_a_program_that_comes_back_to_its_tasks(tmp_path: Path) -> None:
+    server_code, client_code = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE
+    )
+    names: dict[str, Any] = {"__name__": "readme_server"}
+    exec(compile(server_code.replace("Tasks()", 'Tasks("memory://")'), "README.md", "exec"), names)
+    program = tmp_path / "client.py"
+    async with serving(names["server"]) as wire:
+        assert "http://127.0.0.1:8000/mcp" in client_code
+        program.write_text(client_code.replace("http://127.0.0.1:8000/mcp", wire.url))
+        first = await _run(program)
+        second = await _run(program)
+    assert (first.count("published"), first.count("<TaskHandle")) == (2, 1), first
+    # The task that the first run left in the ledger, and its own call.
+    assert (second.count("published"), second.count("<TaskHandle")) == (4, 1), second
+
+
+async def _run(program: Path) -> str:
+    done = await anyio.run_process(
+        [sys.executable, program.name], cwd=program.parent, env=ENVIRONMENT, check=False, stderr=subprocess.PIPE
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()

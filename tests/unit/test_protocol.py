@@ -1,0 +1,402 @@
+"""The rules of the wire, asked directly: no SDK, no transport, only a caller and params."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+
+import anyio
+import pytest
+from mcp_types import (
+    HEADER_MISMATCH,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    MISSING_REQUIRED_CLIENT_CAPABILITY,
+)
+
+from mcp_tasks.core import InputRequest, Outcome, TaskRecord, TaskRequest
+from mcp_tasks.engines import LocalEngine
+from mcp_tasks.errors import TaskUnreadable
+from mcp_tasks.protocol import Caller, Dialects, Listening, Message, ModernDialect, RpcError, TasksProtocol
+from mcp_tasks.protocol.errors import describe
+from mcp_tasks.runtime import Ending, Failure, Run, Success, TaskRuntime, ToolPolicy
+from mcp_tasks.stores import MemoryStore
+from mcp_tasks.testing import FakeClock
+from mcp_tasks.wire import EXTENSION_ID
+
+pytestmark = pytest.mark.anyio
+
+MODERN: Final = "2026-07-28"
+TASKS: Final = {"extensions": {EXTENSION_ID: {}}}
+METHODS: Final = ("get", "update", "cancel", "listen")
+
+
+def caller(principal: str | None = "alice", **fields: Any) -> Caller:
+    usual: dict[str, Any] = {"protocol_version": MODERN, "capabilities": TASKS}
+    return Caller(principal=principal, **(usual | fields))
+
+
+class CountingStore(MemoryStore):
+    """Counts how often each task is looked up, and may fail or lose an outcome."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked_up: list[str] = []
+        self.unreadable: set[str] = set()
+        self.loses_outcomes = False
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        self.looked_up.append(task_id)
+        if task_id in self.unreadable:
+            raise TaskUnreadable(task_id, "its row is damaged", owner="alice")
+        return await super().get(task_id)
+
+    async def outcome(self, task_id: str) -> Outcome | None:
+        return None if self.loses_outcomes else await super().outcome(task_id)
+
+
+@dataclass
+class House:
+    """A protocol over a runtime whose only tool waits for the test, asks, fails or returns what it is given."""
+
+    runtime: TaskRuntime
+    store: CountingStore
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    callers: list[Caller] = field(default_factory=list[Caller])
+
+    def protocol(self, **options: Any) -> TasksProtocol:
+        def principal(caller: Caller) -> str | None:
+            self.callers.append(caller)
+            return caller.principal
+
+        usual: dict[str, Any] = {"dialects": Dialects([ModernDialect()]), "principal": principal}
+        return TasksProtocol(lambda: self.runtime, **(usual | options))
+
+    async def create(self, name: str, owner: str | None = "alice", **arguments: Any) -> str:
+        request = TaskRequest(name=name, arguments=arguments, protocol_version=MODERN)
+        return (await self.runtime.launch(request, owner=owner, retention=timedelta(hours=1))).id
+
+    async def until(self, task_id: str, status: str) -> None:
+        found = await self.runtime.wait_until(task_id, lambda task: task.status == status, timedelta(seconds=10))
+        assert found is not None
+
+
+async def _tool(house: House, run: Run) -> Ending:
+    match run.request.name:
+        case "wait":
+            await house.gate.wait()
+        case "ask":
+            form = {"message": "Who?", "requestedSchema": {"type": "object", "required": ["name"]}}
+            return Success({"answer": await run.ask(InputRequest(method="elicitation/create", params=form))})
+        case "fail":
+            return Failure({"code": -1, "message": "no"})
+        case _:
+            pass
+    return Success(run.request.arguments)
+
+
+@asynccontextmanager
+async def furnished() -> AsyncGenerator[House]:
+    store = CountingStore()
+
+    async def policy(method: str, name: str) -> ToolPolicy:
+        return ToolPolicy()
+
+    async def body(run: Run) -> Ending:
+        return await _tool(house, run)
+
+    runtime = TaskRuntime(
+        store=store,
+        engine=LocalEngine(),
+        body=body,
+        policy=policy,
+        describe=describe,
+        clock=FakeClock(),
+    )
+    house = House(runtime, store)
+    await runtime.start()
+    try:
+        yield house
+    finally:
+        await runtime.abandon()
+
+
+@pytest.fixture
+async def house() -> AsyncGenerator[House]:
+    async with furnished() as house:
+        yield house
+
+
+async def ask(protocol: TasksProtocol, method: str, caller: Caller, task_id: str = "x") -> Message | Listening:
+    params = {"taskId": task_id, "inputResponses": {}, "notifications": {"taskIds": [task_id]}}
+    return await getattr(protocol, method)(caller, params)
+
+
+def told(message: Message) -> dict[str, Any]:
+    """The message as it goes over the wire."""
+    return json.loads(message.encode())
+
+
+# Who calls
+
+
+@pytest.mark.parametrize("version", ["2025-11-25", "2099-01-01", ""])
+@pytest.mark.parametrize("method", METHODS)
+async def test_an_era_without_tasks_has_no_such_method(house: House, method: str, version: str) -> None:
+    with pytest.raises(RpcError) as refused:
+        await ask(house.protocol(), method, caller(protocol_version=version))
+    assert refused.value.code == METHOD_NOT_FOUND
+    assert refused.value.data in {f"tasks/{method}", "subscriptions/listen"}
+    assert (house.store.looked_up, house.callers) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "capabilities",
+    [
+        {},
+        {"extensions": {}},
+        {"extensions": [EXTENSION_ID]},
+        {"extensions": {EXTENSION_ID: None}},
+        {"extensions": None},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_client_that_declared_no_tasks_is_told_what_is_missing(
+    house: House, method: str, capabilities: Mapping[str, Any]
+) -> None:
+    with pytest.raises(RpcError) as refused:
+        await ask(house.protocol(), method, caller(capabilities=capabilities))
+    assert refused.value.code == MISSING_REQUIRED_CLIENT_CAPABILITY
+    assert refused.value.data == {"requiredCapabilities": TASKS}
+    assert (house.store.looked_up, house.callers) == ([], [])
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_the_rule_of_who_owns_tasks_is_asked_once_with_the_caller_as_it_came(house: House, method: str) -> None:
+    task_id = await house.create("wait", owner="team-7")
+    asking = caller(principal=None, headers={"x-team": "team-7", "mcp-name": task_id})
+    asked: list[Caller] = []
+
+    def team(caller: Caller) -> str | None:
+        asked.append(caller)
+        return caller.headers["x-team"]
+
+    await ask(house.protocol(principal=team), method, asking, task_id)
+    assert asked == [asking]
+
+
+@pytest.mark.parametrize("method", ["get", "update", "cancel"])
+@pytest.mark.parametrize("principal", ["bob", None])
+async def test_a_task_of_another_is_not_there(house: House, method: str, principal: str | None) -> None:
+    task_id = await house.create("wait")
+    with pytest.raises(RpcError) as refused:
+        await ask(house.protocol(), method, caller(principal), task_id)
+    with pytest.raises(RpcError) as unknown:
+        await ask(house.protocol(), method, caller(principal), "task_unknown")
+    assert refused.value.code == INVALID_PARAMS
+    assert refused.value.error == unknown.value.error
+
+
+@pytest.mark.parametrize("method", ["get", "update", "cancel"])
+async def test_a_header_must_name_the_task_and_may_be_missing_unless_it_is_required(house: House, method: str) -> None:
+    task_id = await house.create("wait")
+    over_http = {"host": "example.com"}
+    strict = house.protocol(require_name_header=True)
+    await ask(house.protocol(), method, caller(headers=over_http), task_id)
+    await ask(strict, method, caller(headers={**over_http, "mcp-name": task_id}), task_id)
+    # Not over HTTP: there is nowhere to put it.
+    await ask(strict, method, caller(), task_id)
+    with pytest.raises(RpcError) as missing:
+        await ask(strict, method, caller(headers=over_http), task_id)
+    with pytest.raises(RpcError) as wrong:
+        await ask(house.protocol(), method, caller(headers={"mcp-name": "another"}), task_id)
+    assert (missing.value.code, wrong.value.code) == (HEADER_MISMATCH, HEADER_MISMATCH)
+
+
+# The eras
+
+
+class NextDialect(ModernDialect):
+    """An era that is still to come: it shows tasks in its own way, and has no answers."""
+
+    versions = frozenset({"2099-01-01"})
+    methods = frozenset({"tasks/get"})
+
+    def declares_tasks(self, caller: Caller) -> bool:
+        return True
+
+    def task(self, record: TaskRecord, outcome: Outcome | None, now: object) -> Message:
+        return Message(fields={"state": record.status.value.upper()})
+
+
+async def test_the_version_of_the_request_chooses_the_dialect(house: House) -> None:
+    protocol = house.protocol(dialects=Dialects([ModernDialect(), NextDialect()]))
+    task_id = await house.create("wait")
+    later = caller(protocol_version="2099-01-01", capabilities={})
+    assert told(await protocol.get(later, {"taskId": task_id})) == {"state": "WORKING"}
+    assert told(await protocol.get(caller(), {"taskId": task_id}))["status"] == "working"
+    with pytest.raises(RpcError) as refused:
+        await ask(protocol, "cancel", later, task_id)
+    assert refused.value.code == METHOD_NOT_FOUND
+
+
+# What is answered
+
+
+async def test_a_finished_task_comes_with_its_result_spliced_in(house: House) -> None:
+    task_id = await house.create("return", content=[], isError=True, _meta={"com.example/a": 1})
+    await house.until(task_id, "completed")
+    shown = told(await house.protocol().get(caller(), {"taskId": task_id}))
+    assert (shown["resultType"], shown["status"]) == ("complete", "completed")
+    assert shown["result"] == {
+        "resultType": "complete",
+        "content": [],
+        "isError": True,
+        "_meta": {"com.example/a": 1},
+    }
+
+
+async def test_a_failed_task_comes_with_its_error(house: House) -> None:
+    task_id = await house.create("fail")
+    await house.until(task_id, "failed")
+    shown = told(await house.protocol().get(caller(), {"taskId": task_id}))
+    assert (shown["error"], "result" in shown) == ({"code": -1, "message": "no"}, False)
+
+
+async def test_a_task_whose_outcome_went_while_it_was_looked_at_is_gone(house: House) -> None:
+    task_id = await house.create("return")
+    await house.until(task_id, "completed")
+    house.store.loses_outcomes = True
+    with pytest.raises(RpcError) as refused:
+        await house.protocol().get(caller(), {"taskId": task_id})
+    assert refused.value.code == INVALID_PARAMS
+
+
+async def test_a_task_that_cannot_be_read_is_told_to_its_owner_alone(house: House) -> None:
+    task_id = await house.create("wait")
+    house.store.unreadable = {task_id}
+    for principal, code in (("alice", INTERNAL_ERROR), ("bob", INVALID_PARAMS)):
+        with pytest.raises(RpcError) as refused:
+            await house.protocol().get(caller(principal), {"taskId": task_id})
+        assert refused.value.code == code
+
+
+async def test_an_answer_that_does_not_fit_leaves_its_question_open(house: House) -> None:
+    protocol, task_id = house.protocol(), await house.create("ask")
+    await house.until(task_id, "input_required")
+    [key] = told(await protocol.get(caller(), {"taskId": task_id}))["inputRequests"]
+    misfit, fit = ({"action": "accept", "content": content} for content in ({}, {"name": "Ada"}))
+    with pytest.raises(RpcError, match="does not fit") as refused:
+        await protocol.update(caller(), {"taskId": task_id, "inputResponses": {key: misfit}})
+    assert refused.value.code == INVALID_PARAMS
+    done = await protocol.update(caller(), {"taskId": task_id, "inputResponses": {key: fit, "other": 1}})
+    assert told(done) == {"resultType": "complete"}
+    await house.until(task_id, "completed")
+
+
+async def test_cancelling_is_acknowledged_twice_and_happens_once(house: House) -> None:
+    protocol, task_id = house.protocol(), await house.create("wait")
+    for _ in range(2):
+        assert told(await protocol.cancel(caller(), {"taskId": task_id})) == {"resultType": "complete"}
+    shown = told(await protocol.get(caller(), {"taskId": task_id}))
+    assert (shown["status"], shown["statusMessage"]) == ("cancelled", "Cancelled by the client")
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "named"),
+    [
+        ("get", {}, "taskId"),
+        ("get", {"taskId": 7}, "taskId"),
+        ("cancel", {"taskId": None}, "taskId"),
+        ("update", {"taskId": ["x"], "inputResponses": {}}, "taskId"),
+        ("update", {"taskId": "x"}, "inputResponses"),
+        ("update", {"taskId": "x", "inputResponses": [1]}, "inputResponses"),
+        ("listen", {"notifications": {"taskIds": "x"}}, "taskIds"),
+        ("listen", {"notifications": {"taskIds": ["x", 1]}}, "taskIds"),
+        ("listen", {"notifications": {"taskIds": [f"x{number}" for number in range(1_001)]}}, "at most 1000"),
+    ],
+)
+async def test_malformed_params_are_named_and_nothing_is_looked_up(
+    house: House, method: str, params: Mapping[str, Any], named: str
+) -> None:
+    with pytest.raises(RpcError, match=named) as refused:
+        await getattr(house.protocol(), method)(caller(), params)
+    assert refused.value.code == INVALID_PARAMS
+    assert house.store.looked_up == []
+
+
+# Listening
+
+
+async def test_a_task_that_is_named_often_is_looked_up_once(house: House) -> None:
+    mine, other = await house.create("wait"), await house.create("wait")
+    house.store.looked_up.clear()
+    ids = [mine, other, mine] * 400
+    listening = await house.protocol().listen(caller(), {"notifications": {"taskIds": ids}})
+    assert listening.task_ids == [mine, other]
+    assert house.store.looked_up == [mine, other]
+
+
+async def test_only_the_callers_own_tasks_that_can_be_read_are_honoured(house: House) -> None:
+    mine, bobs, damaged = [await house.create("wait", owner=owner) for owner in ("alice", "bob", "alice")]
+    house.store.unreadable = {damaged}
+    ids = ["task_unknown", bobs, damaged, mine]
+    listening = await house.protocol().listen(caller(), {"notifications": {"taskIds": ids}})
+    assert listening.task_ids == [mine]
+
+
+async def test_a_listener_is_told_the_state_at_once_and_then_the_newest_change(house: House) -> None:
+    task_id = await house.create("ask")
+    await house.until(task_id, "input_required")
+    protocol = house.protocol()
+    listening = await protocol.listen(caller(), {"notifications": {"taskIds": [task_id]}})
+    assert listening.method == "notifications/tasks"
+    async with aclosing(listening.states()) as states:
+        with anyio.fail_after(10):
+            asked = told(await anext(states))
+            assert asked["status"] == "input_required"
+            answers = {key: {"action": "decline"} for key in asked["inputRequests"]}
+            await protocol.update(caller(), {"taskId": task_id, "inputResponses": answers})
+            await house.until(task_id, "completed")
+            # What came between is not told to a reader that was slow.
+            ended = told(await anext(states))
+    assert (ended["status"], ended["result"]["answer"]) == ("completed", {"action": "decline"})
+    assert house.runtime.hints.listened() == []
+
+
+async def test_what_a_listen_request_is_about_is_known_before_it_is_checked(house: House) -> None:
+    protocol = house.protocol()
+    for ids in ([], ["x"], "x", 5):
+        assert protocol.asks_to_listen(caller(), {"notifications": {"taskIds": ids}})
+        assert not protocol.asks_to_listen(caller(protocol_version="2025-11-25"), {"notifications": {"taskIds": ids}})
+    for params in ({}, {"notifications": None}, {"notifications": {"toolsListChanged": True}}):
+        assert not protocol.asks_to_listen(caller(), params)
+
+
+# Calls of tools
+
+
+def test_a_message_is_one_object_whatever_is_spliced_into_it() -> None:
+    assert json.loads(Message(fields={"a": 1}, large=("résult", b'{"b":[2]}')).encode()) == {
+        "a": 1,
+        "résult": {"b": [2]},
+    }
+    assert Message(fields={"a": None}).encode() == b'{"a":null}'
+
+
+async def test_a_tool_that_must_be_a_task_is_refused_in_the_words_of_the_era(house: House) -> None:
+    protocol = house.protocol()
+    assert protocol.takes_tasks(caller())
+    undeclared, earlier = caller(capabilities={}), caller(protocol_version="2025-11-25")
+    assert not protocol.takes_tasks(undeclared)
+    assert not protocol.takes_tasks(earlier)
+    assert protocol.cannot_take(undeclared, "render").code == MISSING_REQUIRED_CLIENT_CAPABILITY
+    assert protocol.cannot_take(earlier, "render").code == METHOD_NOT_FOUND
+    assert "'render'" in protocol.cannot_take(earlier, "render").message
