@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.client import BenchError, task_get, tool_call
-from bench.servers import Mode, Server, bare_server, task_server
+from bench.servers import Mode, Server, bare_server, mixed_server, task_server
 from bench.watch import Watch, watching
 
 LONG = 3600.0
@@ -44,11 +44,13 @@ class Rig:
     """The servers of one response mode, ready to be measured.
 
     Attributes:
+        mixed: The bare server's tool, on a server with tasks.
         busy: Runs tasks. One of its tasks is `working` and stays so, one is `finished`.
         full: Has no room to run anything: its tasks stay queued.
     """
 
     bare: Server
+    mixed: Server
     busy: Server
     full: Server
     watch: Watch
@@ -71,6 +73,7 @@ def rigged(mode: Mode, folder: Path) -> Generator[Rig]:
     """Servers for one response mode, while the block lasts."""
     with (
         bare_server(mode) as bare,
+        mixed_server(mode, folder) as mixed,
         task_server(mode, folder) as busy,
         task_server(mode, folder, concurrency=1) as full,
         watching(busy.db) as watch,
@@ -79,12 +82,16 @@ def rigged(mode: Mode, folder: Path) -> Generator[Rig]:
         working = _create(busy, "park", seconds=LONG)
         finished = _create(busy, "noop")
         watch.until_one_works()
-        yield Rig(bare, busy, full, watch, task_get(working), task_get(finished))
+        yield Rig(bare, mixed, busy, full, watch, task_get(working), task_get(finished))
 
 
 def bare_call(rig: Rig, operations: int) -> Sample:
     """The yardstick: a plain call of a tool that does nothing, on the bare server."""
-    return _repeat(rig.bare, tool_call("plain_noop"), operations)
+    return plain_calls(rig.bare, operations)
+
+
+def _plain(rig: Rig, operations: int) -> Sample:
+    return plain_calls(rig.mixed, operations)
 
 
 def _get_working(rig: Rig, operations: int) -> Sample:
@@ -125,12 +132,18 @@ def _call_and_poll(server: Server) -> int:
 
 
 CASES = (
+    Case("plain", "plain call, server with tasks", _plain, limit=1.05),
     Case("get-working", "tasks/get, working", _get_working, limit=1.3),
     Case("get-finished", "tasks/get, finished", _get_finished, limit=1.3),
     Case("create", "create, stays queued", _create_only),
     Case("create-and-run", "create and run, no polls", _create_and_run, limit=2.5),
     Case("end-to-end", "create, run, poll to the end", _end_to_end),
 )
+
+
+def plain_calls(server: Server, operations: int) -> Sample:
+    """Plain calls of a tool that does nothing."""
+    return _repeat(server, tool_call("plain_noop"), operations)
 
 
 def _create(server: Server, tool: str, **arguments: Any) -> str:

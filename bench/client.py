@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import re
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 from mcp_tasks.wire import EXTENSION_ID
 
-TIMEOUT = 20.0
+TIMEOUT = 120.0
 """Seconds for one answer; only a server that hangs needs them."""
 
 _VERSION = "2026-07-28"
@@ -40,14 +41,25 @@ def task_get(task_id: str) -> bytes:
     return _request("tasks/get", task_id, {"taskId": task_id})
 
 
-def _request(method: str, name: str, params: dict[str, Any]) -> bytes:
+def method_call(method: str) -> bytes:
+    """A request of a method without params, ready to be sent."""
+    return _request(method, None, {})
+
+
+def listen(task_ids: Sequence[str]) -> bytes:
+    """A `subscriptions/listen` for these tasks, ready to be sent."""
+    return _request("subscriptions/listen", None, {"notifications": {"taskIds": list(task_ids)}})
+
+
+def _request(method: str, name: str | None, params: dict[str, Any]) -> bytes:
     message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": _META}}
     body = json.dumps(message, separators=(",", ":")).encode()
+    named = "" if name is None else f"Mcp-Name: {name}\r\n"
     head = (
         "POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:80\r\nContent-Type: application/json\r\n"
         "Accept: application/json, text/event-stream\r\n"
-        f"MCP-Protocol-Version: {_VERSION}\r\nMcp-Method: {method}\r\nMcp-Name: {name}\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
+        f"MCP-Protocol-Version: {_VERSION}\r\nMcp-Method: {method}\r\n"
+        f"{named}Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 
@@ -76,12 +88,25 @@ class Connection:
         if not head.startswith(b"HTTP/1.1 200") or length is None:
             # A stream of events would have no length. The SDK answers what is ready at once without one, in both modes.
             raise BenchError(f"unexpected answer: {(head + rest)[:500]!r}")
+        parts = [rest]
         missing = int(length[1]) - len(rest)
         while missing > 0:
-            part = self._receive()
-            rest += part
-            missing -= len(part)
-        return rest
+            parts.append(self._receive())
+            missing -= len(parts[-1])
+        return b"".join(parts)
+
+    def first_notification(self, request: bytes, method: str) -> None:
+        """Send a request that is answered with a stream, and return once a notification of `method` is on it.
+
+        Raises:
+            BenchError: The stream ended without one.
+        """
+        self._socket.sendall(request)
+        wanted = f'"method":"{method}"'.encode()
+        received = b""
+        while wanted not in received:
+            # What was seen is kept, in case the name comes in two parts.
+            received = received[-len(wanted) :] + self._receive()
 
     def result(self, request: bytes) -> dict[str, Any]:
         """Send a request and return the result of its answer.

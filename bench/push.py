@@ -14,7 +14,6 @@ import asyncio
 import json
 import random
 import resource
-import socket
 import statistics
 import subprocess
 import sys
@@ -31,13 +30,13 @@ from mcp import Client
 from mcp.server import MCPServer
 from mcp_types import CallToolResult, TextContent
 
-from bench.client import BenchError, Connection, tool_call
+from bench.client import BenchError, listen, tool_call
+from bench.compat import wiring
 from bench.machine import machine_facts
 from bench.report import print_facts
-from bench.servers import Server
+from bench.servers import Server, connect, free_port
 from mcp_tasks import Tasks
 from mcp_tasks.client import TasksClient
-from mcp_tasks.wire import EXTENSION_ID
 
 TARGET = 10.0
 """Milliseconds: the median wait with push. A poll at its shortest interval has a median of a hundred."""
@@ -48,10 +47,8 @@ WARM_UP = 20
 stay below the 1,024 streams that the SDK serves at once."""
 
 AT_ONCE = 50
-START_LIMIT = 30.0
 LIMIT = 60.0
 
-_VERSION = "2026-07-28"
 _ROOT = Path(__file__).parent.parent
 
 
@@ -89,12 +86,12 @@ def _options() -> argparse.Namespace:
 
 def _serve(db: Path, port: int, *, json_response: bool) -> None:
     tasks = Tasks(f"sqlite:///{db}", concurrency=2 * LISTENERS)
-    server = MCPServer("push-bench", version="1", **tasks.wiring(), log_level="WARNING")
+    server: MCPServer[Any] = MCPServer("push-bench", version="1", log_level="WARNING", **wiring(tasks))
     _add_tools(server, tasks)
     server.run("streamable-http", host="127.0.0.1", port=port, json_response=json_response)
 
 
-def _add_tools(server: MCPServer[dict[str, Any]], tasks: Tasks) -> None:
+def _add_tools(server: MCPServer[Any], tasks: Tasks) -> None:
     released = asyncio.Event()
 
     @server.tool()
@@ -122,13 +119,11 @@ def _add_tools(server: MCPServer[dict[str, Any]], tasks: Tasks) -> None:
 def _server(folder: Path, *, json_response: bool = False) -> Generator[tuple[Server, int]]:
     """A server process with a new SQLite file, while the block lasts; and its port."""
     db = folder / f"push-{time.monotonic_ns()}.db"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "bench.push", "--serve", str(db), "--port", str(port)]
     process = subprocess.Popen([*command, *(["--json-response"] if json_response else [])], cwd=_ROOT)
     try:
-        connection = _connect(process, port)
+        connection = connect(process, port)
         try:
             yield Server(process.pid, connection, db), port
         finally:
@@ -137,17 +132,6 @@ def _server(folder: Path, *, json_response: bool = False) -> Generator[tuple[Ser
         # Killed, not asked: a polite stop would wait for the tools that are held.
         process.kill()
         process.wait()
-
-
-def _connect(process: subprocess.Popen[bytes], port: int) -> Connection:
-    deadline = time.monotonic() + START_LIMIT
-    while True:
-        try:
-            return Connection(port)
-        except OSError as exc:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise BenchError(f"the server does not listen (exit code {process.poll()})") from exc
-        time.sleep(0.05)
 
 
 # Waits
@@ -293,7 +277,7 @@ async def _open_all(port: int, ids: Sequence[str]) -> list[Stream]:
 async def _open(port: int, task_id: str) -> Stream:
     """A stream on a connection of its own, after the task's first state."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
-    writer.write(_listen(task_id))
+    writer.write(listen([task_id]))
     while (await _frame(reader))["method"] != "notifications/tasks":
         pass
     return reader, writer
@@ -311,23 +295,6 @@ async def _frame(reader: asyncio.StreamReader) -> dict[str, Any]:
         if line.startswith(b"data:"):
             return json.loads(line[len(b"data:") :])
     raise BenchError("a stream ended")
-
-
-def _listen(task_id: str) -> bytes:
-    meta: dict[str, Any] = {
-        "io.modelcontextprotocol/protocolVersion": _VERSION,
-        "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1"},
-        "io.modelcontextprotocol/clientCapabilities": {"extensions": {EXTENSION_ID: {}}},
-    }
-    params = {"notifications": {"taskIds": [task_id]}, "_meta": meta}
-    message = {"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen", "params": params}
-    body = json.dumps(message, separators=(",", ":")).encode()
-    head = (
-        "POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:80\r\nContent-Type: application/json\r\n"
-        "Accept: application/json, text/event-stream\r\n"
-        f"MCP-Protocol-Version: {_VERSION}\r\nMcp-Method: subscriptions/listen\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
 
 
 # Tables

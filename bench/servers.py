@@ -18,9 +18,10 @@ from bench.client import BenchError, Connection
 Mode: TypeAlias = Literal["sse", "json"]
 """How the SDK answers over HTTP: ready for an event stream, which is its default, or with plain JSON only."""
 
-START_LIMIT = 30.0
+START_LIMIT = 300.0
+"""Seconds to wait until a server listens; only one that hangs, or that starts with a large backlog, needs them."""
 
-_ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -42,6 +43,11 @@ class Server:
         """Bytes of memory that the process has now."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * _PAGE
 
+    def peak(self) -> int:
+        """Bytes of memory that the process had at most."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
 
 @contextmanager
 def bare_server(mode: Mode) -> Generator[Server]:
@@ -51,9 +57,17 @@ def bare_server(mode: Mode) -> Generator[Server]:
 
 
 @contextmanager
+def mixed_server(mode: Mode, folder: Path, src: Path | None = None) -> Generator[Server]:
+    """The same server with tasks, its one measured tool still plain, while the block lasts; of the tree at `src`."""
+    db = _new_db(folder)
+    with _serving(["bench.bare_server", "--db", str(db), *_json_flag(mode)], db=db, src=src) as server:
+        yield server
+
+
+@contextmanager
 def task_server(mode: Mode, folder: Path, *, concurrency: int | None = None) -> Generator[Server]:
     """The fixture server with a new SQLite file in `folder`, while the block lasts."""
-    db = folder / f"tasks-{time.monotonic_ns()}.db"
+    db = _new_db(folder)
     command = ["mcp_tasks.testing.fixture_server", "--db", str(db), *_json_flag(mode)]
     if concurrency is not None:
         command += ["--concurrency", str(concurrency)]
@@ -61,16 +75,22 @@ def task_server(mode: Mode, folder: Path, *, concurrency: int | None = None) -> 
         yield server
 
 
+def _new_db(folder: Path) -> Path:
+    return folder / f"tasks-{time.monotonic_ns()}.db"
+
+
 def _json_flag(mode: Mode) -> list[str]:
     return ["--json"] if mode == "json" else []
 
 
 @contextmanager
-def _serving(command: Sequence[str], *, db: Path) -> Generator[Server]:
-    port = _free_port()
-    process = subprocess.Popen([sys.executable, "-m", *command, "--port", str(port)], cwd=_ROOT)
+def _serving(command: Sequence[str], *, db: Path, src: Path | None = None) -> Generator[Server]:
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command, "--port", str(port)], cwd=ROOT, env=environment(src or ROOT / "src")
+    )
     try:
-        connection = _connect(process, port)
+        connection = connect(process, port)
         try:
             yield Server(process.pid, connection, db)
         finally:
@@ -81,13 +101,24 @@ def _serving(command: Sequence[str], *, db: Path) -> Generator[Server]:
         process.wait()
 
 
-def _free_port() -> int:
+def environment(src: Path) -> dict[str, str]:
+    """What makes a child process import the `mcp_tasks` in `src`, whichever is installed."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(src), str(ROOT)])}
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
-def _connect(process: subprocess.Popen[bytes], port: int) -> Connection:
+def connect(process: subprocess.Popen[bytes], port: int) -> Connection:
+    """A connection to a server that is starting.
+
+    Raises:
+        BenchError: It does not listen in time, or has ended.
+    """
     deadline = time.monotonic() + START_LIMIT
     while True:
         try:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.client import BenchError
+from bench.compat import list_tasks
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.stores.sqlite import SqliteStore
 
@@ -39,7 +40,7 @@ class Watch:
         self._until_false(self._any_queued)
 
     async def _several_working(self) -> bool:
-        return len((await self._store.list(status=TaskStatus.WORKING, limit=2)).records) > 1
+        return len(await list_tasks(self._store, NAMESPACE, status=TaskStatus.WORKING, limit=2)) > 1
 
     async def _any_queued(self) -> bool:
         return bool((await self._store.queued(NAMESPACE, limit=1)).ids)

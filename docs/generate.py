@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from docs import reference
 from mcp_tasks.core.machine import TABLE
 from mcp_tasks.core.status import TaskStatus
 
 LIFECYCLE = Path(__file__).with_name("lifecycle.md")
+REFERENCE = Path(__file__).with_name("reference.md")
 
 
 def state_diagram() -> str:
@@ -52,5 +54,11 @@ def filled(page: str) -> str:
     return page
 
 
+def pages() -> dict[Path, str]:
+    """Every page that has generated parts, as it should be."""
+    return {LIFECYCLE: filled(LIFECYCLE.read_text()), REFERENCE: reference.page()}
+
+
 if __name__ == "__main__":
-    LIFECYCLE.write_text(filled(LIFECYCLE.read_text()))
+    for path, text in pages().items():
+        path.write_text(text)

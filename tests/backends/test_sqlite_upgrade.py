@@ -1,7 +1,8 @@
-"""A file of the first release becomes one of this release, with all that is in it."""
+"""Files of older releases become files of this one, with all that is in them."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 from collections.abc import AsyncGenerator
@@ -9,26 +10,38 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
-from mcp_tasks.core import JournalEntry
-from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskRequest
+from mcp_tasks.core.json_bytes import encode_json
+from mcp_tasks.errors import StoreUnavailable, TaskUnreadable
+from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.sqlite.schema import migrations
+from mcp_tasks.testing import make_record
 from mcp_tasks.testing.clock import NOON
-from tests.backends.first_release import FILE, JOURNALS, TASKS
+from tests.backends.old_files import SCHEMA_1, Fields, OldFile, schema_2
 
 pytestmark = pytest.mark.anyio
 
 TOMORROW = NOON + timedelta(days=1)
+SCHEMA_2 = schema_2()
+RENAMED = {"holder": "worker", "ttl": "retention"}
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A copy of the file that the first release wrote."""
-    return Path(shutil.copy(FILE, tmp_path / "tasks.db"))
+    return Path(shutil.copy(SCHEMA_1.path, tmp_path / "tasks.db"))
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Path:
+    """A copy of the file with the second schema."""
+    return Path(shutil.copy(SCHEMA_2.path, tmp_path / "tasks.db"))
 
 
 @asynccontextmanager
@@ -41,25 +54,65 @@ async def opened(path: Path, namespace: str = "demo") -> AsyncGenerator[SqliteSt
         await store.close()
 
 
-def schema(path: Path) -> list[tuple[object, ...]]:
-    with closing(sqlite3.connect(path)) as connection:
-        return [
-            *connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY type, name"),
-            *connection.execute("PRAGMA user_version"),
-        ]
+def execute(path: Path, *statements: str) -> list[Any]:
+    """Run statements as another program would; returns the rows of the last."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        return [connection.execute(statement).fetchall() for statement in statements][-1]
 
 
-def outcome(entry: JournalEntry) -> JournalEntry:
-    """A step as this release records it: its value is one of its outcomes."""
-    return replace(entry, value={"value": entry.value}) if entry.kind == "step" else entry
+def schema(path: Path) -> list[Any]:
+    statement = "SELECT type, name, sql FROM sqlite_master ORDER BY type, name"
+    return [*execute(path, statement), *execute(path, "PRAGMA user_version")]
 
 
-async def test_every_task_and_journal_of_the_first_release_is_there(path: Path) -> None:
-    async with opened(path) as store:
-        assert [await store.get(task.id) for task in TASKS] == [replace(task, namespace="demo") for task in TASKS]
-        for task in TASKS:
-            expected = [outcome(entry) for entry in JOURNALS.get(task.id, ())]
-            assert list(await store.journal(task.id)) == expected
+def record_of(fields: Fields) -> TaskRecord:
+    """The task as this release has it."""
+    request: TaskRequest = fields["request"]
+    kept = {RENAMED.get(name, name): value for name, value in fields.items()}
+    for name in ("request", "result", "error"):
+        kept.pop(name, None)
+    return make_record(**{"namespace": "demo", **kept, "method": request.method, "name": request.name})
+
+
+def outcome_of(fields: Fields) -> Outcome | None:
+    """What this release keeps of the result: nothing that belongs to an era, and `_meta` apart."""
+    whole = fields.get("result", fields.get("error"))
+    if whole is None:
+        return None
+    body = {name: value for name, value in whole.items() if name not in ("resultType", "_meta")}
+    meta = whole.get("_meta")
+    return Outcome(body=encode_json(body), meta=None if meta is None else encode_json(meta))
+
+
+def steps_of(file: OldFile, task_id: str) -> list[JournalEntry]:
+    """The journal as this release has it: the value of a step is one of its outcomes."""
+    return [
+        replace(entry, value={"value": entry.value}) if entry.kind == "step" and file.schema == 1 else entry
+        for entry in file.journals.get(task_id, ())
+    ]
+
+
+async def journal(store: SqliteStore, task_id: str) -> list[JournalEntry]:
+    return [replace(entry, number=0) for entry in await store.journal(task_id)]
+
+
+async def assert_complete(store: SqliteStore, file: OldFile, *, but: str | None = None) -> None:
+    """Everything of the file is in the store, except for one task."""
+    for fields in file.tasks:
+        task_id = fields["id"]
+        if task_id != but:
+            assert await store.get(task_id) == record_of(fields)
+            assert await store.request(task_id) == fields["request"]
+            assert await store.outcome(task_id) == outcome_of(fields)
+            assert await journal(store, task_id) == steps_of(file, task_id)
+
+
+@pytest.mark.parametrize("file", [SCHEMA_1, SCHEMA_2], ids=["schema 1", "schema 2"])
+async def test_everything_in_a_file_of_an_older_release_is_there(file: OldFile, tmp_path: Path) -> None:
+    async with opened(Path(shutil.copy(file.path, tmp_path / "tasks.db"))) as store:
+        await assert_complete(store, file)
+    async with opened(tmp_path / "tasks.db", "another") as store:
+        await assert_complete(store, file)
 
 
 async def test_tasks_of_the_first_release_are_found_by_the_server_that_opens_the_file(path: Path) -> None:
@@ -72,6 +125,21 @@ async def test_tasks_of_the_first_release_are_found_by_the_server_that_opens_the
         assert await store.workers("demo") == {"a process of yesterday": 0}
 
 
+async def test_tasks_of_the_second_schema_are_found_where_they_were(second: Path) -> None:
+    async with opened(second, "yet another") as store:
+        assert list((await store.queued("demo", limit=9)).ids) == ["queued"]
+        assert list((await store.queued("another", limit=9)).ids) == ["of another server"]
+        assert list((await store.due("demo", TOMORROW, limit=9)).ids) == ["parked"]
+        assert list((await store.claimed("a process of yesterday", limit=9)).ids) == ["held"]
+        assert await store.workers("demo") == {"a process of yesterday": 1}
+        page = await store.list("demo", EVERYBODY, now=NOON)
+        assert {record.id for record in page.records} == {
+            fields["id"] for fields in SCHEMA_2.tasks if fields["namespace"] == "demo"
+        }
+        expired = {hint.task_id for hint in await store.expired(TOMORROW, limit=9)}
+        assert expired == {"completed", "failed", "cancelled", "large"}
+
+
 async def test_tasks_of_the_first_release_are_given_away_once(path: Path) -> None:
     async with opened(path, "demo"):
         pass
@@ -80,7 +148,7 @@ async def test_tasks_of_the_first_release_are_given_away_once(path: Path) -> Non
         assert record is not None
         assert record.namespace == "demo"
         assert list((await store.queued("another", limit=9)).ids) == []
-        assert list(await store.journal("parked")) == [outcome(entry) for entry in JOURNALS["parked"]]
+        assert await journal(store, "parked") == steps_of(SCHEMA_1, "parked")
 
 
 async def test_of_servers_that_open_the_file_at_the_same_time_one_gets_the_tasks(path: Path) -> None:
@@ -94,26 +162,85 @@ async def test_of_servers_that_open_the_file_at_the_same_time_one_gets_the_tasks
         await store.close()
 
 
-async def test_an_upgraded_file_goes_on_like_a_new_one(path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", [SCHEMA_1, SCHEMA_2], ids=["schema 1", "schema 2"])
+async def test_an_upgraded_file_goes_on_like_a_new_one(file: OldFile, tmp_path: Path) -> None:
+    path = Path(shutil.copy(file.path, tmp_path / "tasks.db"))
     async with opened(path) as store, opened(tmp_path / "new.db"):
         record = await store.get("held")
         assert record is not None
-        await store.save(replace(record, version=3, worker=None), expected=2)
+        entry = JournalEntry(kind="step", key="today", value={"value": 1})
+        outcome = Outcome(body=b"{}", meta=b"{}")
+        await store.save(replace(record, version=3, worker=None), expected=2, entries=[entry], outcome=outcome)
         await store.heartbeat("a process of today", namespace="demo")
-        assert list((await store.queued("demo", limit=9)).ids) == ["held", "queued", "lone \ud800 surrogate"]
-        assert await store.workers("demo") == {"a process of today": 1}
+        assert (await store.queued("demo", limit=9)).ids[:2] == ["held", "queued"]
+        assert await journal(store, "held") == [entry]
+        assert await store.outcome("held") == outcome
+        workers = await store.workers("demo")
+        assert workers["a process of today"] == 1
+        new = make_record(namespace="demo")
+        assert await store.create(new, TaskRequest(name="render", arguments={}), key="key") == new
+        for fields in file.tasks:
+            current = await store.get(fields["id"])
+            assert current is not None
+            await store.delete(current.id, expected=current.version)
     assert schema(path) == schema(tmp_path / "new.db")
     assert schema(path)[-1] == (len(migrations()),)
+    # Nothing is left behind of what was deleted.
+    assert execute(path, "SELECT count(*) FROM outcomes") == [(0,)]
+    assert execute(path, "SELECT count(*) FROM journal") == [(0,)]
+    assert execute(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+ROW = "WHERE task = (SELECT key FROM tasks WHERE id = 'completed')"
+
+DAMAGES = {
+    "its state cut short": "UPDATE tasks SET state = substr(state, 1, 40) WHERE id = 'completed'",
+    "its state empty": "UPDATE tasks SET state = '' WHERE id = 'completed'",
+    "its state not UTF-8": "UPDATE tasks SET state = CAST(x'7b22ff227d' AS TEXT) WHERE id = 'completed'",
+    "its state a number": "UPDATE tasks SET state = 7 WHERE id = 'completed'",
+    "its state a list": "UPDATE tasks SET state = '[]' WHERE id = 'completed'",
+    "its state of a newer release": "UPDATE tasks SET state = '{\"format\":99}' WHERE id = 'completed'",
+    "its request gone": f"DELETE FROM requests {ROW}",
+    "its request not JSON": f"UPDATE requests SET request = '{{' {ROW}",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_one_damaged_row_costs_one_task_and_not_the_upgrade(second: Path, damage: str) -> None:
+    execute(second, DAMAGES[damage])
+    async with opened(second) as store:
+        with pytest.raises(TaskUnreadable, match="task completed cannot be read") as unreadable:
+            await store.get("completed")
+        assert unreadable.value.owner == "alice"
+        await assert_complete(store, SCHEMA_2, but="completed")
+        await store.delete("completed", expected=3)
+
+
+async def test_a_damaged_entry_of_a_journal_costs_one_journal(second: Path) -> None:
+    execute(second, "UPDATE journal SET value = CAST(x'22ff22' AS TEXT) WHERE key = 'q1'")
+    async with opened(second) as store:
+        with pytest.raises(TaskUnreadable, match="its journal entry 'q1' is damaged"):
+            await store.journal("parked")
+        await assert_complete(store, SCHEMA_2, but="parked")
+
+
+async def test_a_result_that_is_not_an_object_is_no_outcome(second: Path) -> None:
+    state = json.loads(execute(second, "SELECT state FROM tasks WHERE id = 'completed'")[0][0])
+    with closing(sqlite3.connect(second, isolation_level=None)) as connection:
+        changed = json.dumps(state | {"result": "text"})
+        connection.execute("UPDATE tasks SET state = ? WHERE id = 'completed'", (changed,))
+    async with opened(second) as store:
+        assert await store.outcome("completed") is None
+        assert await store.get("completed") is not None
 
 
 async def test_an_upgrade_that_fails_leaves_the_file_as_it_was(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE heartbeats (in_the_way)")
+    # The last script finds it in its way, after all others have run.
+    execute(path, "CREATE TABLE outcomes (in_the_way)")
     before = schema(path)
-    with pytest.raises(StoreUnavailable, match="heartbeats"):
+    with pytest.raises(StoreUnavailable, match="outcomes"):
         await SqliteStore(path).open("demo")
     assert schema(path) == before
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("DROP TABLE heartbeats")
+    execute(path, "DROP TABLE outcomes")
     async with opened(path) as store:
-        assert list(await store.journal("parked")) == [outcome(entry) for entry in JOURNALS["parked"]]
+        await assert_complete(store, SCHEMA_1)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mcp import Client
 
-from docs.generate import LIFECYCLE, filled
+from docs.generate import LIFECYCLE, pages
 from mcp_tasks.client import TasksClient
+from mcp_tasks.testing import TaskTester
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -35,6 +37,33 @@ async def test_the_test_on_the_testing_page_passes() -> None:
 
 
 @pytest.mark.anyio
+async def test_the_sync_tool_on_the_tools_page_asks_steps_and_sleeps_from_its_thread() -> None:
+    names: dict[str, Any] = {"__name__": "docs.tools"}
+    exec(compile(_python_of(ROOT / "docs" / "tools.md"), "tools.md", "exec"), names)
+    built: list[str] = []
+
+    def build(version: str) -> str:
+        built.append(version)
+        return f"release-{version}"
+
+    names["build"] = build
+    async with TaskTester(names["server"], names["tasks"]) as tester:
+        task = await tester.call("release", {"version": "1.0"})
+        await tester.until_asked(task)
+        await tester.crash()
+        await tester.until_asked(task)
+        await tester.answer(task, {"approved": True})
+        await tester.settle()
+        await tester.advance(timedelta(hours=1))
+        assert (await tester.result(task)).structured_content == {"result": "release-1.0: accept"}
+        assert built == ["1.0"]
+        ignored = await tester.call("release", {"version": "2.0"})
+        await tester.until_asked(ignored)
+        await tester.advance(timedelta(days=2))
+        assert (await tester.result(ignored)).structured_content == {"result": "nobody answered in two days"}
+
+
+@pytest.mark.anyio
 async def test_the_server_and_the_client_of_the_readme_work_together() -> None:
     names: dict[str, Any] = {"__name__": "docs.readme"}
     exec(compile(_python_of(ROOT / "README.md").replace("Tasks()", 'Tasks("memory://")'), "README.md", "exec"), names)
@@ -44,10 +73,13 @@ async def test_the_server_and_the_client_of_the_readme_work_together() -> None:
     assert result.structured_content == {"result": "published"}
 
 
-def test_generated_parts_are_current() -> None:
-    page = LIFECYCLE.read_text()
-    assert filled(page) == page, "run `make docs`"
-    assert "working --> completed: RunCompleted" in page
+@pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
+def test_generated_parts_are_current(path: Path) -> None:
+    assert path.read_text() == pages()[path], "run `make docs`"
+
+
+def test_the_lifecycle_page_draws_the_machine() -> None:
+    assert "working --> completed: RunCompleted" in LIFECYCLE.read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -82,7 +82,7 @@ def encode_in_pieces(value: JsonValue, *, strict: bool = False) -> bytes:
     except UnicodeEncodeError:
         raise
     except (TypeError, ValueError, RecursionError):
-        # The message is that of the whole value.
+        # Not JSON, or nested deeper than Python functions can follow: the C encoder knows which.
         return encode_json(value, strict=strict)
 
 

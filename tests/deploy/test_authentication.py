@@ -1,0 +1,123 @@
+"""The example with authentication: real tokens, two users, and a task that one of them cannot see."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import secrets
+import socket
+import sys
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import pytest
+from mcp import Client
+
+from mcp_tasks.client import TaskHandle, TasksClient, reconnecting_http, resume_task
+from mcp_tasks.errors import UnknownTask
+from tests.deploy.recipes import ROOT, answers, started
+from tests.helpers.http import HttpWire, http_client, modern_headers
+from tests.helpers.rpc import request
+
+pytestmark = pytest.mark.anyio
+
+EXAMPLE = ROOT / "examples" / "authentication.py"
+METADATA = "/.well-known/oauth-protected-resource/mcp"
+
+
+@dataclass(frozen=True)
+class Served:
+    """The example in a process of its own, and what issues tokens for it."""
+
+    url: str
+    environment: Mapping[str, str]
+    token_for: Callable[..., str]
+
+    def client(self, token: str) -> Client:
+        """A client that shows this token."""
+        transport = reconnecting_http(self.url, headers={"Authorization": f"Bearer {token}"})
+        return Client(transport, extensions=[TasksClient()])
+
+
+@pytest.fixture(scope="module")
+async def served() -> AsyncGenerator[Served]:
+    """The example, serving."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/mcp"
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("MCP_TASKS")}
+    environment = {**kept, "TOKEN_SECRET": secrets.token_hex(32), "RESOURCE_URL": url}
+    command = [sys.executable, str(EXAMPLE), "serve", "--port", str(port)]
+    async with await anyio.open_process(command, cwd=ROOT, env=environment, stdout=None, stderr=None) as process:
+
+        def is_alive() -> None:
+            assert process.returncode is None, "the server ended by itself"
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "environ", environment)
+            names = runpy.run_path(str(EXAMPLE), run_name="authentication")
+        await answers(url, is_alive)
+        yield Served(url, environment, names["token_for"])
+        is_alive()
+        process.terminate()
+
+
+async def test_a_task_is_there_for_its_owner_and_for_nobody_else(served: Served) -> None:
+    async with served.client(served.token_for("ann")) as ann, served.client(served.token_for("bob")) as bob:
+        task = await started(ann, "report", about="Q3")
+        for attempt in (_result, TaskHandle.cancel):
+            with pytest.raises(UnknownTask):
+                await attempt(resume_task(bob, task.id))
+        result = await task.result()
+    assert result.structured_content == {"result": 'Q3, for ["example","https://login.example.com","ann"]'}
+
+
+async def _result(handle: TaskHandle) -> Any:
+    return await handle.result()
+
+
+async def test_another_token_of_the_same_user_reaches_the_task(served: Served) -> None:
+    async with served.client(served.token_for("ann")) as client:
+        task = await started(client, "report", about="Q4")
+    async with served.client(served.token_for("ann", lifetime=60)) as later:
+        assert "Q4" in str((await resume_task(later, task.id).result()).structured_content)
+
+
+@pytest.mark.parametrize(
+    ("claims", "status"),
+    [
+        ({"lifetime": -60}, 401),
+        ({"secret": "a secret of somebody else, long enough"}, 401),
+        ({"scope": "something-else"}, 403),
+        ({}, 200),
+    ],
+    ids=["expired", "forged", "another scope", "valid"],
+)
+async def test_tokens_are_looked_at_before_anything_else(served: Served, claims: dict[str, Any], status: int) -> None:
+    message = request("server/discover")
+    async with http_client() as http:
+        wire = HttpWire(served.url, http, token=served.token_for("ann", **claims))
+        assert (await wire.raw_post(json.dumps(message), modern_headers(message))).status_code == status
+
+
+async def test_a_client_without_a_token_is_told_where_to_get_one(served: Served) -> None:
+    async with http_client() as http:
+        refused = await http.post(served.url, json={})
+        assert refused.status_code == 401
+        metadata = served.url.replace("/mcp", METADATA)
+        assert metadata in refused.headers["www-authenticate"]
+        assert (await http.get(metadata)).json()["resource"] == served.url
+
+
+async def test_the_two_users_of_the_example_see_what_the_page_shows(served: Served) -> None:
+    command = [sys.executable, str(EXAMPLE), "visit", served.url]
+    done = await anyio.run_process(command, cwd=ROOT, env=served.environment)
+    first, second, third = done.stdout.decode().splitlines()
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    assert first.startswith("ann has task_")
+    assert second in page
+    assert third in page
