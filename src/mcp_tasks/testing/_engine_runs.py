@@ -47,7 +47,7 @@ class RunTests(EngineTests):
             assert work.log == ["start a"]
             work.end("a")
             with anyio.fail_after(WAIT):
-                while work.log != ["start a", "end a"] * 2:  # noqa: ASYNC110 - how it ends, not when
+                while work.log != ["start a", "end a"] * 2:
                     await anyio.lowlevel.checkpoint()
 
     async def test_a_slot_may_be_released_twice_and_acquired_twice(self, engine: Engine) -> None:
