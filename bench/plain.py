@@ -68,8 +68,11 @@ def main() -> None:
         folder = Path(name)
         print_facts(machine_facts(folder))
         for mode in options.mode or MODES:
-            lives = [_lives(mode, folder, sources, rounds) for _ in range(starts)]
             print(f"\n{mode}: {starts} starts, {rounds} rounds of {OPERATIONS} calls each")
+            lives: list[dict[str, Life]] = []
+            for _ in range(starts):
+                lives.append(_lives(mode, folder, sources, rounds))
+                print("  ratios of this start:", *(f"{life.ratio:.3f}" for life in lives[-1].values()), flush=True)
             print(f"  {'':40}{'CPU µs':>8}{'ratio':>8}{'all starts':>16}{'at rest':>9}")
             for server in lives[0]:
                 print(_line(server, [life[server] for life in lives]), flush=True)

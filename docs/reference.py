@@ -28,6 +28,11 @@ OPENING = """# Reference
 The public API: everything that these modules export. It is written from the code by `make docs`. What is not here may
 change without notice.
 """
+TYPES = """
+## Types in these signatures
+
+What the functions above take and give, and no module above exports. Import them for annotations from where they are
+said to be."""
 LINE = 100
 """Longer signatures have an argument per line."""
 
@@ -44,6 +49,7 @@ class Export:
     """A public name, and what stands behind it in its own module."""
 
     name: str
+    home: str
     nodes: Sequence[Definition]
     doc: str
 
@@ -51,7 +57,10 @@ class Export:
 def page() -> str:
     """The whole page."""
     contents = [f"- [`{module}`](#{module.replace('.', '')})" for module in MODULES]
-    return "\n".join([OPENING, *contents, *(part for module in MODULES for part in ("", *_module(module)))]) + "\n"
+    contents.append("- [types in these signatures](#types-in-these-signatures)")
+    sections = [part for module in MODULES for part in ("", *_module(module))]
+    text = "\n".join([OPENING, *contents, *sections, TYPES, *_entries(types_in_signatures(), say_where=True)])
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 
 # What is public, and where it is written
@@ -63,7 +72,61 @@ def exports(module: str) -> list[Export]:
     names = _all_of(tree)
     if names is None:
         names = [node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
-    return [Export(name, *_definition(module, name)) for name in names]
+    return [_definition(module, name) for name in names]
+
+
+def types_in_signatures() -> list[Export]:
+    """Values of ours that public signatures name and no module exports, by name, and those that these name in turn."""
+    waiting = [export for module in MODULES for export in exports(module)]
+    known = {export.name for export in waiting}
+    found: list[Export] = []
+    while waiting:
+        export = waiting.pop()
+        for name in sorted({name for node in export.nodes for name in _named_in(node)} - known):
+            try:
+                named = _definition(export.home, name)
+            except LookupError:  # a builtin, or a name of another module's
+                continue
+            if named.nodes and _is_value(named.nodes[-1]):
+                known.add(name)
+                found.append(named)
+                waiting.append(named)
+    return sorted(found, key=lambda export: export.name)
+
+
+def _named_in(node: Definition) -> set[str]:
+    """The names in what a definition says of types."""
+    match node:
+        case ast.ClassDef():
+            members = [found for name, found in _members(node).items() if _is_public(name, found) or name == "__init__"]
+            fields = [statement.annotation for statement in node.body if isinstance(statement, ast.AnnAssign)]
+            return _names_of(fields).union(*(_named_in(function) for found in members for function in found))
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            rules = node.args
+            given = [*rules.posonlyargs, *rules.args, *rules.kwonlyargs, rules.vararg, rules.kwarg]
+            return _names_of([node.returns, *(argument.annotation for argument in given if argument is not None)])
+        case _:
+            return _names_of([node.value])
+
+
+def _names_of(expressions: Sequence[ast.expr | None]) -> set[str]:
+    inner = [part for expression in expressions if expression is not None for part in ast.walk(expression)]
+    return {part.id for part in inner if isinstance(part, ast.Name) and not part.id.startswith("_")}
+
+
+def _is_value(node: Definition) -> bool:
+    """Whether a caller may have to do with it itself: a record, a seam, a name for a type; nothing that does work."""
+    match node:
+        case ast.ClassDef():
+            bases = {re.split(r"[.\[]", ast.unparse(base))[0] for base in node.bases}
+            is_record = any(text.startswith("dataclass") for text in _decorators(node))
+            return is_record or bool(bases & {"TypedDict", "Protocol", "StrEnum", "Enum", "NamedTuple"})
+        case ast.Assign():
+            return isinstance(node.value, ast.Subscript | ast.BinOp)
+        case ast.AnnAssign():
+            return "TypeAlias" in ast.unparse(node.annotation)
+        case _:
+            return False
 
 
 def _all_of(tree: ast.Module) -> list[str] | None:
@@ -73,23 +136,26 @@ def _all_of(tree: ast.Module) -> list[str] | None:
     return None
 
 
-def _definition(module: str, name: str) -> tuple[Sequence[Definition], str]:
-    """What defines a name, followed through imports: several for overloads; and its docstring."""
+def _definition(module: str, name: str) -> Export:
+    """What defines a name, followed through imports; several nodes for overloads, none for what is not ours."""
     tree = _tree(module)
-    found = [node for node in tree.body if isinstance(node, Definition) and name in _names(node)]
+    # Also those under `if TYPE_CHECKING`: a lazy module says there what its names are.
+    blocks = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.If))]
+    statements = [(node, block) for block in blocks for node in block]
+    found = [(node, block) for node, block in statements if isinstance(node, Definition) and name in _names(node)]
     if found:
-        last = found[-1]
-        doc = _doc_after(tree.body, last) if isinstance(last, ast.Assign | ast.AnnAssign) else ast.get_docstring(last)
-        return found, doc or ""
-    # Also those under `if TYPE_CHECKING`: a lazy module says there where its names come from.
+        last, block = found[-1]
+        doc = _doc_after(block, last) if isinstance(last, ast.Assign | ast.AnnAssign) else ast.get_docstring(last)
+        return Export(name, module, [node for node, _ in found], doc or "")
     for node in ast.walk(tree):
         if not isinstance(node, ast.ImportFrom) or node.module is None:
             continue
         for alias in node.names:
             if name == (alias.asname or alias.name):
-                ours = node.module.partition(".")[0] == "mcp_tasks"
-                return _definition(node.module, alias.name) if ours else ([], f"`{node.module}.{alias.name}`.")
-    raise LookupError(f"{module} exports {name!r}, and no definition of it was found in the source")
+                if node.module.partition(".")[0] == "mcp_tasks":
+                    return _definition(node.module, alias.name)
+                return Export(name, node.module, [], f"`{node.module}.{alias.name}`.")
+    raise LookupError(f"{module} has no {name!r}: no definition of it was found in the source")
 
 
 def _names(node: Definition) -> list[str]:
@@ -125,18 +191,23 @@ def _tree(module: str) -> ast.Module:
 def _module(module: str) -> Iterator[str]:
     yield f"## {module}"
     yield _prose(ast.get_docstring(_tree(module)) or "")
-    public = exports(module)
+    yield from _entries(exports(module))
+
+
+def _entries(public: Sequence[Export], *, say_where: bool = False) -> Iterator[str]:
     for export in public:
         yield f"\n### {export.name}\n"
-        first = export.nodes[-1] if export.nodes else None
-        if isinstance(first, ast.ClassDef):
-            yield from _class(first, [other for other in public if other.name != export.name])
-        elif isinstance(first, Function):
+        if say_where:
+            yield f"From `{export.home}`.\n"
+        last = export.nodes[-1] if export.nodes else None
+        if isinstance(last, ast.ClassDef):
+            yield from _class(last, [other for other in public if other.name != export.name])
+        elif isinstance(last, Function):
             yield _block(_signatures(export.name, [node for node in export.nodes if isinstance(node, Function)]))
             yield _prose(export.doc)
         else:
-            if first is not None:
-                yield _block([ast.unparse(first)])
+            if last is not None:
+                yield _block([ast.unparse(last)])
             yield _prose(export.doc)
 
 
@@ -217,6 +288,8 @@ def _documented_fields(node: ast.ClassDef) -> Iterator[str]:
     for statement in node.body:
         if isinstance(statement, ast.AnnAssign) and (doc := _doc_after(node.body, statement)):
             yield f"- `{_field(statement)}`: {' '.join(doc.split())}"
+        elif isinstance(statement, ast.Assign) and any("Enum" in ast.unparse(base) for base in node.bases):
+            yield f"- `{ast.unparse(statement)}`"
 
 
 def _carried(node: ast.ClassDef) -> Iterator[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,8 +51,6 @@ PARTS: Mapping[str, Sequence[str]] = {
     "testing": (*_EVERYTHING_SHIPPED, PACKAGE),
     # The names of the first hour.
     PACKAGE: _EVERYTHING_SHIPPED,
-    # `python -m mcp_tasks`.
-    "__main__": ("cli",),
 }
 """Each part of the package, and the other parts it may import."""
 
@@ -155,6 +154,33 @@ def modules() -> Iterator[tuple[list[str], str]]:
 
 def test_every_import_follows_the_direction() -> None:
     assert [problem for module, source in modules() for problem in problems(module, source)] == []
+
+
+MAPPED = ("core", "wire", "stores", "engines", "runtime", "protocol", "tools", "adapters", "server")
+"""Rooms whose modules ARCHITECTURE.md lists one by one."""
+
+
+def mapped(page: str) -> dict[str, set[str]]:
+    """The words under each room in the map of a page; those of the runtime have a map of their own."""
+    rooms: dict[str, set[str]] = {}
+    room = ""
+    for line in page.partition("### Room by room")[2].partition("## A call")[0].splitlines():
+        named = re.match(r"(\w+)/ ", line)
+        room = named[1] if named else "runtime" if line.startswith("### The runtime") else room
+        rooms.setdefault(room, set()).update(re.findall(r"\w+", line))
+    return rooms
+
+
+@pytest.mark.parametrize("room", MAPPED)
+def test_the_map_in_the_architecture_names_every_module_of_a_room(room: str) -> None:
+    page = (Path(__file__).parent.parent / "ARCHITECTURE.md").read_text()
+    there = {path.stem for path in (SOURCE / room).iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert there - mapped(page)[room] - {"__init__", "__pycache__"} == set()
+
+
+def test_a_module_that_the_map_lacks_is_noticed() -> None:
+    page = "### Room by room\ncore/   one · two\n        three\nwire/   four\n## A call"
+    assert mapped(page)["core"] == {"core", "one", "two", "three"}
 
 
 def test_the_modules_that_are_there_are_looked_at() -> None:

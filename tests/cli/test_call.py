@@ -85,7 +85,8 @@ def test_a_call_that_takes_too_long_goes_on_and_can_be_cancelled(cli: Cli, fixtu
 def test_a_detached_task_is_waited_for_by_the_start_of_its_id(cli: Cli, fixture_url: str, tmp_path: Path) -> None:
     first = cli.start(fixture_url, "slow_compute", "seconds=1", "label=a")
     second = cli.start(fixture_url, "protocol_error_job")
-    done = cli("wait", first[:12], second[5:14], "-o", "json", cwd=tmp_path)
+    # Options end at "--": what comes after "task_" may begin with a dash.
+    done = cli("wait", "-o", "json", "--", first[:12], second[5:14], cwd=tmp_path)
     outcomes = json.loads(done.stdout)
     assert [outcome["status"] for outcome in outcomes] == ["completed", "failed"]
     assert done.returncode == 3
@@ -116,8 +117,8 @@ def test_one_of_several_questions_is_answered_by_its_field_or_its_key(cli: Cli, 
     unclear, wrong = cli.together(
         ("answer", task_id, "--json", '{"name": "Ann"}'), ("answer", task_id, "--question", "other", "name=Ann")
     )
-    assert (unclear.returncode, "--question says which" in unclear.stderr) == (2, True)
-    assert (wrong.returncode, "does not ask 'other'" in wrong.stderr) == (2, True)
+    assert (unclear.returncode, "choose one with --question" in unclear.stderr) == (2, True)
+    assert (wrong.returncode, "no open question 'other'" in wrong.stderr) == (2, True)
     # Only one of them has a field of that name.
     assert cli.json("answer", task_id, "name=Ann")["answered"] == [keys["What is your name?"]]
     done = cli("answer", task_id, "--question", keys["Are you sure?"], "--decline", "--wait")
@@ -168,11 +169,11 @@ def test_a_server_that_cannot_be_used_says_why(cli: Cli, fixture_url: str) -> No
     assert {done.returncode for done in (refused, nowhere, not_mcp, no_command, address, quitter, token)} == {6}
     assert "refuses the connection" in refused.stderr
     assert "HTTP 404" in nowhere.stderr
-    assert "is no MCP server: it answers HTTP 200 with text/html" in not_mcp.stderr
+    assert "is not an MCP server: it answers HTTP 200 with text/html" in not_mcp.stderr
     assert "command not found: no-such-command" in no_command.stderr
     assert "write http://localhost:8000/mcp" in address.stderr
     assert "broken" in quitter.stderr
-    assert "wants credentials: HTTP 401" in token.stderr
+    assert "requires credentials: HTTP 401" in token.stderr
     assert "--token" in token.stderr
 
 

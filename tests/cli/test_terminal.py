@@ -129,7 +129,7 @@ def test_a_question_that_is_no_longer_asked_goes_away(cli: Cli, fixture_url: str
     with on_terminal(cli, "wait", task_id) as terminal:
         terminal.expect("(yes or no): ")
         assert cli("cancel", task_id).returncode == 0
-        terminal.expect("no longer asked")
+        terminal.expect("The question was withdrawn")
         assert terminal.wait() == 4
 
 

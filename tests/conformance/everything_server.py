@@ -95,9 +95,7 @@ def tasks_server(db: str) -> MCPServer[Any]:
     tasks = Tasks(f"sqlite:///{db}")
     mark: Mark = tasks.task()
     tool = everything_tools.schema_tool(mark(everything_tools.json_schema_2020_12_tool))
-    server = MCPServer(
-        NAME, version="1", tools=[tool], log_level="WARNING", **tasks.wiring()
-    )
+    server = MCPServer(NAME, version="1", tools=[tool], log_level="WARNING", **tasks.wiring())
     return _furnish(server, mark)
 
 

@@ -93,6 +93,23 @@ async def test_a_tool_that_is_no_task_is_refused(server: MCPServer[dict[str, obj
             await tester.call(tool)
 
 
+@pytest.mark.parametrize("arguments", [{}, {"times": "often"}, {"times": None}])
+async def test_arguments_that_the_tool_does_not_take_are_refused_as_in_a_call(
+    server: MCPServer[dict[str, object]], tasks: Tasks, arguments: dict[str, object]
+) -> None:
+    @server.tool()
+    @tasks.task()
+    async def repeat(times: int) -> int:
+        """Take a number."""
+        return times
+
+    async with TaskTester(server, tasks) as tester:
+        with pytest.raises(UsageError, match=r"(?s)'repeat' does not take these arguments.*times"):
+            await tester.call("repeat", arguments)
+        result = await tester.result(await tester.call("repeat", {"times": "7"}))
+        assert result.structured_content == {"result": 7}, "as lenient as the SDK"
+
+
 async def test_a_task_can_be_cancelled(server: MCPServer[dict[str, object]], tasks: Tasks) -> None:
     async with TaskTester(server, tasks) as tester:
         task = await tester.call("asks")

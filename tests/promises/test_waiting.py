@@ -40,7 +40,8 @@ class Bench:
         self.tasks = Tasks("memory://")
         self.server = MCPServer("promises", **self.tasks.wiring())
         self.server.tool(name="tool")(tool)
-        self.tasks.mark("tool", **({"recover": "rerun", "park_after": AT_ONCE} | options))
+        usual: dict[str, Any] = {"recover": "rerun", "park_after": AT_ONCE}
+        self.tasks.mark("tool", **(usual | options))
 
     def tester(self, **options: Any) -> TaskTester:
         return TaskTester(self.server, self.tasks, **options)

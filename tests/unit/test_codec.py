@@ -1,59 +1,64 @@
-"""Records and journal entries as text, and texts that older releases wrote."""
+"""What is kept of a task as bytes, and bytes that older releases wrote."""
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from cryptography.exceptions import InvalidTag
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcp_tasks.core import InputBook, InputRequest, JournalEntry, Progress, TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.errors import TaskUnreadable, ValueNotStorable
-from mcp_tasks.stores.codec import (
-    decode_cursor,
-    decode_entry,
-    decode_record,
-    encode_cursor,
-    encode_json,
-    encode_request,
-    encode_state,
-    expiry,
-    from_micros,
-    ready,
-    sort_key,
-    to_micros,
+from mcp_tasks.core import (
+    InputBook,
+    InputRequest,
+    JournalEntry,
+    Outcome,
+    Progress,
+    TaskRecord,
+    TaskRequest,
+    TaskStatus,
 )
-from mcp_tasks.testing import make_record
-from mcp_tasks.testing.strategies import entries, json_values, records
+from mcp_tasks.errors import TaskUnreadable, ValueNotStorable
+from mcp_tasks.stores.codec import Codec, is_large_request
+from mcp_tasks.stores.columns import decode_cursor, encode_cursor, expiry, from_micros, ready, sort_key, to_micros
+from mcp_tasks.stores.sqlite.old_rows import add_functions
+from mcp_tasks.testing import make_record, make_request
+from mcp_tasks.testing.strategies import entries, outcomes, records, requests
+from tests.helpers.cipher import AesCipher
 
 CREATED = datetime(2026, 2, 28, 23, 59, 59, 999_999, tzinfo=UTC)
+CODEC = Codec()
 
 # What release 0.1 wrote. Never change these: files with such rows exist. A new format gets samples of its own.
 REQUEST_1 = (
     '{"method":"tools/call","name":"render","arguments":{"scene":"snow ☃","frames":[1,null,2.5]},'
     '"meta":{"traceparent":"00-1-2-01"},"version":"2026-07-28","clientInfo":{"name":"client","version":"1"},'
     '"clientCapabilities":{"elicitation":{}}}'
-)
+).encode()
 STATE_1 = (
-    '{"format":1,"owner":"alice","status":"input_required","created":1772323199999999,'
-    '"updated":1772323200000000,"version":7,"attempt":2,"message":"half way","progress":[0.5,3,"one of three"],'
-    '"inputs":{"open":{"q2":["elicitation/create",{"message":"Publish?"}]},"used":["q1","q2"]},'
-    '"worker":"worker-1","started":1772323200000002,"ttl":21600000000,"poll":1500000}'
+    b'{"format":1,"owner":"alice","status":"input_required","created":1772323199999999,'
+    b'"updated":1772323200000000,"version":7,"attempt":2,"message":"half way","progress":[0.5,3,"one of three"],'
+    b'"inputs":{"open":{"q2":["elicitation/create",{"message":"Publish?"}]},"used":["q1","q2"]},'
+    b'"holder":"worker-1","started":1772323200000002,"ttl":21600000000,"poll":1500000}'
+)
+REQUEST = TaskRequest(
+    name="render",
+    arguments={"scene": "snow ☃", "frames": [1, None, 2.5]},
+    meta={"traceparent": "00-1-2-01"},
+    protocol_version="2026-07-28",
+    client_info={"name": "client", "version": "1"},
+    client_capabilities={"elicitation": {}},
 )
 RECORD_1 = TaskRecord(
     id="sample",
     owner="alice",
-    request=TaskRequest(
-        name="render",
-        arguments={"scene": "snow ☃", "frames": [1, None, 2.5]},
-        meta={"traceparent": "00-1-2-01"},
-        protocol_version="2026-07-28",
-        client_info={"name": "client", "version": "1"},
-        client_capabilities={"elicitation": {}},
-    ),
+    name="render",
     created_at=CREATED,
     updated_at=CREATED + timedelta(microseconds=1),
     status=TaskStatus.INPUT_REQUIRED,
@@ -63,7 +68,7 @@ RECORD_1 = TaskRecord(
         outstanding={"q2": InputRequest(method="elicitation/create", params={"message": "Publish?"})},
         used=frozenset({"q1", "q2"}),
     ),
-    ttl=timedelta(hours=6),
+    retention=timedelta(hours=6),
     poll_interval=timedelta(seconds=1.5),
     attempt=2,
     worker="worker-1",
@@ -72,35 +77,33 @@ RECORD_1 = TaskRecord(
 )
 
 ENDED_STATE_1 = (
-    '{"format":1,"owner":null,"status":"failed","created":-1,"updated":0,"version":3,"attempt":1,'
-    '"result":{},"error":{"code":-32603,"message":"broken"},"finished":5,"wake":6}'
+    b'{"format":1,"owner":null,"status":"failed","created":-1,"updated":0,"version":3,"attempt":1,'
+    b'"result":{},"error":{"code":-32603,"message":"broken"},"finished":5,"wake":6}'
 )
 ENDED_REQUEST_1 = (
-    '{"method":"tools/call","name":"x","arguments":{},"meta":{},"version":"","clientInfo":null,'
-    '"clientCapabilities":{},"inputResponses":{"q0":{"action":"accept"}},"requestState":"s"}'
+    b'{"method":"tools/call","name":"x","arguments":{},"meta":{},"version":"","clientInfo":null,'
+    b'"clientCapabilities":{},"inputResponses":{"q0":{"action":"accept"}},"requestState":"s"}'
 )
+ENDED_REQUEST = TaskRequest(name="x", arguments={}, input_responses={"q0": {"action": "accept"}}, request_state="s")
 ENDED_1 = TaskRecord(
     id="ended",
     owner=None,
-    request=TaskRequest(name="x", arguments={}, input_responses={"q0": {"action": "accept"}}, request_state="s"),
+    name="x",
     created_at=from_micros(-1),
     updated_at=from_micros(0),
     status=TaskStatus.FAILED,
-    result={},
-    error={"code": -32603, "message": "broken"},
     finished_at=from_micros(5),
     wake_at=from_micros(6),
     attempt=1,
     version=3,
 )
 
-
-# What this release writes. Requests are as they were; states have deadlines of questions, and lost runs.
+# Format 2 had deadlines of questions, and lost runs. Requests are as they were, to this day.
 STATE_2 = (
-    '{"format":2,"owner":"alice","status":"input_required","created":1772323199999999,'
-    '"updated":1772323200000000,"version":7,"attempt":2,"message":"half way","progress":[0.5,3,"one of three"],'
-    '"inputs":{"open":{"q2":["elicitation/create",{"message":"Publish?"},null],"q3":["roots/list",{},-1]},'
-    '"used":["q1","q2","q3"]},"worker":"worker-1","lost":3,"started":1772323200000002,"ttl":21600000000,"poll":1500000}'
+    b'{"format":2,"owner":"alice","status":"input_required","created":1772323199999999,'
+    b'"updated":1772323200000000,"version":7,"attempt":2,"message":"half way","progress":[0.5,3,"one of three"],'
+    b'"inputs":{"open":{"q2":["elicitation/create",{"message":"Publish?"},null],"q3":["roots/list",{},-1]},'
+    b'"used":["q1","q2","q3"]},"holder":"worker-1","lost":3,"started":1772323200000002,"ttl":21600000000,"poll":1500000}'
 )
 RECORD_2 = replace(
     RECORD_1,
@@ -113,114 +116,168 @@ RECORD_2 = replace(
     ),
     lost=3,
 )
-ENDED_STATE_2 = ENDED_STATE_1.replace('"format":1', '"format":2')
+
+# What this release writes: method and name, no outcome, the words of now.
+STATE_3 = (
+    b'{"format":3,"owner":"alice","method":"tools/call","name":"render","status":"input_required",'
+    b'"created":1772323199999999,"updated":1772323200000000,"version":7,"attempt":2,"message":"half way",'
+    b'"progress":[0.5,3,"one of three"],'
+    b'"inputs":{"open":{"q2":["elicitation/create",{"message":"Publish?"},null],"q3":["roots/list",{},-1]},'
+    b'"used":["q1","q2","q3"]},"worker":"worker-1","lost":3,"trial":"alone","announced":false,'
+    b'"started":1772323200000002,"retention":21600000000,"poll":1500000}'
+)
+RECORD_3 = replace(RECORD_2, trial="alone", announced=False)
+ENDED_STATE_3 = (
+    b'{"format":3,"owner":null,"method":"tools/call","name":"x","status":"failed","created":-1,"updated":0,'
+    b'"version":3,"attempt":1,"finished":5,"wake":6}'
+)
+
+
+def upgraded(state: bytes, request: bytes) -> bytes:
+    """The state as a migration leaves it."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        add_functions(connection)
+        return connection.execute("SELECT upgraded_state(?, ?)", (state, request)).fetchall()[0][0]
 
 
 @pytest.mark.parametrize(
-    ("request_text", "state_text", "record"),
+    ("request_data", "state", "record"),
     [
         (REQUEST_1, STATE_1, RECORD_1),
         (ENDED_REQUEST_1, ENDED_STATE_1, ENDED_1),
         (REQUEST_1, STATE_2, RECORD_2),
-        (ENDED_REQUEST_1, ENDED_STATE_2, ENDED_1),
+        (REQUEST_1, STATE_3, RECORD_3),
+        (ENDED_REQUEST_1, ENDED_STATE_3, ENDED_1),
     ],
-    ids=["running 1", "ended 1", "running 2", "ended 2"],
+    ids=["running 1", "ended 1", "running 2", "running 3", "ended 3"],
 )
-def test_what_any_release_wrote_still_loads(request_text: str, state_text: str, record: TaskRecord) -> None:
-    assert decode_record(record.id, request_text, state_text) == record
+def test_what_any_release_wrote_still_loads(request_data: bytes, state: bytes, record: TaskRecord) -> None:
+    assert CODEC.decode_state(record.id, upgraded(state, request_data), namespace="") == record
+
+
+@pytest.mark.parametrize(("data", "request_"), [(REQUEST_1, REQUEST), (ENDED_REQUEST_1, ENDED_REQUEST)])
+def test_requests_that_any_release_wrote_still_load(data: bytes, request_: TaskRequest) -> None:
+    assert CODEC.decode_request("sample", data) == request_
 
 
 def test_what_is_written_now_is_what_the_samples_say() -> None:
     # If this fails, either the change was a mistake, or it is a new format and needs a number and samples.
-    assert encode_request(RECORD_2.request) == REQUEST_1
-    assert encode_state(RECORD_2) == STATE_2
-    assert encode_request(ENDED_1.request) == ENDED_REQUEST_1
-    assert encode_state(ENDED_1) == ENDED_STATE_2
+    assert CODEC.encode_state(RECORD_3) == STATE_3
+    assert CODEC.encode_state(ENDED_1) == ENDED_STATE_3
+    assert CODEC.encode_request("sample", REQUEST) == REQUEST_1
+    assert CODEC.encode_request("sample", ENDED_REQUEST) == ENDED_REQUEST_1
 
 
 def test_the_namespace_is_what_the_backend_says() -> None:
     record = make_record(namespace="demo")
-    assert "demo" not in encode_state(record)
-    request, state = encode_request(record.request), encode_state(record)
-    assert decode_record(record.id, request, state, namespace="another").namespace == "another"
+    state = CODEC.encode_state(record)
+    assert b"demo" not in state
+    assert CODEC.decode_state(record.id, state, namespace="another").namespace == "another"
 
 
+CODECS = {"plain": CODEC, "encrypted": Codec(AesCipher())}
+each_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+
+
+@each_codec
 @given(record=records())
 @settings(deadline=None)
-def test_every_record_comes_back(record: TaskRecord) -> None:
-    request, state = encode_request(record.request), encode_state(record)
-    assert decode_record(record.id, request, state, namespace=record.namespace) == record
-    # Any backend keeps text that UTF-8 can hold and that has no NUL in it.
-    for text in (request, state):
-        assert "\0" not in text.encode().decode()
+def test_every_record_comes_back(codec: Codec, record: TaskRecord) -> None:
+    state = codec.encode_state(record)
+    assert codec.decode_state(record.id, state, namespace=record.namespace) == record
 
 
+@each_codec
+@given(request_=requests())
+@settings(deadline=None)
+def test_every_request_comes_back(codec: Codec, request_: TaskRequest) -> None:
+    assert codec.decode_request("task", codec.encode_request("task", request_)) == request_
+
+
+@each_codec
 @given(entry=entries())
-def test_every_journal_entry_comes_back(entry: JournalEntry) -> None:
-    assert decode_entry("task", entry.kind, entry.key, encode_json(entry.value)) == entry
+@settings(deadline=None)
+def test_every_journal_entry_comes_back(codec: Codec, entry: JournalEntry) -> None:
+    value = codec.encode_value("task", entry.value)
+    assert codec.decode_entry("task", entry.kind, entry.key, value, number=7) == replace(entry, number=7)
 
 
-@given(value=json_values())
-def test_json_is_text_that_can_be_kept(value: Any) -> None:
-    encode_json(value).encode()
+@each_codec
+@given(outcome=outcomes())
+@settings(deadline=None)
+def test_every_outcome_comes_back(codec: Codec, outcome: Outcome) -> None:
+    kept = codec.encode_outcome("task", outcome)
+    assert codec.decode_outcome("task", kept.body, kept.meta) == outcome
 
 
-def test_text_is_kept_readable_unless_it_cannot_be() -> None:
-    assert encode_json({"a": ["☃", None]}) == '{"a":["☃",null]}'
-    assert encode_json(["☃", "\ud800"]) == '["\\u2603","\\ud800"]'
+@each_codec
+@pytest.mark.parametrize("value", ["x" * 200_000, [{"n": n} for n in range(20_000)]], ids=["a string", "many values"])
+def test_what_is_large_comes_back(codec: Codec, value: Any) -> None:
+    request = make_request(arguments={"large": value})
+    assert is_large_request(request)
+    assert codec.decode_request("task", codec.encode_request("task", request)) == request
 
 
-@pytest.mark.parametrize("value", [object(), {"a": {1, 2}}, b"bytes"], ids=["object", "set", "bytes"])
-def test_what_is_no_json_cannot_be_stored(value: Any) -> None:
-    with pytest.raises(ValueNotStorable, match="cannot be written as JSON") as refused:
-        encode_json(value)
-    assert isinstance(refused.value.__cause__, TypeError)
+def test_a_small_request_is_not_large() -> None:
+    assert not is_large_request(REQUEST)
 
 
-def test_what_goes_round_in_a_circle_cannot_be_stored() -> None:
-    value: list[Any] = []
-    value.append(value)
-    with pytest.raises(ValueNotStorable):
-        encode_json(value)
+def test_what_is_no_json_cannot_be_stored() -> None:
+    with pytest.raises(ValueNotStorable, match="cannot be written as JSON"):
+        CODEC.encode_request("task", make_request(arguments={"x": object()}))
+    with pytest.raises(ValueNotStorable, match="cannot be written as JSON"):
+        CODEC.encode_value("task", {1, 2})
 
 
 def test_a_newer_format_is_refused_with_its_number() -> None:
-    newer = STATE_2.replace('"format":2', '"format":3')
-    with pytest.raises(TaskUnreadable, match=r"task sample cannot be read: it has format 3.*newer") as refused:
-        decode_record("sample", REQUEST_1, newer, owner="alice")
+    newer = STATE_3.replace(b'"format":3', b'"format":4')
+    with pytest.raises(TaskUnreadable, match=r"task sample cannot be read: it has format 4.*newer") as refused:
+        CODEC.decode_state("sample", newer, namespace="", owner="alice")
     assert (refused.value.task_id, refused.value.owner) == ("sample", "alice")
 
 
 @pytest.mark.parametrize(
-    ("request_text", "state_text"),
+    "state",
     [
-        ("", STATE_1),
-        (REQUEST_1, "not JSON"),
-        (REQUEST_1, "[]"),
-        (REQUEST_1, "null"),
-        (REQUEST_1, "{}"),
-        (REQUEST_1, '{"format":"1"}'),
-        ("{}", STATE_1),
-        ("[]", STATE_1),
-        (REQUEST_1, STATE_1.replace('"input_required"', '"invented"')),
-        (REQUEST_1, STATE_1.replace("[0.5,3,", "[0.5]}")),
-        (REQUEST_1, STATE_1.replace('[0.5,3,"one of three"]', "[0.5]")),
-        (REQUEST_1, STATE_1.replace('{"q2":["elicitation/create",{"message":"Publish?"}]}', "[]")),
-        (REQUEST_1, STATE_1.replace("1772323199999999", "9" * 30)),
-        (REQUEST_1, STATE_1.replace("21600000000", "9" * 30)),
-        (REQUEST_1, "[" * 100_000),
+        b"",
+        b"not JSON",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"format":"3"}',
+        b"\xff",
+        "text",
+        7,
+        None,
+        STATE_2,
+        STATE_3.replace(b'"input_required"', b'"invented"'),
+        STATE_3.replace(b"[0.5,3,", b"[0.5]}"),
+        STATE_3.replace(b'[0.5,3,"one of three"]', b"[0.5]"),
+        STATE_3.replace(b'["roots/list",{},-1]', b"[]"),
+        STATE_3.replace(b"1772323199999999", b"9" * 30),
+        STATE_3.replace(b"21600000000", b"9" * 30),
+        STATE_3.replace(b'"name":"render",', b""),
+        b"[" * 100_000,
     ],
+    ids=range(19),
 )
-def test_damaged_text_is_corrupt(request_text: str, state_text: str) -> None:
+def test_a_damaged_state_is_one_unreadable_task(state: object) -> None:
     with pytest.raises(TaskUnreadable, match="task sample cannot be read: its row is damaged") as refused:
-        decode_record("sample", request_text, state_text, owner="alice")
+        CODEC.decode_state("sample", state, namespace="", owner="alice")
     assert refused.value.owner == "alice"
     assert refused.value.__cause__ is not None
 
 
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"null", None, REQUEST_1[:-1], b"[" * 100_000], ids=range(7))
+def test_a_damaged_request_is_named(data: object) -> None:
+    with pytest.raises(TaskUnreadable, match="task sample cannot be read: its request is damaged") as refused:
+        CODEC.decode_request("sample", data, owner="alice")
+    assert refused.value.owner == "alice"
+
+
 def test_an_entry_of_an_unknown_kind_is_refused() -> None:
     with pytest.raises(TaskUnreadable, match=r"task sample .* unknown kind 'dream'") as refused:
-        decode_entry("sample", "dream", "key", "null", owner="alice")
+        CODEC.decode_entry("sample", "dream", "key", b"null", number=1, owner="alice")
     assert refused.value.owner == "alice"
 
 
@@ -228,8 +285,73 @@ def test_a_damaged_entry_is_named() -> None:
     with pytest.raises(
         TaskUnreadable, match="task sample cannot be read: its journal entry 'key' is damaged"
     ) as refused:
-        decode_entry("sample", "step", "key", "{", owner="alice")
+        CODEC.decode_entry("sample", "step", "key", b"{", number=1, owner="alice")
     assert refused.value.owner == "alice"
+
+
+def test_a_damaged_outcome_is_named() -> None:
+    with pytest.raises(TaskUnreadable, match="task sample cannot be read: its outcome is damaged"):
+        CODEC.decode_outcome("sample", None, None)
+
+
+def encrypted_parts(codec: Codec) -> dict[str, tuple[bytes, Callable[[Codec, str, bytes], object]]]:
+    """Each part of the task `mine` as it is kept, and how it is read for a task."""
+    outcome = codec.encode_outcome("mine", Outcome(body=b'"secret"', meta=b'"secret"'))
+    assert outcome.meta is not None
+    return {
+        "its row": (
+            codec.encode_state(make_record(id="mine", status_message="secret", name="secret")),
+            lambda codec, task_id, data: codec.decode_state(task_id, data, namespace=""),
+        ),
+        "its request": (
+            codec.encode_request("mine", make_request(arguments={"a": "secret"})),
+            lambda codec, task_id, data: codec.decode_request(task_id, data),
+        ),
+        "its outcome": (outcome.body, lambda codec, task_id, data: codec.decode_outcome(task_id, data, None)),
+        "its journal entry 'key'": (
+            codec.encode_value("mine", "secret"),
+            lambda codec, task_id, data: codec.decode_entry(task_id, "answer", "key", data, number=1),
+        ),
+    }
+
+
+PARTS = ["its row", "its request", "its outcome", "its journal entry 'key'"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_nothing_of_an_encrypted_part_is_readable_and_it_belongs_to_one_task(part: str) -> None:
+    codec = Codec(AesCipher())
+    data, read = encrypted_parts(codec)[part]
+    assert b"secret" not in data
+    read(codec, "mine", data)
+    with pytest.raises(TaskUnreadable, match=rf"task another cannot be read: {part} cannot be decrypted") as refused:
+        read(codec, "another", data)
+    assert isinstance(refused.value.__cause__, InvalidTag)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_another_key_or_a_changed_byte_is_refused(part: str) -> None:
+    codec = Codec(AesCipher())
+    data, read = encrypted_parts(codec)[part]
+    for other, changed in ((Codec(AesCipher()), data), (codec, data[:-1] + bytes([data[-1] ^ 1])), (codec, data[:1])):
+        with pytest.raises(TaskUnreadable, match="cannot be decrypted"):
+            read(other, "mine", changed)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_codec_says_which_kind_it_finds(part: str) -> None:
+    codec = Codec(AesCipher())
+    data, read = encrypted_parts(codec)[part]
+    with pytest.raises(TaskUnreadable, match=f"{part} is encrypted; give the store the cipher"):
+        read(CODEC, "mine", data)
+    plain, read = encrypted_parts(CODEC)[part]
+    with pytest.raises(TaskUnreadable, match=f"{part} is not encrypted, and this store has a cipher"):
+        read(codec, "mine", plain)
+
+
+def test_the_same_text_is_never_encrypted_to_the_same_bytes() -> None:
+    codec = Codec(AesCipher())
+    assert codec.encode_value("task", "same") != codec.encode_value("task", "same")
 
 
 @given(st.datetimes(timezones=st.just(UTC)))
@@ -252,11 +374,11 @@ def test_what_is_not_a_cursor_is_refused(cursor: str) -> None:
 
 
 def test_columns_say_when_a_task_expires_and_when_it_can_run() -> None:
-    record = make_record(created_at=CREATED, ttl=timedelta(seconds=1))
+    record = make_record(created_at=CREATED, retention=timedelta(seconds=1))
     ended = replace(record, status=TaskStatus.COMPLETED, finished_at=CREATED)
     assert expiry(record) is None
     assert expiry(ended) == to_micros(CREATED) + 1_000_000
-    assert expiry(replace(ended, ttl=None)) is None
+    assert expiry(replace(ended, retention=None)) is None
     assert ready(ended) is None
     assert ready(replace(record, worker="worker")) is None
     assert ready(replace(record, wake_at=CREATED)) == to_micros(CREATED)

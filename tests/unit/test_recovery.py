@@ -16,7 +16,7 @@ from mcp_tasks.runtime import Ending, Run, ToolPolicy, current_task
 from mcp_tasks.runtime.claims import TRIES_TO_LOOK_UP
 from mcp_tasks.runtime.idleness import LONGEST_PAUSE
 from mcp_tasks.runtime.queue_sweep import BATCH
-from mcp_tasks.runtime.recovery import NEVER_ANSWERED, PER_SWEEP, TROUBLES_BEFORE_THE_END
+from mcp_tasks.runtime.recovery import PER_SWEEP, TROUBLES_BEFORE_THE_END
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import FakeClock
 from tests.unit.losing import ANOTHER, HOUR, SECOND, as_of_now, claimed_by, queued, sweep_for
@@ -473,25 +473,16 @@ async def test_a_task_of_ours_whose_run_was_forgotten_is_not_counted_as_lost() -
 # Before anybody was told
 
 
-@pytest.mark.parametrize("policy", [ONCE, RERUN], ids=["once", "rerun"])
-async def test_a_lost_task_that_was_never_announced_is_cancelled_and_not_run_again(policy: ToolPolicy) -> None:
+async def test_a_lost_run_of_a_task_that_is_not_announced_yet_is_run_again() -> None:
     store = MemoryStore()
-    runs: list[str] = []
-
-    async def noted(run: Run) -> Ending:
-        runs.append(run.record.id)
-        return await never_ending(run)
-
-    async with running(noted, store=store, policy=policy) as dying:
+    async with running(never_ending, store=store, policy=RERUN) as dying:
         request = TaskRequest(name="tool", arguments={})
         task = await dying.launch(request, owner=None, retention=None, announced=False)
         await settle()
         await dying.abandon()
-    async with running(noted, store=store, policy=policy) as runtime:
-        await settle()
-        ended = await as_of_now(runtime, task)
-        assert (ended.status, ended.status_message) == (TaskStatus.CANCELLED, NEVER_ANSWERED)
-        assert runs == [task.id]
+    async with running(at_once, store=store, policy=RERUN) as runtime:
+        # Where engines carry ids to other processes, the one that has the call is not the one that died.
+        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
 
 
 async def test_a_task_of_our_own_that_was_not_announced_yet_is_only_released() -> None:

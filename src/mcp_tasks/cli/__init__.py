@@ -25,5 +25,5 @@ def main() -> None:
     except ModuleNotFoundError as exc:
         if exc.name is None or exc.name.partition(".")[0] not in NEEDED:
             raise
-        sys.exit(f"mcp-tasks: the command line needs {exc.name}, which is not here: pip install 'mcp-tasks[cli]'")
+        sys.exit(f"mcp-tasks: the command line needs {exc.name}, which is not installed: pip install 'mcp-tasks[cli]'")
     sys.exit(run_app())

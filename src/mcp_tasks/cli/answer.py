@@ -11,7 +11,7 @@ from mcp import Client, MCPError
 from mcp_tasks.cli.arguments import read_arguments, read_object
 from mcp_tasks.cli.connection import connect
 from mcp_tasks.cli.desk import Desk
-from mcp_tasks.cli.exits import Detached, Exit, Problem
+from mcp_tasks.cli.exits import TASK_NOT_KNOWN, Detached, Exit, Problem
 from mcp_tasks.cli.forms import Later
 from mcp_tasks.cli.looking import look
 from mcp_tasks.cli.options import TaskOptions, takes_on_abandon, takes_task_options
@@ -102,18 +102,18 @@ class _Given:
         snapshot = await look(client, entry)
         questions = questions_of(snapshot.input_requests, entry.tool or entry.task_id, label_of(entry))
         if not questions:
-            raise Problem(f"the task asks nothing; it is {snapshot.status.value}", Exit.USAGE)
+            raise Problem(f"the task has no open question; it is {snapshot.status.value}", Exit.USAGE)
         handle = resume_task(client, entry.task_id, tool=entry.tool)
         answers = await self._answers(self._chosen(questions), entry)
         try:
             await handle.answer(answers)
         except UnknownTask as exc:
-            raise Problem("the server knows no such task (any more)", Exit.UNKNOWN_TASK) from exc
+            raise Problem(TASK_NOT_KNOWN, Exit.UNKNOWN_TASK) from exc
         except UsageError as exc:
             raise Problem(str(exc), Exit.USAGE, hint="Nothing was sent; the task still waits for an answer.") from exc
         except MCPError as exc:
             raise Problem(
-                f"the server did not take the answer: {clean(str(exc))}",
+                f"the server refused the answer: {clean(str(exc))}",
                 Exit.FAILED,
                 hint="\n".join(["The task still waits for one:", *how_to_answer(entry.task_id, questions)]),
             ) from exc
@@ -125,7 +125,9 @@ class _Given:
         chosen = [question for question in questions if question.key == self._key]
         if not chosen:
             keys = ", ".join(question.key for question in questions)
-            raise Problem(f"the task does not ask {self._key!r}", Exit.USAGE, hint=f"It asks: {clean(keys)}")
+            raise Problem(
+                f"the task has no open question {self._key!r}", Exit.USAGE, hint=f"Open questions: {clean(keys)}"
+            )
         return chosen
 
     def _that_fit(self, questions: Sequence[Question]) -> Sequence[Question]:
@@ -138,7 +140,9 @@ class _Given:
             return await _ask_all(questions, entry)
         if len(questions) > 1 and self._action not in ("decline", "cancel"):
             lines = [line for question in questions for line in [f"{question.key}:", *describe(question)]]
-            raise Problem("the task asks several things; --question says which", Exit.USAGE, hint="\n".join(lines))
+            raise Problem(
+                "the task has several open questions; choose one with --question", Exit.USAGE, hint="\n".join(lines)
+            )
         return {question.key: self._answer(question) for question in questions}
 
     def _answer(self, question: Question) -> dict[str, Any]:

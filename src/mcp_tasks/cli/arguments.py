@@ -58,7 +58,7 @@ def _read_words(words: Sequence[str], fields: Mapping[str, Field], schema: JsonO
     for word in words:
         name, equals, text = word.partition("=")
         if not equals or not name:
-            raise Problem(f"{word!r} is no key=value", Exit.USAGE)
+            raise Problem(f"{word!r} is not KEY=VALUE", Exit.USAGE)
         if name.endswith(":"):
             values[name[:-1]] = _json_of(text, name[:-1])
         else:
@@ -95,4 +95,4 @@ def _json_of(text: str, what: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as exc:
-        raise Problem(f"{what} is no JSON: {exc}", Exit.USAGE) from exc
+        raise Problem(f"{what} is not valid JSON: {exc}", Exit.USAGE) from exc

@@ -1,4 +1,4 @@
-"""A client of the official SDK, connected to a target; and in words, why it could not be connected."""
+"""A client of the official SDK, connected to a target; or the reason, in words, why it could not be."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def _explain_command(target: Target, cause: BaseException, log: TextIO | None) -
     if isinstance(cause, OSError):
         return Problem(f"{command} cannot be started: {cause.strerror or cause}", Exit.UNREACHABLE)
     said = _last_of(log)
-    hint = f"The last it said on stderr:\n{said}" if said else "It said nothing on stderr. -v says more."
-    return Problem(f"`{target.label}` does not speak MCP, or ended before it did", Exit.UNREACHABLE, hint=hint)
+    hint = f"Its last lines on stderr:\n{said}" if said else "It wrote nothing to stderr. -v says more."
+    return Problem(f"`{target.label}` exited, or does not speak MCP", Exit.UNREACHABLE, hint=hint)
 
 
 def _transport(target: Target, access: Access, log: TextIO) -> Transport:

@@ -22,7 +22,7 @@ def convert(text: str, kinds: AbstractSet[str]) -> Any:
     """The value that `text` stands for in a field of these JSON types.
 
     Raises:
-        ValueError: None.
+        ValueError: The text stands for no value of these types.
     """
     if not kinds:
         return _anything(text)

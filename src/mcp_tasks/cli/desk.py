@@ -1,7 +1,7 @@
 """The person who waits, if there is one: where questions are asked and where Ctrl-C leads.
 
 One thing at a time is on the terminal: a question, or the menu after Ctrl-C. While somebody works on either, the
-clock of a `--timeout` stands still.
+clock of a `--timeout` is paused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mcp_tasks.cli.views import Board
 T = TypeVar("T")
 
 TICK = 0.2
-"""How often a time limit is looked at, in seconds. It stands still at times, so no single timer will do."""
+"""How often a time limit is looked at, in seconds. It is paused at times, so a single timer will not do."""
 
 
 class TimeUp(Exception):
@@ -82,7 +82,7 @@ class Desk:
             cancel: Cancels the tasks that are waited for. The work goes on until they have ended.
 
         Raises:
-            Detached: The person does not want to wait any more.
+            Detached: The person no longer wants to wait.
             TimeUp: The limit is over.
         """
         with self._keyboard.listening():

@@ -9,7 +9,7 @@ import httpx2
 from mcp_tasks.cli.exits import Exit, Problem
 
 TIMEOUT = 10.0
-"""Seconds for one request to find out; somebody is waiting for the error message."""
+"""Seconds for the one request; somebody is waiting for the error message."""
 
 _PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
 
@@ -23,7 +23,7 @@ async def diagnose(url: str, headers: Mapping[str, str]) -> Problem | None:
                 speaks = await _speaks_json_rpc(response)
                 return _judge(url, response, speaks=speaks)
     except httpx2.InvalidURL as exc:
-        return Problem(f"{url!r} is no URL: {exc}", Exit.USAGE)
+        return Problem(f"{url!r} is not a URL: {exc}", Exit.USAGE)
     except httpx2.ConnectTimeout:
         return _unreachable(url, "does not answer", "Is the host name right, and no firewall in between?")
     except httpx2.ConnectError as exc:
@@ -37,7 +37,7 @@ def _why_not_connected(exc: httpx2.ConnectError) -> tuple[str, str]:
     if "certificate" in text or "ssl" in text:
         return f"cannot be trusted: {exc}", "Is the certificate valid, and is this host the one it is for?"
     if "name" in text and ("resolution" in text or "known" in text or "nodename" in text):
-        return "has no address: the host name is not known", "Is the host name spelled right?"
+        return "cannot be found: the host name is unknown", "Is the host name spelled right?"
     return "refuses the connection", "Is the server running, and on this port?"
 
 
@@ -58,18 +58,18 @@ def _judge(url: str, response: httpx2.Response, *, speaks: bool) -> Problem | No
         return _refused(url, response)
     if response.has_redirect_location:
         location = response.headers["location"]
-        return _unreachable(url, f"sends you on to {location}", f"Try {httpx2.URL(url).join(location)}")
+        return _unreachable(url, f"redirects to {location}", f"Try {httpx2.URL(url).join(location)}")
     if status >= 500:
-        return _unreachable(url, f"has a problem of its own: HTTP {status}", "Look at the server's log.")
+        return _unreachable(url, f"has an internal problem: HTTP {status}", "Look at the server's log.")
     if not speaks:
         what = f"HTTP {status}" + (f" with {kind}" if kind else "")
-        return _unreachable(url, f"is no MCP server: it answers {what}", _endpoint_hint(url))
+        return _unreachable(url, f"is not an MCP server: it answers {what}", _endpoint_hint(url))
     return None
 
 
 def _refused(url: str, response: httpx2.Response) -> Problem:
     scheme = response.headers.get("www-authenticate", "").partition(" ")[0]
-    what = "wants credentials" if response.status_code == 401 else "does not let you in"
+    what = "requires credentials" if response.status_code == 401 else "denies access"
     hint = "Give --token TOKEN (or MCP_TASKS_TOKEN in the environment), or --header 'Authorization:...'."
     if scheme and scheme.lower() != "bearer":
         hint = f"It asks for {scheme} authorization: --header 'Authorization:{scheme} ...'."

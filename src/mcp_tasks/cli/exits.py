@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 import click
 
@@ -19,7 +20,7 @@ class Exit(IntEnum):
     CANCELLED = 4
     TIMEOUT = 5
     UNREACHABLE = 6
-    """The server cannot be used: it is not there, refuses the credentials, or is no MCP server."""
+    """The server cannot be used: it is not there, refuses the credentials, or is not an MCP server."""
     INPUT_REQUIRED = 7
     """The task asks something and there is no terminal to ask at."""
     UNKNOWN_TASK = 8
@@ -28,6 +29,9 @@ class Exit(IntEnum):
     DEFECT = 70
     INTERRUPTED = 130
 
+
+TASK_NOT_KNOWN: Final = "the server does not know this task: it may have expired, or belong to another user"
+"""In words, what a server means by an unknown task."""
 
 DOCTOR_FOUND_FAULTS = 1
 """What `doctor` ends with when a probe failed."""

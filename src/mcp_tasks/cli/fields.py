@@ -78,7 +78,7 @@ class Field:
         """The value that `text` stands for.
 
         Raises:
-            BadValue: None that is allowed here.
+            BadValue: The text stands for no value that is allowed here.
         """
         return self.check(self._convert(text))
 
@@ -113,7 +113,7 @@ class Field:
         """The choice that `text` names.
 
         Raises:
-            BadValue: None.
+            BadValue: No choice has that name.
         """
         for choice in self.choices:
             if choice.matches(text):

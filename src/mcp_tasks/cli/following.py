@@ -13,7 +13,7 @@ from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, REQUEST_TIMEOUT, Elici
 
 from mcp_tasks.cli.connection import connect
 from mcp_tasks.cli.desk import Desk
-from mcp_tasks.cli.exits import Exit, Problem
+from mcp_tasks.cli.exits import TASK_NOT_KNOWN, Exit, Problem
 from mcp_tasks.cli.forms import Later
 from mcp_tasks.cli.options import Access
 from mcp_tasks.cli.outcomes import Outcome, kept_outcome, outcome_of, say
@@ -101,7 +101,7 @@ class Follower:
             await self._abandon(handle, entry)
             raise
         except UnknownTask:
-            self._note(entry, problem="the server knows no such task (any more)", code=Exit.UNKNOWN_TASK)
+            self._note(entry, problem=TASK_NOT_KNOWN, code=Exit.UNKNOWN_TASK)
         except MCPError as exc:
             gone = exc.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT)
             self._note(entry, problem=f"the server answers: {exc}", code=Exit.UNREACHABLE if gone else Exit.FAILED)
@@ -111,7 +111,7 @@ class Follower:
             del self._handles[entry.key]
 
     async def _abandon(self, handle: TaskHandle, entry: LedgerEntry) -> None:
-        """Nobody waits for the task any more, and nobody at the prompt said that it shall go on."""
+        """The wait ended early, and nobody at the prompt decided what becomes of the task."""
         if not self.asks or self.desk.was_left_on_purpose:
             return
         fate = self.fates[entry.key] = await handle.abandon(self._on_abandon)
@@ -183,7 +183,7 @@ class _Wait:
         response = self._handle.recorded_answer(question.key, asked)
         if response is None:
             if not question.is_elicitation:
-                say(f"The task sends a {clean(question.method)} request, which is not for people.", "yellow")
+                say(f"The task sends a {clean(question.method)} request, which cannot be answered here.", "yellow")
                 raise Later
             response = await self._ask(question)
         self._answered.add(question.key)
@@ -196,7 +196,7 @@ class _Wait:
             if is_transient(exc):
                 # It is in the ledger, and goes out again after the next look.
                 return
-            say(f"The answer was not taken, and the question is asked again: {clean(str(exc))}", "red")
+            say(f"The server refused the answer, and the question is asked again: {clean(str(exc))}", "red")
 
     async def _ask(self, question: Question) -> dict[str, object] | None:
         """Ask until answered; None if it is no longer asked."""
@@ -211,7 +211,7 @@ class _Wait:
             for future in (asking, gone):
                 future.cancel()
             await asyncio.gather(asking, gone, return_exceptions=True)
-        say("That is no longer asked.", "yellow")
+        say("The question was withdrawn.", "yellow")
         return None
 
 

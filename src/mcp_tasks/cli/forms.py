@@ -169,7 +169,7 @@ class Form:
                 return False
 
     async def _command(self, prompt: Text, *, may_go_back: bool = False) -> str:
-        """A line that is no command."""
+        """The next line that is not a command."""
         while True:
             text = (await self._keyboard.line(prompt, self._console)).strip()
             match text:

@@ -89,7 +89,7 @@ async def _refresh(ledger: Ledger, spec: str | None, access: Access) -> int:
         if isinstance(found, Problem):
             problems[found.message] = problems.get(found.message, 0) + 1
     for message, count in problems.items():
-        say(f"{count} of the tasks could not be asked for: {message}", "yellow")
+        say(f"{count} task{'' if count == 1 else 's'} could not be refreshed: {message}", "yellow")
     return Exit.OK
 
 

@@ -126,7 +126,7 @@ def takes_ledger(command: Command) -> Command:
         envvar="MCP_TASKS_LEDGER",
         show_envvar=True,
         metavar="FILE",
-        help="Where started tasks are remembered.  [default: ledger.db in your state folder]",
+        help="The file that keeps the tasks you started.  [default: ledger.db in your state folder]",
     )
     @wraps(command)
     def wrapper(*args: Any, **others: Any) -> int:
@@ -144,7 +144,7 @@ def takes_on_abandon(command: Command) -> Command:
         default=leave,
         show_default=True,
         help="What becomes of a task that has not ended when the wait for it ends: --timeout, a question with nobody "
-        "to ask, Ctrl-C without a terminal. What you choose at the prompt goes before this.",
+        "to ask, Ctrl-C without a terminal. What you choose at the prompt takes precedence.",
     )(command)
 
 
@@ -163,7 +163,7 @@ def takes_output(command: Command) -> Command:
         "-v",
         "--verbose",
         count=True,
-        help="Say on stderr what goes over the wire; twice for all of it.",
+        help="Log requests to stderr; twice for everything.",
         expose_value=True,
     )
     @wraps(command)
@@ -175,7 +175,7 @@ def takes_output(command: Command) -> Command:
 
 
 def set_up_logging(verbose: int) -> None:
-    """Log to stderr as far as it was asked for; otherwise nothing, as every command says itself what went wrong."""
+    """Log to stderr as far as asked for; otherwise not at all, as every command says itself what went wrong."""
     root = logging.getLogger()
     if not verbose:
         warnings.simplefilter("ignore")

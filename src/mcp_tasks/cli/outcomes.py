@@ -27,7 +27,8 @@ class Outcome:
     """How a call or a task stands when a command ends.
 
     Attributes:
-        status: The task's; `completed` or `failed` for a call that was no task, `unknown` where nobody can tell.
+        status: The task's. `completed` or `failed` for a call that did not become a task, `unknown` if there was no way
+            to find out.
         problem: What kept us from knowing more, with `code` for it.
         fate: What became of a task that was given up before it ended.
     """
@@ -139,20 +140,23 @@ def say_how_to_return(task_id: str, server: str) -> None:
 def print_result(result: JsonObject) -> None:
     """A tool's result, as text: on stdout, or on stderr if it is an error."""
     failed = bool(result.get("isError"))
-    blocks = cast("Sequence[JsonObject]", result.get("content") or ())
-    texts = [block_text(block) for block in blocks]
-    if not texts and result.get("structuredContent") is not None:
-        texts = [json.dumps(result["structuredContent"], indent=2, ensure_ascii=False)]
     if failed:
         say("The tool failed:", "red")
     stream = sys.stderr if failed else sys.stdout
-    for text in texts:
+    for text in result_texts(result):
         # What goes into a file or a pipe goes there as it came.
         click.echo(clean(text) if stream.isatty() else text, file=stream)
 
 
-def block_text(block: JsonObject) -> str:
-    """One content block in words."""
+def result_texts(result: JsonObject) -> list[str]:
+    """A tool's result in words, block by block."""
+    texts = [_block_text(block) for block in cast("Sequence[JsonObject]", result.get("content") or ())]
+    if not texts and result.get("structuredContent") is not None:
+        return [json.dumps(result["structuredContent"], indent=2, ensure_ascii=False)]
+    return texts
+
+
+def _block_text(block: JsonObject) -> str:
     match block.get("type"):
         case "text":
             return str(block.get("text", ""))
@@ -192,7 +196,7 @@ def _print(outcome: Outcome, *, named: bool) -> None:
 def _error_text(outcome: Outcome) -> str:
     error = outcome.error or {}
     code = f" (code {error['code']})" if "code" in error else ""
-    return clean(str(error.get("message") or outcome.message or "it does not say why")) + code
+    return clean(str(error.get("message") or outcome.message or "the server does not say why")) + code
 
 
 def _print_questions(outcome: Outcome) -> None:

@@ -1,4 +1,4 @@
-"""`mcp-tasks prune`: take tasks out of the ledger that have ended, or that their servers do not know any more."""
+"""`mcp-tasks prune`: take tasks out of the ledger that have ended, or that their servers no longer know."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Examples:
 def _read_age(context: click.Context, parameter: click.Parameter, text: str) -> timedelta:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     if match is None:
-        raise click.BadParameter(f"{text!r} is no age; write 90s, 30m, 12h, 7d or 2w", context, parameter)
+        raise click.BadParameter(f"{text!r} is not an age; write 90s, 30m, 12h, 7d or 2w", context, parameter)
     return timedelta(**{_UNITS[match[2]]: float(match[1])})
 
 

@@ -109,5 +109,5 @@ def warnings_about(url: str) -> list[str]:
     if "xn--" in host or not host.isascii():
         found.append("The host name has letters that can look like others.")
     if "@" in parts.netloc:
-        found.append("The part before the @ is no host name; the page is on the host named below.")
+        found.append("The part before the @ is not the host; the page is on the host named below.")
     return found

@@ -56,7 +56,7 @@ def find_task(ledger: Ledger, start: str, *, server: str | None = None, identity
             return _stranger(start, spec, identity or "")
         case several:
             raise Problem(
-                f"{start!r} could be any of {len(several)} tasks",
+                f"{start!r} matches {len(several)} tasks",
                 Exit.USAGE,
                 hint="\n".join(_line(e) for e in several[:10]),
             )
@@ -131,9 +131,9 @@ def _begins(task_id: str, start: str) -> bool:
 def _stranger(task_id: str, spec: str | None, identity: str) -> LedgerEntry:
     if spec is None:
         raise Problem(
-            f"no task here begins with {task_id!r}",
+            f"no task in the ledger begins with {task_id!r}",
             Exit.UNKNOWN_TASK,
-            hint="`mcp-tasks ls` lists the tasks started from here; for any other, give its whole id and --server.",
+            hint="`mcp-tasks ls` lists the tasks in the ledger; for any other, give its whole id and --server.",
         )
     now = datetime.now(UTC)
     return LedgerEntry(task_id=task_id, server=spec, tool="", started_at=now, status="working", identity=identity)

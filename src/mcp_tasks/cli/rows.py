@@ -12,7 +12,7 @@ from mcp_tasks.core.status import FINAL_STATUSES
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One task, or one call that is no task (yet).
+    """One task, or one call that is not a task (yet).
 
     Attributes:
         key: Tells rows apart.

@@ -45,7 +45,9 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
         return Exit.OK
     except Exception as exc:
         logger.debug("an exception that nobody expected", exc_info=True)
-        Problem(f"{_root_of(exc)!r}", Exit.DEFECT, hint="This is a defect. -v shows where it comes from.").show()
+        Problem(
+            f"{_root_of(exc)!r}", Exit.DEFECT, hint="This is a bug in mcp-tasks. -vv shows where it comes from."
+        ).show()
         return Exit.DEFECT
 
 

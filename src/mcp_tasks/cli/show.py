@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,14 +13,13 @@ from mcp_tasks.cli.exits import Exit, Problem
 from mcp_tasks.cli.looking import look_at
 from mcp_tasks.cli.ls import entry_json
 from mcp_tasks.cli.options import Access, Output, TaskOptions, takes_task_options
-from mcp_tasks.cli.outcomes import block_text, outcome_of, print_json, say
+from mcp_tasks.cli.outcomes import outcome_of, print_json, result_texts, say
 from mcp_tasks.cli.questions import describe, how_to_answer, questions_of
 from mcp_tasks.cli.remembered import find_tasks, opened_ledger
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.target import label_of
 from mcp_tasks.cli.views import ago, badge, clean, stdout
 from mcp_tasks.client import Ledger, LedgerEntry, TaskSnapshot
-from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import Progress
 
 EPILOG = """\
@@ -75,7 +73,7 @@ def _print(entry: LedgerEntry, snapshot: TaskSnapshot | None, output: Output) ->
     result = entry.result if snapshot is None else snapshot.result
     if result is not None:
         stdout().print("\nresult" + (" (the tool failed)" if result.get("isError") else ""), style="bright_black")
-        stdout().print(Text(_result_text(result)))
+        stdout().print(Text(clean("\n".join(result_texts(result)))))
 
 
 def _json(entry: LedgerEntry, snapshot: TaskSnapshot) -> dict[str, Any]:
@@ -101,7 +99,7 @@ def _card(entry: LedgerEntry, snapshot: TaskSnapshot | None) -> Table:
     card.add_column()
     card.add_row("id", Text(entry.task_id))
     card.add_row("status", badge(entry.status if snapshot is None else snapshot.status.value))
-    card.add_row("tool", Text(clean(entry.tool) or "not known here"))
+    card.add_row("tool", Text(clean(entry.tool) or "unknown"))
     card.add_row("server", Text(clean(label_of(entry))))
     if entry.identity:
         card.add_row("identity", Text(clean(entry.identity)))
@@ -142,13 +140,6 @@ def _print_questions(entry: LedgerEntry, snapshot: TaskSnapshot) -> None:
     stdout().print("\nanswer with", style="bright_black")
     for line in how_to_answer(entry.task_id, questions):
         stdout().print(Text(f"  {line}"), soft_wrap=True)
-
-
-def _result_text(result: JsonObject) -> str:
-    texts = [block_text(block) for block in result.get("content") or ()]
-    if not texts and result.get("structuredContent") is not None:
-        texts = [json.dumps(result["structuredContent"], indent=2, ensure_ascii=False)]
-    return clean("\n".join(texts))
 
 
 def _local(instant: datetime) -> str:

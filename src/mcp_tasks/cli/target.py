@@ -53,19 +53,19 @@ def parse_target(text: str) -> Target:
     """The server that `text` names.
 
     Raises:
-        UsageError: It names none.
+        UsageError: It does not name a server.
     """
     text = text.strip()
     if re.match(r"https?://", text, re.IGNORECASE):
         return Target(url=text)
     if re.match(r"[a-z][a-z0-9+.-]*://", text, re.IGNORECASE):
-        raise click.UsageError(f"{text!r} is no server: a URL begins with http:// or https://")
+        raise click.UsageError(f"{text!r} is not a server: a URL begins with http:// or https://")
     placed = _PLACED.fullmatch(text)
     folder, command = (placed["folder"], placed["command"]) if placed else (shlex.quote(str(Path.cwd())), text)
     try:
         argv, [where] = shlex.split(command), shlex.split(folder)
     except ValueError as exc:
-        raise click.UsageError(f"{text!r} is no command: {exc}") from exc
+        raise click.UsageError(f"{text!r} is not a command: {exc}") from exc
     if not argv:
         raise click.UsageError("SERVER is empty; give a URL or the command of a stdio server")
     return Target(argv=tuple(argv), folder=os.path.expanduser(where))
@@ -81,13 +81,13 @@ def target_of(entry: LedgerEntry) -> Target:
         return parse_target(entry.server)
     why = "is known to the ledger by the name its program gave it"
     if not entry.attributed:
-        why = "was written down by the first release, which did not note the addresses of servers"
+        why = "was recorded by the first release, which did not keep the addresses of servers"
     elif entry.server.startswith("with "):
         why = "is started by its program with environment variables that the ledger does not keep"
     raise Problem(
         f"the server of {entry.task_id} {why}: {entry.server!r}",
         Exit.USAGE,
-        hint="Say which server it is with --server, and give the whole ID.",
+        hint="Name its server with --server, and give the whole ID.",
     )
 
 

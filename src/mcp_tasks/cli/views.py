@@ -50,7 +50,7 @@ _HIDDEN: Final = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u20
 
 @cache
 def stderr() -> Console:
-    """The console for everything that is no result."""
+    """The console for everything but results."""
     return Console(stderr=True, highlight=False)
 
 
@@ -58,6 +58,11 @@ def stderr() -> Console:
 def stdout() -> Console:
     """The console for results. Nothing is cut short in a pipe."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+def can_redraw() -> bool:
+    """Whether stderr is a terminal on which things can be drawn anew in place."""
+    return stderr().is_terminal and not stderr().is_dumb_terminal
 
 
 def clean(text: str) -> str:
@@ -114,8 +119,7 @@ class Board(Protocol):
 
 def new_board(*, with_ids: bool = False) -> Board:
     """The board for where stderr goes."""
-    live = stderr().is_terminal and not stderr().is_dumb_terminal
-    return BarBoard() if live else LineBoard(with_ids=with_ids)
+    return BarBoard() if can_redraw() else LineBoard(with_ids=with_ids)
 
 
 class LineBoard:

@@ -14,7 +14,7 @@ from mcp_tasks.cli.outcomes import say
 from mcp_tasks.cli.remembered import by_server, find_tasks, opened_ledger, short_id
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.tables import JsonBoard, TableBoard
-from mcp_tasks.cli.views import Board, LineBoard, clean, stderr
+from mcp_tasks.cli.views import Board, LineBoard, can_redraw, clean
 from mcp_tasks.client import Ledger, LedgerEntry
 from mcp_tasks.client.ledger import UNKNOWN
 
@@ -75,8 +75,7 @@ async def _watch(
 def _board(entries: Sequence[LedgerEntry], output: Output) -> Board:
     if output == "json":
         return JsonBoard()
-    live = stderr().is_terminal and not stderr().is_dumb_terminal
-    return TableBoard(entries) if live else LineBoard(with_ids=True)
+    return TableBoard(entries) if can_redraw() else LineBoard(with_ids=True)
 
 
 def _report_problems(follower: Follower) -> int:

@@ -76,7 +76,7 @@ class Answerer:
             work.add_done_callback(self._done)
 
     def close(self) -> None:
-        """Stop asking: the task has ended, or nobody waits for it any more."""
+        """Stop asking: the task has ended, or nobody waits for it."""
         self._closed = True
         for work in self._working:
             work.cancel()
@@ -105,7 +105,7 @@ class Answerer:
         try:
             await self._deliver(key, answer)
         except (MCPError, OSError) as exc:
-            raise Unanswered(key, f"the answer did not get through: {exc}") from exc
+            raise Unanswered(key, f"the answer could not be delivered: {exc}") from exc
         self._ledger.answer_sent(key)
 
     async def _deliver(self, key: str, answer: Mapping[str, Any]) -> None:
@@ -131,7 +131,7 @@ class Answerer:
             # The SDK's models have their methods as defaults; a question without one says nothing about what it is.
             typed = _requests.validate_python({"method": None, **request}, by_name=False)
         except (ValidationError, TypeError) as exc:
-            raise InvalidResponse("the question cannot be understood") from exc
+            raise InvalidResponse("the question is not a valid input request") from exc
         context = ClientRequestContext(
             session=self._session, request_id=key, meta=typed.params.meta if typed.params else None
         )

@@ -35,8 +35,8 @@ from mcp_tasks.errors import UsageError
 from mcp_tasks.wire.models import EXTENSION_ID
 
 _NO_ADDRESS = (
-    "the ledger keeps tasks by the address of their server, and the address of this one is not known: connect with "
-    "Client(reconnecting_http(url), ...) or Client(stdio_transport(parameters), ...), or say "
+    "the ledger keeps tasks by the address of their server, and the address of this server is not known: connect with "
+    "Client(reconnecting_http(url), ...) or Client(stdio_transport(parameters), ...), or give it as "
     "TasksClient(ledger=..., server='https://...')"
 )
 
@@ -54,7 +54,7 @@ class TasksClient(ClientExtension):
         on_abandon: What becomes of a task when a wait for it ends before it does: it goes on ("leave"), or is
             cancelled.
         on_progress: Called with the progress of every task that a call waits for.
-        patience: How long a server may be out of reach before a wait ends.
+        patience: How long a server may be unreachable before a wait ends.
     """
 
     identifier = EXTENSION_ID
@@ -81,7 +81,7 @@ class TasksClient(ClientExtension):
         self._begun: Link | None = None
 
     def claims(self) -> Sequence[ResultClaim[Any]]:
-        """A task is a result this client can finish. Asked for once for each client, before its notifications.
+        """Claims the `task` result of a call. The SDK asks once per client, and before it asks for notifications.
 
         Raises:
             UsageError: There is a ledger, and this client's server has no address.
@@ -94,7 +94,7 @@ class TasksClient(ClientExtension):
         return [ResultClaim(result_type="task", model=CreateTaskResult, resolve=resolve)]
 
     def notifications(self) -> Sequence[NotificationBinding[Any]]:
-        """States of tasks that a server pushes."""
+        """Binds the states of tasks that a server pushes."""
         link, self._begun = self._begun or self._switchboard.begin(), None
         if not self._push:
             return []

@@ -43,9 +43,10 @@ OnAbandon: TypeAlias = Literal["cancel", "leave"]
 """What becomes of a task when its caller stops waiting before it has ended: it is cancelled, or it goes on."""
 
 OnProgress: TypeAlias = Callable[[Progress], Awaitable[None]]
+"""Called with the progress of a task whenever it changes."""
 
 CANCEL_TIMEOUT = 5.0
-"""Seconds to tell the server that a task is not wanted any more, while the caller is already leaving."""
+"""Seconds to tell the server that a task is no longer wanted, while the caller is already leaving."""
 
 
 class TaskHandle:
@@ -78,7 +79,7 @@ class TaskHandle:
         """The task as it is now.
 
         Raises:
-            UnknownTask: The server knows no such task (any more).
+            UnknownTask: The server does not know the task (any more).
         """
         return self._saw(await self._get())
 
@@ -102,7 +103,7 @@ class TaskHandle:
 
         Args:
             timeout: How long to wait. Time in which a person (or a model) works on an answer does not count.
-            on_progress: Called with progress as it changes.
+            on_progress: Called with the task's progress as it changes.
             on_abandon: What becomes of the task if this wait ends before the task has: it is cancelled, it times out,
                 a callback fails, or the server refuses an answer. By default as the `TasksClient` was made.
 
@@ -112,7 +113,7 @@ class TaskHandle:
             WaitTimedOut: It did not end in time.
             QuestionUnanswered: It asks something, and the answer failed or was refused.
             WaitAbandoned: `on_progress` raised.
-            UnknownTask: The server knows no such task (any more).
+            UnknownTask: The server does not know the task (any more).
             InvalidResponse: The server answered with something that is not a valid task or result.
             MCPError: The server could not be reached for longer than `patience`, or refuses to show the task.
         """
@@ -138,8 +139,8 @@ class TaskHandle:
 
         Raises:
             MCPError: The server refuses an answer; the task still waits for it.
-            UsageError: An answer cannot be sent: it is no JSON, or no valid Unicode.
-            UnknownTask: The server knows no such task (any more).
+            UsageError: An answer cannot be sent: it is not JSON, or not valid Unicode.
+            UnknownTask: The server does not know the task (any more).
         """
         check_answer(responses)
         if self._ledger.exists and not self._asked.keys() >= responses.keys():
@@ -166,7 +167,7 @@ class TaskHandle:
             raise
 
     async def abandon(self, on_abandon: OnAbandon | None = None) -> Fate:
-        """Nobody waits for the task any more: do what the rule says, and tell what became of the task."""
+        """Give up waiting: leave the task or cancel it, as `on_abandon` says. Returns what became of it."""
         if (on_abandon or self._on_abandon) == "leave":
             return "left"
         with anyio.move_on_after(CANCEL_TIMEOUT, shield=True):
@@ -179,15 +180,15 @@ class TaskHandle:
         return "not cancelled"
 
     def remember(self) -> None:
-        """Write the task into the ledger, if there is one. Tasks that calls start are there already."""
+        """Add the task to the ledger, if there is one. Tasks that calls start are in it already."""
         self._ledger.add(self.tool)
 
     def forget(self) -> None:
-        """Take the task out of the ledger. The server is not told: a task that runs goes on."""
+        """Remove the task from the ledger. The server is not told: a running task goes on."""
         self._ledger.forget()
 
     def recorded_answer(self, key: str, question: JsonObject) -> Mapping[str, Any] | None:
-        """An answer that was given to this very question of the task before, and maybe never arrived."""
+        """The recorded answer to this very question of the task, which may never have reached the server."""
         return self._ledger.recorded_answer(key, question)
 
     async def _get(self) -> TaskSnapshot:
@@ -287,7 +288,7 @@ class TaskHandle:
 
 
 class _ProgressFailed(Exception):
-    """What is reported to raised something, which is the cause."""
+    """`on_progress` raised; the cause is what it raised."""
 
 
 async def _report(on_progress: OnProgress, progress: Progress) -> None:

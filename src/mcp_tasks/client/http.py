@@ -1,7 +1,7 @@
-"""A way to a server over HTTP that outlives the server's restarts.
+"""An HTTP transport that survives restarts of the server.
 
-The SDK's own transport takes the whole client down when one request cannot be delivered. For a wait of hours that
-is the wrong size of failure: here such a request fails alone, with a JSON-RPC error, and the next one tries again.
+The SDK's own transport takes the whole client down when one request cannot be delivered. During a wait of hours
+that is far too much: here such a request fails alone, with a JSON-RPC error, and the next one tries again.
 
     async with Client(reconnecting_http(url), extensions=[TasksClient(ledger="ledger.db")]) as client: ...
 """
@@ -35,9 +35,9 @@ def reconnecting_http(
     auth: httpx2.Auth | None = None,
     timeout: httpx2.Timeout | None = None,
 ) -> ServerTransport:
-    """A transport for the SDK's `Client`; `headers` and `auth` go with every request.
+    """A transport for the SDK's `Client` that survives restarts of the server.
 
-    The ledger knows the server by the URL, without credentials that may be in it.
+    `headers` and `auth` go with every request. The ledger knows the server by the URL, without any credentials in it.
     """
     return ServerTransport(http_address(url), _streams(url, headers, auth, timeout))
 
@@ -62,7 +62,7 @@ async def _streams(
 
 
 class _FailsAlone(httpx2.AsyncBaseTransport):
-    """Answers for a server that cannot be reached."""
+    """Answers in place of a server that cannot be reached."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
         self._inner = inner

@@ -1,4 +1,4 @@
-"""A file in which a client remembers the tasks it started: SEP-2663 asks clients to persist task ids.
+"""A file that keeps the tasks a client started: SEP-2663 asks clients to persist task ids.
 
 It holds every task that is not finished with, the answers given to its questions, and results if asked for. A task is
 kept under the address of its server and under who we are there, never under what the server calls itself. An answer is
@@ -69,9 +69,9 @@ class Ledger:
     Tasks of a server are kept apart by `identity`, for programs that come to it as more than one user.
 
     Args:
-        path: The file; it is made if it is not there.
-        keep_results: Keep results of finished tasks, and the tasks themselves, until `forget`. Otherwise a task is
-            forgotten when its end was seen.
+        path: The file, which is created if it does not exist.
+        keep_results: Keep finished tasks and their results until `forget`. Otherwise a task is removed when its end
+            was seen.
 
     Raises:
         StoreUnavailable: The file cannot be used now. Any method may raise this.
@@ -85,11 +85,11 @@ class Ledger:
             self._db = open_ledger(self.path, timeout=5)
 
     def close(self) -> None:
-        """Let go of the file. Safe twice."""
+        """Close the file. Safe to call twice."""
         self._db.close()
 
     def add(self, task_id: str, *, server: str, tool: str, identity: str = "") -> None:
-        """Remember a task, from the moment its id is known."""
+        """Add a task, as soon as its id is known."""
         self._run(
             "INSERT OR IGNORE INTO tasks (server, identity, task_id, attributed, tool, started, status)"
             " VALUES (?, ?, ?, 1, ?, ?, 'working')",
@@ -97,7 +97,7 @@ class Ledger:
         )
 
     def saw(self, server: str, snapshot: TaskSnapshot, *, identity: str = "") -> None:
-        """Take note of a state. A task that ended is finished with, unless results are kept."""
+        """Record a state. A task that ended is removed, unless results are kept."""
         if snapshot.is_final and not self.keep_results:
             self.forget(snapshot.id, server=server, identity=identity)
             return
@@ -110,7 +110,7 @@ class Ledger:
         )
 
     def lost(self, task_id: str, *, server: str, identity: str = "") -> None:
-        """The server does not know the task (any more): its status is `unknown`, unless it was seen to end."""
+        """Record that the server does not know the task (any more): it is `unknown`, unless it was seen to end."""
         self._run(
             "UPDATE tasks SET status = ? WHERE server = ? AND identity = ? AND task_id = ? AND attributed"
             " AND finished IS NULL",
@@ -122,7 +122,7 @@ class Ledger:
         return [entry for entry in self.entries(server=server, identity=identity) if not entry.is_final]
 
     def entries(self, *, server: str | None = None, identity: str | None = None) -> list[LedgerEntry]:
-        """All tasks that are remembered, oldest first; of one server, or of one identity, if said so."""
+        """All tasks, oldest first; those of one server or one identity, if given."""
         rows = self._run(
             "SELECT task_id, server, tool, started, status, message, result, error, finished, identity, attributed"
             " FROM tasks WHERE (?1 IS NULL OR server = ?1) AND (?2 IS NULL OR identity = ?2) ORDER BY started",
@@ -132,7 +132,7 @@ class Ledger:
             return [_entry(row) for row in rows]
 
     def forget(self, task_id: str, *, server: str, identity: str = "") -> None:
-        """Remember the task no longer."""
+        """Remove the task, and the answers given to it."""
         task = (server, identity, task_id)
         self._run("DELETE FROM tasks WHERE server = ? AND identity = ? AND task_id = ?", task)
         self._run("DELETE FROM answers WHERE server = ? AND identity = ? AND task_id = ?", task)
@@ -147,7 +147,7 @@ class Ledger:
         question: JsonObject | None = None,
         identity: str = "",
     ) -> None:
-        """Keep an answer before it is sent, in place of one that was kept before. On disk when this returns.
+        """Record an answer before it is sent, in place of an earlier one. On disk when this returns.
 
         Args:
             question: What was asked under the key. An answer to an unknown question is never given again.
@@ -170,14 +170,14 @@ class Ledger:
             return json.loads(rows[0][0]) if rows else None
 
     def answer_sent(self, server: str, task_id: str, key: str, *, identity: str = "") -> None:
-        """The server has acknowledged the answer."""
+        """Record that the server acknowledged the answer."""
         self._run(
             "UPDATE answers SET sent = 1 WHERE server = ? AND identity = ? AND task_id = ? AND key = ?",
             (server, identity, task_id, key),
         )
 
     def answer_refused(self, server: str, task_id: str, key: str, *, identity: str = "") -> None:
-        """The server did not take the answer: it is none to come back to."""
+        """Remove an answer that the server refused."""
         self._run(
             "DELETE FROM answers WHERE server = ? AND identity = ? AND task_id = ? AND key = ?",
             (server, identity, task_id, key),
@@ -229,7 +229,7 @@ def _json(value: Mapping[str, Any] | None) -> str | None:
 
 
 def _bound(text: str | None) -> str | bytes | None:
-    """Text as SQLite takes it: half a surrogate pair, which JSON can spell, is no text to it and goes as bytes."""
+    """Text as SQLite takes it. A lone surrogate, which JSON can spell, is not text to SQLite: it is kept as bytes."""
     if text is None or text.isascii():
         return text
     try:

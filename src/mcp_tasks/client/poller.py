@@ -15,16 +15,16 @@ from mcp_tasks.core.pacing import backoff
 from mcp_tasks.wire.parse import TaskSnapshot
 
 DEFAULT_INTERVAL = 1.0
-"""For a server that suggests none."""
+"""For a server that suggests no interval."""
 
 SHORTEST_INTERVAL = 0.05
-"""What a server that suggests less is given: a poll is a request, not a loop."""
+"""The least, whatever a server suggests: polling is not a busy loop."""
 
 LONGEST_INTERVAL = 60.0
-"""A suggestion beyond this would let a finished task go unseen for longer than anybody meant."""
+"""The most: beyond it, a finished task would go unnoticed for longer than anybody meant."""
 
 BACKSTOP = 30.0
-"""With push, a look this often: for a notification that was lost, and a stream that is dead and does not say so."""
+"""With push, poll this often: for lost notifications, and for a stream that died silently."""
 
 SOON = 0.2
 """After an answer was given, the task goes on; no need to wait out an interval that was for idling. Not at once: a
@@ -76,11 +76,11 @@ class Poller:
         self.next_look = min(self.next_look, now + SOON)
 
     def hinted(self, now: float) -> None:
-        """Somebody says that something happened, and is not to be believed; a look tells."""
+        """A notification came that may not be from the task's own server: have a look soon."""
         self.next_look = min(self.next_look, now + SOON)
 
     def lost_push(self, now: float) -> None:
-        """Notifications do not come any more; look at the pace of a poll again."""
+        """Notifications stopped: go back to polling at the server's pace."""
         if self._pushed:
             self._pushed = False
             self.next_look = min(self.next_look, now + self._interval)

@@ -77,14 +77,14 @@ async def get_task(session: ClientSession, task_id: str) -> TaskSnapshot:
     """Look at a task.
 
     Raises:
-        UnknownTask: The server knows no such task (any more).
-        InvalidResponse: The server answered with something that is no task.
-        MCPError: Anything else the server, or the way to it, objects to.
+        UnknownTask: The server does not know the task (any more).
+        InvalidResponse: The server answered with something that is not a valid task.
+        MCPError: The server, or the connection to it, failed.
     """
     result = await _send(session, task_id, _GetTask(params=GetTaskParams(taskId=task_id)))
     snapshot = parse_task(result)
     if snapshot.id != task_id:
-        raise InvalidResponse(f"asked for task {task_id}, the server answered with {snapshot.id}")
+        raise InvalidResponse(f"asked for task {task_id}, and the server answered with task {snapshot.id}")
     return snapshot
 
 
@@ -92,8 +92,8 @@ async def update_task(session: ClientSession, task_id: str, responses: Mapping[s
     """Answer questions of a task.
 
     Raises:
-        UnknownTask: The server knows no such task (any more).
-        MCPError: The server objects to an answer.
+        UnknownTask: The server does not know the task (any more).
+        MCPError: The server refuses an answer.
     """
     params = UpdateTaskParams(taskId=task_id, inputResponses=dict(responses))
     try:
@@ -106,17 +106,18 @@ async def update_task(session: ClientSession, task_id: str, responses: Mapping[s
 
 
 def check_answer(responses: Mapping[str, Any]) -> None:
-    """Find out before anything is written or sent whether answers can be sent at all.
+    """Check that answers can be sent at all, before anything is recorded or sent.
 
     Raises:
-        UsageError: They cannot; the SDK would break off the connection over them.
+        UsageError: They cannot; the SDK would close the connection over them.
     """
+    what = f"the answer to {', '.join(map(repr, responses))}"
     try:
         json.dumps(dict(responses), ensure_ascii=False).encode()
     except UnicodeEncodeError as exc:
-        raise UsageError(f"the answer to {', '.join(map(repr, responses))} has text that is not valid Unicode") from exc
+        raise UsageError(f"{what} contains text that is not valid Unicode") from exc
     except (TypeError, ValueError) as exc:
-        raise UsageError(f"the answer to {', '.join(map(repr, responses))} cannot be written as JSON: {exc}") from exc
+        raise UsageError(f"{what} cannot be written as JSON: {exc}") from exc
 
 
 async def cancel_task(session: ClientSession, task_id: str) -> None:
@@ -133,7 +134,7 @@ async def listen_to_tasks(session: ClientSession, task_ids: Sequence[str]) -> No
 
 
 def is_transient(exc: Exception) -> bool:
-    """Whether the same request may succeed later, with nobody doing anything about it."""
+    """Whether the same request may succeed later, without anybody fixing anything."""
     if isinstance(exc, MCPError):
         return exc.code in TRANSIENT_CODES and exc.message != _SESSION_OVER
     return isinstance(exc, httpx2.TransportError | OSError)
@@ -147,5 +148,7 @@ async def _send(session: ClientSession, task_id: str, request: _TaskRequest) -> 
             raise UnknownTask(task_id) from exc
         raise
     except ValidationError as exc:
-        raise InvalidResponse(f"the server answered {request.method} with something that is no result") from exc
+        raise InvalidResponse(
+            f"the server answered {request.method} with something that is not a valid result"
+        ) from exc
     return result.model_dump(by_alias=True, mode="json")

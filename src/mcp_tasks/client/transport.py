@@ -33,7 +33,7 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 class _Mark(str):
     """Says which transport something came over. A string, because the SDK serializes what it has in hand to check it;
-    what it says is of no account, as anybody could say it."""
+    its text means nothing, as any server could send that."""
 
     transport: ServerTransport
 

@@ -31,7 +31,7 @@ class Wake:
 
 
 class Budget:
-    """A time limit that stands still while somebody works on an answer."""
+    """A time limit that is paused while somebody works on an answer."""
 
     def __init__(self, scope: anyio.CancelScope, seconds: float | None) -> None:
         self._scope = scope
@@ -40,7 +40,7 @@ class Budget:
             scope.deadline = anyio.current_time() + seconds
 
     def pause(self, busy: bool) -> None:
-        """Stop the time, or let it run again."""
+        """Pause the limit, or let it run on."""
         if self._left is None:
             return
         if busy:

@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from mcp_tasks.core.actor import Actor
-from mcp_tasks.core.events import RunLost, RunReleased, TaskCancelled
+from mcp_tasks.core.events import RunLost, RunReleased
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import Interrupted, LostTooOften, RunStopped, StoreUnavailable, TransitionRefused, UnknownTask
 from mcp_tasks.runtime.ending import failed
@@ -27,9 +27,6 @@ PER_SWEEP = 1_000
 
 TROUBLES_BEFORE_THE_END = 5
 """How often the recovery of one task may fail before it is ended."""
-
-NEVER_ANSWERED = "The call that made it was never answered"
-"""Why a task is cancelled that was lost before anybody was told of it."""
 
 
 class Recovery:
@@ -131,9 +128,7 @@ class Recovery:
         except Exception as exc:
             self._troubles.note(task_id, exc)
 
-    async def _change(
-        self, record: TaskRecord, verdict: RunStopped | RunLost | RunReleased | TaskCancelled
-    ) -> TaskRecord:
+    async def _change(self, record: TaskRecord, verdict: RunStopped | RunLost | RunReleased) -> TaskRecord:
         changes = self._runtime.changes
         if not isinstance(verdict, RunStopped):
             return await changes.change(record, verdict, actor=self._actor)
@@ -159,13 +154,8 @@ class Recovery:
             self._troubles.note_missing_tool(record.name)
         return policy
 
-    def _verdict(
-        self, record: TaskRecord, policy: ToolPolicy, *, lost: bool
-    ) -> RunStopped | RunLost | RunReleased | TaskCancelled:
+    def _verdict(self, record: TaskRecord, policy: ToolPolicy, *, lost: bool) -> RunStopped | RunLost | RunReleased:
         """What becomes of a task whose run is gone: why it ends, or what happens instead."""
-        if lost and not record.announced:
-            # Nobody knows its id, so nobody can come back for it, and whoever called may call again.
-            return TaskCancelled(reason=NEVER_ANSWERED)
         if not policy.rerun:
             logger.warning("task %s… (%s) was interrupted and may not run again", record.id[:12], record.name)
             return Interrupted(record.name)

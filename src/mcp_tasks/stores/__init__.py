@@ -1,6 +1,34 @@
 """Where task records live: compare-and-swap, nothing cleverer."""
 
-from mcp_tasks.stores.base import Hint, IdPage, Notifier, Page, Store
+from mcp_tasks.stores.base import (
+    EVERYBODY,
+    UNOWNED,
+    Anyone,
+    Hint,
+    IdPage,
+    Notifier,
+    OwnedBy,
+    Page,
+    Store,
+    Whose,
+    owned_by,
+)
+from mcp_tasks.stores.codec import Cipher, Codec
 from mcp_tasks.stores.memory import MemoryStore
 
-__all__ = ["Hint", "IdPage", "MemoryStore", "Notifier", "Page", "Store"]
+__all__ = [
+    "EVERYBODY",
+    "UNOWNED",
+    "Anyone",
+    "Cipher",
+    "Codec",
+    "Hint",
+    "IdPage",
+    "MemoryStore",
+    "Notifier",
+    "OwnedBy",
+    "Page",
+    "Store",
+    "Whose",
+    "owned_by",
+]

@@ -15,8 +15,11 @@ The contract, once for all verbs:
 - *Small rows.* A record is one small row. Request, outcome and journal are kept beside it, and nothing but `request`,
   `outcome` and `journal` reads them: a poll of a task with megabytes of arguments costs what any poll costs. Reading or
   writing something large does not hold the event loop.
-- *One bad row is one bad task.* A row that cannot be read raises `TaskUnreadable` from `get` and `journal` of that task
-  and from nothing else. Sweeps therefore return ids, which need no decoding; `list` leaves such tasks out.
+- *One bad row is one bad task.* What cannot be read raises `TaskUnreadable` from the verb that reads it for that task
+  (`get`, `request`, `outcome`, `journal`, or `create` under its key) and from nothing else. Sweeps therefore return
+  ids, which need no decoding; `list` leaves such tasks out.
+- *Values, not objects.* What a store returns is nobody else's: who changes the arguments in a request that was read
+  changes neither what is kept nor what the next reader gets.
 - *No clocks.* No store compares times of two processes: a heartbeat is a number that grows, and who watches it
   measures on a clock of its own for how long it has not.
 - *Order.* `save` succeeds for exactly one of those who name the same expected version.
@@ -117,6 +120,7 @@ class Store(Protocol):
 
         Raises:
             TaskExists: The id is taken.
+            TaskUnreadable: There is a task under the key, but not in a state that can be read.
             ValueNotStorable: The record or the request is too large, or not JSON. Nobody else's write fails with it.
         """
         ...
@@ -205,10 +209,10 @@ class Store(Protocol):
         """Tasks of the namespace that could run at any time and nobody has, in the order of creation.
 
         These are the ones whose `TaskRecord.ready_at` is `ALWAYS`. With the cursor, tasks that stay queued are given
-        exactly once, whatever is created or claimed in between; so it is for `due` and `held`.
+        exactly once, whatever is created or claimed in between; so it is for `due` and `claimed`.
 
         Raises:
-            ValueError: The cursor is not one of ours. So it is for `due` and `held`.
+            ValueError: The cursor is not one of ours. So it is for `due` and `claimed`.
         """
         ...
 

@@ -71,6 +71,7 @@ class PartTests(StoreTests):
         await store.create(make_record(id="task"), make_request(arguments=arguments))
         arguments["scenes"].append("changed by its caller")
         first = await store.request("task")
+        assert first is not None
         assert first == make_request(arguments={"scenes": ["forest"]})
         first.arguments["scenes"].append("changed by the tool")
         assert await store.request("task") == make_request(arguments={"scenes": ["forest"]})

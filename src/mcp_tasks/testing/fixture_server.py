@@ -49,9 +49,7 @@ class Name(BaseModel):
 
 def build(tasks: Tasks) -> MCPServer[dict[str, object]]:
     """The fixture server with `tasks` as its extension."""
-    server = MCPServer(
-        "mcp-tasks-fixture", version="1", **tasks.wiring(), log_level="WARNING"
-    )
+    server = MCPServer("mcp-tasks-fixture", version="1", **tasks.wiring(), log_level="WARNING")
     _add_conformance_tools(server, tasks)
     _add_asking_tools(server, tasks)
     _add_measuring_tools(server, tasks)

@@ -71,7 +71,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.clock: FakeClock = FakeClock()
         self.reference: Reference = Reference()
-        self.oracle: MemoryStore = self.reference.store
+        self.oracle: Store = self.reference.store
         self.lives: int = 0
         self.known: list[str] = []
         self.runner: asyncio.Runner = asyncio.Runner()

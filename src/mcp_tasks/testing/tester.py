@@ -23,13 +23,17 @@ from mcp_types import CallToolResult
 from mcp_types.version import LATEST_MODERN_VERSION
 
 from mcp_tasks.core import InputRequest, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.core.actor import Actor
+from mcp_tasks.core.json_bytes import decode_json
 from mcp_tasks.engines import LocalEngine
 from mcp_tasks.errors import TaskWasCancelled, UnknownTask
+from mcp_tasks.protocol.answers import check_answers
+from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server import Tasks
-from mcp_tasks.protocol.answers import check_answers
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
+from mcp_tasks.tools.sdk_errors import to_mcp_error
 
 logger: Final = logging.getLogger(__name__)
 
@@ -94,16 +98,18 @@ class TaskTester:
         """Call a tool as a task, for a client with these capabilities; the task's id.
 
         Raises:
-            UsageError: The server has no such tool, or it is not marked.
+            UsageError: The server has no such tool, it is not marked, or it does not take these arguments: what a
+                server answers without a task.
         """
-        await self._tasks.check_marked(tool)
+        given = dict(arguments or {})
+        await self._tasks.check_call(tool, given)
         request = TaskRequest(
             name=tool,
-            arguments=dict(arguments or {}),
+            arguments=given,
             protocol_version=LATEST_MODERN_VERSION,
             client_capabilities=capabilities,
         )
-        return (await self.runtime.launch(request, owner=owner, ttl=None)).id
+        return (await self.runtime.launch(request, owner=owner, retention=None)).id
 
     async def record(self, task_id: str) -> TaskRecord:
         """The task as it is now."""
@@ -142,13 +148,18 @@ class TaskTester:
         if response is None:
             response = {"action": action} if content is None else {"action": action, "content": dict(content)}
         responses = {key: response}
-        await self.runtime.answer(
-            await self.record(task_id), responses, check=lambda task: check_answers(task, responses)
-        )
+        record = await self.record(task_id)
+        try:
+            await self.runtime.answer(
+                record, responses, actor=_client(record), check=lambda task: check_answers(task, responses)
+            )
+        except RpcError as exc:
+            raise to_mcp_error(exc) from exc
 
     async def cancel(self, task_id: str) -> None:
         """Cancel the task, as a client would. A finished one stays as it is."""
-        await self.runtime.cancel(await self.record(task_id), "Cancelled by the test")
+        record = await self.record(task_id)
+        await self.runtime.cancel(record, "Cancelled by the test", actor=_client(record))
 
     async def advance(self, by: timedelta) -> None:
         """Let the tools come to where they wait, let time pass, and let what is due happen.
@@ -198,12 +209,14 @@ class TaskTester:
             TaskWasCancelled: It was cancelled.
         """
         record = await self.finish(task_id)
-        if record.error is not None:
-            error = record.error
-            raise MCPError(code=error["code"], message=error["message"], data=error.get("data"))
-        if record.status is TaskStatus.CANCELLED:
+        outcome = await self.runtime.outcome(task_id)
+        if record.status is TaskStatus.CANCELLED or outcome is None:
             raise TaskWasCancelled(task_id, record.status_message)
-        return CallToolResult.model_validate(record.result, by_name=False)
+        body = decode_json(outcome.body)
+        if record.status is TaskStatus.FAILED:
+            raise MCPError(code=body["code"], message=body["message"], data=body.get("data"))
+        meta = {} if outcome.meta is None else {"_meta": decode_json(outcome.meta)}
+        return CallToolResult.model_validate({**body, **meta}, by_name=False)
 
     async def _until(self, task_id: str, condition: Callable[[TaskRecord], bool], what: str) -> TaskRecord:
         record = await self.runtime.wait_until(task_id, lambda task: task.is_final or condition(task), LIMIT)
@@ -218,3 +231,7 @@ class TaskTester:
             self._server, store=self.store, engine=self._engine, clock=self.clock, state=self._state
         )
         await self._runtime.start()
+
+
+def _client(record: TaskRecord) -> Actor:
+    return Actor("client", record.owner)

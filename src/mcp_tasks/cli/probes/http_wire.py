@@ -96,7 +96,7 @@ class HttpWire:
 
 
 async def _messages(response: httpx2.Response) -> AsyncGenerator[JsonObject]:
-    """The JSON-RPC messages in a response, as they come. What is no JSON is left out."""
+    """The JSON-RPC messages in a response, as they come. Anything that is not JSON is skipped."""
     if response.headers.get("content-type", "").startswith("text/event-stream"):
         async for line in response.aiter_lines():
             if line.startswith("data:") and (message := parse_object(line.removeprefix("data:"))) is not None:

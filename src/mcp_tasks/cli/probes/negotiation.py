@@ -38,7 +38,7 @@ def _is_reached(area: Area, reply: Reply) -> bool:
     if reply.status is not None and 300 <= reply.status < 400:
         where = reply.headers.get("location", "elsewhere")
         area.fail(
-            "redirect", f"the endpoint sends clients on to {where}", "Clients do not follow; serve it right here."
+            "redirect", f"the endpoint redirects clients to {where}", "Clients do not follow; serve it right here."
         )
         return False
     return True

@@ -110,13 +110,13 @@ def flaws_of_ack(result: JsonObject) -> list[Flaw]:
 def _flaws_of_task(task: JsonObject) -> list[Flaw]:
     flaws = [_flaw(f"{old} is the 2025-11-25 name", f"Call it {new}.") for old, new in OLD_NAMES.items() if old in task]
     if not isinstance(task.get("taskId"), str) or not task["taskId"]:
-        flaws.append(_flaw("taskId is missing or no text", "Every task has a taskId."))
+        flaws.append(_flaw("taskId is missing, or not a string", "Every task has a taskId."))
     if task.get("status") not in {status.value for status in TaskStatus}:
         flaws.append(
             _flaw(f"status is {task.get('status')!r}", f"Use one of {', '.join(s.value for s in TaskStatus)}.")
         )
     if "statusMessage" in task and not isinstance(task["statusMessage"], str):
-        flaws.append(_flaw("statusMessage is there and no text", "Leave it out when there is nothing to say."))
+        flaws.append(_flaw("statusMessage is not a string", "Leave it out when there is nothing to say."))
     return [*flaws, *_flaws_of_numbers(task), *_flaws_of_instants(task)]
 
 
@@ -163,14 +163,14 @@ def _flaws_of_payload(task: JsonObject) -> list[Flaw]:
 
 def _flaws_of_outcome(status: str, payload: JsonObject) -> list[Flaw]:
     if status == "failed" and not (_is_whole(payload.get("code")) and isinstance(payload.get("message"), str)):
-        return [_flaw("error is no JSON-RPC error", "It needs a number as code and a text as message.")]
+        return [_flaw("error is not a JSON-RPC error", "It needs a number as code and a text as message.")]
     if status == "completed" and payload.get("resultType") != "complete":
         advice = 'Set resultType to "complete" in the inlined result; strict clients refuse it otherwise.'
         return [Flaw(says="the inlined result has no resultType of its own", advice=advice, is_fault=False)]
     if status == "input_required":
         bad = [key for key, request in payload.items() if not _is_request(request)]
         if bad or not payload:
-            what = f"inputRequests[{bad[0]!r}] is no request" if bad else "inputRequests is empty"
+            what = f"inputRequests[{bad[0]!r}] is not a request" if bad else "inputRequests is empty"
             return [_flaw(what, "Every entry has a method and params, and there is at least one.")]
     return []
 

@@ -35,7 +35,7 @@ class Reply:
 
     Attributes:
         status: The HTTP status; None over stdio.
-        message: The JSON-RPC response; None if what came is none.
+        message: The JSON-RPC response; None if something else came back.
     """
 
     status: int | None = None

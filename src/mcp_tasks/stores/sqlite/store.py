@@ -21,7 +21,6 @@ Weaknesses:
 
 from __future__ import annotations
 
-import logging
 import os
 import sqlite3
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -46,17 +45,13 @@ from mcp_tasks.stores.sqlite.connection import Values, connect, from_text, retry
 from mcp_tasks.stores.sqlite.notifier import SqliteNotifier
 from mcp_tasks.stores.sqlite.reader import Reader
 from mcp_tasks.stores.sqlite.schema import prepare
+from mcp_tasks.stores.sqlite.unreadable import UnreadableLog
 from mcp_tasks.stores.sqlite.writer import Writer
 
 T = TypeVar("T")
 
 NO_LIMIT = 2**62
 """More bytes than any value has."""
-
-MAX_REPORTED = 1_000
-"""Unreadable tasks remembered as logged; beyond that some are logged again."""
-
-logger = logging.getLogger(__name__)
 
 
 class SqliteStore:
@@ -85,7 +80,7 @@ class SqliteStore:
         self._writer: Writer | None = None
         self._notifier = SqliteNotifier(self._rows, interval=poll_interval)
         self._turn = anyio.Lock()
-        self._reported: dict[str, None] = {}
+        self._unreadable = UnreadableLog(self.path)
 
     def __repr__(self) -> str:
         return f"SqliteStore({str(self.path)!r})"
@@ -273,22 +268,8 @@ class SqliteStore:
             try:
                 records.append(self._record(*row))
             except TaskUnreadable as exc:
-                self._report(exc)
+                self._unreadable.report(exc)
         return records
-
-    def _report(self, unreadable: TaskUnreadable) -> None:
-        if unreadable.task_id in self._reported:
-            return
-        if len(self._reported) == MAX_REPORTED:
-            del self._reported[next(iter(self._reported))]
-        self._reported[unreadable.task_id] = None
-        logger.error(
-            "%s. Listings leave it out, and all other tasks in %s are unaffected. To delete it: "
-            "DELETE FROM tasks WHERE id = '%s'",
-            unreadable,
-            self.path,
-            unreadable.task_id.replace("'", "''"),
-        )
 
 
 def _optional(text: str | bytes | None) -> str | None:

@@ -1,0 +1,126 @@
+"""A file that is encrypted: the suite, what can be read in the file, and parts that were moved."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mcp_tasks.core import InputBook, InputRequest, JournalEntry, Outcome, Progress, TaskStatus
+from mcp_tasks.errors import TaskUnreadable
+from mcp_tasks.stores import Store
+from mcp_tasks.stores.base import EVERYBODY
+from mcp_tasks.stores.codec import Codec
+from mcp_tasks.stores.sqlite import SqliteStore
+from mcp_tasks.testing import make_record, make_request
+from mcp_tasks.testing.clock import NOON
+from mcp_tasks.testing.store_suite import StoreSuite
+from tests.helpers.cipher import AesCipher
+
+SECRET = "the secret of the task"
+REQUEST = make_request(arguments={"a": SECRET}, input_responses={"q": SECRET}, request_state=SECRET)
+ENTRIES = [
+    JournalEntry(kind="answer", key="q", value={"content": SECRET}),
+    JournalEntry(kind="step", key="s", value=SECRET),
+]
+OUTCOME = Outcome(body=f'{{"text":"{SECRET}"}}'.encode(), meta=f'{{"text":"{SECRET}"}}'.encode())
+
+
+class TestEncryptedSqliteStore(StoreSuite):
+    @pytest.fixture(autouse=True)
+    def place(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "tasks.db"
+        self.cipher = AesCipher()
+
+    @asynccontextmanager
+    async def open_store(self) -> AsyncGenerator[Store]:
+        store = SqliteStore(self.path, codec=Codec(self.cipher))
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    """An encrypted store with two tasks that have ended, and one that asks."""
+    store = SqliteStore(tmp_path / "tasks.db", codec=Codec(AesCipher()))
+    await store.open()
+    asked = InputBook(outstanding={"q": InputRequest(method="m", params={"message": SECRET})}, used=frozenset({"q"}))
+    for task_id in ("mine", "other"):
+        record = make_record(id=task_id, status_message=SECRET, progress=Progress(progress=1, message=SECRET))
+        await store.create(record, REQUEST)
+        ended = replace(record, version=2, status=TaskStatus.COMPLETED, finished_at=NOON)
+        await store.save(ended, expected=1, entries=ENTRIES, outcome=OUTCOME)
+    await store.create(make_record(id="asks", inputs=asked, name=SECRET), REQUEST)
+    yield store
+    await store.close()
+
+
+def execute(store: SqliteStore, sql: str) -> None:
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as connection:
+        assert connection.execute(sql).rowcount == 1
+
+
+@pytest.mark.anyio
+async def test_nothing_of_arguments_results_questions_and_answers_is_in_the_file(store: SqliteStore) -> None:
+    wal = store.path.with_name("tasks.db-wal")
+    assert SECRET.encode() not in store.path.read_bytes() + wal.read_bytes()
+    await store.close()
+    content = store.path.read_bytes()
+    assert SECRET.encode() not in content
+    # What tasks are found by is plain: the price of an index.
+    assert b"mine" in content
+    assert b"alice" in content
+    await store.open()
+    outcome = await store.outcome("mine")
+    assert outcome == OUTCOME
+
+
+KEY = "(SELECT key FROM tasks WHERE id = '{}')"
+MINE, OTHER = KEY.format("mine"), KEY.format("other")
+
+
+@pytest.mark.anyio
+async def test_a_state_of_another_task_is_refused(store: SqliteStore) -> None:
+    execute(store, "UPDATE tasks SET state = (SELECT state FROM tasks WHERE id = 'other') WHERE id = 'mine'")
+    with pytest.raises(TaskUnreadable, match="task mine cannot be read: its row cannot be decrypted"):
+        await store.get("mine")
+    listed = await store.list("", EVERYBODY, now=NOON)
+    assert {record.id for record in listed.records} == {"other", "asks"}
+
+
+@pytest.mark.anyio
+async def test_a_request_of_another_task_is_refused(store: SqliteStore) -> None:
+    execute(
+        store, f"UPDATE requests SET request = (SELECT request FROM requests WHERE task = {OTHER}) WHERE task = {MINE}"
+    )
+    with pytest.raises(TaskUnreadable, match="task mine cannot be read: its request cannot be decrypted"):
+        await store.request("mine")
+    assert await store.request("other") == REQUEST
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("column", ["body", "meta"])
+async def test_an_outcome_of_another_task_is_refused(store: SqliteStore, column: str) -> None:
+    execute(
+        store,
+        f"UPDATE outcomes SET {column} = (SELECT {column} FROM outcomes WHERE task = {OTHER}) WHERE task = {MINE}",
+    )
+    with pytest.raises(TaskUnreadable, match="task mine cannot be read: its outcome cannot be decrypted"):
+        await store.outcome("mine")
+    assert await store.outcome("other") == OUTCOME
+
+
+@pytest.mark.anyio
+async def test_an_answer_of_another_task_is_refused(store: SqliteStore) -> None:
+    answer = f"(SELECT value FROM journal WHERE kind = 'answer' AND task = {OTHER})"
+    execute(store, f"UPDATE journal SET value = {answer} WHERE kind = 'answer' AND task = {MINE}")
+    with pytest.raises(TaskUnreadable, match="task mine cannot be read: its journal entry 'q' cannot be decrypted"):
+        await store.journal("mine")
+    assert [entry.value for entry in await store.journal("other")] == [entry.value for entry in ENTRIES]

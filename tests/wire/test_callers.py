@@ -1,0 +1,72 @@
+"""Whom a task belongs to, by a rule of the author's over who calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from mcp_tasks import Tasks
+from mcp_tasks.server import Caller
+from tests.helpers.http import HttpWire, modern_headers, serving
+from tests.helpers.rpc import EVERYTHING, INVALID_PARAMS, MODERN, Reply, Tasking, request
+from tests.helpers.server import QUICK, Desk, build
+
+pytestmark = pytest.mark.anyio
+
+
+class UserWire:
+    """A way to a server through a proxy that says who the user is."""
+
+    def __init__(self, wire: HttpWire, user: str | None) -> None:
+        self._wire = wire
+        self._user = user
+
+    async def send(self, message: Mapping[str, Any]) -> Reply:
+        headers = modern_headers(message)
+        if self._user is not None:
+            headers.append(("X-User", self._user))
+        return await self._wire.post(json.dumps(message), headers)
+
+
+def by_header(caller: Caller) -> str | None:
+    return caller.headers.get("x-user")
+
+
+@asynccontextmanager
+async def behind_a_proxy(**options: Any) -> AsyncGenerator[HttpWire]:
+    async with serving(build(Tasks("memory://", settings=QUICK, **options), Desk())) as wire:
+        yield wire
+
+
+async def test_a_rule_over_headers_decides_whose_a_task_is() -> None:
+    async with behind_a_proxy(principal=by_header) as wire:
+        alice, bob, nobody = (UserWire(wire, user) for user in ("alice", "bob", None))
+        created = await alice.send(request("tools/call", {"name": "gated", "arguments": {}}, capabilities=EVERYTHING))
+        look = {"taskId": created.result["taskId"]}
+        assert (await alice.send(request("tasks/get", look))).result["status"] == "working"
+        for other in (bob, nobody):
+            for method in ("tasks/get", "tasks/cancel"):
+                assert (await other.send(request(method, look))).code == INVALID_PARAMS
+        assert (await alice.send(request("tasks/get", look))).result["status"] == "working"
+
+
+async def test_the_rule_sees_the_caller_whole() -> None:
+    callers: list[Caller] = []
+
+    def rule(caller: Caller) -> str | None:
+        callers.append(caller)
+        return "everybody"
+
+    async with behind_a_proxy(principal=rule) as wire:
+        client = Tasking(wire, EVERYTHING)
+        task_id = await client.create("ask_name")
+        await client.get(task_id)
+    created, looked = callers
+    assert (created.protocol_version, created.principal) == (MODERN, None)
+    assert created.client_info == {"name": "raw", "version": "1"}
+    assert created.capabilities == EVERYTHING
+    assert (created.headers["mcp-name"], looked.headers["mcp-name"]) == ("ask_name", task_id)
