@@ -24,8 +24,9 @@ from mcp_tasks.core import (
     TaskRequest,
     TaskStatus,
 )
+from mcp_tasks.core.json_bytes import is_large
 from mcp_tasks.errors import TaskUnreadable, ValueNotStorable
-from mcp_tasks.stores.codec import Codec, is_large_request
+from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import decode_cursor, encode_cursor, expiry, from_micros, ready, sort_key, to_micros
 from mcp_tasks.stores.sqlite.old_rows import add_functions
 from mcp_tasks.testing import make_record, make_request
@@ -198,7 +199,7 @@ def test_every_request_comes_back(codec: Codec, request_: TaskRequest) -> None:
 @given(entry=entries())
 @settings(deadline=None)
 def test_every_journal_entry_comes_back(codec: Codec, entry: JournalEntry) -> None:
-    value = codec.encode_value("task", entry.value)
+    value = codec.encode_value("task", entry.value, is_large(entry.value))
     assert codec.decode_entry("task", entry.kind, entry.key, value, number=7) == replace(entry, number=7)
 
 
@@ -214,19 +215,14 @@ def test_every_outcome_comes_back(codec: Codec, outcome: Outcome) -> None:
 @pytest.mark.parametrize("value", ["x" * 200_000, [{"n": n} for n in range(20_000)]], ids=["a string", "many values"])
 def test_what_is_large_comes_back(codec: Codec, value: Any) -> None:
     request = make_request(arguments={"large": value})
-    assert is_large_request(request)
     assert codec.decode_request("task", codec.encode_request("task", request)) == request
-
-
-def test_a_small_request_is_not_large() -> None:
-    assert not is_large_request(REQUEST)
 
 
 def test_what_is_no_json_cannot_be_stored() -> None:
     with pytest.raises(ValueNotStorable, match="cannot be written as JSON"):
         CODEC.encode_request("task", make_request(arguments={"x": object()}))
     with pytest.raises(ValueNotStorable, match="cannot be written as JSON"):
-        CODEC.encode_value("task", {1, 2})
+        CODEC.encode_value("task", {1, 2}, False)
 
 
 def test_a_newer_format_is_refused_with_its_number() -> None:
@@ -309,7 +305,7 @@ def encrypted_parts(codec: Codec) -> dict[str, tuple[bytes, Callable[[Codec, str
         ),
         "its outcome": (outcome.body, lambda codec, task_id, data: codec.decode_outcome(task_id, data, None)),
         "its journal entry 'key'": (
-            codec.encode_value("mine", "secret"),
+            codec.encode_value("mine", "secret", False),
             lambda codec, task_id, data: codec.decode_entry(task_id, "answer", "key", data, number=1),
         ),
     }
@@ -351,7 +347,7 @@ def test_a_codec_says_which_kind_it_finds(part: str) -> None:
 
 def test_the_same_text_is_never_encrypted_to_the_same_bytes() -> None:
     codec = Codec(AesCipher())
-    assert codec.encode_value("task", "same") != codec.encode_value("task", "same")
+    assert codec.encode_value("task", "same", False) != codec.encode_value("task", "same", False)
 
 
 @given(st.datetimes(timezones=st.just(UTC)))

@@ -79,8 +79,9 @@ class Codec:
         return self._decoded(task_id, data, decode, "its row", owner)
 
     def encode_request(self, task_id: str, request: TaskRequest) -> bytes:
-        """The request of a task; in a thread if `is_large_request` says so."""
-        return self.encode_value(task_id, request_fields(request))
+        """The request of a task."""
+        fields = request_fields(request)
+        return self.encode_value(task_id, fields, is_large(fields))
 
     def decode_request(self, task_id: str, data: object, *, owner: str | None = None) -> TaskRequest:
         """The request behind its bytes; in a thread if they are large."""
@@ -100,9 +101,9 @@ class Codec:
             meta=None if meta is None else self._decoded(task_id, meta, _unchanged, "its outcome", owner),
         )
 
-    def encode_value(self, task_id: str, value: JsonValue) -> bytes:
-        """A value of the task's journal; in a thread if `is_large` says so."""
-        return self._seal(task_id, encode_in_pieces(value) if is_large(value) else encode_json(value))
+    def encode_value(self, task_id: str, value: JsonValue, large: bool) -> bytes:
+        """A value of the task's journal; in pieces, and to be called in a thread, if it is large (`is_large`)."""
+        return self._seal(task_id, encode_in_pieces(value) if large else encode_json(value))
 
     def decode_entry(
         self, task_id: str, kind: str, key: str, value: object, *, number: int, owner: str | None = None
@@ -138,11 +139,6 @@ class Codec:
         except Exception as exc:
             why = f"{part} cannot be decrypted ({type(exc).__name__}): it has another key, or is that of another task"
             raise TaskUnreadable(task_id, why, owner=owner) from exc
-
-
-def is_large_request(request: TaskRequest) -> bool:
-    """Whether the request is large enough to be encoded in a thread."""
-    return is_large(request_fields(request))
 
 
 def _parse(plain: bytes) -> Any:

@@ -11,9 +11,11 @@ from typing import Any, TypeAlias, TypeVar
 from anyio import to_thread
 
 from mcp_tasks.core.journal import JournalEntry
+from mcp_tasks.core.json import JsonValue
 from mcp_tasks.core.json_bytes import LARGE, is_large
 from mcp_tasks.core.record import Outcome, TaskRequest
-from mcp_tasks.stores.codec import Codec, is_large_request
+from mcp_tasks.stores.codec import Codec
+from mcp_tasks.stores.fields import request_fields
 
 T = TypeVar("T")
 
@@ -23,19 +25,12 @@ Line: TypeAlias = tuple[str, str, bytes]
 
 async def encoded_request(codec: Codec, task_id: str, request: TaskRequest) -> bytes:
     """The request as it is to be kept; raises `ValueNotStorable`, as the others here do."""
-    return await in_thread_if(is_large_request(request), codec.encode_request, task_id, request)
+    return await _encoded_value(codec, task_id, request_fields(request))
 
 
 async def encoded_entries(codec: Codec, task_id: str, entries: Sequence[JournalEntry]) -> list[Line]:
     """The entries as they are to be kept."""
-    return [
-        (
-            entry.kind,
-            entry.key,
-            await in_thread_if(is_large(entry.value), codec.encode_value, task_id, entry.value),
-        )
-        for entry in entries
-    ]
+    return [(entry.kind, entry.key, await _encoded_value(codec, task_id, entry.value)) for entry in entries]
 
 
 async def encoded_outcome(codec: Codec, task_id: str, outcome: Outcome | None) -> Outcome | None:
@@ -48,6 +43,11 @@ async def encoded_outcome(codec: Codec, task_id: str, outcome: Outcome | None) -
 async def in_thread_if(large: bool, act: Callable[..., T], *values: Any) -> T:
     """What comes of the act, done here or in a thread."""
     return await to_thread.run_sync(act, *values) if large else act(*values)
+
+
+async def _encoded_value(codec: Codec, task_id: str, value: JsonValue) -> bytes:
+    large = is_large(value)
+    return await in_thread_if(large, codec.encode_value, task_id, value, large)
 
 
 def _size(outcome: Outcome) -> int:
