@@ -17,6 +17,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src"
 MODULES = (
     "mcp_tasks",
+    "mcp_tasks.server",
     "mcp_tasks.client",
     "mcp_tasks.testing",
     "mcp_tasks.stores",

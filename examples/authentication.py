@@ -69,7 +69,7 @@ auth = AuthSettings(
     required_scopes=["reports"],
 )
 tasks = Tasks(os.environ.get("MCP_TASKS_URL", "memory://"))
-server = MCPServer("reports", auth=auth, token_verifier=JwtVerifier(), extensions=[tasks], lifespan=tasks.lifespan)
+server = MCPServer("reports", auth=auth, token_verifier=JwtVerifier(), **tasks.wiring())
 
 
 @server.tool()

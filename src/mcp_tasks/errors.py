@@ -35,7 +35,7 @@
         ├── TaskExists              an id was created twice
         └── VersionConflict         somebody else saved this task first
 
-Branches say whose fault it is. Only the server layer knows the JSON-RPC codes that these become. One more is an error
+Branches say whose fault it is. Only `protocol.errors` knows the JSON-RPC codes that these become. One more is an error
 of the SDK's as well, and lives where the SDK may be imported: `mcp_tasks.client.TaskFailed`.
 """
 

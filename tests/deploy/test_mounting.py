@@ -40,7 +40,7 @@ async def test_a_mounted_app_runs_tasks_beside_the_routes_of_the_outer_one(place
 
 async def test_a_mounted_app_whose_lifespan_nobody_runs_fails_as_the_page_says() -> None:
     tasks = Tasks("memory://")
-    server = MCPServer("forgotten", extensions=[tasks], lifespan=tasks.lifespan)
+    server = MCPServer("forgotten", **tasks.wiring())
     app = Starlette(routes=[Mount("/tools", server.streamable_http_app())])
     seen: list[RuntimeError] = []
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
-import anyio
-import anyio.to_thread
 from mcp.server import ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
 from mcp.server.extension import MethodBinding
@@ -82,7 +81,7 @@ async def to_result(message: Message) -> dict[str, Any]:
 
 async def _decoded(data: bytes) -> Any:
     """The value behind the bytes; if it is large, from a thread, for the event loop's sake."""
-    return await anyio.to_thread.run_sync(decode_in_pieces, data) if len(data) > LARGE else decode_json(data)
+    return await asyncio.to_thread(decode_in_pieces, data) if len(data) > LARGE else decode_json(data)
 
 
 class SdkAdapter:

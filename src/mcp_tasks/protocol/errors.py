@@ -1,6 +1,6 @@
 """Our exceptions as JSON-RPC errors: the only place that knows their codes.
 
-What is no exception of ours is a defect here or in a tool; its text may hold anything and stays on the server. What
+An exception that is not ours is a defect here or in a tool; its text may hold anything and stays on the server. What
 does go out is valid Unicode: an error that no client can parse answers nobody.
 """
 
