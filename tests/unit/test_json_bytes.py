@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mcp_tasks.core import json_bytes
@@ -67,6 +67,7 @@ class TestSmallPieces:
         assert decode_in_pieces(text.encode("utf-8", "surrogatepass")) == json.loads(text)
 
     @given(text=joined("\\", '"', "u", "d83d", "\\ud83d", "\\ude00", "\\n", "☃", "𝄞", "0"))
+    @example(text="d83d\\ud83d\\ud83d\\ude00")
     @settings(deadline=None, max_examples=500)
     def test_escapes_are_never_cut_in_two(self, text: str) -> None:
         data = f'["{text}"]'.encode()

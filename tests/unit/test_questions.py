@@ -555,3 +555,41 @@ async def test_answers_are_checked_against_the_questions_they_are_written_for() 
             await runtime.answer(task, {"elicitation-1": "Ada", "elicitation-2": "garbage"}, actor=CLIENT, check=check)
         assert checked == [{"elicitation-1"}, {"elicitation-2"}]
         assert "elicitation-2" in (await runtime.get(task.id, owner=None)).inputs.outstanding
+
+
+# Reading the journal
+
+
+class WatchedJournal(MemoryStore):
+    """Keeps how many entries each look at a journal gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[int] = []
+
+    async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
+        entries = await super().journal(task_id, after=after)
+        self.read.append(len(entries))
+        return entries
+
+
+@pytest.mark.parametrize("park_after", [timedelta(0), timedelta(hours=1)], ids=["parked", "in memory"])
+async def test_no_entry_of_the_journal_is_read_twice_by_a_run(park_after: timedelta) -> None:
+    store = WatchedJournal()
+    asked = 5
+
+    async def body(run: Run) -> Ending:
+        for number in range(20):
+            await current_task().step(f"step {number}", lambda: 1)
+        return ok([await run.ask(question(f"{number}?")) for number in range(asked)])
+
+    async with running(body, store=store, policy=ToolPolicy(rerun=True, park_after=park_after)) as runtime:
+        task = await launch(runtime)
+        for number in range(1, asked + 1):
+            key = f"elicitation-{number}"
+            await until(runtime, task, lambda record, key=key: key in record.inputs.outstanding)
+            await answer(runtime, task, **{key: number})
+        record = await until_final(runtime, task)
+        assert record.result == {"value": list(range(1, asked + 1))}
+        journal = await runtime.store.journal(task.id)
+    assert sum(store.read[:-1]) <= len(journal) * record.attempt

@@ -273,7 +273,7 @@ def _string(text: str, start: int) -> tuple[str, int]:
         if end == at:
             raise ValueError("an invalid escape, or a string without an end")
         part: str = _decoder.raw_decode(f'"{text[at:end]}"')[0]
-        if "\ud800" <= part[-1:] <= "\udbff" and text[end : end + 2] == "\\u":
+        while "\ud800" <= part[-1:] <= "\udbff" and text[end : end + 2] == "\\u":
             # The other half of a character that was written as two escapes.
             end += len("\\uXXXX")
             part = _decoder.raw_decode(f'"{text[at:end]}"')[0]
