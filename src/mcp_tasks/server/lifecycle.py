@@ -166,9 +166,9 @@ class Lifecycle:
     @asynccontextmanager
     async def _running(self, server: AnyServer, host: ToolHost, state: Any) -> AsyncGenerator[None]:
         _require_asyncio()
+        await self._enter(server, host, state)
         if self.middleware is not None and self.middleware not in server.middleware:
             server.middleware.append(self.middleware)
-        await self._enter(server, host, state)
         try:
             yield
         finally:
