@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,11 +11,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mcp_tasks.core import Progress, TaskRecord, TaskStatus
+from mcp_tasks.core import Outcome, Progress, TaskRecord, TaskStatus
 from mcp_tasks.errors import InvalidResponse
 from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.strategies import json_objects, json_values, records
-from mcp_tasks.wire import PROGRESS_META_KEY, render_created, render_detailed, render_task
+from mcp_tasks.wire import PROGRESS_META_KEY, render_created, render_detailed, render_outcome, render_task
 from mcp_tasks.wire.parse import TaskSnapshot, parse_created, parse_task
 from tests.client.peer import TASK_ID, asking, completed, task
 
@@ -185,21 +186,22 @@ def test_what_is_no_object_at_all_is_an_invalid_response(data: Any) -> None:
             parse_task(data)
 
 
-def _whole(record: TaskRecord) -> bool:
-    """Whether the record has what its status needs, as the machine makes them."""
-    return not (
-        (record.status is TaskStatus.COMPLETED and record.result is None)
-        or (record.status is TaskStatus.FAILED and record.error is None)
-    )
+OUTCOMES = {
+    TaskStatus.COMPLETED: Outcome(body=b'{"content":[]}', meta=b'{"trace":1}'),
+    TaskStatus.FAILED: Outcome(body=b'{"code":-32603,"message":"out of paper"}'),
+}
 
 
 @settings(max_examples=50, deadline=None)
-@given(record=records().filter(_whole))
+@given(record=records())
 def test_what_our_server_renders_our_client_reads(record: TaskRecord) -> None:
-    rendered = render_task(record, NOON)
+    ended = render_outcome(record, OUTCOMES.get(record.status))
+    outcome = {} if ended is None else {ended[0]: json.loads(ended[1])}
+    rendered = render_task(record, NOON) | outcome
     snapshot = parse_task(rendered)
     assert (snapshot.id, snapshot.status) == (record.id, record.status)
+    assert (snapshot.result is not None, snapshot.error is not None) == ("result" in outcome, "error" in outcome)
     assert abs(snapshot.updated_at - record.updated_at) < timedelta(milliseconds=1)
     assert (snapshot.expires_at is None) == (rendered["ttlMs"] is None)
-    assert snapshot == parse_task(render_detailed(record, NOON))
+    assert snapshot == parse_task(render_detailed(record, NOON) | outcome)
     assert parse_created(render_created(record, NOON)).id == record.id
