@@ -15,7 +15,7 @@ from mcp_tasks.engines.base import Abilities, Execute, Lane
 class InlineEngine:
     """Runs each task to its end, or to where it waits for input, before `submit` returns."""
 
-    abilities = Abilities()
+    abilities: Abilities = Abilities()
 
     def __init__(self) -> None:
         self._execute: Execute | None = None

@@ -23,7 +23,7 @@ DEFAULT_CONCURRENCY = 100
 class LocalEngine:
     """Runs tools in this process, at most `concurrency` at a time; runs waiting for input don't count."""
 
-    abilities = Abilities()
+    abilities: Abilities = Abilities()
 
     def __init__(self, concurrency: int = DEFAULT_CONCURRENCY) -> None:
         if concurrency < 1:

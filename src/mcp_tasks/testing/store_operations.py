@@ -138,7 +138,7 @@ class Reference:
     """The reference store, and under which key each of its tasks was created."""
 
     def __init__(self) -> None:
-        self.store = MemoryStore()
+        self.store: MemoryStore = MemoryStore()
         self.keys: dict[str, str] = {}
 
     async def perform(self, operation: Operation) -> object:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from mcp.server import ServerRequestContext
 from mcp.server.connection import Connection
@@ -27,7 +27,7 @@ from mcp_tasks.tools.channel import TaskChannel, require_capability
 from mcp_tasks.tools.clients import ClientCache
 from mcp_tasks.tools.host import RequestContext, ToolHost
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 class ToolBody:

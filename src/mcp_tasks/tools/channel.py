@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import anyio
 from mcp.shared.dispatcher import CallOptions
@@ -26,7 +26,7 @@ from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.runtime import Asking, Run
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _NEEDED = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}
 """The requests a task may make of its client, and the capability that says the client takes them."""

@@ -34,7 +34,7 @@ from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.tools.body import questions_in
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 ANNOUNCE_AFTER: Final = timedelta(seconds=1)
 """How long a tool that may ask by returning is given to do so before its task is announced. A check that takes longer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 from mcp.server import MCPServer, Server, ServerRequestContext
 from mcp.server.connection import Connection
@@ -27,7 +27,7 @@ from mcp_tasks.errors import StepError, TasksError
 from mcp_tasks.protocol.errors import to_error_data
 from mcp_tasks.tools.bus import ServerBus
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 

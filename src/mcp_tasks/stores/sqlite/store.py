@@ -73,7 +73,7 @@ class SqliteStore:
     ) -> None:
         if os.fspath(path) in ("", ":memory:"):
             raise UsageError("SqliteStore needs the path of a file; for tasks in memory use MemoryStore.")
-        self.path = Path(path).expanduser()
+        self.path: Path = Path(path).expanduser()
         self._codec = codec or Codec()
         self._patience = busy_timeout.total_seconds()
         self._reader: Reader | None = None

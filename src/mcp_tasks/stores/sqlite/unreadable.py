@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Final
 
 from mcp_tasks.errors import TaskUnreadable
 
 MAX_REPORTED = 1_000
 """Unreadable tasks remembered as logged; beyond that some are logged again."""
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 class UnreadableLog:
