@@ -147,7 +147,7 @@ async def test_nothing_that_a_stale_run_says_counts() -> None:
             await done.wait()
         await settle()
         assert await store.get(task.id) == ended
-        assert await store.journal(task.id) == ()
+        assert not await store.journal(task.id)
         assert ended is not None
         ended = await finished(other, ended)
     assert (ended.result, ended.attempt) == ({"value": "in time"}, 2)
@@ -185,4 +185,4 @@ async def test_a_stale_run_is_refused_while_the_next_one_is_still_at_work() -> N
         ended = await finished(other, ended)
     assert (ended.result, ended.attempt) == ({"value": "in time"}, 2)
     assert outlived == []
-    assert await store.journal(task.id) == ()
+    assert not await store.journal(task.id)

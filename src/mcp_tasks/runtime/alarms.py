@@ -28,7 +28,7 @@ class Bell:
     """Rung once, by whoever has what a branch waits for."""
 
     def __init__(self) -> None:
-        self.rung = False
+        self.rung: bool = False
         self._sleeper: asyncio.Future[None] | None = None
 
     def ring(self) -> None:

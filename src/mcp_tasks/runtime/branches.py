@@ -46,7 +46,7 @@ class Branches:
         self._rested = asyncio.Event()
         self._giving_up: set[asyncio.Task[Any]] = set()
         self._over = False
-        self.cancelled = 0
+        self.cancelled: int = 0
         """How many branches were seen to be cancelled: what they had recorded is not missed."""
 
     def enter(self) -> None:

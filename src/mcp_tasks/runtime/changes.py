@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from typing import Final
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import Event, TaskCreated, TaskDeleted
@@ -20,7 +21,7 @@ from mcp_tasks.runtime.observing import Observed, Observers, TaskChange
 from mcp_tasks.stores.base import Hint, Store
 from mcp_tasks.stores.hints import HintFan
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 class Changes:
@@ -41,7 +42,7 @@ class Changes:
         saw: Callable[[TaskRecord], None],
         origin: object,
     ) -> None:
-        self.hints = HintFan()
+        self.hints: HintFan = HintFan()
         self._store = store
         self._now = clock
         self._observers = observers

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -35,7 +35,7 @@ from mcp_tasks.runtime.trials import Trials
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 TRIES_TO_LOOK_UP = 10
 """How often the look-up of a queued task's tool may fail before the task is ended: with pauses that double from a

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from mcp_tasks.core.events import RunCompleted, RunFailed
 from mcp_tasks.core.json import JsonObject
@@ -14,7 +14,7 @@ from mcp_tasks.core.json_bytes import encode_in_pieces, encode_json, is_large
 from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import ResultTooLarge, UsageError, ValueNotStorable
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -15,7 +15,7 @@ from mcp_tasks.stores.base import Hint
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 SLICE = 50
 """Tasks that are removed together: enough for a store that groups its commits, few enough for everybody else."""
@@ -34,7 +34,7 @@ class Expiry:
     def __init__(self, runtime: TaskRuntime) -> None:
         self._runtime = runtime
         self._actor = Actor("sweep", runtime.worker)
-        self.is_behind = False
+        self.is_behind: bool = False
         """Whether there is more to remove than one sweep does."""
 
     async def sweep(self) -> None:

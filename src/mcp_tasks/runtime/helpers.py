@@ -6,9 +6,9 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Final
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 class Helpers:

@@ -52,7 +52,7 @@ class Idleness:
         self._waiting: dict[str, _Sighting] = {}
         self._submitted: dict[str, _Sighting] = {}
         self._crowded = False
-        self.was_crowded = False
+        self.was_crowded: bool = False
         """Whether there were more tasks in the last round than can be remembered."""
 
     def __len__(self) -> int:

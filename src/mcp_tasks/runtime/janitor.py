@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
 
@@ -23,7 +23,7 @@ from mcp_tasks.runtime.troubles import Troubles
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 CATCHING_UP = 0.05
 """Seconds between two looks at whether a part that has more to do than one sweep does can go on."""
@@ -54,10 +54,10 @@ class Janitor:
 
     def __init__(self, runtime: TaskRuntime) -> None:
         self._runtime = runtime
-        self.troubles = Troubles()
-        self.recovery = Recovery(runtime, self.troubles)
-        self.queue = QueueSweep(runtime)
-        self.expiry = Expiry(runtime)
+        self.troubles: Troubles = Troubles()
+        self.recovery: Recovery = Recovery(runtime, self.troubles)
+        self.queue: QueueSweep = QueueSweep(runtime)
+        self.expiry: Expiry = Expiry(runtime)
         self._parts: tuple[Part, ...] = (self.recovery, self.queue, self.expiry)
 
     async def recover_lost(self) -> None:

@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import Event
@@ -15,7 +16,7 @@ from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.errors import TransitionRefused, UnknownTask
 from mcp_tasks.runtime.changes import Changes
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

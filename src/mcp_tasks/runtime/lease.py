@@ -15,11 +15,12 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from typing import Final
 
 from mcp_tasks.errors import StoreError
 from mcp_tasks.runtime.worker_name import is_gone
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 HEARTBEATS_PER_LEASE = 6
 """One may be late and some lost before anything comes of it."""
@@ -67,7 +68,7 @@ class Lease:
         self._clock = clock
         self._renewed = clock()
         self._making_sure = asyncio.Lock()
-        self.is_valid = True
+        self.is_valid: bool = True
         """Whether this process may claim tasks and run them."""
 
     async def renew(self) -> None:

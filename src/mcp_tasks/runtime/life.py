@@ -77,8 +77,8 @@ class Life:
     """One run's place in the table."""
 
     def __init__(self) -> None:
-        self.state = State.STARTING
-        self.over = asyncio.Event()
+        self.state: State = State.STARTING
+        self.over: asyncio.Event = asyncio.Event()
         """Set once what the tool says does not count any more."""
         self._decided = asyncio.Event()
         self._decided.set()

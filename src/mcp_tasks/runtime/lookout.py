@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -20,7 +20,7 @@ from mcp_tasks.stores.base import Hint
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 class Lookout:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from typing import Final
 
 from mcp_tasks.core.events import (
     InputRequested,
@@ -24,7 +25,7 @@ from mcp_tasks.core.events import (
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.runtime.observing import Observed, TaskChange
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _AT_INFO: frozenset[type[Observed]] = frozenset(
     {

@@ -15,13 +15,13 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol, TypeAlias, get_args, runtime_checkable
+from typing import Final, Protocol, TypeAlias, get_args, runtime_checkable
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import Event, TaskCreated, TaskDeleted
 from mcp_tasks.core.record import TaskRecord
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 Observed: TypeAlias = Event | TaskCreated | TaskDeleted
 """What an observer is told of."""

@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import Event, StepRecorded
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mcp_tasks.runtime.host import Host
     from mcp_tasks.runtime.run import Run
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 class Recording:

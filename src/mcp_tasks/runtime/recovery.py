@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import RunLost, RunReleased
@@ -20,7 +20,7 @@ from mcp_tasks.runtime.troubles import Troubles
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 PER_SWEEP = 1_000
 """Tasks that one sweep recovers at most; the next one goes on."""
@@ -42,7 +42,7 @@ class Recovery:
         self._watch = Watch(settings.lease_duration, longest_step=longest_step, clock=runtime.monotonic)
         self._cursors: dict[str, str] = {}
         self._orphans: set[str] = set()
-        self.is_behind = False
+        self.is_behind: bool = False
         """Whether there is more to recover than one sweep does."""
 
     async def sweep(self) -> None:

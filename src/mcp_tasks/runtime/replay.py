@@ -98,7 +98,7 @@ class Replay:
         self._steps: set[str] = set()
         self.reopened: set[str] = set()
         """Steps that an earlier run began and did not end, as far as something happened in them."""
-        self.read_up_to = max((entry.number for entry in entries), default=0)
+        self.read_up_to: int = max((entry.number for entry in entries), default=0)
         """The number of the last entry of the journal that has been read."""
         for entry in self._of_open_steps(entries):
             self._add(entry)

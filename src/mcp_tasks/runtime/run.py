@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import datetime, timedelta
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 import anyio
 import anyio.lowlevel
@@ -32,6 +32,7 @@ from mcp_tasks.errors import (
     UsageError,
     ValueNotStorable,
 )
+from mcp_tasks.runtime.alarms import Alarms
 from mcp_tasks.runtime.branches import Branches
 from mcp_tasks.runtime.context import asking_now, current_run
 from mcp_tasks.runtime.deliveries import Deliveries
@@ -50,7 +51,7 @@ from mcp_tasks.runtime.steps import Retry, Steps
 from mcp_tasks.runtime.time_limit import TimeLimit
 from mcp_tasks.runtime.timers import Timers
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 Body: TypeAlias = Callable[["Run"], Awaitable[Ending]]
@@ -77,21 +78,23 @@ class Run:
         policy: ToolPolicy,
         replay: Replay,
     ) -> None:
-        self.record = record
+        self.record: TaskRecord = record
         self.request = request
-        self.attempt = record.attempt
+        self.attempt: int = record.attempt
         self.policy = policy
-        self.life = Life()
-        self.branches = Branches(current_run, self)
+        self.life: Life = Life()
+        self.branches: Branches = Branches(current_run, self)
         # Taken before the tool's context is entered: what runs in it is no branch of the tool.
         self._context = contextvars.copy_context()
-        self.deliveries = Deliveries(replay.results, replay.begun, self.branches, self._context, self._refuse)
-        self.rest = Rest(self.life, slot, self.branches, host.parking.room, self._context)
-        self.recording = Recording(self, host)
-        self.leaving = Leaving(self, host)
-        self.now = host.now
-        self.alarms = host.alarms
-        self.stopped = asyncio.Event()
+        self.deliveries: Deliveries = Deliveries(
+            replay.results, replay.begun, self.branches, self._context, self._refuse
+        )
+        self.rest: Rest = Rest(self.life, slot, self.branches, host.parking.room, self._context)
+        self.recording: Recording = Recording(self, host)
+        self.leaving: Leaving = Leaving(self, host)
+        self.now: Callable[[], datetime] = host.now
+        self.alarms: Alarms = host.alarms
+        self.stopped: asyncio.Event = asyncio.Event()
         self._host = host
         self._questions = Questions(self, replay)
         self._timers = Timers(self, replay)

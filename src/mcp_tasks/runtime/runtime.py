@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Final
 
 import anyio
 
@@ -44,7 +45,7 @@ from mcp_tasks.runtime.worker_name import new_worker_name
 from mcp_tasks.stores.base import Page, Store, Whose
 from mcp_tasks.stores.hints import HintFan
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 MAX_ID_LENGTH = 256
 """Longer than any id of ours; a longer one names no task, and need not be looked up to know that."""
@@ -85,23 +86,23 @@ class TaskRuntime:
     ) -> None:
         self.store = store
         self.engine = engine
-        self.settings = settings or Settings()
+        self.settings: Settings = settings or Settings()
         self.policy = policy
         self.namespace = namespace
         self.runs_tools = runs_tools
-        self.worker = new_worker_name()
+        self.worker: str = new_worker_name()
         self.describe = describe
         self.now = clock
         self.monotonic = monotonic
-        self.observers = Observers((Narration(), *observers))
-        self.changes = Changes(store, clock=clock, observers=self.observers, saw=self._saw, origin=self)
-        self.late_writes = LateWrites(self.changes)
-        self.alarms = Alarms(clock)
-        self.parking = Parking(current_run, WaitingRoom(self.settings.max_waiting_runs))
-        self.janitor = Janitor(self)
-        self.claims = Claims(self)
-        self.lookout = Lookout(self)
-        self.lease = Lease(
+        self.observers: Observers = Observers((Narration(), *observers))
+        self.changes: Changes = Changes(store, clock=clock, observers=self.observers, saw=self._saw, origin=self)
+        self.late_writes: LateWrites = LateWrites(self.changes)
+        self.alarms: Alarms = Alarms(clock)
+        self.parking: Parking = Parking(current_run, WaitingRoom(self.settings.max_waiting_runs))
+        self.janitor: Janitor = Janitor(self)
+        self.claims: Claims = Claims(self)
+        self.lookout: Lookout = Lookout(self)
+        self.lease: Lease = Lease(
             self.settings.lease_duration,
             heartbeat=lambda: store.heartbeat(self.worker, namespace=namespace),
             look=self.lookout.look,

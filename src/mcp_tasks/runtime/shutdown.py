@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mcp_tasks.errors import StoreError
 from mcp_tasks.runtime.run import Run
@@ -12,7 +12,7 @@ from mcp_tasks.runtime.run import Run
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 DRAIN_LOOK = 0.05
 """Seconds between two looks for runs that only wait, while the process stops."""

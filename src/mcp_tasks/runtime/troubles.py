@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from mcp_tasks.errors import StoreError, TaskUnreadable
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 MAX_TROUBLES = 10_000
 """Tasks of which is remembered that they gave trouble."""
