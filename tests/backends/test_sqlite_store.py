@@ -14,10 +14,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mcp_tasks.core import JournalEntry, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.core import JournalEntry, TaskRecord, TaskRequest
 from mcp_tasks.errors import StoreError, StoreUnavailable, ValueNotStorable
 from mcp_tasks.stores import Hint, Store
-from mcp_tasks.stores.base import EVERYBODY, UNOWNED, OwnedBy, Whose
+from mcp_tasks.stores.base import EVERYBODY, OwnedBy
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.sqlite import SqliteStore, operations, queries
 from mcp_tasks.stores.sqlite.connection import connect, fetch
@@ -273,107 +273,6 @@ async def test_a_listener_outlives_the_store(store: SqliteStore) -> None:
         assert limit.cancelled_caught
         await store.notifier().publish(Hint("still heard", 1))
         assert await anext(hints) == Hint("still heard", 1)
-
-
-QUERIES: dict[str, queries.Query] = {
-    "get": (queries.GET, ("x",)),
-    "request": (queries.REQUEST, {"id": "x", "limit": 1}),
-    "outcome": (queries.OUTCOME, {"id": "x", "limit": 1}),
-    "journal": (queries.JOURNAL, {"id": "x", "after": 3, "limit": 1}),
-    "versions": next(queries.versions(["x", "y"])),
-}
-
-
-def plan_of(store: SqliteStore, query: queries.Query) -> list[str]:
-    """How SQLite goes about it."""
-    sql, values = query
-    with closing(sqlite3.connect(store.path)) as connection:
-        return [str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("name", QUERIES)
-async def test_no_query_looks_at_all_tasks(store: SqliteStore, name: str) -> None:
-    tables = [step for step in plan_of(store, QUERIES[name]) if step.startswith("SCAN")]
-    # The size of a journal is one row, made by the query itself.
-    assert tables in ([], ["SCAN s"])
-
-
-LISTINGS: dict[str, tuple[Whose, TaskStatus | None, str]] = {
-    "everybody's": (EVERYBODY, None, "tasks_created (namespace=? AND"),
-    "everybody's in a status": (EVERYBODY, TaskStatus.FAILED, "tasks_status (namespace=? AND status=? AND"),
-    "an owner's": (OwnedBy("x"), None, "tasks_owner (namespace=? AND owner=? AND"),
-    "unowned": (UNOWNED, None, "tasks_owner (namespace=? AND owner=? AND"),
-    "an owner's in a status": (
-        OwnedBy("x"),
-        TaskStatus.FAILED,
-        "tasks_owner_status (namespace=? AND owner=? AND status=? AND",
-    ),
-    "unowned in a status": (
-        UNOWNED,
-        TaskStatus.FAILED,
-        "tasks_owner_status (namespace=? AND owner=? AND status=? AND",
-    ),
-}
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("name", LISTINGS)
-async def test_a_listing_looks_only_at_what_is_on_its_page(store: SqliteStore, name: str) -> None:
-    whose, status, index = LISTINGS[name]
-    query = queries.listing("x", whose, now=NOW, status=status, cursor="1.x", limit=1)
-    # One step: found by all that is asked for, from where the last page ended, and in order, so nothing is sorted.
-    (step,) = plan_of(store, query)
-    assert step == f"SEARCH tasks USING INDEX {index} (created,id)>(?,?))"
-
-
-@pytest.mark.anyio
-async def test_polls_listings_sweeps_and_listeners_never_touch_what_is_beside_a_task(store: SqliteStore) -> None:
-    record = make_record(worker="worker", namespace="demo")
-    await store.create(record, REQUEST, key="key")
-    for table in ("requests", "outcomes", "journal"):
-        query(store, f"DROP TABLE {table}")
-    # All of this still works, so none of it looked there.
-    assert await store.get(record.id) == record
-    for whose in (EVERYBODY, UNOWNED, OwnedBy("alice")):
-        for status in (None, *TaskStatus):
-            await store.list("demo", whose, now=NOW, status=status)
-    assert list((await store.claimed("worker", limit=9)).ids) == [record.id]
-    assert list((await store.queued("demo", limit=9)).ids) == []
-    assert list((await store.due("demo", NOW, limit=9)).ids) == []
-    assert list(await store.expired(NOW, limit=9)) == []
-    assert await store.versions([record.id]) == {record.id: 1}
-    assert await store.workers("demo") == {"worker": 0}
-    await store.save(replace(record, version=2), expected=1)
-    assert await store.create(make_record(namespace="demo"), REQUEST, key="key") == replace(record, version=2)
-    async with store.notifier().listen() as hints:
-        query(store, "UPDATE tasks SET version = 3, seq = 99")
-        with anyio.fail_after(5):
-            assert await anext(hints) == Hint(record.id, 3)
-
-
-SWEEPS: dict[str, tuple[queries.Query, str]] = {
-    "queued": (queries.queued("x", cursor="1.x", limit=1), "tasks_queued"),
-    "due": (queries.due("x", NOW, cursor="1.x", limit=1), "tasks_due"),
-    "claimed": (queries.claimed("x", cursor="1.x", limit=1), "tasks_claimed"),
-    "expired": (queries.expired(NOW, limit=1), "tasks_expires"),
-}
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("name", SWEEPS)
-async def test_a_sweep_reads_its_index_in_order_and_no_row(store: SqliteStore, name: str) -> None:
-    query, index = SWEEPS[name]
-    # One step: no row is fetched, and nothing is sorted, so what is not asked for is not looked at.
-    (step,) = plan_of(store, query)
-    assert step.startswith(f"SEARCH tasks USING COVERING INDEX {index} (")
-
-
-@pytest.mark.anyio
-async def test_workers_are_read_from_the_heartbeats_and_the_index_of_claimed_tasks(store: SqliteStore) -> None:
-    plan = plan_of(store, (queries.WORKERS, {"namespace": "x"}))
-    assert [step for step in plan if "tasks" in step] == ["SEARCH tasks USING COVERING INDEX tasks_claimed (worker>?)"]
-    assert [step for step in plan if "TEMP" in step] == []
 
 
 @pytest.mark.anyio

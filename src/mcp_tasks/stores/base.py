@@ -85,7 +85,7 @@ EVERYBODY: Final = Anyone.EVERYBODY
 """All tasks, whoever owns them: for operators, never for a client."""
 
 Whose: TypeAlias = OwnedBy | Literal[Anyone.UNOWNED, Anyone.EVERYBODY]
-"""Whose tasks to list: of one owner, of nobody, or of everybody."""
+"""Whose tasks to list. There is no default: who lists must say it."""
 
 
 def owned_by(owner: str | None) -> Whose:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, cast
 
 from mcp_tasks.core.json_bytes import decode_json, encode_json
@@ -34,7 +35,7 @@ def add_functions(connection: sqlite3.Connection) -> None:
 def _upgraded_state(state: bytes, request: bytes | None) -> bytes:
     """The state with the method and the name of the request, and without the outcome."""
     try:
-        fields = decode_json(state)
+        fields = _fields(state)
         if fields["format"] >= _UPGRADED:
             return state
         upgraded = {_RENAMED.get(key, key): value for key, value in fields.items() if key not in ("result", "error")}
@@ -53,6 +54,12 @@ def _identity(request: bytes | None) -> dict[str, str]:
         return {}
 
 
+@lru_cache(maxsize=1)
+def _fields(state: bytes) -> Any:
+    # SQL asks for the parts of one row one after the other.
+    return decode_json(state)
+
+
 def _outcome_body(state: bytes) -> bytes | None:
     outcome = _old_outcome(state)
     if outcome is None:
@@ -67,7 +74,7 @@ def _outcome_meta(state: bytes) -> bytes | None:
 
 def _old_outcome(state: bytes) -> dict[str, Any] | None:
     try:
-        fields = decode_json(state)
+        fields = _fields(state)
         outcome = fields[_OUTCOMES[fields["status"]]]
     except NOT_OURS:
         return None

@@ -64,7 +64,7 @@ def create(record: TaskRecord, *, state: bytes, request: bytes, key: str | None 
     )
 
     def run(cursor: sqlite3.Cursor) -> Row | StoreError | None:
-        # The write lock is held: whoever comes second under a key finds the first.
+        # Under the write lock: whoever comes second under a key finds the first.
         for standing, expires, *found in cursor.execute(_STANDING, place).fetchall() if key is not None else ():
             if expires is None or expires > sort_key(record):
                 return found

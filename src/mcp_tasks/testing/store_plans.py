@@ -1,0 +1,149 @@
+"""What the state machine of stores does next: operations that are drawn before the state they will meet is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Protocol, TypeAlias
+
+from hypothesis import strategies as st
+
+from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskRequest, apply
+from mcp_tasks.core.json_bytes import encode_json
+from mcp_tasks.errors import TransitionRefused
+from mcp_tasks.testing.clock import FakeClock
+from mcp_tasks.testing.records import make_record
+from mcp_tasks.testing.store_operations import Beat, Create, Delete, Get, Operation, Retire, Save
+from mcp_tasks.testing.strategies import NAMESPACES, WORKERS, Chance, chances
+
+
+class World(Protocol):
+    """What a plan may ask when it becomes an operation."""
+
+    clock: FakeClock
+    lives: int
+
+    def new_id(self, number: int) -> str:
+        """A fresh id, or now and then one that was used before."""
+        ...
+
+    def record(self, number: int) -> TaskRecord:
+        """A task as it is now, or a record that no store can have."""
+        ...
+
+
+Plan: TypeAlias = Callable[[World], Operation]
+"""An operation that is drawn before the state it will meet is known (see `Chance`)."""
+
+MANY = 1_000
+"""Versions of one life of a task. Each creation starts its own thousand, so that a save of an earlier life of
+the same id cannot hit a version of a later one: in the package ids are never used again."""
+
+
+def issues() -> st.SearchStrategy[tuple[Plan, int, int]]:
+    """A plan, the store it is for, and its delay."""
+    # What happens most is drawn most. Each is made anew, because `one_of` drops what it has already.
+    often = [_events() for _ in range(8)] + [_creations() for _ in range(2)]
+    plans = st.one_of(*often, _reads(), _stale_saves(), _deletions(), _beats(), _retirements())
+    return st.tuples(plans, st.integers(0, 3), st.integers(0, 3))
+
+
+_numbers = st.integers(0, 9)
+
+
+def _creations() -> st.SearchStrategy[Plan]:
+    def make(
+        number: int,
+        owner: str | None,
+        namespace: str,
+        request: TaskRequest,
+        age: int,
+        retention: int | None,
+        key: str | None,
+        announced: bool,
+    ) -> Plan:
+        def plan(machine: World) -> Operation:
+            machine.lives += 1
+            return Create(
+                make_record(
+                    id=machine.new_id(number),
+                    owner=owner,
+                    namespace=namespace,
+                    created_at=machine.clock() - timedelta(seconds=age),
+                    retention=None if retention is None else timedelta(seconds=retention),
+                    announced=announced,
+                    version=machine.lives * MANY,
+                ),
+                request,
+                key,
+            )
+
+        return plan
+
+    owners = st.sampled_from([None, "alice", "bob"])
+    calls = st.sampled_from([TaskRequest(name="render", arguments={"n": n}) for n in (1, "☃", None)])
+    servers, retentions = st.sampled_from(NAMESPACES), st.sampled_from([None, 0, 60])
+    # Few keys, so that they meet, also across owners and servers.
+    keys = st.sampled_from([None, None, "key", "☃"])
+    return st.builds(make, _numbers, owners, servers, calls, st.integers(0, 1), retentions, keys, st.booleans())
+
+
+def _events() -> st.SearchStrategy[Plan]:
+    def make(number: int, chance: Chance) -> Plan:
+        def plan(machine: World) -> Operation:
+            record, now = machine.record(number), machine.clock()
+            event, entries = chance.for_record(record, now)
+            try:
+                changed = apply(record, event, now)
+            except TransitionRefused:
+                changed = record
+            if changed is record:
+                return Get(record.id)
+            return Save(changed, record.version, tuple(entries), _outcome(chance) if changed.is_final else None)
+
+        return plan
+
+    return st.builds(make, _numbers, chances())
+
+
+def _outcome(chance: Chance) -> Outcome | None:
+    """What the task came to: nothing, a value, or a value with something beside it."""
+    data = encode_json(chance.value)
+    return [None, Outcome(body=data), Outcome(body=b"{}", meta=data)][chance.choice % 3]
+
+
+def _stale_saves() -> st.SearchStrategy[Plan]:
+    def make(number: int, off_by: int) -> Plan:
+        entry = JournalEntry(kind="step", key="never", value=None)
+
+        def plan(machine: World) -> Operation:
+            record = machine.record(number)
+            return Save(replace(record, version=record.version + 1), record.version + off_by, (entry,))
+
+        return plan
+
+    return st.builds(make, _numbers, st.sampled_from([-1, 2]))
+
+
+def _deletions() -> st.SearchStrategy[Plan]:
+    def make(number: int, off_by: int) -> Plan:
+        def plan(machine: World) -> Operation:
+            record = machine.record(number)
+            return Delete(record.id, record.version + off_by)
+
+        return plan
+
+    return st.builds(make, _numbers, st.sampled_from([0, 0, 1]))
+
+
+def _reads() -> st.SearchStrategy[Plan]:
+    return _numbers.map(lambda number: lambda machine: Get(machine.record(number).id))
+
+
+def _beats() -> st.SearchStrategy[Plan]:
+    return st.sampled_from(list(WORKERS)).map(lambda worker: lambda machine: Beat(worker))
+
+
+def _retirements() -> st.SearchStrategy[Plan]:
+    return st.sampled_from(list(WORKERS)).map(lambda worker: lambda machine: Retire(worker))
