@@ -17,7 +17,7 @@ FOREVER = datetime.max.replace(tzinfo=UTC)
 
 
 def later(now: datetime, duration: timedelta) -> datetime:
-    """The instant after so much time; the last one there is, if there is none so late."""
+    """The instant that is `duration` from `now`, or the last one that a datetime can express."""
     try:
         return now + duration
     except OverflowError:

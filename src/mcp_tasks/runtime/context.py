@@ -190,10 +190,10 @@ def check_name(what: str, name: object) -> None:
     """Refuse what cannot name a thing in the journal, before any work is done under it.
 
     Raises:
-        UsageError: It is no text, or an empty one.
+        UsageError: It is not a text, or is empty.
     """
     if not isinstance(name, str) or not name:
-        raise UsageError(f"{what} must be a text that is not empty, got {name!r}")
+        raise UsageError(f"{what} must be a non-empty string, got {name!r}")
 
 
 async def _ask_in_call(question: Awaitable[T], timeout: timedelta | None) -> T:

@@ -1,7 +1,7 @@
 """Waiting runs leave memory here, once it is certain that they only wait.
 
 A run adds itself when its tool's own asyncio task waits for an answer or a timer. After a while its asyncio tasks are
-looked at, in one look for all runs whose time has come: if there is none but the tool's own, nothing of it is at work.
+looked at, in one look for all runs whose time has come: if the tool's own is the only one, nothing else is at work.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class ProgressThrottle:
                     if not await self._write(progress):
                         return
                 except Exception as exc:
-                    # The store is away, or it is no JSON; the next one may do better.
+                    # The store is away, or the report is not JSON; the next one may do better.
                     logger.warning("progress is not stored: %r", exc)
                 await asyncio.sleep(self._pause)
         finally:

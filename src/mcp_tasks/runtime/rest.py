@@ -1,4 +1,4 @@
-"""What a run holds while it works and gives back while it only waits: its slot, its thread, its running time.
+"""What a run occupies while it works and gives back while it only waits: its slot, its thread, its running time.
 
 A run rests when a branch of it waits and no step is being done. What else its branches do outside of steps cannot be
 seen from here, and is worth no slot of its own. A run that stays in memory while it waits is counted: beyond a number
@@ -63,7 +63,7 @@ class Rest:
 
     @property
     def is_resting(self) -> bool:
-        """Whether the run holds nothing."""
+        """Whether the run occupies no slot."""
         return self._resting
 
     @property
@@ -142,7 +142,7 @@ class Rest:
         # Branches that come back at once share the slot, and wait for it together.
         async with self._resuming:
             if self._resting and self._life.counts:
-                # The time in line is no running time either.
+                # The time in line does not count as running time either.
                 await self._acquire_unless_over()
             if self._resting:
                 self._get_up()

@@ -84,7 +84,7 @@ class Run:
         self.policy = policy
         self.life: Life = Life()
         self.branches: Branches = Branches(current_run, self)
-        # Taken before the tool's context is entered: what runs in it is no branch of the tool.
+        # Taken before the tool's context is entered: what runs in it is not a branch of the tool.
         self._context = contextvars.copy_context()
         self.deliveries: Deliveries = Deliveries(
             replay.results, replay.begun, self.branches, self._context, self._refuse
@@ -113,7 +113,7 @@ class Run:
             self.help(TimeLimit(self.policy.max_runtime, self.rest, self.judge).watch(self.record.name))
         try:
             ending = await self._ending(body)
-            # What a tool returns because it was told that its time is up is no result.
+            # What a tool returns because it was told that its time is up does not count as a result.
             ending = self._verdict or ending
             if ending is not None:
                 await self._finish(ending)
@@ -313,7 +313,7 @@ class Run:
                 if reported:
                     reported = []
                 elif isinstance(ending, Failure):
-                    # Not the ending's fault. Held on to, it would be held for good.
+                    # Not the ending's fault, so no other ending would fare better.
                     raise
                 else:
                     ending = Failure(host.describe(UsageError(f"the tool's result cannot be stored: {exc}")))

@@ -84,7 +84,7 @@ class Steps:
                         work = partial(self._in_thread, name, kept_as, work)
                     return await self._do_and_record(result, place, kept_as, retry, work)
         except asyncio.CancelledError:
-            # It is no outcome of the step.
+            # A cancellation is not an outcome of the step.
             self._replay.leave_step(name)
             raise
 
