@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--port", type=int)
     options = parser.parse_args(argv)
     # The SDK's client waits two seconds for a stdio server to end before it ends it.
-    settings = Settings(drain=timedelta(milliseconds=100), stop=timedelta(milliseconds=100))
+    settings = Settings(drain_timeout=timedelta(milliseconds=100), stop_timeout=timedelta(milliseconds=100))
     server = build(Tasks(f"sqlite:///{options.db}", settings=settings))
     if options.port is None:
         server.run("stdio")

@@ -33,7 +33,7 @@ from mcp_tasks.wire import EXTENSION_ID
 pytestmark = pytest.mark.anyio
 
 MODERN: Final = "2026-07-28"
-TASKS: Final = {"extensions": {EXTENSION_ID: {}}}
+TASKS: Final[Mapping[str, Any]] = {"extensions": {EXTENSION_ID: {}}}
 METHODS: Final = ("get", "update", "cancel", "listen")
 
 
