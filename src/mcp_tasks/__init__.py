@@ -9,16 +9,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mcp_tasks.errors import TasksError
-    from mcp_tasks.runtime import Retry, Settings, TaskContext, current_task
-    from mcp_tasks.server import TaskMode, Tasks
+    from mcp_tasks.runtime import Retry, Settings, TaskChange, TaskContext, current_task
+    from mcp_tasks.server import Caller, TaskMode, Tasks
 
     __version__: str
 
-__all__ = ["Retry", "Settings", "TaskContext", "TaskMode", "Tasks", "TasksError", "__version__", "current_task"]
+__all__ = [
+    "Caller",
+    "Retry",
+    "Settings",
+    "TaskChange",
+    "TaskContext",
+    "TaskMode",
+    "Tasks",
+    "TasksError",
+    "__version__",
+    "current_task",
+]
 
 _HOMES = {
+    "Caller": "mcp_tasks.server",
     "Retry": "mcp_tasks.runtime",
     "Settings": "mcp_tasks.runtime",
+    "TaskChange": "mcp_tasks.runtime",
     "TaskContext": "mcp_tasks.runtime",
     "TaskMode": "mcp_tasks.server",
     "Tasks": "mcp_tasks.server",
