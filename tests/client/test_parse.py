@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from mcp_tasks.core import Outcome, Progress, TaskRecord, TaskStatus
 from mcp_tasks.errors import InvalidResponse
-from mcp_tasks.protocol import ModernDialect
 from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.strategies import json_objects, json_values, records
 from mcp_tasks.wire import PROGRESS_META_KEY, render_created, render_detailed, render_outcome, render_task
