@@ -67,7 +67,15 @@ def test_a_task_may_be_kept_for_good() -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    ["lease_duration", "sweep_interval", "look_interval", "drain_timeout", "stop_timeout", "progress_interval"],
+    [
+        "lease_duration",
+        "sweep_interval",
+        "look_interval",
+        "drain_timeout",
+        "stop_timeout",
+        "progress_interval",
+        "trial_duration",
+    ],
 )
 def test_a_setting_that_is_a_bare_number_is_refused_with_what_to_write(setting: str) -> None:
     with pytest.raises(InvalidDuration, match=rf"{setting}=timedelta\(seconds=15\)"):

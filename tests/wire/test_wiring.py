@@ -554,3 +554,10 @@ async def test_a_client_that_comes_while_the_last_one_leaves_gets_its_tasks_run(
             await anyio.lowlevel.checkpoint()
         assert not left.is_set()
         desk.gate.set()
+
+
+def test_each_server_needs_a_wiring_of_its_own() -> None:
+    tasks = Tasks("memory://")
+    MCPServer("wired", **tasks.wiring())
+    with pytest.raises(WiringError, match=r"\*\*tasks\.wiring\(\)"):
+        MCPServer("half wired", extensions=[tasks])

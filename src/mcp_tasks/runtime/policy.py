@@ -45,7 +45,8 @@ class Settings:
         trial_duration: How long a run is watched by itself after too many were lost. It doubles with every further
             loss.
         max_waiting_runs: How many runs may wait in memory without a slot. Those beyond it keep theirs.
-        max_result_size: The largest result of a tool that is kept, in bytes of JSON. A task with a larger one fails.
+        max_result_size: The largest result of a tool that is kept, in bytes of JSON. A task with a larger one fails. A
+            text that a tool returns counts twice: the SDK puts it into the content and into the structured content.
     """
 
     lease_duration: timedelta = timedelta(seconds=15)
@@ -56,7 +57,7 @@ class Settings:
     progress_interval: timedelta = timedelta(milliseconds=200)
     trial_duration: timedelta = timedelta(seconds=10)
     max_waiting_runs: int = 1_000
-    max_result_size: int = 16 * 1024 * 1024
+    max_result_size: int = 32 * 1024 * 1024
 
     def __post_init__(self) -> None:
         durations = (

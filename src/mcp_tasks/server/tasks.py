@@ -266,6 +266,8 @@ class Tasks(Extension):
         if not self._is_wired:
             # Arguments are evaluated before the call: had the wiring been passed, it would have been asked for.
             raise half_wired("extensions=[tasks]", "the lifespan that runs them")
+        # Once for each wiring: another server that is given only the extension is half wired too.
+        self._is_wired = False
         self._lifecycle.extension_given = True
         return self._adapter.methods()
 

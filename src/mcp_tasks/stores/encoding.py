@@ -5,10 +5,9 @@ The hop to a thread and back takes about as long as encoding `LARGE` bytes does.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
-
-from anyio import to_thread
 
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json import JsonValue
@@ -41,8 +40,8 @@ async def encoded_outcome(codec: Codec, task_id: str, outcome: Outcome | None) -
 
 
 async def in_thread_if(large: bool, act: Callable[..., T], *values: Any) -> T:
-    """What comes of the act, done here or in a thread."""
-    return await to_thread.run_sync(act, *values) if large else act(*values)
+    """What comes of the act, done here or in a thread. Not one of anyio's: tools that block may have all of those."""
+    return await asyncio.to_thread(act, *values) if large else act(*values)
 
 
 async def _encoded_value(codec: Codec, task_id: str, value: JsonValue) -> bytes:
