@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
@@ -511,21 +512,47 @@ class RequestStore(PausingStore):
         return await super().request(task_id)
 
 
-async def test_a_request_is_read_only_by_the_process_that_has_claimed_the_task() -> None:
+async def test_a_request_is_read_only_to_run_its_task() -> None:
     store = RequestStore()
-    async with running(at_once, store=store) as one, running(at_once, store=store) as other:
-        elsewhere = await create(one, "missing")
-        waiting = [await create(one) for _ in range(10)]
-        async with anyio.create_task_group() as group:
-            for runtime in (one, other):
-                group.start_soon(runtime.janitor.sweep)
+    async with running(at_once, store=store) as runtime:
+        elsewhere = await create(runtime, "missing")
+        waiting = [await create(runtime) for _ in range(10)]
+        await runtime.janitor.sweep()
         for task in waiting:
-            await until_final(one, task)
-            await cancel(one, await as_of_now(one, task))
-            await one.submit(task.id, owner=None)
+            await until_final(runtime, task)
+            await cancel(runtime, await as_of_now(runtime, task))
+            await runtime.submit(task.id, owner=None)
         await settle()
         assert sorted(store.read) == sorted(task.id for task in waiting)
-        assert (await as_of_now(one, elsewhere)).attempt == 0
+        assert (await as_of_now(runtime, elsewhere)).attempt == 0
+
+
+async def test_a_task_that_is_cancelled_while_its_request_is_read_never_begins() -> None:
+    reading, go_on = asyncio.Event(), asyncio.Event()
+
+    class SlowStore(MemoryStore):
+        async def request(self, task_id: str) -> TaskRequest | None:
+            reading.set()
+            await go_on.wait()
+            return await super().request(task_id)
+
+    begun: list[str] = []
+
+    async def noted(run: Run) -> Ending:
+        begun.append(run.record.id)
+        return await at_once(run)
+
+    async with running(noted, store=SlowStore(), policy=RERUN) as runtime:
+        task = await create(runtime)
+        await runtime.submit(task.id, owner=None)
+        await reading.wait()
+        # However long it takes, the task is nobody's: it is not found as claimed and not run.
+        for _ in range(2):
+            await runtime.janitor.recovery.release_orphans()
+        await cancel(runtime, await as_of_now(runtime, task))
+        go_on.set()
+        await settle()
+        assert ((await as_of_now(runtime, task)).status, begun) == (TaskStatus.CANCELLED, [])
 
 
 async def test_a_task_whose_request_cannot_be_read_ends_and_says_so() -> None:
@@ -545,7 +572,8 @@ async def test_a_task_whose_request_cannot_be_read_now_is_run_later_and_not_coun
     store.failures = [StoreUnavailable("the disk is full")]
     async with running(at_once, store=store, monotonic=monotonic, policy=ONCE) as runtime:
         task = await launch(runtime)
-        released = await until(runtime, task, lambda record: record.attempt == 1 and record.worker is None)
-        assert released.lost == 0
+        await settle()
+        waiting = await as_of_now(runtime, task)
+        assert (waiting.attempt, waiting.lost, waiting.worker) == (0, 0, None)
         await sweep_for(runtime, monotonic, SECOND)
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED

@@ -81,18 +81,22 @@ class Claims:
         policy = await self._policy_of(record)
         if policy is None:
             return None
-        # Read before it is claimed: were the store to fail afterwards, we would have a task that we do not run. Nothing
-        # is added to the journal of a queued task but with a new version, and then the swap does not succeed.
+        # Read before it is claimed: were the store to fail or to be slow afterwards, we would have a task that we do
+        # not run, and not hear that it was cancelled. Nothing is added to the journal of a queued task but with a new
+        # version, and then the swap does not succeed.
         replay = await self._replay_of(record)
         if replay is None:
             await self._end(record, JournalUnreadable(record.name))
+            return None
+        request = await self._request_of(record)
+        if request is None:
             return None
         if not runtime.lease.is_valid:
             return None
         if not self._trials.may_start(record, policy):
             self._trials.turn_away(task_id)
             return None
-        return await self._claim(record, slot, policy, replay)
+        return await self._claim(record, request, slot, policy, replay)
 
     def saw(self, record: TaskRecord) -> None:
         """Take note of a change: a task that is about to begin may have been cancelled, or only announced; one on trial
@@ -112,15 +116,15 @@ class Claims:
         if (watch := self._watches.pop(task_id, None)) is not None:
             watch.cancel()
 
-    async def _claim(self, record: TaskRecord, slot: Slot, policy: ToolPolicy, replay: Replay) -> Run | None:
+    async def _claim(
+        self, record: TaskRecord, request: TaskRequest, slot: Slot, policy: ToolPolicy, replay: Replay
+    ) -> Run | None:
         """Claim the task as it is at `record`, and make a run of it."""
         run: Run | None = None
         started = RunStarted(worker=self._runtime.worker, trial=self._trials.begin(record, policy))
         try:
             claimed = await self._runtime.changes.swap(record, started, actor=self._actor)
-            request = await self._request_of(claimed)
-            if request is not None:
-                run = self._run(claimed, request, slot, policy, replay)
+            run = self._run(claimed, request, slot, policy, replay)
         except (VersionConflict, TransitionRefused):
             logger.debug("task %s… was claimed by another worker", record.id[:12])
         finally:
@@ -133,19 +137,14 @@ class Claims:
     def _run(self, record: TaskRecord, request: TaskRequest, slot: Slot, policy: ToolPolicy, replay: Replay) -> Run:
         return Run(record, request=request, host=self._runtime, slot=slot, policy=policy, replay=replay)
 
-    async def _request_of(self, claimed: TaskRecord) -> TaskRequest | None:
+    async def _request_of(self, record: TaskRecord) -> TaskRequest | None:
         """What was asked for; None if the task has ended because that cannot be read, or is gone."""
         try:
-            return await self._runtime.store.request(claimed.id)
+            return await self._runtime.store.request(record.id)
         except TaskUnreadable as exc:
-            logger.error("task %s… is ended, because its request cannot be read: %s", claimed.id[:12], exc.why)
-            event, outcome = failed(claimed.attempt, self._runtime.describe(RequestUnreadable(claimed.name)))
-            await self._runtime.changes.change(claimed, event, actor=self._actor, outcome=outcome)
+            logger.error("task %s… is ended, because its request cannot be read: %s", record.id[:12], exc.why)
+            await self._end(record, RequestUnreadable(record.name))
             return None
-        except StoreError:
-            # The tool never saw it. If this fails as well, the task is found as ours and not run by us.
-            await self._runtime.changes.change(claimed, RunReleased(attempt=claimed.attempt), actor=self._actor)
-            raise
 
     async def _end(self, record: TaskRecord, why: RunStopped) -> None:
         """End a queued task that cannot be started."""
