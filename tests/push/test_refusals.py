@@ -94,3 +94,10 @@ async def test_a_server_that_offers_no_streams_offers_none_for_tasks() -> None:
         task_id = await Tasking(wire, EVERYTHING).create("echo", value=1)
         reply = await wire.send(listen([task_id]))
     assert (reply.status, reply.code) == (404, METHOD_NOT_FOUND)
+
+
+async def test_what_else_is_malformed_is_refused_as_without_task_ids(wire: HttpWire) -> None:
+    plain = await wire.send(listen(resourceSubscriptions="not a list"))
+    with_ids = await wire.send(listen([], resourceSubscriptions="not a list"))
+    assert (with_ids.status, with_ids.error) == (plain.status, plain.error)
+    assert plain.code == INVALID_PARAMS

@@ -350,10 +350,16 @@ async def test_a_store_that_cannot_be_read_while_the_call_is_open_does_not_have_
         await until_status(runtime, created.id, TaskStatus.INPUT_REQUIRED)
 
 
-async def test_a_task_that_cannot_be_announced_is_an_error() -> None:
+@pytest.mark.parametrize("options", [{"asks_first": True}, {"grace": LONG}], ids=["asks first", "grace"])
+async def test_a_task_is_announced_however_long_the_store_takes_to_be_there_again(options: dict[str, Any]) -> None:
     gate, store = Gate(), MoodyStore()
     async with running_tools(furnished(gate), store=store) as runtime:
         store.reads_fail = store.writes_fail = True
-        with pytest.raises(StoreUnavailable):
-            await call(runtime, "asks_after_a_while", asks_first=True)
+        calling = asyncio.create_task(call(runtime, "asks_after_a_while", **options))
+        await gate.begun.wait()
+        await asyncio.sleep(0.3)
+        assert not calling.done()
         store.reads_fail = store.writes_fail = False
+        created = await calling
+        assert isinstance(created, TaskRecord)
+        assert (await runtime.get(created.id, owner="ada")).announced

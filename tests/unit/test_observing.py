@@ -28,7 +28,7 @@ from mcp_tasks.core.events import (
 )
 from mcp_tasks.core.record import Progress
 from mcp_tasks.runtime import Ending, Run, TaskChange, ToolPolicy, current_task
-from mcp_tasks.runtime.observing import Observed, Observers
+from mcp_tasks.runtime.observing import Choosy, Observed, Observers
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import FakeClock, make_record
 from tests.unit.running import CLIENT, RERUN, answer, launch, ok, question, running, until, until_asking, until_final
@@ -294,7 +294,7 @@ async def test_a_process_that_is_abandoned_tells_nothing_more() -> None:
 # Nobody observes
 
 
-class Picky(Seen):
+class Picky(Seen, Choosy):
     """Wants to be told of some events, and can change its mind."""
 
     def __init__(self, *wanted: type[Observed]) -> None:

@@ -16,7 +16,6 @@ from anyio.abc import TaskGroup
 from mcp.server import ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
 from mcp.server.session import ServerSession
-from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from mcp_types import RequestId, ServerNotification, SubscriptionFilter, SubscriptionsAcknowledgedNotification
 from pydantic import BaseModel
@@ -36,14 +35,14 @@ async def serve_listening(
 ) -> HandlerResult:
     """Serve the stream with the states of its tasks, until the client leaves or the process is told to stop."""
     stream = _Stream(ctx.session, ctx.request_id, listening)
-    refused: MCPError | None = None
+    refused: Exception | None = None
     result: HandlerResult = None
     async with anyio.create_task_group() as group:
         group.start_soon(_send_states, listening, stream, to_params)
         group.start_soon(_end_with, stopping, group)
         try:
             result = await call_next(replace(ctx, session=cast(ServerSession, stream)))
-        except MCPError as exc:
+        except Exception as exc:
             # Out of the group it would come wrapped, and be no answer to the client any more.
             refused = exc
         group.cancel_scope.cancel()

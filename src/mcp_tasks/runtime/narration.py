@@ -23,7 +23,7 @@ from mcp_tasks.core.events import (
     TaskDeleted,
 )
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.runtime.observing import Observed, TaskChange
+from mcp_tasks.runtime.observing import Choosy, Observed, TaskChange
 
 logger: Final = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ _AT_INFO: frozenset[type[Observed]] = frozenset(
 _AT_DEBUG: frozenset[type[Observed]] = frozenset({TaskDeleted})
 
 
-class Narration:
+class Narration(Choosy):
     """Writes the life of each task into the log."""
 
     def wanted(self) -> Collection[type[Observed]]:

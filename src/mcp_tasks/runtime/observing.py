@@ -12,12 +12,13 @@ import asyncio
 import logging
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from math import inf
-from typing import Final, Protocol, TypeAlias, get_args, runtime_checkable
+from typing import Final, TypeAlias, get_args
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import Event, TaskCreated, TaskDeleted
@@ -70,15 +71,17 @@ Observer: TypeAlias = Callable[[TaskChange], None]
 """A plain function that is called with every change of a task, in a thread of its own."""
 
 
-@runtime_checkable
-class Choosy(Protocol):
-    """An observer that does not want to be told of everything."""
+class Choosy(ABC):
+    """An observer of our own that does not want to be told of everything. It must be quick to say what it wants: it is
+    asked on the event loop."""
 
-    def __call__(self, change: TaskChange, /) -> None: ...
+    @abstractmethod
+    def __call__(self, change: TaskChange, /) -> None:
+        """Take note of a change."""
 
+    @abstractmethod
     def wanted(self) -> Collection[type[Observed]]:
         """What it wants to be told of, as of now. Asked at the start and every few seconds, not with every change."""
-        ...
 
 
 class Observers:

@@ -13,11 +13,13 @@ like any other, and so is the question. Whichever is written first stands. A que
 task; an announcement that comes second finds the task ended.
 
 Should this process die while the call is open, nobody was told of the task. What it leaves ends, at the latest where it
-would ask on the call, and expires like any other.
+would ask on the call, and expires like any other. A tool that asks in the middle waits for ever then, unless it has a
+`max_wait`: that the call is gone is known to nobody.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +31,8 @@ import anyio
 from mcp_tasks.core import JsonObject, Outcome, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.json_bytes import decode_json
-from mcp_tasks.errors import StoreError
+from mcp_tasks.core.pacing import backoff
+from mcp_tasks.errors import StoreError, StoreUnavailable
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.tools.body import questions_in
@@ -76,7 +79,7 @@ async def answer_call(
 
     Raises:
         RpcError: What the plain call would have failed with, if that became clear while the call was open.
-        StoreError: The task could not be kept, or not be announced.
+        StoreError: The task could not be kept.
     """
     # SEP-2663: not answered before the task is durably created; `launch` returns no sooner.
     created = await runtime.launch(
@@ -94,7 +97,7 @@ async def answer_call(
     if grace:
         # A caller that goes away meanwhile leaves the task: closing a stream cancels the request, never its task.
         seen = await _wait(runtime, seen, _is_settled, grace)
-    record = await runtime.announce(seen)
+    record = await _announce(runtime, seen)
     if record.announced:
         return created
     return await _instead_of_task(runtime, record, request, in_grace=bool(grace)) or created
@@ -107,6 +110,19 @@ async def _wait_for_question(runtime: TaskRuntime, created: TaskRecord) -> TaskR
         with anyio.CancelScope(shield=True):
             await _cancel(runtime, created, "The caller went away before the task was announced")
         raise
+
+
+async def _announce(runtime: TaskRuntime, seen: TaskRecord) -> TaskRecord:
+    """Announce the task, however long the store takes to be there again: the tool may be at work, and to answer with an
+    error now would have the client start it twice."""
+    for failures in itertools.count():
+        try:
+            return await runtime.announce(seen)
+        except StoreUnavailable as exc:
+            logger.warning("task %s… cannot be announced yet: %s", seen.id[:12], exc)
+        pause = backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=5))
+        await anyio.sleep(pause.total_seconds())
+    raise AssertionError("the count never ends")
 
 
 async def _wait(
