@@ -55,9 +55,11 @@ def _entries(folder: Path) -> Sequence[LedgerEntry]:
 async def _delete(store: MemoryStore, task_id: str) -> None:
     """Delete a task once it only waits for its answer: until then its run saves it again and again."""
     with anyio.fail_after(30):
-        while (record := await store.get(task_id)) is None or record.status is not TaskStatus.INPUT_REQUIRED:
+        while True:
+            record = await store.get(task_id)
+            if record is not None and record.status is TaskStatus.INPUT_REQUIRED:
+                return await store.delete(task_id, expected=record.version)
             await anyio.sleep(0.02)
-    await store.delete(task_id, expected=record.version)
 
 
 async def _run(program: Path) -> str:
