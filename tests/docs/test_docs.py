@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from mcp import Client
 
 from docs.generate import LIFECYCLE, pages
+from docs.reference import slug
 from mcp_tasks.client import TasksClient
 from mcp_tasks.testing import TaskTester
 from tests.helpers.process import ENVIRONMENT
@@ -91,8 +93,16 @@ def test_the_lifecycle_page_draws_the_machine() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, anchor in re.findall(r"\]\((?!https?://)([^)#]*)#?([^)]*)\)", page.read_text()):
+        aim = page.parent / target if target else page
+        assert aim.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in _anchors(aim), f"{page.name} links to {target}#{anchor}"
+
+
+@cache
+def _anchors(page: Path) -> set[str]:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return {slug(heading) for heading in re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)}
 
 
 def test_the_readme_shows_the_two_commands() -> None:
