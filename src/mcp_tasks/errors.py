@@ -75,6 +75,8 @@ class InvalidDuration(InvalidOption, TypeError):
 class ReplayMismatch(UsageError):
     """A tool that was started again did something else than the first time, where it must do the same."""
 
+    reason = "replay"
+
 
 class ResultTooLarge(UsageError):
     """A tool's result is larger than `Settings.max_result_size`."""

@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from mcp_tasks.core import TaskRequest
-from mcp_tasks.runtime import AskedOnCall, Ending, Failure, Run, TaskRuntime, ToolPolicy
+from mcp_tasks.runtime import AskedOnCall, Ending, Failure, Run, Success, TaskRuntime, ToolPolicy
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.testing import FakeClock
@@ -98,7 +98,7 @@ async def test_waiting_is_said_when_it_asks_and_when_it_is_parked(caplog: pytest
         await answer(runtime, task, elicitation_1="yes")
         await until_final(runtime, task)
     assert lines(caplog)[2:5] == [
-        "waits for the client: 1 new, 1 open questions",
+        "waits: it asks the client 1 question (1 open)",
         "was parked: run 1 waits and has left memory",
         "was started: run 2",
     ]
@@ -132,7 +132,7 @@ async def test_a_lost_run_that_is_started_again_is_said_to_be_recovered(caplog: 
 async def test_a_lost_run_that_is_not_started_again_is_said_to_be_interrupted(caplog: pytest.LogCaptureFixture) -> None:
     async with after_a_crash(ONCE):
         pass
-    assert re.fullmatch(r"was ended as interrupted after \S+ s: run 1 died with its process", lines(caplog)[-1])
+    assert re.fullmatch(r"failed after \S+ s, in run 1: interrupted", lines(caplog)[-1])
 
 
 async def test_a_tool_that_asks_on_the_call_is_said_to(caplog: pytest.LogCaptureFixture) -> None:
@@ -172,3 +172,28 @@ async def test_a_log_level_that_is_changed_while_the_server_runs_counts(caplog: 
         await asyncio.sleep(0.1)
         await until_final(runtime, await launch(runtime))
     assert lines(caplog)[0] == "was created"
+
+
+async def test_a_failure_that_is_not_the_tools_is_a_warning_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    async def endless(run: Run) -> Ending:
+        await anyio.sleep_forever()
+        return ok()
+
+    policy = ToolPolicy(max_runtime=timedelta(milliseconds=10))
+    async with running(endless, policy=policy) as runtime:
+        await until_final(runtime, await launch(runtime))
+    (warning,) = [
+        record
+        for record in caplog.records
+        if record.name == "mcp_tasks.runtime.narration" and record.levelno == logging.WARNING
+    ]
+    assert warning.getMessage().endswith("in run 1: max_runtime")
+
+
+async def test_a_result_that_is_an_error_is_said_to_be_one(caplog: pytest.LogCaptureFixture) -> None:
+    async def wrong(run: Run) -> Ending:
+        return Success({"content": [], "isError": True})
+
+    async with running(wrong) as runtime:
+        await until_final(runtime, await launch(runtime))
+    assert lines(caplog)[-1].startswith("completed with an error of its tool (isError) after")

@@ -178,7 +178,7 @@ async def test_handing_over_is_told_before_the_process_has_stopped() -> None:
 # Neither broken nor delayed
 
 
-async def test_observers_are_called_in_one_thread_of_their_own() -> None:
+async def test_an_observer_is_called_in_one_thread_of_its_own() -> None:
     seen = Seen()
     async with running(at_once, observers=[seen]) as runtime:
         for _ in range(10):
@@ -215,7 +215,7 @@ async def test_an_observer_that_raises_is_named_once_and_costs_the_others_nothin
         for _ in range(3):
             await until_final(runtime, await launch(runtime))
     assert seen.events.count(RunCompleted) == 3
-    named = [record for record in caplog.records if "observer of tasks failed" in record.getMessage()]
+    named = [record for record in caplog.records if "failed to observe a change" in record.getMessage()]
     assert len(named) == 1
     assert "broken" in named[0].getMessage()
 
@@ -235,7 +235,7 @@ async def test_an_observer_that_cannot_keep_up_loses_changes_and_the_log_says_ho
     go_on.set()
     await observers.stop(timedelta(seconds=5))
     assert [change.task.id for change in told] == [str(number) for number in range(10)]
-    assert "15 changes of tasks were not observed" in caplog.text
+    assert "15 changes of tasks were not told to <function" in caplog.text
 
 
 async def test_after_an_overflow_observers_are_told_of_what_comes_next() -> None:
@@ -262,7 +262,24 @@ async def test_stopping_waits_for_observers_and_not_for_ever(caplog: pytest.LogC
     with anyio.fail_after(5):
         await observers.stop(timedelta(milliseconds=20))
     go_on.set()
-    assert "were not told of everything" in caplog.text
+    assert "was not told of all changes" in caplog.text
+
+
+async def test_an_observer_that_is_stuck_holds_up_no_other() -> None:
+    go_on, seen = threading.Event(), Seen()
+
+    def stuck(change: TaskChange) -> None:
+        go_on.wait(10)
+
+    try:
+        async with running(at_once, observers=[stuck, seen], stop_timeout=timedelta(milliseconds=10)) as runtime:
+            await until_final(runtime, await launch(runtime))
+            with anyio.fail_after(5):
+                while RunCompleted not in seen.events:  # noqa: ASYNC110 - a thread appends to it
+                    await asyncio.sleep(0.005)
+            assert not go_on.is_set()
+    finally:
+        go_on.set()
 
 
 async def test_a_process_that_is_abandoned_tells_nothing_more() -> None:

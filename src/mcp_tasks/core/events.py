@@ -97,20 +97,23 @@ class InputAnswered:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunCompleted:
-    """The tool returned a result, `isError` ones included. The result itself goes into the task's outcome."""
+    """The tool returned a result, which goes into the task's outcome; an `isError` one is a result too."""
 
     attempt: int
+    is_error: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFailed:
     """The request ended in a JSON-RPC error: raised by the tool, or the run was stopped or interrupted.
 
-    `message` is that of the error; the error itself goes into the task's outcome.
+    `message` is that of the error; the error itself goes into the task's outcome. `reason` says why the run was ended
+    if it was not the tool that failed: `max_runtime`, `interrupted` and so on.
     """
 
     attempt: int
     message: str | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -88,7 +88,7 @@ def _error_data(exc: Exception) -> ErrorData:
         case RunStopped():
             return ErrorData(code=INTERNAL_ERROR, message=str(exc), data={"reason": exc.reason})
         case ReplayMismatch():
-            return ErrorData(code=INTERNAL_ERROR, message=str(exc), data={"reason": "replay"})
+            return ErrorData(code=INTERNAL_ERROR, message=str(exc), data={"reason": exc.reason})
         case StoreUnavailable():
             return ErrorData(code=INTERNAL_ERROR, message=_STORE_UNAVAILABLE)
         case TaskUnreadable():

@@ -149,7 +149,7 @@ class Claims:
     async def _end(self, record: TaskRecord, why: RunStopped) -> None:
         """End a queued task that cannot be started."""
         started = RunStarted(worker=self._runtime.worker)
-        event, outcome = failed(record.attempt + 1, self._runtime.describe(why))
+        event, outcome = failed(record.attempt + 1, self._runtime.describe(why), why.reason)
         try:
             await self._runtime.changes.swap(record, started, event, actor=self._actor, outcome=outcome)
         except (VersionConflict, TransitionRefused):

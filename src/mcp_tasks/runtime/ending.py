@@ -26,9 +26,10 @@ class Success:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The request has a JSON-RPC error."""
+    """The request has a JSON-RPC error; `reason` says why, if it was not the tool that failed."""
 
     error: JsonObject
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,13 @@ async def last_words(
         match ending:
             case Success(result):
                 return await completed(attempt, result, tool=tool, max_size=max_size)
-            case Failure(error):
-                return failed(attempt, error)
+            case Failure(error, reason):
+                return failed(attempt, error, reason)
             case AskedOnCall():
                 raise UsageError(f"The body of {tool!r} ended as if it had asked on the call, and had not")
     except (UsageError, ValueNotStorable) as exc:
         logger.error("a task of tool %r fails, because what it ended with cannot be kept: %s", tool, exc)
-        return failed(attempt, describe(exc))
+        return failed(attempt, describe(exc), "result")
 
 
 async def completed(attempt: int, result: JsonObject, *, tool: str, max_size: int) -> tuple[RunCompleted, Outcome]:
@@ -76,14 +77,14 @@ async def completed(attempt: int, result: JsonObject, *, tool: str, max_size: in
     size = len(outcome.body) + len(outcome.meta or b"")
     if size > max_size:
         raise ResultTooLarge(tool, size, max_size)
-    return RunCompleted(attempt=attempt), outcome
+    return RunCompleted(attempt=attempt, is_error=result.get("isError") is True), outcome
 
 
-def failed(attempt: int, error: JsonObject) -> tuple[RunFailed, Outcome]:
+def failed(attempt: int, error: JsonObject, reason: str | None = None) -> tuple[RunFailed, Outcome]:
     """An error, ready to be written."""
     message = error.get("message")
     said = message if isinstance(message, str) else None
-    return RunFailed(attempt=attempt, message=said), Outcome(body=encode_json(error))
+    return RunFailed(attempt=attempt, message=said, reason=reason), Outcome(body=encode_json(error))
 
 
 async def _encode(value: JsonObject) -> bytes:

@@ -56,6 +56,9 @@ class Narration:
     def __call__(self, change: TaskChange) -> None:
         """Write the line of one change."""
         level = logging.DEBUG if type(change.event) in _AT_DEBUG else logging.INFO
+        if isinstance(change.event, RunFailed) and change.event.reason is not None:
+            # Not the tool failed, but what the server promised it.
+            level = logging.WARNING
         task = change.task
         logger.log(level, "task %s… (%s) %s", task.id[:12], task.name, _what_happened(change, task))
 
@@ -67,7 +70,8 @@ def _what_happened(change: TaskChange, task: TaskRecord) -> str:
         case RunStarted():
             return f"was started: run {task.attempt}"
         case InputRequested(requests=asked):
-            return f"waits for the client: {len(asked)} new, {len(task.inputs.outstanding)} open questions"
+            questions = "1 question" if len(asked) == 1 else f"{len(asked)} questions"
+            return f"waits: it asks the client {questions} ({len(task.inputs.outstanding)} open)"
         case RunParked():
             return f"was parked: run {task.attempt} waits and has left memory"
         case RunLost():
@@ -76,8 +80,10 @@ def _what_happened(change: TaskChange, task: TaskRecord) -> str:
             return f"was released: run {task.attempt} was given up, and it will run again"
         case RunAskedOnCall():
             return f"ended without a result after {_age(task)}: its tool asks on the original call"
-        case RunFailed() if change.actor.kind == "sweep":
-            return f"was ended as interrupted after {_age(task)}: run {task.attempt} died with its process"
+        case RunCompleted(is_error=True):
+            return f"completed with an error of its tool (isError) after {_age(task)}, in run {task.attempt}"
+        case RunFailed(reason=str(reason)):
+            return f"failed after {_age(task)}, in run {task.attempt}: {reason}"
         case TaskDeleted():
             return "was deleted"
         case _:

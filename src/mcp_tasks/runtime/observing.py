@@ -1,8 +1,9 @@
 """Who is told of everything that happens to tasks, and how: without ever breaking or delaying one.
 
-Observers are called in a thread of their own, one change after the other. What happens is handed over in batches, so
-that a change costs the event loop next to nothing. The queue has a bound: an observer that cannot keep up loses
-changes, and the log says how many. One that raises is named in the log once, and goes on being called.
+Each observer is called in a thread of its own, one change after the other. What happens is handed over in batches, so
+that a change costs the event loop next to nothing. What waits for an observer has a bound: one that cannot keep up
+loses changes, and the log says how many. One that raises is named in the log once, and goes on being called. None of
+them is held up by another.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from math import inf
 from typing import Final, Protocol, TypeAlias, get_args, runtime_checkable
 
 from mcp_tasks.core.actor import Actor
@@ -30,6 +32,9 @@ EVERYTHING: frozenset[type[Observed]] = frozenset(get_args(Observed))
 
 MAX_WAITING = 10_000
 """Changes that may wait for the observers. Beyond it, new ones are dropped."""
+
+WARN_EVERY = 10.0
+"""Seconds between two warnings of one observer that cannot keep up."""
 
 TOGETHER_FOR = 0.02
 """Seconds for which changes are collected before they are handed over: waking a thread costs more than a change."""
@@ -62,6 +67,7 @@ class TaskChange:
 
 
 Observer: TypeAlias = Callable[[TaskChange], None]
+"""A plain function that is called with every change of a task, in a thread of its own."""
 
 
 @runtime_checkable
@@ -75,26 +81,20 @@ class Choosy(Protocol):
         ...
 
 
-_Interest: TypeAlias = tuple[Observer, frozenset[type[Observed]]]
-
-
 class Observers:
     """Everybody who observes the tasks of one runtime."""
 
     def __init__(self, observers: Sequence[Observer], *, max_waiting: int = MAX_WAITING) -> None:
-        self._observers = tuple(observers)
-        self._max_waiting = max_waiting
-        self._interests: Sequence[_Interest] = ()
+        self._tellers = tuple(_Teller(observer, max_waiting) for observer in observers)
         self._wanted: frozenset[type[Observed]] = frozenset()
         self._batch: list[TaskChange] = []
-        self._dropped = 0
-        self._worker: _Teller | None = None
         self.ask()
 
     def ask(self) -> None:
         """Ask the observers again what they want to be told of."""
-        self._interests = [(observer, _wanted_by(observer)) for observer in self._observers]
-        self._wanted = frozenset[type[Observed]]().union(*(wanted for _, wanted in self._interests))
+        for teller in self._tellers:
+            teller.ask()
+        self._wanted = frozenset[type[Observed]]().union(*(teller.wanted for teller in self._tellers))
 
     def want(self, event: type[Observed]) -> bool:
         """Whether anybody wants to be told of such an event."""
@@ -104,11 +104,6 @@ class Observers:
         """Tell them of a change, soon. Call from the event loop's thread."""
         if type(change.event) not in self._wanted:
             return
-        if self._worker is None:
-            self._worker = _Teller(lambda: self._interests)
-        if len(self._batch) + self._worker.waiting >= self._max_waiting:
-            self._dropped += 1
-            return
         self._batch.append(change)
         if len(self._batch) == 1:
             asyncio.get_running_loop().call_later(TOGETHER_FOR, self._hand_over)
@@ -116,48 +111,93 @@ class Observers:
     async def stop(self, timeout: timedelta) -> None:
         """Tell them what is left, for up to `timeout`."""
         self._hand_over()
-        # What comes later is not told: nobody would end the thread for it.
+        # What comes later is not told: nobody would end the threads for it.
         self._wanted = frozenset()
-        worker, self._worker = self._worker, None
-        if worker is not None and not await worker.finish(timeout):
-            logger.warning("the observers of tasks were not told of everything: they did not end within %s", timeout)
+        await asyncio.gather(*(teller.finish(timeout) for teller in self._tellers))
 
     def abandon(self) -> None:
         """Tell them nothing more."""
         self._batch, self._wanted = [], frozenset()
-        if self._worker is not None:
-            self._worker.forget()
+        for teller in self._tellers:
+            teller.forget()
 
     def _hand_over(self) -> None:
-        if self._dropped:
-            logger.warning("%d changes of tasks were not observed: the observers are too slow", self._dropped)
-            self._dropped = 0
-        if self._batch and self._worker is not None:
-            batch, self._batch = self._batch, []
-            self._worker.put(batch)
+        batch, self._batch = self._batch, []
+        for teller in self._tellers:
+            teller.put([change for change in batch if type(change.event) in teller.wanted])
 
 
 class _Teller:
-    """The thread in which observers are called."""
+    """Tells one observer, in a thread that is there once there is something to tell."""
 
-    def __init__(self, interests: Callable[[], Sequence[_Interest]]) -> None:
-        self._interests = interests
-        self._batches: queue.SimpleQueue[list[TaskChange] | None] = queue.SimpleQueue()
+    def __init__(self, observer: Observer, max_waiting: int) -> None:
+        self.wanted: frozenset[type[Observed]] = frozenset()
+        self._observer = observer
+        self._max_waiting = max_waiting
+        self._thread: _Thread | None = None
+        self._dropped = 0
+        self._warned = -inf
+
+    def ask(self) -> None:
+        """Ask the observer what it wants to be told of."""
+        observer = self._observer
+        self.wanted = frozenset(observer.wanted()) if isinstance(observer, Choosy) else EVERYTHING
+
+    def put(self, changes: Sequence[TaskChange]) -> None:
+        """Have it told of these, or of as many as may wait."""
+        if not changes:
+            return
+        if self._thread is None:
+            self._thread = _Thread(self._observer)
+        room = max(self._max_waiting - self._thread.waiting, 0)
+        self._dropped += len(changes[room:])
+        self._warn_of_dropped(every=WARN_EVERY)
+        self._thread.put(changes[:room])
+
+    def forget(self) -> None:
+        """Tell it nothing more."""
+        if self._thread is not None:
+            self._thread.forget()
+
+    async def finish(self, timeout: timedelta) -> None:
+        """Tell it what is left, for up to `timeout`."""
+        self._warn_of_dropped(every=0)
+        thread, self._thread = self._thread, None
+        if thread is not None and not await thread.finish(timeout):
+            logger.warning(
+                "%r was not told of all changes of tasks: it did not end within %g s",
+                self._observer,
+                timeout.total_seconds(),
+            )
+
+    def _warn_of_dropped(self, *, every: float) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._dropped and now >= self._warned + every:
+            logger.warning("%d changes of tasks were not told to %r: it is too slow", self._dropped, self._observer)
+            self._dropped, self._warned = 0, now
+
+
+class _Thread:
+    """The thread in which an observer is called."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._batches: queue.SimpleQueue[Sequence[TaskChange] | None] = queue.SimpleQueue()
         self._put = 0
         self._told = 0
         self._forgotten = False
-        self._failed: set[int] = set()
+        self._failed = False
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         # A daemon: an observer that hangs must not keep the process from ending.
-        threading.Thread(target=self._work, name="mcp-tasks-observers", daemon=True).start()
+        threading.Thread(target=self._work, name="mcp-tasks-observer", daemon=True).start()
 
     @property
     def waiting(self) -> int:
-        """How many changes the observers have not been told of yet. Each number is written by one thread only."""
+        """How many changes the observer has not been told of yet. Each number is written by one thread only."""
         return self._put - self._told
 
-    def put(self, batch: list[TaskChange]) -> None:
+    def put(self, batch: Sequence[TaskChange]) -> None:
         self._put += len(batch)
         self._batches.put(batch)
 
@@ -180,23 +220,22 @@ class _Teller:
     def _work(self) -> None:
         while (batch := self._batches.get()) is not None:
             for change in batch:
-                for observer, wanted in self._interests():
-                    if type(change.event) in wanted and not self._forgotten:
-                        self._call(observer, change)
+                if not self._forgotten:
+                    self._call(change)
                 self._told += 1
         # The event loop may be closed by now; then nobody waits any more.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._ended.set)
 
-    def _call(self, observer: Observer, change: TaskChange) -> None:
+    def _call(self, change: TaskChange) -> None:
         try:
-            observer(change)
+            self._observer(change)
         except BaseException:
-            # Whatever it is: the next change is another one, and the other observers have done nothing wrong.
-            if id(observer) not in self._failed:
-                self._failed.add(id(observer))
-                logger.exception("an observer of tasks failed, and is called again without another word: %r", observer)
-
-
-def _wanted_by(observer: Observer) -> frozenset[type[Observed]]:
-    return frozenset(observer.wanted()) if isinstance(observer, Choosy) else EVERYTHING
+            # Whatever it is: the next change is another one.
+            if not self._failed:
+                self._failed = True
+                logger.exception(
+                    "%r failed to observe a change of a task; it goes on being called, and further failures of it are "
+                    "not logged",
+                    self._observer,
+                )

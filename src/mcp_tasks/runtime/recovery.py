@@ -132,7 +132,7 @@ class Recovery:
         changes = self._runtime.changes
         if not isinstance(verdict, RunStopped):
             return await changes.change(record, verdict, actor=self._actor)
-        event, outcome = failed(record.attempt, self._runtime.describe(verdict))
+        event, outcome = failed(record.attempt, self._runtime.describe(verdict), verdict.reason)
         return await changes.change(record, event, actor=self._actor, outcome=outcome)
 
     async def _submit(self, record: TaskRecord) -> None:

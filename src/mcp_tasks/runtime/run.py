@@ -210,7 +210,7 @@ class Run:
         await self.life.parking_decided()
         if not self.life.take(Turn.JUDGED):
             return
-        self._verdict = Failure(self._host.describe(verdict))
+        self._verdict = Failure(self._host.describe(verdict), verdict.reason)
         self._cancelled.set()
         # Written at once, and not when the body has ended: a thread may take its time to notice.
         await self._finish(self._verdict)
@@ -220,7 +220,8 @@ class Run:
         """Give the run up because its process stops: another may take over, or the task ends as interrupted."""
         event, outcome = RunReleased(attempt=self.attempt), None
         if not self.policy.rerun:
-            event, outcome = failed(self.attempt, self._host.describe(Interrupted(self.record.name)))
+            stopped = Interrupted(self.record.name)
+            event, outcome = failed(self.attempt, self._host.describe(stopped), stopped.reason)
         try:
             await self.recording.write_leaving(*self.reported(), event, outcome=outcome)
         finally:

@@ -72,10 +72,11 @@ class MCPServerHost:
         except MCPError:
             raise
         except ToolError as exc:
+            short = str(ctx.request_id)[:12]
             if isinstance(exc, UnexpectedToolError):
-                logger.exception("Tool %r raised an unexpected exception", params.name)
+                logger.exception("task %s…: tool %r raised an unexpected exception", short, params.name)
             else:
-                logger.info("Tool %r failed: %r", params.name, str(exc))
+                logger.info("task %s…: tool %r failed: %r", short, params.name, str(exc))
             return CallToolResult(content=[TextContent(type="text", text=_told(exc))], is_error=True)
 
     async def prepare(self) -> None:
