@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,10 +24,19 @@ MODULES = (
     "mcp_tasks.engines",
     "mcp_tasks.errors",
 )
+AUDIENCES = {
+    "Server authors": ("mcp_tasks", "mcp_tasks.server"),
+    "Client authors": ("mcp_tasks.client",),
+    "Testers": ("mcp_tasks.testing",),
+    "Those who write stores and engines": ("mcp_tasks.stores", "mcp_tasks.engines"),
+    "Everybody: what may be raised": ("mcp_tasks.errors",),
+}
+"""Whose names are in which modules, for the index."""
+
 OPENING = """# Reference
 
 The public API: everything that these modules export. It is written from the code by `make docs`. What is not here may
-change without notice.
+change without notice. Each name is described once, in the first module that exports it.
 """
 TYPES = """
 ## Types in these signatures
@@ -57,11 +66,35 @@ class Export:
 
 def page() -> str:
     """The whole page."""
-    contents = [f"- [`{module}`](#{module.replace('.', '')})" for module in MODULES]
+    contents = [f"- {_link(module)}" for module in MODULES]
     contents.append("- [types in these signatures](#types-in-these-signatures)")
     sections = [part for module in MODULES for part in ("", *_module(module))]
-    text = "\n".join([OPENING, *contents, *sections, TYPES, *_entries(types_in_signatures(), say_where=True)])
+    text = "\n".join(
+        [OPENING, *contents, *_index(), *sections, TYPES, *_entries(types_in_signatures(), say_where=True)]
+    )
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+
+
+def _index() -> Iterator[str]:
+    """Every name by who needs it."""
+    for audience, modules in AUDIENCES.items():
+        names = {export.name for module in modules for export in exports(module)}
+        yield f"\n**{audience}:**\n{_links(names)}"
+    yield f"\n**Types in signatures:**\n{_links({export.name for export in types_in_signatures()})}"
+
+
+def _links(names: Collection[str]) -> str:
+    listed = ", ".join(_link(name) for name in sorted(names, key=str.lower))
+    return textwrap.fill(listed, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def _link(name: str) -> str:
+    return f"[`{name}`](#{slug(name)})"
+
+
+def slug(heading: str) -> str:
+    """The anchor that GitHub makes of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 # What is public, and where it is written
@@ -74,6 +107,16 @@ def exports(module: str) -> list[Export]:
     if names is None:
         names = [node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
     return [_definition(module, name) for name in names]
+
+
+def _exporters(export: Export) -> list[str]:
+    """The modules that export a name; it is described in the first of them."""
+    return [module for module in MODULES if (export.name, export.home) in _exported(module)]
+
+
+@cache
+def _exported(module: str) -> frozenset[tuple[str, str]]:
+    return frozenset((export.name, export.home) for export in exports(module))
 
 
 def types_in_signatures() -> list[Export]:
@@ -192,14 +235,26 @@ def _tree(module: str) -> ast.Module:
 def _module(module: str) -> Iterator[str]:
     yield f"## {module}"
     yield _prose(ast.get_docstring(_tree(module)) or "")
-    yield from _entries(exports(module))
-
-
-def _entries(public: Sequence[Export], *, say_where: bool = False) -> Iterator[str]:
+    public = exports(module)
+    elsewhere: dict[str, list[str]] = {}
     for export in public:
+        first = _exporters(export)[0]
+        if first != module:
+            elsewhere.setdefault(first, []).append(export.name)
+    for first, names in elsewhere.items():
+        yield f"\nAlso here, see {_link(first)}:\n{_links(names)}"
+    yield from _entries(public, hidden={name for names in elsewhere.values() for name in names})
+
+
+def _entries(public: Sequence[Export], *, hidden: Collection[str] = (), say_where: bool = False) -> Iterator[str]:
+    for export in public:
+        if export.name in hidden:
+            continue
         yield f"\n### {export.name}\n"
         if say_where:
             yield f"From `{export.home}`.\n"
+        elif len(modules := _exporters(export)) > 1:
+            yield f"From {' or '.join(f'`{module}`' for module in modules)}.\n"
         last = export.nodes[-1] if export.nodes else None
         if isinstance(last, ast.ClassDef):
             yield from _class(last, [other for other in public if other.name != export.name])
@@ -219,14 +274,16 @@ def _class(node: ast.ClassDef, beside: Sequence[Export]) -> Iterator[str]:
     if fields := [*_documented_fields(node), *_carried(node)]:
         yield "\n" + "\n".join(fields)
     members = _members(node)
+    attributes = {name for statement in node.body if isinstance(statement, ast.AnnAssign) for name in _names(statement)}
+    said_there: set[str] = set()
     for seam in beside:
-        # A backend says nothing that its seam does not say.
-        shared = _seam_members(seam) & members.keys()
-        if shared and shared == _seam_members(seam):
-            yield f"\nHas the methods of [`{seam.name}`](#{seam.name.lower()})."
-            members = {name: found for name, found in members.items() if name not in shared}
+        # A backend says nothing that its seam does not say. What is a property there may be an attribute here.
+        shared = _seam_members(seam)
+        if shared and shared <= {*members, *attributes}:
+            yield f"\nHas the methods of {_link(seam.name)}."
+            said_there |= shared
     for name, found in members.items():
-        if not _is_public(name, found):
+        if name in said_there or not _is_public(name, found):
             continue
         yield f"\n#### {node.name}.{name}\n"
         yield _block(_signatures(name, found))
@@ -288,9 +345,41 @@ def _documented_fields(node: ast.ClassDef) -> Iterator[str]:
     """Attributes that have a docstring of their own."""
     for statement in node.body:
         if isinstance(statement, ast.AnnAssign) and (doc := _doc_after(node.body, statement)):
-            yield f"- `{_field(statement)}`: {' '.join(doc.split())}"
+            default = option_defaults().get(ast.unparse(statement.target)) if node.name == "ToolOptions" else None
+            declared = _field(statement) if default is None else f"{_field(statement)} = {default}"
+            yield f"- `{declared}`: {' '.join(doc.split())}"
         elif isinstance(statement, ast.Assign) and any("Enum" in ast.unparse(base) for base in node.bases):
             yield f"- `{ast.unparse(statement)}`"
+
+
+@cache
+def option_defaults() -> dict[str, str]:
+    """What holds for an option of a tool that nobody says anything of. A `TypedDict` has no way to tell.
+
+    `TaskOptions` has the defaults. None there means in turn what the runtime's `ToolPolicy` has, and a `ttl` that
+    nobody gives is `DEFAULT_TTL`.
+    """
+    usual = _defaults_in("mcp_tasks.server", "TaskOptions")
+    policy = _defaults_in("mcp_tasks.runtime.policy", "ToolPolicy")
+    chosen = {name: policy.get(name, default) if default == "None" else default for name, default in usual.items()}
+    return {**chosen, "ttl": _value_of("mcp_tasks.server.options", "DEFAULT_TTL")}
+
+
+def _value_of(module: str, name: str) -> str:
+    for node in _definition(module, name).nodes:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            return ast.unparse(node.value)
+    raise LookupError(f"{module}.{name} is not a constant")
+
+
+def _defaults_in(module: str, name: str) -> dict[str, str]:
+    fields = [
+        statement
+        for node in _definition(module, name).nodes
+        for statement in (node.body if isinstance(node, ast.ClassDef) else ())
+        if isinstance(statement, ast.AnnAssign)
+    ]
+    return {ast.unparse(field.target): ast.unparse(field.value) for field in fields if field.value is not None}
 
 
 def _carried(node: ast.ClassDef) -> Iterator[str]:

@@ -11,7 +11,9 @@ server in real life, and in place of the shared secret its public keys: `jwt.PyJ
 from __future__ import annotations
 
 import argparse
+import logging
 import os
+import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -31,7 +33,11 @@ from mcp_tasks.errors import UnknownTask
 
 ISSUER = "https://login.example.com"
 RESOURCE = os.environ.get("RESOURCE_URL", "http://127.0.0.1:8000/mcp")
-SECRET = os.environ["TOKEN_SECRET"]  # no default: a secret that everybody knows lets everybody in
+# No default: a secret that everybody knows lets everybody in.
+SECRET = os.environ.get("TOKEN_SECRET") or sys.exit(
+    "TOKEN_SECRET is not set. Make one, the same for `serve` and `visit`:\n"
+    "  export TOKEN_SECRET=$(python -c 'import secrets; print(secrets.token_hex(32))')"
+)
 
 
 class JwtVerifier:
@@ -98,6 +104,8 @@ async def connected(url: str, token: str) -> AsyncGenerator[Client]:
 
 async def visit(url: str) -> None:
     """Two users, and what each of them sees of the other's task."""
+    # The SDK has set up the log for the server that this file makes too; what is sent is of no interest here.
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
     async with connected(url, token_for("ann")) as ann, connected(url, token_for("bob")) as bob:
         handle = await start_task(ann, "report", {"about": "Q3"})
         assert isinstance(handle, TaskHandle)

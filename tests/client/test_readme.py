@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
+from mcp_tasks.client import Ledger, LedgerEntry, TaskStatus
+from mcp_tasks.stores import MemoryStore
 from tests.helpers.http import serving
 from tests.helpers.process import ENVIRONMENT, ROOT
 
@@ -21,17 +25,41 @@ async def test_the_client_of_the_readme_is_a_program_that_comes_back_to_its_task
     server_code, client_code = re.findall(
         r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE
     )
-    names: dict[str, Any] = {"__name__": "readme_server"}
-    exec(compile(server_code.replace("Tasks()", 'Tasks("memory://")'), "README.md", "exec"), names)
+    store = MemoryStore()
+    names: dict[str, Any] = {"__name__": "readme_server", "store": store}
+    exec(compile(server_code.replace("Tasks()", "Tasks(store)"), "README.md", "exec"), names)
     program = tmp_path / "client.py"
     async with serving(names["server"]) as wire:
         assert "http://127.0.0.1:8000/mcp" in client_code
         program.write_text(client_code.replace("http://127.0.0.1:8000/mcp", wire.url))
         first = await _run(program)
         second = await _run(program)
+        left = [entry.task_id for entry in _entries(tmp_path)]
+        for task_id in left:
+            await _delete(store, task_id)
+        third = await _run(program)
     assert (first.count("published"), first.count("<TaskHandle")) == (2, 1), first
     # The task that the first run left in the ledger, and its own call.
     assert (second.count("published"), second.count("<TaskHandle")) == (4, 1), second
+    # A task that the server has deleted meanwhile is dropped, and the program goes on.
+    assert left
+    assert (third.count("published"), third.count("<TaskHandle")) == (2, 1), third
+    assert not set(left) & {entry.task_id for entry in _entries(tmp_path)}
+
+
+def _entries(folder: Path) -> Sequence[LedgerEntry]:
+    with closing(Ledger(folder / "ledger.db")) as ledger:
+        return ledger.entries()
+
+
+async def _delete(store: MemoryStore, task_id: str) -> None:
+    """Delete a task once it only waits for its answer: until then its run saves it again and again."""
+    with anyio.fail_after(30):
+        while True:
+            record = await store.get(task_id)
+            if record is not None and record.status is TaskStatus.INPUT_REQUIRED:
+                return await store.delete(task_id, expected=record.version)
+            await anyio.sleep(0.02)
 
 
 async def _run(program: Path) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from datetime import timedelta
 from importlib import import_module
 from inspect import getmembers, isclass
 
 import pytest
 
-from docs.reference import MODULES, exports, page, types_in_signatures
+from docs.reference import MODULES, exports, option_defaults, page, slug, types_in_signatures
 from mcp_tasks import errors
+from mcp_tasks.server import TaskOptions, ToolOptions
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -44,6 +48,32 @@ def test_sections_of_a_docstring_become_lists() -> None:
     text = page()
     assert "**Raises**\n\n- `QuestionTimedOut`: Nobody answered in time." in text
     assert "\nRaises:\n" not in text
+
+
+def test_each_name_is_described_once_and_every_link_leads_to_one() -> None:
+    headings = re.findall(r"^#+ (.*)$", page(), flags=re.MULTILINE)
+    anchors = [slug(heading) for heading in headings]
+    assert [anchor for anchor, times in Counter(anchors).items() if times > 1] == []
+    assert set(re.findall(r"\]\(#([^)]*)\)", page())) <= set(anchors)
+
+
+def test_every_name_is_in_the_index() -> None:
+    index = page().partition("\n## ")[0]
+    names = {export.name for module in MODULES for export in exports(module)}
+    assert {name for name in names if f"[`{name}`]" not in index} == set()
+
+
+def test_what_an_option_is_without_a_word_is_what_the_code_does() -> None:
+    told = {name: eval(text, {"timedelta": timedelta}) for name, text in option_defaults().items()}
+    assert told.keys() == ToolOptions.__annotations__.keys()
+    nothing_said = TaskOptions()
+    policy = nothing_said.policy(None)
+    assert told["mode"] == nothing_said.mode
+    assert told["ttl"] == nothing_said.retention(nothing_said)
+    assert told["grace"] == nothing_said.grace_before_task(nothing_said)
+    for name in ("max_runtime", "park_after", "max_wait", "max_lost_runs"):
+        assert told[name] == getattr(policy, name)
+    assert f"- `park_after: timedelta | None = {option_defaults()['park_after']}`: " in page()
 
 
 def test_the_code_on_the_page_is_not_run() -> None:
