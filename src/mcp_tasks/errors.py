@@ -21,6 +21,7 @@
     │   ├── Interrupted             its process went away, and the tool may not be run again
     │   ├── RanTooLong              it ran longer than its `max_runtime`
     │   ├── WaitedTooLong           nobody answered it within its `max_wait`
+    │   ├── NeverAnnounced          it asks something, and nobody was ever told of it
     │   ├── LostTooOften            its process died with it again and again
     │   ├── CannotStart             it could not be found out how its tool is to be run
     │   ├── RequestUnreadable       what the tool was called with cannot be read
@@ -201,6 +202,16 @@ class WaitedTooLong(RunStopped):
         self.tool = tool
         self.limit = limit
         super().__init__(f"The work was stopped: nobody answered {tool!r} within {limit.total_seconds():.15g} s.")
+
+
+class NeverAnnounced(RunStopped):
+    """The tool asks something in a task that nobody was told of: the call that made it is gone."""
+
+    reason = "unannounced"
+
+    def __init__(self, tool: str) -> None:
+        self.tool = tool
+        super().__init__(f"{tool!r} asks something, and nobody can answer: its call went away before it was answered.")
 
 
 class LostTooOften(RunStopped):

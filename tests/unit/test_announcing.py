@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import timedelta
 
 import anyio
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from mcp_tasks.core import InputRequest, JournalEntry, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import UnknownTask
-from mcp_tasks.runtime import AskedOnCall, Ending, Run, TaskRuntime
+from mcp_tasks.runtime import AskedOnCall, Ending, Run, TaskRuntime, ToolPolicy
 from mcp_tasks.stores import MemoryStore
 from tests.unit.running import (
     FailingStore,
@@ -181,3 +182,30 @@ async def test_a_slot_that_was_kept_for_a_task_that_stands_already_is_free_again
         again = await runtime.launch(REQUEST, owner=None, retention=None, key="k")
         assert again.id == first.id
         assert (await until_final(runtime, await runtime.launch(REQUEST, owner=None, retention=None))).attempt == 1
+
+
+async def asks_in_the_middle(run: Run) -> Ending:
+    return ok(await run.ask(InputRequest(method="elicitation/create", params={"message": "Name?"})))
+
+
+async def test_a_question_that_nobody_can_answer_ends_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mcp_tasks.runtime.questions.ANNOUNCED_WITHIN", 0.05)
+    policy = ToolPolicy(rerun=True, park_after=timedelta(0))
+    async with running(asks_in_the_middle, policy=policy) as runtime:
+        ended = await until_final(runtime, await launch_unannounced(runtime))
+        assert ended.status is TaskStatus.FAILED
+        assert "nobody can answer" in str(ended.status_message)
+
+
+async def test_a_task_that_is_announced_once_it_asks_waits_for_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mcp_tasks.runtime.questions.ANNOUNCED_WITHIN", 0.05)
+    policy = ToolPolicy(rerun=True, park_after=timedelta(0))
+    async with running(asks_in_the_middle, policy=policy) as runtime:
+        task = await launch_unannounced(runtime)
+        await until_asking(runtime, task)
+        await runtime.announce(task)
+        parked = await until(runtime, task, lambda record: record.worker is None)
+        await anyio.sleep(0.1)
+        assert parked.status is TaskStatus.INPUT_REQUIRED
+        await answer(runtime, task, elicitation_1="Ada")
+        assert (await until_final(runtime, task)).result == {"value": "Ada"}

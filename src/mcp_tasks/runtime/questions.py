@@ -17,7 +17,7 @@ from mcp_tasks.core.events import InputRequested, InputWithdrawn, StepRecorded
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.json import JsonValue
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.errors import QuestionTimedOut, WaitedTooLong
+from mcp_tasks.errors import NeverAnnounced, QuestionTimedOut, WaitedTooLong
 from mcp_tasks.runtime.alarms import Bell, later
 from mcp_tasks.runtime.replay import Ask, Place, Replay, ResultId, ask_entry, ask_identity, done_entry, short
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 ANSWERED, TIMED_OUT = "answer", "timeout"
 """How a question ends for the tool."""
+
+ANNOUNCED_WITHIN = 60.0
+"""Seconds after which a task that asks is announced, or never will be: its call is answered as soon as it asks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +72,7 @@ class Questions:
         self._unwritten: list[_Open] = []
         self._writing = False
         self._open: dict[str, _Open] = {}
+        self._expects_announcement = False
 
     @property
     def is_writing(self) -> bool:
@@ -235,9 +239,21 @@ class Questions:
         if not waited_for:
             return
         keys = frozenset(each.key for each in waited_for)
+        self._expect_announcement()
         async with self._run.leaving.while_waiting(keys=keys, wake_at=self._wake_at(waited_for)):
             for each in waited_for:
                 await self._wait_for(each)
+
+    def _expect_announcement(self) -> None:
+        """End the task if its call went away before it was answered: whoever made it cannot come back to answer."""
+        if not self._run.record.announced and not self._expects_announcement:
+            self._expects_announcement = True
+            self._run.help(self._end_if_never_announced())
+
+    async def _end_if_never_announced(self) -> None:
+        await asyncio.sleep(ANNOUNCED_WITHIN)
+        if not self._run.record.announced:
+            await self._run.judge(NeverAnnounced(self._run.record.name))
 
     async def _wait_for(self, each: _Open) -> None:
         """Wait until the question is answered, or until its time is over."""

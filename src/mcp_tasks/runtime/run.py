@@ -228,9 +228,10 @@ class Run:
             self.stop()
 
     def may_park(self, branches: set[asyncio.Task[Any]]) -> bool:
-        """Whether the run only waits, given the asyncio tasks that belong to it."""
-        alone = branches <= {self.branches.own}
-        return self.leaving.is_possible and alone and not self.rest.in_steps and not self._questions.is_writing
+        """Whether the run only waits, given the asyncio tasks that belong to it. One that nobody was told of yet stays:
+        if that does not change, it is to be ended."""
+        alone = branches <= {self.branches.own} and not self.rest.in_steps and not self._questions.is_writing
+        return self.leaving.is_possible and alone and self.record.announced
 
     async def park(self) -> None:
         """Leave memory; what was journalled brings the run back."""

@@ -13,8 +13,7 @@ like any other, and so is the question. Whichever is written first stands. A que
 task; an announcement that comes second finds the task ended.
 
 Should this process die while the call is open, nobody was told of the task. What it leaves ends, at the latest where it
-would ask on the call, and expires like any other. A tool that asks in the middle waits for ever then, unless it has a
-`max_wait`: that the call is gone is known to nobody.
+would ask, and expires like any other.
 """
 
 from __future__ import annotations
