@@ -7,18 +7,20 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from mcp_tasks.core import TaskRequest
+from mcp_tasks.core import TaskRecord, TaskRequest
 from mcp_tasks.engines import Lane, LocalEngine
 from mcp_tasks.runtime import Ending, Run, TaskRuntime
-from mcp_tasks.runtime.queue_sweep import BATCH
+from mcp_tasks.runtime.queue_sweep import BATCH, PAGES
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import IdPage
-from tests.unit.running import create, ok, running, until
+from mcp_tasks.stores.sqlite import SqliteStore
+from tests.unit.running import Seconds, create, ok, running, until, until_final
 from tests.unit.virtual_time import VirtualTimeLoop
 
 pytestmark = pytest.mark.anyio
@@ -143,3 +145,60 @@ async def test_a_task_that_cannot_be_run_here_is_tried_less_and_less_often() -> 
         await create(runtime, "missing")
         await anyio.sleep(1_000)
         assert 8 <= engine.submits["again"] <= 13
+
+
+async def create_many(runtime: TaskRuntime, tool: str, count: int, *, timers: bool) -> list[TaskRecord]:
+    """Tasks that nobody was told to run: queued ones, or ones whose timers have run out."""
+    now = runtime.now()
+    records = [
+        TaskRecord(
+            id=f"{tool}-{number}",
+            owner=None,
+            name=tool,
+            created_at=now,
+            updated_at=now,
+            wake_at=now if timers else None,
+        )
+        for number in range(count)
+    ]
+    async with anyio.create_task_group() as group:
+        for record in records:
+            group.start_soon(runtime.store.create, record, TaskRequest(name=tool, arguments={}))
+    return records
+
+
+@pytest.mark.parametrize("timers", [False, True])
+async def test_tasks_that_cannot_be_run_here_do_not_keep_back_one_that_can(tmp_path: Path, timers: bool) -> None:
+    async def at_once(run: Run) -> Ending:
+        return ok()
+
+    # On a clock that stands still, so what was submitted once is left alone from then on.
+    store, clock = SqliteStore(tmp_path / "tasks.db"), Seconds()
+    async with running(at_once, store=store, monotonic=clock) as runtime:
+        stuck = await create_many(runtime, "missing", 5 * BATCH, timers=timers)
+        queue = runtime.janitor.queue
+        for _ in stuck[::BATCH]:
+            await queue.sweep()
+            await anyio.sleep(0.1)
+        (task,) = await create_many(runtime, "tool", 1, timers=timers)
+        await queue.sweep()
+        await until_final(runtime, task)
+
+
+async def test_a_sweep_looks_at_so_many_pages_and_the_next_goes_on_from_there() -> None:
+    store, engine = CountingStore(), CountingEngine(100)
+    async with running(never_ending, store=store, engine=engine, monotonic=Seconds()) as runtime:
+        stuck = await create_many(runtime, "missing", (2 * PAGES - 1) * BATCH + 1, timers=False)
+        queue = runtime.janitor.queue
+        while engine.submits["again"] < len(stuck):
+            await queue.sweep()
+            await anyio.sleep(1)
+        while queue.is_behind:
+            await queue.sweep()
+        store.looks = 0
+        await queue.sweep()
+        assert store.looks == PAGES
+        assert not queue.is_behind, "what is left alone can wait for the next sweep"
+        await queue.sweep()
+        assert store.looks == 2 * PAGES
+        assert engine.submits["again"] == len(stuck)

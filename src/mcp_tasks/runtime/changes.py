@@ -23,6 +23,9 @@ from mcp_tasks.stores.hints import HintFan
 
 logger: Final = logging.getLogger(__name__)
 
+MAX_REMEMBERED = 5_000
+"""Tasks whose versions are remembered as written here: more than are written between two looks at a file."""
+
 
 class Changes:
     """Changes tasks, and tells everybody.
@@ -48,6 +51,7 @@ class Changes:
         self._observers = observers
         self._saw = saw
         self._origin = origin
+        self._written: dict[str, int] = {}
         self._is_over = False
 
     def end(self) -> None:
@@ -61,8 +65,12 @@ class Changes:
         history = _apply(record, events, record.created_at)
         created = await self._store.create(history[-1], request, key=key)
         if created.id == record.id:
+            self._remember(created)
             self._observe(None, TaskCreated(), record, actor)
             self._observe_all(history, events, actor)
+            if created.is_queued(self._now()):
+                # Nobody listens to it yet, but a process that has room may start it.
+                await self._store.notifier().publish(Hint(created.id, created.version), origin=self._origin)
         return created
 
     async def swap(
@@ -85,6 +93,7 @@ class Changes:
         changed = history[-1]
         if changed is not record:
             await self._store.save(changed, expected=record.version, entries=entries, outcome=outcome)
+            self._remember(changed)
             self._saw(changed)
             self._observe_all(history, events, actor)
             hint = Hint(changed.id, changed.version)
@@ -140,6 +149,20 @@ class Changes:
         except TaskUnreadable:
             # It is deleted like any other. Whoever observes has no record to be shown.
             return None
+
+    def wrote(self, hint: Hint) -> bool:
+        """Whether the change was made here, or one after it, as far as is remembered.
+
+        A store that finds changes by looking gives a process hints of its own changes too.
+        """
+        return hint.version <= self._written.get(hint.task_id, 0)
+
+    def _remember(self, record: TaskRecord) -> None:
+        # Newest last, so that the one that is forgotten is the one whose hint has long come.
+        self._written.pop(record.id, None)
+        self._written[record.id] = record.version
+        if len(self._written) > MAX_REMEMBERED:
+            del self._written[next(iter(self._written))]
 
     def _observe_all(self, history: Sequence[TaskRecord], events: Sequence[Event], actor: Actor) -> None:
         for before, event, after in zip(history, events, history[1:], strict=False):

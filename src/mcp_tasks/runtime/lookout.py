@@ -1,18 +1,22 @@
-"""What other processes wrote, on its way to the runs and listeners of this one.
+"""What other processes wrote, on its way to the runs and listeners of this one, and to its engine if a task is queued.
 
 Hints make it quick. They may be lost, or the one who brings them may fail; so every few seconds the runs and the
-listened-to tasks are compared with their rows, by id and version in one query.
+listened-to tasks are compared with their rows, by id and version in one query. Queued tasks are found by sweeps.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from mcp_tasks.core.pacing import backoff
+from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import StoreError, TaskUnreadable
 from mcp_tasks.runtime.run import Run
 from mcp_tasks.stores.base import Hint
@@ -21,6 +25,9 @@ if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
 
 logger: Final = logging.getLogger(__name__)
+
+MAX_UNSEEN = 100
+"""Tasks that may wait to be looked at, because they may be queued. Sweeps find those beyond it."""
 
 
 class Lookout:
@@ -74,12 +81,55 @@ class Lookout:
         self._seen = versions
 
     async def _follow_hints(self) -> None:
-        async with self._runtime.store.notifier().listen(origin=self._runtime) as hints:
-            async for hint in hints:
-                self._runtime.hints.put(hint)
-                run = self._runtime.run_of(hint.task_id)
-                if run is not None and hint.version > run.record.version:
-                    await self._refresh(run)
+        unseen, to_look_at = anyio.create_memory_object_stream[str](MAX_UNSEEN)
+        # Apart: however slow the store is, hints reach the runs of this process.
+        starting = asyncio.create_task(self._start_queued(to_look_at), name="mcp-tasks-queued")
+        try:
+            async with self._runtime.store.notifier().listen(origin=self._runtime) as hints, unseen:
+                async for hint in hints:
+                    self._runtime.hints.put(hint)
+                    run = self._runtime.run_of(hint.task_id)
+                    if run is None:
+                        self._consider(hint, unseen)
+                    elif hint.version > run.record.version:
+                        await self._refresh(run)
+        finally:
+            starting.cancel()
+
+    def _consider(self, hint: Hint, unseen: MemoryObjectSendStream[str]) -> None:
+        """Have a task looked at that another process may have queued, if it could be started here."""
+        if self._could_start(hint.task_id) and not self._runtime.changes.wrote(hint):
+            with contextlib.suppress(anyio.WouldBlock):
+                unseen.send_nowait(hint.task_id)
+
+    def _could_start(self, task_id: str) -> bool:
+        runtime = self._runtime
+        # An engine that carries ids has been handed this one. All others that have room may look at it: the store
+        # decides who has it.
+        return (
+            runtime.runs_tools
+            and not runtime.engine.abilities.remote
+            and runtime.engine.has_room
+            and not runtime.has(task_id)
+        )
+
+    async def _start_queued(self, unseen: MemoryObjectReceiveStream[str]) -> None:
+        """Start tasks that other processes queued, for as long as there is room."""
+        async with unseen:
+            async for task_id in unseen:
+                if self._could_start(task_id):
+                    await self._start_if_queued(task_id)
+
+    async def _start_if_queued(self, task_id: str) -> None:
+        runtime = self._runtime
+        try:
+            record = await runtime.store.get(task_id)
+            # Asked again: were it to wait in line here, another process might have started it sooner.
+            if record is not None and self._is_queued(record) and self._could_start(task_id):
+                await runtime.submit(task_id, owner=record.owner)
+        except Exception as exc:
+            # A sweep finds the task, and says what is wrong with it.
+            logger.debug("could not look at task %s…: %s", task_id[:12], exc)
 
     async def _refresh(self, run: Run) -> None:
         task_id = run.record.id
@@ -92,5 +142,11 @@ class Lookout:
             return
         if record is None:
             run.stop()
-        else:
-            run.reconcile(record)
+            return
+        run.reconcile(record)
+        if self._is_queued(record) and not self._runtime.engine.abilities.remote:
+            # The run has parked and is on its way out, and what it waited for has come already.
+            await self._runtime.submit(task_id, owner=record.owner)
+
+    def _is_queued(self, record: TaskRecord) -> bool:
+        return record.namespace == self._runtime.namespace and record.is_queued(self._runtime.now())

@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeAlias
 
+import anyio.lowlevel
+
 from mcp_tasks.runtime.idleness import Idleness
 from mcp_tasks.stores.base import IdPage
 
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 BATCH = 100
 """Tasks per look, and in line for the engine before no more are looked for: enough to catch up quickly, few enough not
 to hold the event loop for long."""
+
+PAGES = 20
+"""Looks per sweep. A page of tasks that were submitted not long ago costs two small reads; there may be many such tasks
+if no process has their tool, and one that can be run may stand behind them."""
 
 IDLE_FOR_LONG = timedelta(seconds=30)
 """After which a queued task counts as forgotten, although the engine may have it in line."""
@@ -42,7 +48,7 @@ class QueueSweep:
         self._due_first = True
 
     async def sweep(self) -> None:
-        """Look at the next page of each kind: by turns, so that many of one kind do not keep the other back."""
+        """Look at the next pages of each kind: by turns, so that many of one kind do not keep the other back."""
         if not self._has_takers:
             # Nothing that is submitted here is run anywhere. The processes that run tools look for themselves.
             return
@@ -69,12 +75,17 @@ class QueueSweep:
         return not self._engine.abilities.remote and (self._queued.has_more or self._queued.any_waiting)
 
     async def _submit_due(self) -> None:
-        if self._engine.backlog < BATCH:
-            await self._due.submit_page(AT_ONCE)
+        if self._may_submit():
+            await self._due.submit_some(AT_ONCE, self._may_submit)
 
     async def _submit_queued(self) -> None:
-        if self._engine.backlog < BATCH:
-            await self._queued.submit_page(AT_ONCE if self._engine.has_room else IDLE_FOR_LONG)
+        if self._may_submit():
+            # Without room there is no hurry: one page per sweep.
+            patience = AT_ONCE if self._engine.has_room else IDLE_FOR_LONG
+            await self._queued.submit_some(patience, lambda: self._engine.has_room)
+
+    def _may_submit(self) -> bool:
+        return self._engine.backlog < BATCH
 
 
 _PageFrom: TypeAlias = Callable[[str | None], Awaitable[IdPage]]
@@ -89,26 +100,39 @@ class _Listing:
         self._idleness = Idleness(runtime.monotonic)
         self._cursor: str | None = None
         self.has_more = False
-        """Whether tasks of the last page were submitted, and there are pages behind it."""
+        """Whether tasks were submitted in the last look, and there are pages behind them."""
 
     @property
     def any_waiting(self) -> bool:
         """Whether tasks were seen that have not been submitted."""
         return self._idleness.any_waiting
 
-    async def submit_page(self, patience: timedelta) -> None:
-        """Submit those tasks of the next page that have been idle for `patience`."""
+    async def submit_some(self, patience: timedelta, may_go_on: Callable[[], bool]) -> None:
+        """Submit tasks that have been idle for `patience`: of the next page, and of those behind it while the engine
+        could take more and hardly any are to be submitted."""
+        submitted = await self._submit_page(patience)
+        for _ in range(PAGES - 1):
+            if self._cursor is None or submitted >= BATCH or not may_go_on():
+                break
+            # A store may answer without a pause.
+            await anyio.lowlevel.checkpoint()
+            submitted += await self._submit_page(patience)
+        # With more tasks than can be remembered it goes on at the pace of sweeps: most likely they cannot run here. So
+        # it does if all were left alone.
+        self.has_more = submitted > 0 and self._cursor is not None and not self._idleness.was_crowded
+
+    async def _submit_page(self, patience: timedelta) -> int:
+        """Submit those tasks of the next page that have been idle for `patience`; how many."""
         runtime = self._runtime
         page = await self._page_from(self._cursor)
         versions = await runtime.store.versions(page.ids) if page.ids else {}
-        submitted = False
+        submitted = 0
         for task_id, version in versions.items():
             if not runtime.has(task_id) and self._idleness.is_over(task_id, version, patience):
                 await runtime.submit(task_id, owner=None)
-                submitted = True
-        # With more tasks than can be remembered it goes on at the pace of sweeps: most likely they cannot run here.
-        self.has_more = submitted and page.cursor is not None and not self._idleness.was_crowded
+                submitted += 1
         # From the start again after the end: what came before the cursor meanwhile has its turn too.
         self._cursor = page.cursor
         if page.cursor is None:
             self._idleness.end_round()
+        return submitted

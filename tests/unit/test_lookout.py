@@ -1,0 +1,189 @@
+"""What a process makes of hints from others: tasks that were queued elsewhere are started without waiting for a sweep.
+
+In all of these a sweep comes once an hour. They begin when every process listens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import anyio
+import pytest
+
+from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.engines import Lane, LocalEngine
+from mcp_tasks.runtime import Ending, Run, ToolPolicy
+from mcp_tasks.stores import MemoryStore, Store
+from mcp_tasks.stores.sqlite import SqliteStore
+from tests.unit.carrying import Broker, CarryingEngine
+from tests.unit.running import CLIENT, answer, launch, ok, question, running, settle, until, until_asking, until_final
+
+pytestmark = pytest.mark.anyio
+
+REQUEST = TaskRequest(name="tool", arguments={})
+
+PARKS = ToolPolicy(rerun=True, park_after=timedelta(milliseconds=10))
+
+A_FEW_LOOKS = 0.4
+"""Seconds in which a listener has looked at its file several times."""
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
+    """The store of each process: one and the same, or one file."""
+    shared = CountingMemory()
+    return lambda: shared if request.param == "memory" else CountingFile(tmp_path / "tasks.db")
+
+
+class CountingMemory(MemoryStore):
+    """Counts the records that were read."""
+
+    reads = 0
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        self.reads += 1
+        return await super().get(task_id)
+
+
+class CountingFile(SqliteStore):
+    """Counts the records that were read."""
+
+    reads = 0
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        self.reads += 1
+        return await super().get(task_id)
+
+
+async def at_once(run: Run) -> Ending:
+    return ok()
+
+
+async def never_ending(run: Run) -> Ending:
+    await anyio.sleep_forever()
+    raise AssertionError("unreachable")
+
+
+async def asking(run: Run) -> Ending:
+    return ok(await run.ask(question("Sure?")))
+
+
+class CountingEngine(LocalEngine):
+    """Counts what it is handed."""
+
+    submits = 0
+
+    async def submit(self, task_id: str, *, lane: Lane = "new", owner: str | None = None) -> None:
+        self.submits += 1
+        await super().submit(task_id, lane=lane, owner=owner)
+
+
+class RoomyCarryingEngine(CarryingEngine):
+    """One that says that there is room here."""
+
+    has_room = True
+
+
+async def test_a_task_that_is_made_where_nothing_runs_is_started_where_there_is_room(
+    new_store: Callable[[], Store],
+) -> None:
+    async with (
+        running(at_once, store=new_store(), runs_tools=False) as front,
+        running(at_once, store=new_store()),
+        running(at_once, store=new_store()),
+    ):
+        await settle()
+        for _ in range(5):
+            ended = await until_final(front, await launch(front))
+            assert (ended.status, ended.attempt) == (TaskStatus.COMPLETED, 1)
+
+
+async def test_a_task_that_does_not_find_room_where_it_is_made_is_started_by_another(
+    new_store: Callable[[], Store],
+) -> None:
+    async with (
+        running(never_ending, store=new_store(), concurrency=1) as busy,
+        running(at_once, store=new_store()) as idle,
+    ):
+        await settle()
+        await busy.launch(REQUEST, owner=None, retention=None)
+        task = await busy.launch(REQUEST, owner=None, retention=None)
+        assert (await until_final(idle, task)).status is TaskStatus.COMPLETED
+
+
+async def test_a_task_that_parked_is_started_when_it_is_answered_elsewhere(new_store: Callable[[], Store]) -> None:
+    async with (
+        running(asking, store=new_store(), runs_tools=False) as front,
+        running(asking, store=new_store(), policy=PARKS),
+    ):
+        await settle()
+        task = await launch(front)
+        await until(front, task, lambda record: record.attempt == 1 and record.worker is None)
+        await until_asking(front, task)
+        await answer(front, task, elicitation_1="yes")
+        assert (await until_final(front, task)).result == {"value": "yes"}
+
+
+async def test_a_busy_process_reads_nothing_because_of_hints(new_store: Callable[[], Store]) -> None:
+    store = new_store()
+    assert isinstance(store, CountingMemory | CountingFile)
+    async with (
+        running(never_ending, store=new_store(), runs_tools=False) as front,
+        running(never_ending, store=store, engine=LocalEngine(1)) as busy,
+    ):
+        await settle()
+        await launch(front)
+        with anyio.fail_after(5):
+            while not busy.runs():  # noqa: ASYNC110 - nothing tells of a run
+                await anyio.sleep(0.01)
+        await anyio.sleep(A_FEW_LOOKS)
+        before = store.reads
+        for _ in range(20):
+            await launch(front)
+        await anyio.sleep(A_FEW_LOOKS)
+        assert store.reads == before
+
+
+async def test_what_a_process_wrote_itself_it_does_not_look_at_again(new_store: Callable[[], Store]) -> None:
+    store = new_store()
+    assert isinstance(store, CountingMemory | CountingFile)
+    engine = LocalEngine()
+    async with running(at_once, store=store, engine=engine) as runtime:
+        for _ in range(20):
+            task = await runtime.launch(REQUEST, owner=None, retention=None)
+            await runtime.cancel(task, "enough", actor=CLIENT)
+        with anyio.fail_after(5):
+            while not engine.is_idle:  # noqa: ASYNC110 - nothing tells of the last one
+                await anyio.sleep(0.01)
+        before = store.reads
+        await anyio.sleep(A_FEW_LOOKS)
+        assert store.reads == before
+
+
+async def test_a_task_of_another_server_is_left_alone(new_store: Callable[[], Store]) -> None:
+    engine = CountingEngine()
+    async with (
+        running(at_once, store=new_store(), runs_tools=False, namespace="other") as front,
+        running(at_once, store=new_store(), engine=engine),
+    ):
+        await settle()
+        task = await launch(front)
+        await anyio.sleep(A_FEW_LOOKS)
+        assert engine.submits == 0
+        record = await front.store.get(task.id)
+        assert record is not None
+        assert record.worker is None
+
+
+async def test_what_an_engine_carries_is_not_submitted_because_of_hints(new_store: Callable[[], Store]) -> None:
+    broker = Broker(copies=0)
+    async with (
+        running(at_once, store=new_store(), engine=CarryingEngine(broker), runs_tools=False) as front,
+        running(at_once, store=new_store(), engine=RoomyCarryingEngine(broker)),
+    ):
+        await settle()
+        task = await launch(front)
+        await anyio.sleep(A_FEW_LOOKS)
+        assert broker.submitted == {task.id: 1}
