@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from mcp.server import Server
 from mcp.server.mcpserver import Context
-from mcp_types import CallToolResult, TextContent
+from mcp.shared.exceptions import MCPError
+from mcp_types import CallToolResult, ElicitRequest, ElicitRequestFormParams, InputRequiredResult, TextContent
 from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
 from mcp_tasks.core import TaskStatus
@@ -112,6 +113,32 @@ async def test_a_question_that_the_client_cannot_answer_fails_the_task() -> None
         ended = await finish(runtime, call_of("tool", capabilities={}))
         error, _ = await outcome_of(runtime, ended.id)
     assert error["data"] == {"requiredCapabilities": {"elicitation": {}}}
+
+
+async def test_a_question_that_is_too_large_reaches_the_tool_as_an_error_with_its_text() -> None:
+    server = new_server()
+
+    @server.tool()
+    async def tool(ctx: Context) -> str:
+        try:
+            await ctx.session.elicit_form("x" * 300_000, {"type": "object", "properties": {}})
+        except MCPError as exc:
+            return exc.error.message
+        return "it was asked"
+
+    async with running_tools(server) as runtime:
+        result, _ = await outcome_of(runtime, (await finish(runtime, call_of("tool"))).id)
+    assert "at most 262,144 can be asked" in result["content"][0]["text"]
+
+
+async def test_a_question_asked_by_returning_that_is_too_large_fails_the_task_and_says_so() -> None:
+    def answer(params: Any) -> Any:
+        question = ElicitRequestFormParams(message="x" * 300_000, requested_schema={"type": "object", "properties": {}})
+        return InputRequiredResult(input_requests={"who": ElicitRequest(params=question)})
+
+    async with running_tools(_low_level(answer)) as runtime:
+        error, _ = await outcome_of(runtime, (await finish(runtime, call_of("any"))).id)
+    assert "at most 262,144 can be asked" in error["message"]
 
 
 async def test_tasks_of_many_talkative_clients_leave_no_memory_behind() -> None:
