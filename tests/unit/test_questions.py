@@ -121,7 +121,6 @@ async def test_a_question_that_is_too_large_is_refused_and_the_tool_may_go_on(*,
                 await run.ask(large)
         except QuestionTooLarge as exc:
             said = str(exc)
-            assert exc.limit == LARGEST_QUESTION < exc.size
             return ok([said, await run.ask(question("Sure?"))])
         return ok("it was asked")
 
