@@ -8,6 +8,8 @@
     │   │   └── InvalidDuration     a duration is not a timedelta, or not a possible one
     │   ├── ReplayMismatch          a tool that was started again did not ask what it asked before
     │   ├── ResultTooLarge          a tool's result is larger than what is kept
+    │   ├── ErrorTooLarge           the error that a tool raised is larger than what is kept
+    │   ├── QuestionTooLarge        a tool asks with more than a question may have
     │   └── MissingExtra            an optional dependency is not installed
     ├── StepError                   a step failed in an earlier run, with an exception that cannot be rebuilt
     ├── QuestionTimedOut            nobody answered a question within its `timeout`
@@ -89,6 +91,32 @@ class ResultTooLarge(UsageError):
         super().__init__(
             f"The result of tool {tool!r} has {size:,} bytes of JSON, and at most {limit:,} are kept "
             "(Settings.max_result_size). Return less, or a link to where the rest is."
+        )
+
+
+class ErrorTooLarge(UsageError):
+    """The error that a tool raised is larger than `Settings.max_result_size`."""
+
+    def __init__(self, tool: str, size: int, limit: int) -> None:
+        self.tool = tool
+        self.size = size
+        self.limit = limit
+        super().__init__(
+            f"The error of tool {tool!r} has {size:,} bytes of JSON, and at most {limit:,} are kept "
+            "(Settings.max_result_size). Raise one that says less."
+        )
+
+
+class QuestionTooLarge(UsageError):
+    """A tool asks with more than a question may have; it is not put to anybody."""
+
+    def __init__(self, tool: str, size: int, limit: int) -> None:
+        self.tool = tool
+        self.size = size
+        self.limit = limit
+        super().__init__(
+            f"A question of tool {tool!r} has {size:,} bytes of JSON, and at most {limit:,} can be asked. "
+            "Ask with less, or with a link to where the rest is."
         )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +20,7 @@ from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.errors import StoreUnavailable, TaskUnreadable
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.stores.sqlite import SqliteStore
-from mcp_tasks.stores.sqlite.schema import migrations
+from mcp_tasks.stores.sqlite.schema import migrations, prepare
 from mcp_tasks.testing import make_record
 from mcp_tasks.testing.clock import NOON
 from tests.backends.old_files import SCHEMA_1, Fields, OldFile, schema_2
@@ -232,6 +232,58 @@ async def test_a_result_that_is_not_an_object_is_no_outcome(second: Path) -> Non
     async with opened(second) as store:
         assert await store.outcome("completed") is None
         assert await store.get("completed") is not None
+
+
+@contextmanager
+def locked(path: Path) -> Generator[sqlite3.Connection]:
+    """The file while another process is in the middle of an upgrade, as far as SQLite can tell."""
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("PRAGMA journal_mode = WAL")
+        other.execute("BEGIN IMMEDIATE")
+        yield other
+
+
+async def until_it_waits(caplog: pytest.LogCaptureFixture) -> None:
+    with anyio.fail_after(5):
+        while not caplog.messages:  # noqa: ASYNC110 - a log has no event
+            await anyio.sleep(0.01)
+
+
+async def test_an_upgrade_by_another_process_is_waited_for(second: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = SqliteStore(second, busy_timeout=timedelta(milliseconds=10))
+    with locked(second) as other:
+        async with anyio.create_task_group() as group:
+            group.start_soon(store.open, "demo")
+            await until_it_waits(caplog)
+            # Many times the patience of the store, and of the pause between two looks.
+            await anyio.sleep(1)
+            other.execute("ROLLBACK")
+    await store.close()
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", f"{second} is being upgraded by another process; waiting for it, for up to 600 s")
+    ]
+
+
+async def test_waiting_for_an_upgrade_can_be_cancelled(second: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = SqliteStore(second, busy_timeout=timedelta(milliseconds=10))
+    with locked(second), anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(store.open, "demo")
+            await until_it_waits(caplog)
+            group.cancel_scope.cancel()
+
+
+def test_an_upgrade_that_takes_too_long_is_not_to_be_killed(second: Path) -> None:
+    with locked(second), pytest.raises(StoreUnavailable) as refused:
+        prepare(second, namespace="demo", patience=0.01, upgrade_patience=0.1)
+    assert str(refused.value) == f"{second} is being upgraded by another process; wait for it, and start again."
+
+
+def test_an_empty_file_that_is_locked_is_not_being_upgraded(tmp_path: Path) -> None:
+    path = tmp_path / "new.db"
+    path.touch(0o600)
+    with locked(path), pytest.raises(sqlite3.OperationalError, match="locked"):
+        prepare(path, namespace="demo", patience=0.01, upgrade_patience=60)
 
 
 async def test_an_upgrade_that_fails_leaves_the_file_as_it_was(path: Path) -> None:

@@ -10,9 +10,10 @@ import pytest
 
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.core.json_bytes import LARGE
+from mcp_tasks.core.text import LONGEST_MESSAGE
 from mcp_tasks.errors import InvalidOption, ResultTooLarge, UsageError
 from mcp_tasks.runtime import AskedOnCall, Ending, Failure, Run, Settings, Success
-from mcp_tasks.runtime.ending import completed, failed
+from mcp_tasks.runtime.ending import completed, failed, last_words
 from tests.unit.running import launch, ok, running, until_final
 
 pytestmark = pytest.mark.anyio
@@ -86,6 +87,48 @@ def test_the_message_of_an_error_is_what_the_task_says() -> None:
     event, outcome = failed(3, {"code": -1, "message": "out of paper"})
     assert (event.attempt, event.message) == (3, "out of paper")
     assert json.loads(outcome.body) == {"code": -1, "message": "out of paper"}
+
+
+async def test_a_long_message_of_an_error_is_cut_in_the_record_and_whole_in_the_outcome() -> None:
+    long = "x" * 100_000
+
+    async def body(run: Run) -> Ending:
+        return Failure({"code": -1, "message": long})
+
+    async with running(body) as runtime:
+        task = await until_final(runtime, await launch(runtime))
+        record = await runtime.get(task.id, owner=None)
+        assert record.status_message == long[: LONGEST_MESSAGE - 1] + "…"
+        assert task.error == {"code": -1, "message": long}
+
+
+@pytest.mark.parametrize("error", [{"message": "x" * 2_000}, {"message": "", "data": ["x" * 2_000]}])
+async def test_a_task_with_too_large_an_error_fails_with_one_that_says_so(error: dict[str, Any]) -> None:
+    async def body(run: Run) -> Ending:
+        return Failure({"code": -1, **error})
+
+    async with running(body, max_result_size=1_000) as runtime:
+        task = await until_final(runtime, await launch(runtime))
+        assert task.status is TaskStatus.FAILED
+        assert task.error is not None
+        assert task.error["data"] == {"type": "ErrorTooLarge"}
+        assert "The error of tool 'tool' has 2,0" in task.error["message"]
+        assert "at most 1,000 are kept (Settings.max_result_size)" in task.error["message"]
+
+
+async def test_a_large_error_is_encoded_in_another_thread() -> None:
+    threads: set[int] = set()
+
+    class Watched(dict[str, Any]):
+        def items(self) -> Any:
+            threads.add(threading.get_ident())
+            return super().items()
+
+    error = {"code": -1, "message": "odd", "data": Watched({str(n): "x" * 1_000 for n in range(200)})}
+    _, outcome = await last_words(Failure(error), 1, tool="tool", describe=lambda _: {}, max_size=LARGE * 10)
+    assert json.loads(outcome.body) == error
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 async def test_a_task_keeps_its_result_and_its_record_stays_small() -> None:

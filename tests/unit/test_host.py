@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -81,6 +82,20 @@ async def test_a_misuse_of_ours_reaches_the_client_with_its_text(tool: str, told
         text = await _told(runtime, tool)
     assert text.startswith(f"Error executing tool {tool}: ")
     assert told in text
+
+
+async def test_the_log_names_the_task_and_the_tool_that_failed_and_quotes_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    server = new_server()
+    failing(server)
+    async with running_tools(server) as runtime:
+        ended = await finish(runtime, call_of("fails_as_tools_do"))
+    [said] = [record for record in caplog.records if record.name == "mcp_tasks.tools.host"]
+    assert said.levelno == logging.INFO
+    assert said.getMessage() == f"task {ended.id[:12]}…: tool 'fails_as_tools_do' failed"
+    assert not [line for line in caplog.messages if "out of paper" in line]
 
 
 @pytest.mark.parametrize("tool", ["crashes", "fails_in_a_step"])

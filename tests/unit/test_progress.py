@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from mcp_tasks.core import Progress
+from mcp_tasks.core.text import LONGEST_MESSAGE
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.runtime.progress import ProgressThrottle
 from tests.unit.running import settle
@@ -106,3 +107,11 @@ async def test_a_writer_that_learns_that_the_run_is_over_ends_at_once() -> None:
     run.report(2, 3)
     await anyio.sleep(PAUSE.total_seconds())
     assert (run.written, [flushing.done() for flushing in run.flushing]) == ([1, 3], [True])
+
+
+def test_a_long_message_is_cut() -> None:
+    throttle = Reporting().throttle
+    throttle.put(Progress(progress=1, message="x" * LONGEST_MESSAGE))
+    assert throttle.take() == Progress(progress=1, message="x" * LONGEST_MESSAGE)
+    throttle.put(Progress(progress=1, message="x" * (LONGEST_MESSAGE + 1)))
+    assert throttle.take() == Progress(progress=1, message="x" * (LONGEST_MESSAGE - 1) + "…")

@@ -12,8 +12,11 @@ import anyio
 import pytest
 
 from mcp_tasks.core import JournalEntry, TaskRecord, TaskStatus
+from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.core.record import Outcome
+from mcp_tasks.errors import QuestionTooLarge
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime.questions import LARGEST_QUESTION
 from mcp_tasks.stores import MemoryStore
 from tests.unit.running import (
     CLIENT,
@@ -105,6 +108,43 @@ async def test_several_questions_come_back_under_the_callers_labels() -> None:
         task = await until_asking(runtime, await launch(runtime))
         await answer(runtime, task, elicitation_2=True, elicitation_1="Ann")
         assert (await until_final(runtime, task)).result == {"value": {"name": "Ann", "sure": True}}
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_a_question_that_is_too_large_is_refused_and_the_tool_may_go_on(*, together: bool) -> None:
+    async def body(run: Run) -> Ending:
+        large = question("x" * LARGEST_QUESTION)
+        try:
+            if together:
+                await run.ask_all({"small": question("Name?"), "large": large})
+            else:
+                await run.ask(large)
+        except QuestionTooLarge as exc:
+            said = str(exc)
+            return ok([said, await run.ask(question("Sure?"))])
+        return ok("it was asked")
+
+    async with running(body) as runtime:
+        task = await until_asking(runtime, await launch(runtime))
+        assert [ask.params["message"] for ask in task.inputs.outstanding.values()] == ["Sure?"]
+        await answer(runtime, task, elicitation_1=True)
+        result = (await until_final(runtime, task)).result
+        assert result is not None
+        said, sure = result["value"]
+        assert sure is True
+        assert said.startswith("A question of tool 'tool' has 262,")
+        assert "at most 262,144 can be asked" in said
+
+
+async def test_the_largest_question_is_asked() -> None:
+    async def body(run: Run) -> Ending:
+        empty = len(encode_json(question("").params))
+        return ok(await run.ask(question("x" * (LARGEST_QUESTION - empty))))
+
+    async with running(body) as runtime:
+        task = await until_asking(runtime, await launch(runtime))
+        await answer(runtime, task, elicitation_1=True)
+        assert (await until_final(runtime, task)).result == {"value": True}
 
 
 async def test_a_partial_answer_leaves_the_rest_open() -> None:

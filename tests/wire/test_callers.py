@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import AsyncGenerator, Mapping
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mcp_tasks import Tasks
 from mcp_tasks.server import Caller
+from mcp_tasks.stores import MemoryStore, Store
+from mcp_tasks.stores.sqlite import SqliteStore
+from tests.helpers import stored
 from tests.helpers.http import HttpWire, modern_headers, serving
 from tests.helpers.rpc import EVERYTHING, INVALID_PARAMS, MODERN, Reply, Tasking, request
 from tests.helpers.server import QUICK, Desk, build
@@ -70,3 +76,39 @@ async def test_the_rule_sees_the_caller_whole() -> None:
     assert created.client_info == {"name": "raw", "version": "1"}
     assert created.capabilities == EVERYTHING
     assert (created.headers["mcp-name"], looked.headers["mcp-name"]) == ("ask_name", task_id)
+
+
+async def a_name() -> str:
+    return "alice"
+
+
+@pytest.mark.parametrize("kept", ["memory", "sqlite"])
+@pytest.mark.parametrize("owner", [lambda: 7, lambda: b"alice", a_name], ids=["int", "bytes", "coroutine"])
+@pytest.mark.filterwarnings("error")
+async def test_a_rule_that_returns_no_name_is_reported_and_nothing_is_written(
+    owner: Callable[[], Any], kept: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store: Store = MemoryStore() if kept == "memory" else SqliteStore(tmp_path / "tasks.db")
+    returned: list[Callable[[], Any]] = [lambda: "alice"]
+    tasks = Tasks(store, settings=QUICK, principal=lambda _: returned[0]())
+    async with serving(build(tasks, Desk())) as wire:
+        client = Tasking(wire, EVERYTHING)
+        task_id = await client.create("gated")
+        returned[0] = owner
+        calls: list[tuple[str, dict[str, Any]]] = [
+            ("tools/call", {"name": "gated", "arguments": {}}),
+            ("tasks/get", {"taskId": task_id}),
+            ("tasks/cancel", {"taskId": task_id}),
+            ("subscriptions/listen", {"notifications": {"taskIds": [task_id]}}),
+        ]
+        for method, params in calls:
+            caplog.clear()
+            reply = await wire.send(request(method, params, capabilities=EVERYTHING))
+            assert reply.message["error"] == {"code": -32603, "message": "Internal server error"}, method
+            said = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+            [line] = [line for line in said if "principal=" in line]
+            assert "a str or None" in line
+        gc.collect()
+        returned[0] = lambda: "alice"
+        assert (await client.get(task_id))["status"] == "working"
+        assert [task.id for task in await stored.all_tasks(store)] == [task_id]

@@ -15,6 +15,9 @@ from typing import Any, cast
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _UNREADABLE = "\ufffd"
 
+LONGEST_MESSAGE = 4_000
+"""Characters of a message that a record keeps: it is read with every look at the task, and every look at many."""
+
 
 def is_valid_text(text: str) -> bool:
     """Whether the text is valid Unicode."""
@@ -24,6 +27,11 @@ def is_valid_text(text: str) -> bool:
 def valid_text(text: str) -> str:
     """The text with U+FFFD for each lone surrogate; the same object if there is none."""
     return text if is_valid_text(text) else _SURROGATE.sub(_UNREADABLE, text)
+
+
+def short_message(text: str) -> str:
+    """The text as a record keeps it: one that is too long ends with an ellipsis."""
+    return text if len(text) <= LONGEST_MESSAGE else text[: LONGEST_MESSAGE - 1] + "…"
 
 
 def valid_json(value: Any) -> Any:

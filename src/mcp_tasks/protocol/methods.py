@@ -6,9 +6,11 @@ declaration in `TasksProtocol.enter`, the owner in `TasksProtocol.owner`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Final
 
-from mcp_types import HEADER_MISMATCH, METHOD_NOT_FOUND
+from mcp_types import HEADER_MISMATCH, INTERNAL_ERROR, METHOD_NOT_FOUND
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.json import JsonObject
@@ -22,6 +24,8 @@ from mcp_tasks.protocol.message import Message
 from mcp_tasks.protocol.outcome import outcome_of
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.wire.headers import NAME_HEADER, decode_header
+
+logger: Final = logging.getLogger(__name__)
 
 CANCELLED_BY_CLIENT = "Cancelled by the client"
 
@@ -65,8 +69,23 @@ class TasksProtocol:
         return dialect
 
     def owner(self, caller: Caller) -> str | None:
-        """Whom the tasks of the caller belong to."""
-        return self._principal(caller)
+        """Whom the tasks of the caller belong to.
+
+        Raises:
+            RpcError: -32603, the author's rule answered with something that is not a name. No store has to tell apart
+                what it would make of it.
+        """
+        owner: object = self._principal(caller)
+        if owner is None or isinstance(owner, str):
+            return owner
+        if isinstance(owner, Coroutine):
+            owner.close()
+        logger.error(
+            "principal= must return a str or None, and returned a value of type %r: the request is refused. "
+            "It cannot be an async function.",
+            type(owner).__name__,
+        )
+        raise RpcError(INTERNAL_ERROR, "Internal server error")
 
     # tasks/*
 

@@ -12,7 +12,8 @@ from mcp_tasks.core.events import RunCompleted, RunFailed
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.json_bytes import encode_in_pieces, encode_json, is_large
 from mcp_tasks.core.record import Outcome
-from mcp_tasks.errors import ResultTooLarge, UsageError, ValueNotStorable
+from mcp_tasks.core.text import short_message
+from mcp_tasks.errors import ErrorTooLarge, ResultTooLarge, UsageError, ValueNotStorable
 
 logger: Final = logging.getLogger(__name__)
 
@@ -49,7 +50,10 @@ async def last_words(
             case Success(result):
                 return await completed(attempt, result, tool=tool, max_size=max_size)
             case Failure(error, reason):
-                return failed(attempt, error, reason)
+                outcome = Outcome(body=await _encode(error, strict=False))
+                if len(outcome.body) > max_size:
+                    raise ErrorTooLarge(tool, len(outcome.body), max_size)
+                return _failure(attempt, error, reason), outcome
             case AskedOnCall():
                 raise UsageError(f"The body of {tool!r} ended as if it had asked on the call, and had not")
     except (UsageError, ValueNotStorable) as exc:
@@ -66,8 +70,8 @@ async def completed(attempt: int, result: JsonObject, *, tool: str, max_size: in
     meta = result.get("_meta")
     try:
         outcome = Outcome(
-            body=await _encode({key: value for key, value in result.items() if key != "_meta"}),
-            meta=None if meta is None else await _encode(meta),
+            body=await _encode({key: value for key, value in result.items() if key != "_meta"}, strict=True),
+            meta=None if meta is None else await _encode(meta, strict=True),
         )
     except UnicodeEncodeError as exc:
         # Half a character (a file name from `os.fsdecode`, say) is JSON to Python and to nobody else.
@@ -81,14 +85,18 @@ async def completed(attempt: int, result: JsonObject, *, tool: str, max_size: in
 
 
 def failed(attempt: int, error: JsonObject, reason: str | None = None) -> tuple[RunFailed, Outcome]:
-    """An error, ready to be written."""
+    """An error of ours, ready to be written; those of tools may be large."""
+    return _failure(attempt, error, reason), Outcome(body=encode_json(error))
+
+
+def _failure(attempt: int, error: JsonObject, reason: str | None) -> RunFailed:
     message = error.get("message")
-    said = message if isinstance(message, str) else None
-    return RunFailed(attempt=attempt, message=said, reason=reason), Outcome(body=encode_json(error))
+    said = short_message(message) if isinstance(message, str) else None
+    return RunFailed(attempt=attempt, message=said, reason=reason)
 
 
-async def _encode(value: JsonObject) -> bytes:
+async def _encode(value: JsonObject, *, strict: bool) -> bytes:
     if is_large(value):
         # In a thread, and in pieces: the event loop goes on meanwhile.
-        return await asyncio.to_thread(encode_in_pieces, value, strict=True)
-    return encode_json(value, strict=True)
+        return await asyncio.to_thread(encode_in_pieces, value, strict=strict)
+    return encode_json(value, strict=strict)

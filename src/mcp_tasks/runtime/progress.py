@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
 from mcp_tasks.core.record import Progress
+from mcp_tasks.core.text import short_message
 
 logger: Final = logging.getLogger(__name__)
 
@@ -29,7 +31,8 @@ class ProgressThrottle:
 
     def put(self, progress: Progress) -> bool:
         """Take a report; whether `flush` should be started for it."""
-        self._newest = progress
+        said = progress.message
+        self._newest = progress if said is None else replace(progress, message=short_message(said))
         start, self._writing = not self._writing, True
         return start
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from mcp_tasks.core.events import InputRequested, InputWithdrawn, StepRecorded
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.json import JsonValue
+from mcp_tasks.core.json_bytes import encode_json, is_large
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.errors import NeverAnnounced, QuestionTimedOut, WaitedTooLong
+from mcp_tasks.errors import NeverAnnounced, QuestionTimedOut, QuestionTooLarge, WaitedTooLong
 from mcp_tasks.runtime.alarms import Bell, later
 from mcp_tasks.runtime.replay import Ask, Place, Replay, ResultId, ask_entry, ask_identity, done_entry, short
 
@@ -29,6 +30,9 @@ ANSWERED, TIMED_OUT = "answer", "timeout"
 
 ANNOUNCED_WITHIN = 60.0
 """Seconds after which a task that asks is announced, or never will be: its call is answered as soon as it asks."""
+
+LARGEST_QUESTION = 256 * 1024
+"""Bytes of JSON. A question is part of the record while it is open, and is read with every look at the task."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +89,8 @@ class Questions:
 
     async def ask_all(self, requests: Sequence[InputRequest], asking: Asking | None = None) -> list[JsonValue]:
         """Put several questions together, and wait for all their answers."""
+        for request in requests:
+            self._check_size(request)
         await self._run.make_sure()
         asked = [self._look_up(request, asking or Asking()) for request in requests]
         try:
@@ -95,6 +101,12 @@ class Questions:
             for each in asked:
                 if each.ask is not None:
                     self._open.pop(each.ask.key, None)
+
+    def _check_size(self, request: InputRequest) -> None:
+        """Refuse a question that is too large, in each run alike: it counts for nothing, and nothing is written."""
+        size = len(encode_json(request.params)) if is_large(request.params) else 0
+        if size > LARGEST_QUESTION:
+            raise QuestionTooLarge(self._run.record.name, size, LARGEST_QUESTION)
 
     async def _answers_to(self, asked: Sequence[_Open]) -> list[JsonValue]:
         try:

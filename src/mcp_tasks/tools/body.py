@@ -6,7 +6,7 @@ The tool gets the SDK's own context, built by hand over a `TaskChannel`, so it w
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Final, cast
 
@@ -16,11 +16,12 @@ from mcp.server.session import ServerSession
 from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, CallToolRequestParams, InputRequiredResult
 from mcp_types import methods as mcp_methods
-from mcp_types.version import LATEST_MODERN_VERSION
+from mcp_types.version import LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ValidationError
 
 from mcp_tasks.core import InputRequest, JsonObject, TaskRequest
 from mcp_tasks.core.text import valid_json
+from mcp_tasks.errors import UsageError
 from mcp_tasks.protocol.errors import RpcError, describe
 from mcp_tasks.runtime import AskedOnCall, Ending, Failure, Run, Success
 from mcp_tasks.tools.channel import TaskChannel, require_capability
@@ -28,6 +29,8 @@ from mcp_tasks.tools.clients import ClientCache
 from mcp_tasks.tools.host import RequestContext, ToolHost
 
 logger: Final = logging.getLogger(__name__)
+
+_COMPLETE = "complete"
 
 
 class ToolBody:
@@ -102,15 +105,33 @@ def _params(request: TaskRequest, responses: JsonObject | None, state: str | Non
 
 def _neutral_result(request: TaskRequest, result: Any) -> JsonObject:
     """The result as the newest era has it, which is the one that can say most, without its mark."""
-    dumped = (
-        _dumped(result)
-        if isinstance(result, BaseModel)
-        else {"resultType": "complete", **cast("Mapping[str, Any]", result or {})}
-    )
     with _returned_by(request.name):
+        dumped = _marked(request, _dumped(result) if isinstance(result, BaseModel) else dict(result or {}))
+        # Structured content may be nearly all of a result, and no schema says anything about it. That of a model is
+        # plain JSON by now, and there is nothing to gain from another pass over it.
+        structured = dumped.pop("structuredContent", None) if isinstance(result, BaseModel) else None
         neutral = mcp_methods.serialize_server_result(request.method, LATEST_MODERN_VERSION, dumped)
+        if "content" not in neutral:
+            # The schema takes it for a question, of which nothing is required.
+            raise _InvalidResult
     del neutral["resultType"]
-    return neutral
+    return neutral if structured is None else {**neutral, "structuredContent": structured}
+
+
+def _marked(request: TaskRequest, dumped: dict[str, Any]) -> dict[str, Any]:
+    """The result with the mark of the newest era.
+
+    In that era a plain call is refused that has none, and one that is the mark of an extension is sent as it is; the
+    result of a task can have no such mark. In an era without marks a plain call drops whatever stands there.
+    """
+    if request.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+        return {**dumped, "resultType": _COMPLETE}
+    mark = dumped.get("resultType")
+    if isinstance(mark, str) and mark != _COMPLETE:
+        raise UsageError(
+            f"The result of tool {request.name!r} has the resultType {mark!r}, and a task ends with 'complete'"
+        )
+    return dumped
 
 
 def _question(request: TaskRequest, result: InputRequiredResult | dict[str, Any]) -> JsonObject:
@@ -122,14 +143,25 @@ def _question(request: TaskRequest, result: InputRequiredResult | dict[str, Any]
     return question
 
 
+class _InvalidResult(Exception):
+    """A result does not have what its schema asks for."""
+
+
 @contextmanager
 def _returned_by(tool: str) -> Generator[None]:
-    """Turn what pydantic says of a result into the SDK's own error for it; the details would quote the result."""
+    """Turn what pydantic says of a result into the SDK's own error for it; the details would quote the result.
+
+    A result that has the right shape, and cannot be written as JSON, is told apart: nothing else would say why.
+    """
     try:
         yield
-    except ValidationError:
+    except (ValidationError, _InvalidResult):
         logger.exception("tool %r returned an invalid result", tool)
         raise RpcError(INTERNAL_ERROR, "Handler returned an invalid result") from None
+    except UnicodeEncodeError as exc:
+        raise UsageError(f"The result of tool {tool!r} holds text that is not valid Unicode") from exc
+    except (ValueError, RecursionError) as exc:
+        raise UsageError(f"The result of tool {tool!r} cannot be stored: {exc}") from exc
 
 
 def _dumped(model: BaseModel) -> dict[str, Any]:

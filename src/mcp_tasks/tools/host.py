@@ -15,6 +15,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CallToolRequestParams,
     CallToolResult,
+    ErrorData,
     ListToolsResult,
     PaginatedRequestParams,
     TextContent,
@@ -76,7 +77,8 @@ class MCPServerHost:
             if isinstance(exc, UnexpectedToolError):
                 logger.exception("task %s…: tool %r raised an unexpected exception", short, params.name)
             else:
-                logger.info("task %s…: tool %r failed: %r", short, params.name, str(exc))
+                # Without its text, which may quote arguments or answers; the client has it.
+                logger.info("task %s…: tool %r failed", short, params.name)
             return CallToolResult(content=[TextContent(type="text", text=_told(exc))], is_error=True)
 
     async def prepare(self) -> None:
@@ -102,7 +104,11 @@ class LowLevelHost:
 
     async def call(self, ctx: RequestContext, params: CallToolRequestParams) -> Any:
         """Call the server's own `tools/call` handler."""
-        return await self._call_tool(ctx, params)
+        result = await self._call_tool(ctx, params)
+        if isinstance(result, ErrorData):
+            # A server of the SDK takes it for an error that was raised.
+            raise MCPError.from_error_data(result)
+        return result
 
     async def tools(self) -> Sequence[Tool]:
         """The tools, as clients see them; none for a server whose listing needs a live request."""

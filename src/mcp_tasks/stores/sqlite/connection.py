@@ -101,9 +101,14 @@ def retry_while_busy(action: Callable[[], T], *, patience: float) -> T:
         try:
             return action()
         except sqlite3.OperationalError as exc:
-            if not _errorname(exc).startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) or time.monotonic() >= deadline:
+            if not is_busy(exc) or time.monotonic() >= deadline:
                 raise
         time.sleep(random.uniform(0.0005, 0.004))  # noqa: S311 - jitter needs no secret
+
+
+def is_busy(exc: sqlite3.Error) -> bool:
+    """Whether somebody else has the lock."""
+    return _errorname(exc).startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
 
 
 def translate(exc: Exception, path: Path) -> StoreError:

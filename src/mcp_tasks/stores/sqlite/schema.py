@@ -7,17 +7,25 @@ processes that start together on one new file queue for its lock, and all but th
 
 from __future__ import annotations
 
+import logging
 import sqlite3
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
+from typing import Final
+
+from anyio import from_thread
 
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
-from mcp_tasks.stores.sqlite.connection import connect, create_file, retry_while_busy, to_text
+from mcp_tasks.stores.sqlite.connection import connect, create_file, is_busy, retry_while_busy, to_text
 from mcp_tasks.stores.sqlite.old_rows import add_functions
+
+logger: Final = logging.getLogger(__name__)
 
 APPLICATION_ID = int.from_bytes(b"MCPT", "big")
 
@@ -25,17 +33,62 @@ LEDGER_APPLICATION_ID = int.from_bytes(b"MCPL", "big")
 """What a client's ledger is marked with: the other file of this package, and easily taken for this one."""
 
 
-def prepare(path: Path, *, namespace: str, patience: float) -> None:
+UPGRADE_PATIENCE = 600.0
+"""Seconds to wait for an upgrade by another process: a large file takes longer than any other lock is held."""
+
+_PAUSE = 0.1
+"""Seconds between two looks at whether the other process is done."""
+
+
+def prepare(path: Path, *, namespace: str, patience: float, upgrade_patience: float = UPGRADE_PATIENCE) -> None:
     """Make the file at `path` a task store of this release; tasks without a namespace get this one.
 
     Raises:
-        StoreUnavailable: It cannot be made or written.
+        StoreUnavailable: It cannot be made or written, or another process has not come to the end of upgrading it.
         StoreCorrupt: It is something else, or of a newer release.
         sqlite3.Error: SQLite refused; the caller translates.
     """
     create_file(path)
     # All of it again when another process has the lock: each step finds what is done, and so does the retry.
-    retry_while_busy(lambda: _prepare(path, namespace), patience=patience)
+    try:
+        retry_while_busy(lambda: _prepare(path, namespace), patience=patience)
+    except sqlite3.OperationalError as exc:
+        if not is_busy(exc) or not _is_older(path):
+            raise
+        _wait_for_upgrade(path, namespace, upgrade_patience)
+
+
+def _wait_for_upgrade(path: Path, namespace: str, patience: float) -> None:
+    """Wait until another process has upgraded the file, or has died of it: then it is our turn.
+
+    To end that process, as is good advice for other locks, would undo its work.
+    """
+    logger.warning("%s is being upgraded by another process; waiting for it, for up to %.0f s", path, patience)
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return retry_while_busy(lambda: _prepare(path, namespace), patience=0)
+        except sqlite3.OperationalError as exc:
+            if not is_busy(exc):
+                raise
+            # Nor does it keep a program from ending, which would wait for this thread.
+            if time.monotonic() >= deadline or not threading.main_thread().is_alive():
+                raise StoreUnavailable(
+                    f"{path} is being upgraded by another process; wait for it, and start again."
+                ) from exc
+        time.sleep(_PAUSE)
+        with suppress(RuntimeError):  # not in a thread of anyio's, so there is nobody who could cancel this
+            from_thread.check_cancelled()
+
+
+def _is_older(path: Path) -> bool:
+    """Whether the file is a task store of an older release, and can be read."""
+    try:
+        with closing(connect(path, timeout=0)) as connection:
+            application, schema, _ = _identity(connection)
+    except sqlite3.Error:
+        return False
+    return application == APPLICATION_ID and schema < len(migrations())
 
 
 def _prepare(path: Path, namespace: str) -> None:
