@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 
 from mcp_tasks.errors import InvalidOption
@@ -49,13 +50,15 @@ def check_text(name: str, value: object) -> None:
 
 
 def check_function(name: str, value: object, example: str) -> None:
-    """Refuse what cannot be called.
+    """Refuse what is not a plain function: what cannot be called, and what would have to be awaited.
 
     Raises:
-        InvalidOption: It cannot; the message shows the example.
+        InvalidOption: It is not; the message shows the example.
     """
     if not callable(value):
         raise InvalidOption(f"{name} must be a function, such as {example}; got {value!r}")
+    if inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(getattr(value, "__call__", None)):  # noqa: B004
+        raise InvalidOption(f"{name} must be a plain function (def), because nothing awaits it; got {value!r}")
 
 
 def check_instance(name: str, value: object, kind: type) -> None:
