@@ -35,7 +35,7 @@ from mcp_tasks.server.lifecycle import Lifecycle, Setup
 from mcp_tasks.server.marks import Mark
 from mcp_tasks.server.options import UNSET, TaskOptions, ToolOptions, Unset, chosen_ttl, options_from
 from mcp_tasks.server.stopping import until_told_to_stop
-from mcp_tasks.server.wiring import Lifespan, Wiring, half_wired
+from mcp_tasks.server.wiring import Lifespan, Wiring, check_lifespan, half_wired
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.origin import origin_of
 from mcp_tasks.tools.before_body import asks_by_returning, resolves_parameters, stop_at_body
@@ -160,7 +160,16 @@ class Tasks(Extension):
         Args:
             lifespan: The server's own lifespan, if it has one; tools see what it yields.
             extensions: Its other extensions.
+
+        Raises:
+            WiringError: The lifespan is not an async context manager, or this object is among the other extensions.
         """
+        if any(extension is self for extension in extensions):
+            raise WiringError(
+                "tasks is already in its own wiring: write tasks.wiring(), and only other extensions in extensions=[]"
+            )
+        if lifespan is not None:
+            check_lifespan(lifespan)
         self._is_wired = True
         own = self._lifecycle.lifespan if lifespan is None else self._lifecycle.around(lifespan)
         return {"extensions": [*extensions, self], "lifespan": own}
@@ -169,8 +178,13 @@ class Tasks(Extension):
         """Add tasks to a low-level `Server`. Call it once, before the server runs.
 
         Raises:
-            WiringError: The server has no `tools/call` handler.
+            WiringError: The server has no `tools/call` handler, or is an `MCPServer`.
         """
+        if not isinstance(server, Server):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise WiringError(
+                "tasks.attach(server) is for a low-level mcp.server.Server. An MCPServer is made with its tasks: "
+                f"MCPServer(..., **tasks.wiring()); got {server!r}"
+            )
         entry = server.get_request_handler("tools/call")
         if entry is None:
             raise WiringError("tasks.attach(server) needs a server with on_call_tool; this one serves no tools/call")
