@@ -44,6 +44,10 @@ ALL_CAPABILITIES: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}, "
 LIMIT = timedelta(seconds=10)
 """How long, in real time, a test waits for its tool before it fails."""
 
+UNANSWERED_FOR = timedelta(seconds=1)
+"""How long, in real time, a tool may wait for an answer that `result` does not give. Not no time at all: the tool may
+have a deadline of its own around the question (`asyncio.timeout`), of which nothing is known here."""
+
 
 class TaskTester:
     """Runs the tools of a server as tasks, in memory, on a clock that the test moves.
@@ -217,7 +221,7 @@ class TaskTester:
     async def result(self, task_id: str) -> CallToolResult:
         """Wait until the task has ended; what the call would have returned, or raised.
 
-        Where something else is to answer meanwhile, wait with `finish` first.
+        Where something else is to answer meanwhile, or a deadline of the tool's own is to pass, wait with `finish`.
 
         Raises:
             AssertionError: The tool waits for an answer that nobody gave, or does not end.
@@ -250,16 +254,15 @@ class TaskTester:
         """Wait until the task has ended, or only waits for an answer, which is then a mistake of the test."""
         asked: Mapping[str, InputRequest] = {}
         with anyio.move_on_after(LIMIT.total_seconds()):
-            quiet = 0
-            # As in `settle`: a tool that is about to go on is not at work yet.
-            while quiet < 20:
+            quiet_since = anyio.current_time()
+            while anyio.current_time() - quiet_since < UNANSWERED_FOR.total_seconds():
                 record = await self.runtime.wait_until(task_id, lambda task: task.is_final or _asks(task), LIMIT)
                 if record is None or record.is_final:
                     return
+                if record.inputs.outstanding != asked or task_id in self.runtime.at_work():
+                    quiet_since = anyio.current_time()
                 asked = record.inputs.outstanding
-                is_quiet = task_id not in self.runtime.at_work()
-                await anyio.sleep(0 if is_quiet else 0.001)
-                quiet = quiet + 1 if is_quiet else 0
+                await anyio.sleep(0.005)
             questions = "; ".join(f"{key!r}: {_words(question)}" for key, question in asked.items())
             raise AssertionError(
                 f"the task waits for an answer to {questions}. Give it with tester.answer({task_id!r}, ...) first"
