@@ -132,9 +132,9 @@ class MissingExtra(UsageError):
 class UnknownTask(TasksError):
     """No such task for this caller: never created, expired, or somebody else's. All three look alike."""
 
-    def __init__(self, task_id: str) -> None:
+    def __init__(self, task_id: str, what: str = "Task not found") -> None:
         self.task_id = task_id
-        super().__init__("Task not found: it does not exist, has expired, or is not yours")
+        super().__init__(f"{what}: it does not exist, has expired, or is not yours")
 
 
 class TaskWasCancelled(TasksError):

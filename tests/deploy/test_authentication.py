@@ -119,5 +119,7 @@ async def test_the_two_users_of_the_example_see_what_the_page_shows(served: Serv
     first, second, third = done.stdout.decode().splitlines()
     page = (ROOT / "docs" / "deploy.md").read_text()
     assert first.startswith("ann has task_")
-    assert second in page
+    task_id = first.removeprefix("ann has ")
+    assert task_id in second
+    assert second.replace(task_id, "task_4lN6...") in page
     assert third in page

@@ -12,7 +12,7 @@ from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
 
 from mcp_tasks import Tasks, current_task
-from mcp_tasks.errors import TaskWasCancelled, UsageError
+from mcp_tasks.errors import InvalidDuration, TaskWasCancelled, UsageError
 from mcp_tasks.testing import TaskTester, tester
 from tests.promises.test_waiting import Yes
 
@@ -108,6 +108,46 @@ async def test_arguments_that_the_tool_does_not_take_are_refused_as_in_a_call(
             await tester.call("repeat", arguments)
         result = await tester.result(await tester.call("repeat", {"times": "7"}))
         assert result.structured_content == {"result": 7}, "as lenient as the SDK"
+
+
+async def test_a_result_that_waits_for_an_answer_says_so_at_once_and_what_is_asked(
+    server: MCPServer[dict[str, object]], tasks: Tasks
+) -> None:
+    async with TaskTester(server, tasks) as tester:
+        task = await tester.call("asks")
+        # Much less than the time that a tool has to end.
+        with anyio.fail_after(5), pytest.raises(AssertionError) as refused:
+            await tester.result(task)
+        assert "Sure?" in str(refused.value)
+        assert f"tester.answer({task!r}, ...)" in str(refused.value)
+        await tester.answer(task, {"yes": True})
+        assert (await tester.result(task)).structured_content == {"result": "accept"}
+
+
+async def test_a_tool_that_ends_without_asking_is_told_in_words(
+    server: MCPServer[dict[str, object]], tasks: Tasks
+) -> None:
+    @server.tool()
+    @tasks.task()
+    async def ends() -> str:
+        return "done"
+
+    async with TaskTester(server, tasks) as tester:
+        with pytest.raises(AssertionError, match=r"^the tool ended \(completed\) without asking$"):
+            await tester.until_asked(await tester.call("ends"))
+        with pytest.raises(AssertionError, match=r"without asking 2 things at a time"):
+            await tester.until_asked(await tester.call("ends"), 2)
+
+
+async def test_time_passes_by_a_timedelta(server: MCPServer[dict[str, object]], tasks: Tasks) -> None:
+    async with TaskTester(server, tasks) as tester:
+        with pytest.raises(InvalidDuration, match=r"by must be a timedelta, got 3: write by=timedelta\(seconds=3\)"):
+            await tester.advance(3)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_server_and_its_tasks_are_given_in_their_order(server: MCPServer[dict[str, object]], tasks: Tasks) -> None:
+    with pytest.raises(UsageError, match=r"TaskTester\(server, tasks\) takes an MCPServer and its Tasks"):
+        TaskTester(tasks, server)  # pyright: ignore[reportArgumentType]
 
 
 async def test_a_task_can_be_cancelled(server: MCPServer[dict[str, object]], tasks: Tasks) -> None:

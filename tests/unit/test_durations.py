@@ -23,12 +23,13 @@ def test_a_duration_is_given_back_as_it_is() -> None:
     [
         (60, "timedelta(seconds=60)"),
         (0.25, "timedelta(seconds=0.25)"),
-        ("90", "timedelta(seconds=60)"),
-        (True, "timedelta(seconds=60)"),
-        (0, "timedelta(seconds=60)"),
-        (-5, "timedelta(seconds=60)"),
-        (float("inf"), "timedelta(seconds=60)"),
-        (None, "timedelta(seconds=60)"),
+        # The author's own number, or none: another one might be copied as if it were meant.
+        ("90", "timedelta(seconds=...)"),
+        (True, "timedelta(seconds=...)"),
+        (0, "timedelta(seconds=...)"),
+        (-5, "timedelta(seconds=...)"),
+        (float("inf"), "timedelta(seconds=...)"),
+        (None, "timedelta(seconds=...)"),
     ],
 )
 def test_anything_else_is_refused_with_what_to_write(wrong: Any, instead: str) -> None:
@@ -42,6 +43,25 @@ def test_anything_else_is_refused_with_what_to_write(wrong: Any, instead: str) -
 def test_a_duration_that_cannot_be_is_refused(wrong: timedelta, zero: bool) -> None:
     with pytest.raises(InvalidDuration, match="ttl must"):
         check_duration("ttl", wrong, zero=zero)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "shown"), [(-SECOND, "-1 s"), (timedelta(0), "0 s"), (-timedelta(hours=1, milliseconds=1), "-3600.001 s")]
+)
+def test_a_negative_duration_is_shown_as_a_person_would_write_it(wrong: timedelta, shown: str) -> None:
+    with pytest.raises(InvalidDuration, match=f"got {shown}$"):
+        check_duration("ttl", wrong)
+
+
+def test_no_duration_is_too_negative_to_be_shown() -> None:
+    with pytest.raises(InvalidDuration, match="got -86399999913600 s"):
+        check_duration("ttl", timedelta.min)
+
+
+def test_a_duration_may_have_a_limit() -> None:
+    assert check_duration("every", SECOND, longest=SECOND) == SECOND
+    with pytest.raises(InvalidDuration, match="every must be at most 0:00:01, got 0:00:02"):
+        check_duration("every", 2 * SECOND, longest=SECOND)
 
 
 def test_the_refusal_is_what_it_was_before_and_a_usage_error() -> None:

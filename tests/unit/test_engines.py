@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
 import anyio
 import anyio.to_thread
 import pytest
 
 from mcp_tasks.engines import Engine, InlineEngine, LocalEngine, ReservesSlots
+from mcp_tasks.errors import InvalidOption
 from mcp_tasks.testing._engine_work import LONG, NONE, SHORT, Work, at_work, settle
 from mcp_tasks.testing.engine_suite import EngineSuite
 
@@ -431,9 +433,9 @@ async def test_the_limit_still_holds_after_a_restart_that_left_a_run_behind() ->
     assert len(running) == 1
 
 
-@pytest.mark.parametrize("concurrency", [0, -1])
-def test_an_engine_that_could_run_nothing_is_refused(concurrency: int) -> None:
-    with pytest.raises(ValueError, match="concurrency must be at least 1"):
+@pytest.mark.parametrize("concurrency", [0, -1, "4", 1.5, True, None])
+def test_an_engine_that_could_run_nothing_is_refused(concurrency: Any) -> None:
+    with pytest.raises(InvalidOption, match="concurrency must be a whole number of at least 1"):
         LocalEngine(concurrency)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from mcp_tasks.core import JournalEntry, TaskRecord
 from mcp_tasks.core.record import Outcome
-from mcp_tasks.errors import UsageError, ValueNotStorable
+from mcp_tasks.errors import InvalidOption, UsageError, ValueNotStorable
 from mcp_tasks.runtime import Body, Ending, Retry, Run, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
 from tests.unit.running import (
@@ -225,10 +226,46 @@ async def test_a_retry_is_for_the_exceptions_that_it_names() -> None:
     assert work.tries == 2
 
 
-@pytest.mark.parametrize("attempts", [0, -1])
-def test_a_retry_that_never_tries_is_refused(attempts: int) -> None:
-    with pytest.raises(UsageError, match="must be at least 1"):
-        Retry(attempts=attempts)
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        ({"attempts": 0}, "attempts must be a whole number of at least 1, got 0"),
+        ({"attempts": "3"}, "attempts must be a whole number of at least 1, got '3'"),
+        ({"wait": 1}, r"wait must be a timedelta, got 1: write wait=timedelta\(seconds=1\)"),
+        ({"max_wait": -timedelta(seconds=1)}, "max_wait must not be negative, got -1 s"),
+        ({"on": [ValueError]}, r"on must be an exception class, or a tuple of them such as .*; got \[<class"),
+        ({"on": (OSError, "x")}, "on must be an exception class"),
+        ({"on": int}, "on must be an exception class"),
+    ],
+    ids=str,
+)
+def test_a_retry_that_cannot_be_is_refused(mistake: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        Retry(**mistake)
+
+
+async def _work() -> int:
+    return 1
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("call", [_work, lambda: 5, lambda: None])
+async def test_a_step_takes_a_function_and_not_what_it_returned(call: Callable[[], Any]) -> None:
+    returned = call()
+    name = "_work" if call is _work else "function"
+    with pytest.raises(UsageError) as refused:
+        await current_task().step("x", returned)
+    assert str(refused.value) == (
+        f"step('x', ...) takes a function and its arguments, not what the function returned: step('x', {name})"
+    )
+    if call is _work:
+        # Closed, so that Python does not warn of it as well.
+        assert inspect.getcoroutinestate(returned) == inspect.CORO_CLOSED
+
+
+async def test_the_retry_of_a_step_is_a_retry() -> None:
+    with pytest.raises(InvalidOption, match=r"retry must be a Retry, got 3: write retry=Retry\(\.\.\.\)"):
+        await current_task().step("x", _work, retry=3)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def test_the_pauses_of_a_retry_double_up_to_a_limit() -> None:

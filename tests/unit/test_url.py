@@ -6,6 +6,7 @@ import hashlib
 import sys
 import unicodedata
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -38,13 +39,58 @@ def test_a_memory_url_names_no_place() -> None:
     assert isinstance(store_from_url("memory://"), MemoryStore)
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["", "tasks.db", "sqlite:", "sqlite://", "sqlite:///", "sqlite://tasks.db", "mysql://localhost/tasks", "/a/path"],
-)
+@pytest.mark.parametrize("url", ["", "tasks.db", "sqlite:///", "mysql://localhost/tasks", "/a/path", "SQLITE:///a.db"])
 def test_anything_else_is_refused_with_what_to_write(url: str) -> None:
     with pytest.raises(UsageError, match="sqlite:///FILE"):
         store_from_url(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "instead"),
+    [
+        ("sqlite:tasks.db", "sqlite:///tasks.db"),
+        ("sqlite://tasks.db", "sqlite:///tasks.db"),
+        ("sqlite://folder/tasks.db", "sqlite:///folder/tasks.db"),
+        ("sqlite:", "sqlite:///tasks.db"),
+        ("sqlite://", "sqlite:///tasks.db"),
+    ],
+)
+def test_a_sqlite_url_with_too_few_slashes_is_not_taken_for_another_file(url: str, instead: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        store_from_url(url)
+    assert str(refused.value) == (
+        f"{url!r} names no store: after sqlite: come three slashes and the file ({instead}), or four for an absolute "
+        "path (sqlite:////var/lib/x.db)"
+    )
+
+
+def test_an_absolute_path_after_one_slash_is_shown_with_four() -> None:
+    with pytest.raises(UsageError, match=r"absolute path \(sqlite:////srv/x\.db\)"):
+        store_from_url("sqlite:/srv/x.db")
+
+
+@pytest.mark.parametrize(
+    ("url", "written"), [("sqlite:///a.db?mode=ro", "%3F"), ("sqlite:///a.db#frag", "%23"), ("sqlite:///a.db?", "%3F")]
+)
+def test_nothing_in_a_url_is_dropped_silently(url: str, written: str) -> None:
+    with pytest.raises(UsageError, match=rf"in the name of a file that is written {written}"):
+        store_from_url(url)
+    assert path_of(store_from_url(f"sqlite:///a{written}.db")).name == f"a{unquote(written)}.db"
+
+
+@pytest.mark.parametrize("url", ["memory:", "memory:/", "memory://x", "memory:///", "memory://?a"])
+def test_memory_has_one_spelling(url: str) -> None:
+    with pytest.raises(UsageError, match=r"memory:// is all"):
+        store_from_url(url)
+
+
+@pytest.mark.parametrize("url", ["sqlite:tasks.db", "tasks.db", "memory:"])
+def test_a_url_from_the_environment_is_refused_with_where_it_comes_from(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MCP_TASKS_URL", url)
+    with pytest.raises(UsageError, match=r"environment variable MCP_TASKS_URL: '.*' names no store"):
+        default_store("render-farm", "acme")
 
 
 def test_a_server_without_a_store_gets_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

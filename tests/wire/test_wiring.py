@@ -22,7 +22,7 @@ from mcp_types import CallToolRequestParams
 from mcp_tasks import Settings, Tasks, TasksError
 from mcp_tasks.core import TaskRecord
 from mcp_tasks.engines import InlineEngine, LocalEngine
-from mcp_tasks.errors import UsageError, WiringError
+from mcp_tasks.errors import InvalidOption, UsageError, WiringError
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing.clock import FakeClock
@@ -78,6 +78,45 @@ def test_a_lifespan_beside_the_wiring_is_one_too_many_for_python_itself() -> Non
 @asynccontextmanager
 async def _own_lifespan(server: MCPServer[int]) -> AsyncGenerator[int]:
     yield 1
+
+
+async def test_a_lifespan_in_place_of_that_of_the_wiring_is_told_to_whoever_runs_the_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tasks = _tasks()
+    server: MCPServer[Any] = MCPServer("half", **{**tasks.wiring(), "lifespan": _own_lifespan}, log_level="CRITICAL")  # pyright: ignore[reportArgumentType]
+
+    @server.tool()
+    @tasks.task()
+    def work() -> str:
+        return "worked"
+
+    async with in_memory(server) as wire:
+        reply = await Tasking(wire).ask("tools/call", {"name": "work", "arguments": {}})
+    assert "error" in reply.message
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert any("**tasks.wiring(lifespan=yours)" in message for message in errors), errors
+
+
+def test_a_lifespan_that_only_yields_is_refused_where_it_is_given() -> None:
+    async def own(server: MCPServer[int]) -> AsyncGenerator[int]:
+        yield 1
+
+    with pytest.raises(WiringError, match=r"lifespan=own\).*@asynccontextmanager"):
+        _tasks().wiring(lifespan=own)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    with pytest.raises(WiringError, match=r"takes a function of the server.*got 5"):
+        _tasks().wiring(lifespan=5)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def test_tasks_are_not_an_extension_beside_themselves() -> None:
+    tasks = _tasks()
+    with pytest.raises(WiringError, match="tasks is already in its own wiring"):
+        tasks.wiring(extensions=[tasks])
+
+
+def test_an_mcp_server_is_not_attached_to() -> None:
+    with pytest.raises(WiringError, match=r"low-level .*MCPServer\(\.\.\., \*\*tasks\.wiring\(\)\)"):
+        _tasks().attach(MCPServer("high"))  # pyright: ignore[reportArgumentType]
 
 
 class Other(Extension):
@@ -238,7 +277,7 @@ def test_a_url_that_names_no_store_is_refused(url: str) -> None:
     with pytest.raises(UsageError) as refused:
         Tasks(url)
     assert repr(url) in str(refused.value)
-    assert "sqlite:///FILE" in str(refused.value)
+    assert "sqlite:///" in str(refused.value)
 
 
 class PutGetStore:
@@ -269,9 +308,9 @@ def test_what_is_no_store_at_all_is_refused_without_talk_of_the_planned_one() ->
 
 
 def test_an_option_that_there_is_not_is_refused_where_it_is_written() -> None:
-    with pytest.raises(TypeError, match="hold"):
+    with pytest.raises(InvalidOption, match="hold"):
         _tasks().task(hold=timedelta(seconds=1))  # pyright: ignore[reportCallIssue]
-    with pytest.raises(TypeError, match="hold"):
+    with pytest.raises(InvalidOption, match="hold"):
         _tasks().mark("tool", hold=timedelta(seconds=1))  # pyright: ignore[reportCallIssue]
 
 

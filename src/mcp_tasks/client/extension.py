@@ -23,7 +23,7 @@ from mcp.shared.dispatcher import ProgressFnT
 from mcp_types import CallToolResult
 from pydantic import BaseModel, ConfigDict
 
-from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle
+from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle, check_on_abandon, check_on_progress
 from mcp_tasks.client.ledger import Ledger
 from mcp_tasks.client.links import Link, Switchboard
 from mcp_tasks.client.poller import Patience
@@ -31,7 +31,8 @@ from mcp_tasks.client.requests import CreateTaskResult
 from mcp_tasks.client.task_ledger import TaskLedger
 from mcp_tasks.client.tool_name import CallOptions, HandleWanted, ToolName, options_of
 from mcp_tasks.client.transport import TASK_NOTIFICATION, ServerTransport, transport_in
-from mcp_tasks.errors import UsageError
+from mcp_tasks.core.values import check_flag, check_instance, check_text
+from mcp_tasks.errors import InvalidOption, UsageError
 from mcp_tasks.wire.models import EXTENSION_ID
 
 _NO_ADDRESS = (
@@ -55,6 +56,9 @@ class TasksClient(ClientExtension):
             cancelled.
         on_progress: Called with the progress of every task that a call waits for.
         patience: How long a server may be unreachable before a wait ends.
+
+    Raises:
+        InvalidOption: An argument has a value that it cannot have.
     """
 
     identifier = EXTENSION_ID
@@ -70,6 +74,17 @@ class TasksClient(ClientExtension):
         on_progress: OnProgress | None = None,
         patience: Patience | None = None,
     ) -> None:
+        check_on_abandon(on_abandon)
+        check_on_progress(on_progress)
+        check_flag("push", push)
+        if patience is not None:
+            check_instance("patience", patience, Patience)
+        if server is not None:
+            check_text("server", server)
+        if not isinstance(identity, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidOption(f"identity must be a string, got {identity!r}")
+        if ledger is not None and not isinstance(ledger, str | Path | Ledger):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidOption(f"ledger must be the path of a file, or a Ledger; got {ledger!r}")
         self.ledger: Ledger | None = Ledger(ledger) if isinstance(ledger, str | Path) else ledger
         self.identity: str = identity
         self._server = server
@@ -121,6 +136,7 @@ class TasksClient(ClientExtension):
             on_abandon: What becomes of the task if this wait ends before the task does.
 
         Raises:
+            InvalidOption: An argument has a value that it cannot have. Nothing was sent.
             UsageError: The client was not given this `TasksClient`, or there is a ledger and the server's address is
                 not known. Nothing was sent.
             TasksError: As `TaskHandle.result` raises them.

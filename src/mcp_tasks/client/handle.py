@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, nullcontext
 from datetime import timedelta
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import anyio
 from mcp.client.session import ClientSession
@@ -21,12 +21,14 @@ from mcp_tasks.client.poller import Patience, Poller
 from mcp_tasks.client.push import Mailbox, PushHub
 from mcp_tasks.client.requests import cancel_task, check_answer, get_task, is_transient, update_task
 from mcp_tasks.client.task_ledger import TaskLedger
-from mcp_tasks.client.waiting import Budget, Wake, first_of
+from mcp_tasks.client.waiting import Budget, Wake, first_of, seconds_of
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import Progress
 from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.core.values import check_choice
 from mcp_tasks.errors import (
     Fate,
+    InvalidOption,
     InvalidResponse,
     QuestionUnanswered,
     TasksError,
@@ -44,6 +46,27 @@ OnAbandon: TypeAlias = Literal["cancel", "leave"]
 
 OnProgress: TypeAlias = Callable[[Progress], Awaitable[None]]
 """Called with the progress of a task whenever it changes."""
+
+
+def check_on_abandon(value: object) -> None:
+    """Refuse what is neither of the two, before a task is made that it would hold for.
+
+    Raises:
+        InvalidOption: It is not; None is, and means what holds otherwise.
+    """
+    if value is not None:
+        check_choice("on_abandon", value, get_args(OnAbandon))
+
+
+def check_on_progress(value: object) -> None:
+    """Refuse what cannot be called with a task's progress.
+
+    Raises:
+        InvalidOption: It cannot be called.
+    """
+    if value is not None and not callable(value):
+        raise InvalidOption(f"on_progress must be an async function of the progress, got {value!r}")
+
 
 CANCEL_TIMEOUT = 5.0
 """Seconds to tell the server that a task is no longer wanted, while the caller is already leaving."""
@@ -108,6 +131,7 @@ class TaskHandle:
                 a callback fails, or the server refuses an answer. By default as the `TasksClient` was made.
 
         Raises:
+            InvalidOption: An argument has a value that it cannot have. Nothing becomes of the task.
             TaskFailed: The task failed. It is an `MCPError` with the JSON-RPC error that the task carries.
             TaskWasCancelled: The task was cancelled.
             WaitTimedOut: It did not end in time.
@@ -117,7 +141,9 @@ class TaskHandle:
             InvalidResponse: The server answered with something that is not a valid task or result.
             MCPError: The server could not be reached for longer than `patience`, or refuses to show the task.
         """
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        seconds = seconds_of(timeout)
+        check_on_abandon(on_abandon)
+        check_on_progress(on_progress)
         try:
             with anyio.CancelScope() as scope:
                 final = await self._wait(Budget(scope, seconds), on_progress)
@@ -159,15 +185,25 @@ class TaskHandle:
             self._ledger.answer_sent(key)
 
     async def cancel(self) -> None:
-        """Ask for the task to be cancelled. It may still end in another way, if it was about to."""
+        """Ask for the task to be cancelled. It may still end in another way, if it was about to.
+
+        Once the server has acknowledged it, the task is no longer among those that the ledger has pending.
+        """
         try:
             await cancel_task(self._session, self.id)
         except UnknownTask:
             self._ledger.lost()
             raise
+        # However it ends, it is no longer wanted.
+        self._ledger.cancelled()
 
     async def abandon(self, on_abandon: OnAbandon | None = None) -> Fate:
-        """Give up waiting: leave the task or cancel it, as `on_abandon` says. Returns what became of it."""
+        """Give up waiting: leave the task or cancel it, as `on_abandon` says. Returns what became of it.
+
+        Raises:
+            InvalidOption: `on_abandon` is neither "leave" nor "cancel".
+        """
+        check_on_abandon(on_abandon)
         if (on_abandon or self._on_abandon) == "leave":
             return "left"
         with anyio.move_on_after(CANCEL_TIMEOUT, shield=True):

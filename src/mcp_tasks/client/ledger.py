@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from mcp_tasks.client.ledger_file import open_ledger
 from mcp_tasks.core.json import JsonObject
-from mcp_tasks.core.status import FINAL_STATUSES
+from mcp_tasks.core.status import FINAL_STATUSES, TaskStatus
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
 from mcp_tasks.wire.parse import TaskSnapshot
 
@@ -115,6 +115,18 @@ class Ledger:
             "UPDATE tasks SET status = ? WHERE server = ? AND identity = ? AND task_id = ? AND attributed"
             " AND finished IS NULL",
             (UNKNOWN, server, identity, task_id),
+        )
+
+    def cancelled(self, task_id: str, *, server: str, identity: str = "") -> None:
+        """Record that the server acknowledged our cancelling the task, which ends it for us. It is removed, unless
+        results are kept; then whatever is seen of it later still counts."""
+        if not self.keep_results:
+            self.forget(task_id, server=server, identity=identity)
+            return
+        self._run(
+            "UPDATE tasks SET status = ?, finished = ? WHERE server = ? AND identity = ? AND task_id = ?"
+            " AND attributed AND finished IS NULL",
+            (TaskStatus.CANCELLED.value, datetime.now(UTC).isoformat(), server, identity, task_id),
         )
 
     def pending(self, *, server: str | None = None, identity: str | None = None) -> list[LedgerEntry]:

@@ -145,7 +145,7 @@ async def _send(session: ClientSession, task_id: str, request: _TaskRequest) -> 
         result = await session.send_request(request, AnyResult)
     except MCPError as exc:
         if exc.code == INVALID_PARAMS:
-            raise UnknownTask(task_id) from exc
+            raise UnknownTask(task_id, f"Task {task_id} not found") from exc
         raise
     except ValidationError as exc:
         raise InvalidResponse(

@@ -39,6 +39,11 @@ class TaskLedger:
         if self._ledger is not None:
             self._ledger.lost(self._task_id, server=self._server, identity=self._identity)
 
+    def cancelled(self) -> None:
+        """Record that the server acknowledged our cancelling the task."""
+        if self._ledger is not None:
+            self._ledger.cancelled(self._task_id, server=self._server, identity=self._identity)
+
     def forget(self) -> None:
         """Remove the task."""
         if self._ledger is not None:

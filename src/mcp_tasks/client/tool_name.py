@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Self
 
-from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle
+from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle, check_on_abandon, check_on_progress
+from mcp_tasks.client.waiting import seconds_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +22,12 @@ class CallOptions:
     on_progress: OnProgress | None = None
     on_abandon: OnAbandon | None = None
     want_handle: bool = False
+
+    def __post_init__(self) -> None:
+        # Here, because here nothing has been sent yet.
+        seconds_of(self.timeout)
+        check_on_abandon(self.on_abandon)
+        check_on_progress(self.on_progress)
 
 
 class ToolName(str):

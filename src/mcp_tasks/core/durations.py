@@ -7,11 +7,8 @@ from datetime import timedelta
 
 from mcp_tasks.errors import InvalidDuration
 
-_EXAMPLE = 60
-"""Seconds to show to an author whose value is no number either."""
 
-
-def check_duration(name: str, value: object, *, zero: bool = False) -> timedelta:
+def check_duration(name: str, value: object, *, zero: bool = False, longest: timedelta = timedelta.max) -> timedelta:
     """The value of the option `name`, if it is a positive `timedelta` (or none at all, where `zero` makes sense).
 
     Raises:
@@ -20,11 +17,15 @@ def check_duration(name: str, value: object, *, zero: bool = False) -> timedelta
     if not isinstance(value, timedelta):
         # A bool is an int to Python, and no number of seconds.
         is_meant = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-        seconds = value if is_meant else _EXAMPLE
+        # The author's own number, or none: another one might be copied as if it were meant.
+        seconds = value if is_meant else "..."
         raise InvalidDuration(
             f"{name} must be a timedelta, got {value!r}: write {name}=timedelta(seconds={seconds}), or minutes=, hours="
         )
     if value < timedelta(0) or (not zero and not value):
         kind = "must not be negative" if zero else "must be a positive duration"
-        raise InvalidDuration(f"{name} {kind}, got {value}")
+        # In seconds: Python writes one second less than nothing as "-1 day, 23:59:59".
+        raise InvalidDuration(f"{name} {kind}, got {value.total_seconds():.15g} s")
+    if value > longest:
+        raise InvalidDuration(f"{name} must be at most {longest}, got {value}")
     return value

@@ -12,6 +12,7 @@ from datetime import timedelta
 
 import anyio.to_thread
 
+from mcp_tasks.core.values import check_number
 from mcp_tasks.engines.base import Abilities, Execute, Lane
 from mcp_tasks.engines.lanes import Lanes
 from mcp_tasks.engines.slots import RunSlot, Slots
@@ -26,8 +27,7 @@ class LocalEngine:
     abilities: Abilities = Abilities()
 
     def __init__(self, concurrency: int = DEFAULT_CONCURRENCY) -> None:
-        if concurrency < 1:
-            raise ValueError(f"concurrency must be at least 1, got {concurrency}")
+        check_number("concurrency", concurrency, 1)
         self.concurrency = concurrency
         self._context = contextvars.copy_context()
         self._execute: Execute | None = None

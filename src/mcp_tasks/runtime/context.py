@@ -23,7 +23,7 @@ from mcp_tasks.errors import QuestionTimedOut, UsageError
 from mcp_tasks.runtime.child_process import run_process
 from mcp_tasks.runtime.questions import Asking
 from mcp_tasks.runtime.step_values import StepValue
-from mcp_tasks.runtime.steps import Retry, attempt, call_function
+from mcp_tasks.runtime.steps import Retry, attempt, call_function, check_step
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.run import Run
@@ -94,9 +94,10 @@ class TaskContext:
         raised again, as its own class where that can be rebuilt, else as a `StepError`. `retry` gives it more attempts.
 
         Raises:
-            UsageError: The name is used twice in a run, or the value cannot be kept.
+            UsageError: The name is used twice in a run, `fn` is not a function, or the value cannot be kept.
         """
         check_name("a step's name", name)
+        check_step(name, fn, retry)
         call = partial(call_function, fn, *args, **kwargs)
         if self._run is not None:
             return await self._run.step(name, call, function=fn, retry=retry)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from mcp_tasks.core.durations import check_duration
-from mcp_tasks.errors import InvalidOption
+from mcp_tasks.core.values import check_number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,13 +75,3 @@ class Settings:
             )
         for name, least in (("max_waiting_runs", 0), ("max_result_size", 1)):
             check_number(name, getattr(self, name), least)
-
-
-def check_number(name: str, value: object, least: int) -> None:
-    """Refuse what is not a whole number of at least so much.
-
-    Raises:
-        InvalidOption: It is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidOption(f"{name} must be a whole number of at least {least}, got {value!r}")

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
+from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.events import StepRecorded
 from mcp_tasks.core.pacing import backoff
-from mcp_tasks.errors import UsageError, ValueNotStorable
+from mcp_tasks.core.values import check_instance, check_number
+from mcp_tasks.errors import InvalidOption, UsageError, ValueNotStorable
 from mcp_tasks.runtime.replay import Place, Replay, ResultId, step_at_work, step_entry
 from mcp_tasks.runtime.step_values import StepValue, keep_error, restore_error
 from mcp_tasks.runtime.uncancelled import to_the_end
@@ -42,12 +44,42 @@ class Retry:
     on: type[Exception] | tuple[type[Exception], ...] = Exception
 
     def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise UsageError(f"Retry(attempts=...) must be at least 1, got {self.attempts}")
+        check_number("attempts", self.attempts, 1)
+        check_duration("wait", self.wait, zero=True)
+        check_duration("max_wait", self.max_wait, zero=True)
+        # What `except` takes; anything else would be found out by the first failure, and hide it.
+        if not all(_is_exception(kind) for kind in (self.on if isinstance(self.on, tuple) else (self.on,))):
+            raise InvalidOption(
+                f"on must be an exception class, or a tuple of them such as (OSError, ValueError); got {self.on!r}"
+            )
 
     def pause_after(self, failures: int) -> float:
         """Seconds to wait after so many failures."""
         return backoff(failures - 1, base=self.wait, limit=self.max_wait).total_seconds()
+
+
+def check_step(name: str, function: object, retry: object) -> None:
+    """Refuse a step that is not one, before anything is done or recorded.
+
+    Raises:
+        UsageError: There is no function to call, or the retry is not one.
+    """
+    if not callable(function):
+        if inspect.iscoroutine(function):
+            called = function.__name__
+            function.close()
+        else:
+            called = "function"
+        raise UsageError(
+            f"step({name!r}, ...) takes a function and its arguments, not what the function returned: "
+            f"step({name!r}, {called})"
+        )
+    if retry is not None:
+        check_instance("retry", retry, Retry)
+
+
+def _is_exception(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseException)
 
 
 class Steps:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Final
 
+from mcp_tasks.core.values import check_function
 from mcp_tasks.engines import Engine, LocalEngine
 from mcp_tasks.engines.local import DEFAULT_CONCURRENCY
-from mcp_tasks.errors import UsageError
+from mcp_tasks.errors import InvalidOption, UsageError
+from mcp_tasks.runtime import Observer
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.url import store_from_url
 
-_VERBS: Final = tuple(name for name, verb in vars(Store).items() if callable(verb) and not name.startswith("_"))
+
+def _parts_of(protocol: type) -> tuple[str, ...]:
+    """The names that an object must have to keep to a protocol."""
+    parts = ((name, part) for name, part in vars(protocol).items() if not name.startswith("_"))
+    return tuple(name for name, part in parts if callable(part) or isinstance(part, property))
+
+
+_STORE: Final = _parts_of(Store)
+_ENGINE: Final = _parts_of(Engine)
 
 
 def chosen_store(store: Store | str | None) -> Store | None:
@@ -21,7 +32,9 @@ def chosen_store(store: Store | str | None) -> Store | None:
     """
     if isinstance(store, str):
         return store_from_url(store)
-    missing = [] if store is None else [verb for verb in _VERBS if not hasattr(store, verb)]
+    if isinstance(store, type):
+        raise UsageError(f"{store.__name__} is a class, and a store is an object of it: Tasks({store.__name__}(...))")
+    missing = [] if store is None else [verb for verb in _STORE if not hasattr(store, verb)]
     if not missing:
         return store
     why = f"{store!r} is not a task store: it lacks {', '.join(missing)}"
@@ -38,10 +51,32 @@ def chosen_engine(engine: Engine | None, concurrency: int | None) -> Engine:
     """The engine that is meant: the local one unless another is given.
 
     Raises:
-        UsageError: Another engine is given, and a concurrency for the local one.
+        InvalidOption: The concurrency is not a number of tools.
+        UsageError: It is not an engine, or there is a concurrency for the local one beside it.
     """
     if engine is None:
         return LocalEngine(DEFAULT_CONCURRENCY if concurrency is None else concurrency)
     if concurrency is not None:
         raise UsageError("concurrency is for the local engine; give it to the engine you pass instead")
+    if isinstance(engine, type):
+        raise UsageError(f"{engine.__name__} is a class, and an engine is an object of it: engine={engine.__name__}()")
+    if missing := [part for part in _ENGINE if not hasattr(engine, part)]:
+        raise UsageError(
+            f"{engine!r} is not an engine: it lacks {', '.join(missing)}. Implement mcp_tasks.engines.Engine, or leave "
+            "engine= out for the local one"
+        )
     return engine
+
+
+def chosen_observers(observers: Sequence[Observer]) -> Sequence[Observer]:
+    """The observers, each of them a plain function.
+
+    Raises:
+        InvalidOption: They are not.
+    """
+    if isinstance(observers, str) or not isinstance(observers, Iterable):
+        raise InvalidOption(f"observers must be a list of functions, got {observers!r}: write observers=[function]")
+    chosen = tuple(observers)
+    for observer in chosen:
+        check_function("an observer", observer, "observers=[print]")
+    return chosen

@@ -79,7 +79,14 @@ class Lifecycle:
             WiringError: The server answers requests, but its lifespan was never entered.
         """
         if self._runtime is None:
-            raise WiringError("tasks are not running: the server was not started with the lifespan of tasks.wiring()")
+            why = (
+                "tasks are not running: the server was not started with the lifespan of tasks.wiring(). A lifespan of "
+                'your own goes into it: MCPServer("name", **tasks.wiring(lifespan=yours))'
+            )
+            # The client hears of it too, but only whoever runs the server can do something about it.
+            if self._server is None:
+                logger.error("%s", why)
+            raise WiringError(why)
         return self._runtime
 
     async def stopping(self) -> None:

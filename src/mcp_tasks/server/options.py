@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import Final, Literal, TypeAlias, TypedDict
 
 from mcp_types import ToolAnnotations
 
 from mcp_tasks.core.durations import check_duration
+from mcp_tasks.core.values import check_choice, check_flag, check_number
 from mcp_tasks.errors import InvalidDuration, InvalidOption, UsageError
 from mcp_tasks.runtime import ToolPolicy
 
@@ -20,6 +23,9 @@ Recover: TypeAlias = Literal["rerun", "fail"]
 
 DEFAULT_TTL: Final = timedelta(days=1)
 """How long a finished task is kept: long enough to come back for it tomorrow, short enough not to pile up."""
+
+LONGEST_POLL_INTERVAL: Final = timedelta(days=1)
+"""Beyond it no task would be polled while anybody still waits, and clients count milliseconds in 32 bits."""
 
 
 class Unset:
@@ -84,17 +90,18 @@ class TaskOptions:
     asks_first: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in ("forbidden", "optional", "required"):
-            raise InvalidOption(f"mode must be 'forbidden', 'optional' or 'required', got {self.mode!r}")
-        if self.recover not in (None, "rerun", "fail"):
-            raise InvalidOption(f"recover must be 'rerun' or 'fail', got {self.recover!r}")
-        lost = self.max_lost_runs
-        if lost is not None and (not isinstance(lost, int) or isinstance(lost, bool) or lost < 1):
-            raise InvalidOption(f"max_lost_runs must be a whole number from 1, got {lost!r}")
+        check_choice("mode", self.mode, ("forbidden", "optional", "required"))
+        if self.recover is not None:
+            check_choice("recover", self.recover, ("rerun", "fail"))
+        if self.max_lost_runs is not None:
+            check_number("max_lost_runs", self.max_lost_runs, 1)
+        if self.asks_first is not None:
+            check_flag("asks_first", self.asks_first)
         for name in ("ttl", "max_runtime", "poll_interval", "grace", "park_after", "max_wait"):
             value: object = getattr(self, name)
             if value is not None and not isinstance(value, Unset):
-                check_duration(name, value, zero=name in ("grace", "park_after"))
+                longest = LONGEST_POLL_INTERVAL if name == "poll_interval" else timedelta.max
+                check_duration(name, value, zero=name in ("grace", "park_after"), longest=longest)
 
     def policy(self, annotations: ToolAnnotations | None, usual: TaskOptions | None = None) -> ToolPolicy:
         """How runs of the tool are treated, given what it says of itself and what holds for all tools."""
@@ -119,6 +126,21 @@ class TaskOptions:
         return usual.grace if self.grace is None else self.grace
 
 
+def options_from(where: str, options: ToolOptions, *, also: Sequence[str] = ()) -> TaskOptions:
+    """What was said of a tool, as the keywords of `where`, which may take others as well.
+
+    Raises:
+        InvalidOption: There is no such option, or it has a value that it cannot have.
+    """
+    known = [*also, *(field.name for field in fields(TaskOptions))]
+    for name in options:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else "."
+            raise InvalidOption(f"{where} has no option {name!r}{hint} It has {', '.join(known)}")
+    return TaskOptions(**options)
+
+
 def chosen_ttl(ms: int | Unset | None, ttl: timedelta | Unset | None) -> timedelta | Unset | None:
     """The default `ttl`, which document 001 gives in milliseconds.
 
@@ -137,12 +159,14 @@ def chosen_ttl(ms: int | Unset | None, ttl: timedelta | Unset | None) -> timedel
 def _from_milliseconds(ms: object) -> timedelta:
     try:
         if isinstance(ms, int) and not isinstance(ms, bool):
-            return timedelta(milliseconds=ms)
+            kept = timedelta(milliseconds=ms)
+            if kept > timedelta(0):
+                return kept
     except OverflowError:
         pass
     raise InvalidDuration(
-        f"default_ttl_ms must be a whole number of milliseconds, got {ms!r}: write default_ttl=timedelta(days=1), or "
-        "None to keep tasks for as long as the store lives"
+        f"default_ttl_ms must be a positive whole number of milliseconds, got {ms!r}: write "
+        "default_ttl=timedelta(days=1), or None to keep tasks for as long as the store lives"
     )
 
 

@@ -23,18 +23,19 @@ from mcp.server.extension import Extension, MethodBinding, compose_tool_call_han
 from mcp_types import CallToolRequestParams
 
 from mcp_tasks.adapters.sdk import SdkAdapter
+from mcp_tasks.core.values import check_flag, check_function, check_instance, check_text
 from mcp_tasks.engines import Engine
 from mcp_tasks.errors import InvalidMark, UsageError, WiringError
 from mcp_tasks.protocol import Caller, Dialects, ModernDialect, TasksProtocol
 from mcp_tasks.runtime import Observer, Settings, TaskRuntime
 from mcp_tasks.server.calls import Augment, Calls
 from mcp_tasks.server.catalogue import Catalogue
-from mcp_tasks.server.choice import chosen_engine, chosen_store
+from mcp_tasks.server.choice import chosen_engine, chosen_observers, chosen_store
 from mcp_tasks.server.lifecycle import Lifecycle, Setup
 from mcp_tasks.server.marks import Mark
-from mcp_tasks.server.options import UNSET, TaskOptions, ToolOptions, Unset, chosen_ttl
+from mcp_tasks.server.options import UNSET, TaskOptions, ToolOptions, Unset, chosen_ttl, options_from
 from mcp_tasks.server.stopping import until_told_to_stop
-from mcp_tasks.server.wiring import Lifespan, Wiring, half_wired
+from mcp_tasks.server.wiring import Lifespan, Wiring, check_lifespan, half_wired
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.origin import origin_of
 from mcp_tasks.tools.before_body import asks_by_returning, resolves_parameters, stop_at_body
@@ -84,7 +85,8 @@ class Tasks(Extension):
 
     Raises:
         InvalidDuration: A duration is not a `timedelta`, or not a positive one.
-        UsageError: The store or its URL is not one.
+        InvalidOption: Another argument has a value that it cannot have.
+        UsageError: The store or its URL is not one, or the engine is not one.
     """
 
     identifier = EXTENSION_ID
@@ -109,6 +111,16 @@ class Tasks(Extension):
         runs_tools: bool = True,
         observers: Sequence[Observer] = (),
     ) -> None:
+        check_function("clock", clock, "lambda: datetime.now(UTC)")
+        check_function("principal", principal, "lambda caller: caller.principal")
+        if augment is not None:
+            check_function("augment", augment, "lambda params: params.name != 'ping'")
+        if settings is not None:
+            check_instance("settings", settings, Settings)
+        if namespace is not None:
+            check_text("namespace", namespace)
+        check_flag("runs_tools", runs_tools)
+        check_flag("require_name_header", require_name_header)
         ttl = chosen_ttl(default_ttl_ms, default_ttl)
         self._catalogue = Catalogue(TaskOptions(ttl=ttl, grace=grace, max_wait=max_wait, max_lost_runs=max_lost_runs))
         setup = Setup(
@@ -119,7 +131,7 @@ class Tasks(Extension):
             namespace=namespace,
             origin=origin_of(_callers_globals()),
             runs_tools=runs_tools,
-            observers=observers,
+            observers=chosen_observers(observers),
         )
         self._runs_tools = runs_tools
         self._lifecycle = lifecycle = Lifecycle(setup, self._catalogue)
@@ -148,7 +160,16 @@ class Tasks(Extension):
         Args:
             lifespan: The server's own lifespan, if it has one; tools see what it yields.
             extensions: Its other extensions.
+
+        Raises:
+            WiringError: The lifespan is not an async context manager, or this object is among the other extensions.
         """
+        if any(extension is self for extension in extensions):
+            raise WiringError(
+                "tasks is already in its own wiring: write tasks.wiring(), and only other extensions in extensions=[]"
+            )
+        if lifespan is not None:
+            check_lifespan(lifespan)
         self._is_wired = True
         own = self._lifecycle.lifespan if lifespan is None else self._lifecycle.around(lifespan)
         return {"extensions": [*extensions, self], "lifespan": own}
@@ -157,8 +178,13 @@ class Tasks(Extension):
         """Add tasks to a low-level `Server`. Call it once, before the server runs.
 
         Raises:
-            WiringError: The server has no `tools/call` handler.
+            WiringError: The server has no `tools/call` handler, or is an `MCPServer`.
         """
+        if not isinstance(server, Server):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise WiringError(
+                "tasks.attach(server) is for a low-level mcp.server.Server. An MCPServer is made with its tasks: "
+                f"MCPServer(..., **tasks.wiring()); got {server!r}"
+            )
         entry = server.get_request_handler("tools/call")
         if entry is None:
             raise WiringError("tasks.attach(server) needs a server with on_call_tool; this one serves no tools/call")
@@ -181,12 +207,17 @@ class Tasks(Extension):
             options: See `ToolOptions`.
 
         Raises:
-            InvalidMark: The parentheses are missing, or another function is marked under the same name.
-            InvalidOption: An option has a value that it cannot have.
+            InvalidMark: The parentheses are missing, the name is not a keyword, or another function is marked under
+                the same name.
+            InvalidOption: There is no such option, or it has a value that it cannot have.
         """
-        if misplaced:
+        for wrong in misplaced:
+            if isinstance(wrong, str):
+                raise InvalidMark(f"the name is a keyword: @tasks.task(name={wrong!r})")
             raise InvalidMark("@tasks.task is called before it decorates: write @tasks.task(), with parentheses")
-        chosen = TaskOptions(**options)
+        if name is not None:
+            check_text("name", name)
+        chosen = options_from("@tasks.task", options, also=["name"])
 
         def mark(function: FunctionT) -> FunctionT:
             resolves = resolves_parameters(function)
@@ -208,9 +239,10 @@ class Tasks(Extension):
         """Mark a tool by its name, for tools that are not functions. Replaces what was said of the tool before.
 
         Raises:
-            InvalidOption: An option has a value that it cannot have.
+            InvalidOption: There is no such option, or it has a value that it cannot have.
         """
-        self._catalogue.marks.set(name, TaskOptions(**options))
+        check_text("the name that tasks.mark takes", name)
+        self._catalogue.marks.set(name, options_from("tasks.mark", options))
 
     async def work(self, server: MCPServer[Any] | Server[Any]) -> None:
         """Run tools of the server without serving anybody, until the process is told to stop (SIGTERM) or this is

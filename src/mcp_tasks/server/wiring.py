@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Generic, TypeAlias, TypedDict, TypeVar
@@ -22,6 +23,25 @@ class Wiring(TypedDict, Generic[StateT]):
 
     extensions: Sequence[Extension]
     lifespan: Lifespan[StateT]
+
+
+def check_lifespan(lifespan: object) -> None:
+    """Refuse a lifespan that the SDK could not enter.
+
+    Raises:
+        WiringError: It is not a function that gives a context manager.
+    """
+    name = getattr(lifespan, "__name__", repr(lifespan))
+    if inspect.isasyncgenfunction(lifespan) or inspect.isgeneratorfunction(lifespan):
+        raise WiringError(
+            f"tasks.wiring(lifespan={name}): a lifespan is an async context manager, and this function only yields. "
+            "Write @asynccontextmanager (from contextlib) above it"
+        )
+    if not callable(lifespan):
+        raise WiringError(
+            f"tasks.wiring(lifespan=...) takes a function of the server, decorated with @asynccontextmanager; got "
+            f"{lifespan!r}"
+        )
 
 
 def half_wired(given: str, missing: str) -> WiringError:

@@ -6,13 +6,17 @@ import os
 import re
 import sys
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from typing import Final
+from urllib.parse import unquote
 
 from mcp_tasks.errors import UsageError
 from mcp_tasks.stores.base import Store
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.stores.origin import short_hash
 from mcp_tasks.stores.sqlite import SqliteStore
+
+_SQLITE: Final = "sqlite:///"
+_WHAT_TO_WRITE: Final = "use sqlite:///FILE (or sqlite:////ABSOLUTE/FILE) or memory://, or pass a Store object"
 
 
 def store_from_url(url: str) -> Store:
@@ -21,14 +25,34 @@ def store_from_url(url: str) -> Store:
     Raises:
         UsageError: The URL names no store this release knows.
     """
-    parts = urlsplit(url)
-    if parts.scheme == "memory":
+    if url == "memory://":
         return MemoryStore()
-    if parts.scheme == "sqlite" and not parts.netloc and len(parts.path) > 1:
-        return SqliteStore(Path(unquote(parts.path[1:])))
-    raise UsageError(
-        f"{url!r} names no store; use sqlite:///FILE (or sqlite:////ABSOLUTE/FILE) or memory://, or pass a Store object"
-    )
+    if problem := _problem_with(url):
+        raise UsageError(f"{url!r} names no store{problem}")
+    return SqliteStore(Path(unquote(url.removeprefix(_SQLITE))))
+
+
+def _problem_with(url: str) -> str:
+    """What is wrong with a URL that should name a file. Nothing in it is ever dropped: it would be another file."""
+    if url.startswith("memory:"):
+        return ": memory:// is all there is to say of memory"
+    if not url.startswith("sqlite:"):
+        return f"; {_WHAT_TO_WRITE}"
+    if not url.startswith(_SQLITE):
+        rest = url.removeprefix("sqlite:")
+        file = rest.lstrip("/") or "tasks.db"
+        # One slash is how an absolute path begins.
+        absolute = file if rest.startswith("/") and not rest.startswith("//") else "var/lib/x.db"
+        return (
+            f": after sqlite: come three slashes and the file (sqlite:///{file}), or four for an absolute path "
+            f"(sqlite:////{absolute})"
+        )
+    if url == _SQLITE:
+        return f": the file is missing; {_WHAT_TO_WRITE}"
+    for mark, written in ("?", "%3F"), ("#", "%23"):
+        if mark in url:
+            return f": it takes no options after {mark!r}, and in the name of a file that is written {written}"
+    return ""
 
 
 def default_store(server_name: str, origin: str) -> Store:
@@ -36,9 +60,17 @@ def default_store(server_name: str, origin: str) -> Store:
 
     Not in the working directory: a stdio server is started by its host, wherever that happens to be. The name says
     which server of which program it is (`origin_of`), so that two programs never share a file by accident.
+
+    Raises:
+        UsageError: `MCP_TASKS_URL` in the environment names no store.
     """
     url = os.environ.get("MCP_TASKS_URL")
-    return store_from_url(url) if url else SqliteStore(state_folder() / _file_name(server_name, origin))
+    if not url:
+        return SqliteStore(state_folder() / _file_name(server_name, origin))
+    try:
+        return store_from_url(url)
+    except UsageError as exc:
+        raise UsageError(f"the environment variable MCP_TASKS_URL: {exc}") from None
 
 
 def state_folder() -> Path:

@@ -24,9 +24,10 @@ from mcp_types.version import LATEST_MODERN_VERSION
 
 from mcp_tasks.core import InputRequest, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.actor import Actor
+from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.json_bytes import decode_json
 from mcp_tasks.engines import LocalEngine
-from mcp_tasks.errors import TaskWasCancelled, UnknownTask
+from mcp_tasks.errors import TaskWasCancelled, UnknownTask, UsageError
 from mcp_tasks.protocol.answers import check_answers
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.runtime import TaskRuntime
@@ -43,6 +44,10 @@ ALL_CAPABILITIES: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}, "
 LIMIT = timedelta(seconds=10)
 """How long, in real time, a test waits for its tool before it fails."""
 
+UNANSWERED_FOR = timedelta(seconds=1)
+"""How long, in real time, a tool may wait for an answer that `result` does not give. Not no time at all: the tool may
+have a deadline of its own around the question (`asyncio.timeout`), of which nothing is known here."""
+
 
 class TaskTester:
     """Runs the tools of a server as tasks, in memory, on a clock that the test moves.
@@ -52,9 +57,16 @@ class TaskTester:
         tasks: Its `Tasks` object. Its own store and engine are not touched.
         state: What the tools find as their lifespan context.
         concurrency: How many tools run at a time.
+
+    Raises:
+        UsageError: The two are something else, or the other way round.
     """
 
     def __init__(self, server: MCPServer[Any], tasks: Tasks, *, state: Any = None, concurrency: int = 100) -> None:
+        if not isinstance(server, MCPServer) or not isinstance(tasks, Tasks):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(
+                f"TaskTester(server, tasks) takes an MCPServer and its Tasks, in this order; got {server!r}, {tasks!r}"
+            )
         self.clock: FakeClock = FakeClock()
         self.store: MemoryStore = MemoryStore()
         self._server = server
@@ -120,7 +132,8 @@ class TaskTester:
 
     async def until_asked(self, task_id: str, count: int = 1) -> Mapping[str, InputRequest]:
         """Wait until the tool has at least `count` open questions; all of them, by key."""
-        record = await self._until(task_id, lambda task: len(task.inputs.outstanding) >= count, f"ask {count} thing(s)")
+        what = "asking" if count == 1 else f"asking {count} things at a time"
+        record = await self._until(task_id, lambda task: len(task.inputs.outstanding) >= count, what)
         return record.inputs.outstanding
 
     async def answer(
@@ -165,7 +178,11 @@ class TaskTester:
         """Let the tools come to where they wait, let time pass, and let what is due happen.
 
         The time that passes is that of durable sleeps and time-outs, not the event loop's.
+
+        Raises:
+            InvalidDuration: It is not a `timedelta`.
         """
+        check_duration("by", by, zero=True)
         await self.settle()
         self.clock.advance(by)
         self.runtime.alarms.stir()
@@ -199,15 +216,19 @@ class TaskTester:
 
     async def finish(self, task_id: str) -> TaskRecord:
         """Wait until the task has ended."""
-        return await self._until(task_id, lambda task: task.is_final, "end")
+        return await self._until(task_id, lambda task: task.is_final, "ending")
 
     async def result(self, task_id: str) -> CallToolResult:
         """Wait until the task has ended; what the call would have returned, or raised.
 
+        Where something else is to answer meanwhile, or a deadline of the tool's own is to pass, wait with `finish`.
+
         Raises:
+            AssertionError: The tool waits for an answer that nobody gave, or does not end.
             MCPError: The task failed.
             TaskWasCancelled: It was cancelled.
         """
+        await self._check_answered(task_id)
         record = await self.finish(task_id)
         outcome = await self.runtime.outcome(task_id)
         if record.status is TaskStatus.CANCELLED or outcome is None:
@@ -222,8 +243,30 @@ class TaskTester:
         record = await self.runtime.wait_until(task_id, lambda task: task.is_final or condition(task), LIMIT)
         if record is None or not condition(record):
             now = await self.record(task_id)
-            raise AssertionError(f"the tool did not {what}; the task is {now.status.value}: {now.status_message or ''}")
+            said = f": {now.status_message}" if now.status_message else ""
+            if now.is_final:
+                raise AssertionError(f"the tool ended ({now.status.value}) without {what}{said}")
+            seconds = f"{LIMIT.total_seconds():g} s"
+            raise AssertionError(f"after {seconds} without {what}, the task is {now.status.value}{said}")
         return record
+
+    async def _check_answered(self, task_id: str) -> None:
+        """Wait until the task has ended, or only waits for an answer, which is then a mistake of the test."""
+        asked: Mapping[str, InputRequest] = {}
+        with anyio.move_on_after(LIMIT.total_seconds()):
+            quiet_since = anyio.current_time()
+            while anyio.current_time() - quiet_since < UNANSWERED_FOR.total_seconds():
+                record = await self.runtime.wait_until(task_id, lambda task: task.is_final or _asks(task), LIMIT)
+                if record is None or record.is_final:
+                    return
+                if record.inputs.outstanding != asked or task_id in self.runtime.at_work():
+                    quiet_since = anyio.current_time()
+                asked = record.inputs.outstanding
+                await anyio.sleep(0.005)
+            questions = "; ".join(f"{key!r}: {_words(question)}" for key, question in asked.items())
+            raise AssertionError(
+                f"the task waits for an answer to {questions}. Give it with tester.answer({task_id!r}, ...) first"
+            )
 
     async def _start(self) -> None:
         self._engine = LocalEngine(self._concurrency)
@@ -231,6 +274,16 @@ class TaskTester:
             self._server, store=self.store, engine=self._engine, clock=self.clock, state=self._state
         )
         await self._runtime.start()
+
+
+def _asks(record: TaskRecord) -> bool:
+    return bool(record.inputs.outstanding)
+
+
+def _words(question: InputRequest) -> str:
+    """A question as the test's author will know it again."""
+    message = question.params.get("message")
+    return message if isinstance(message, str) else question.method
 
 
 def _client(record: TaskRecord) -> Actor:

@@ -1,0 +1,71 @@
+"""The checks of values that authors give: each says what the option is called, what it was given, and what it takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+
+from mcp_tasks.errors import InvalidOption
+
+
+def check_number(name: str, value: object, least: int) -> None:
+    """Refuse what is not a whole number of at least so much.
+
+    Raises:
+        InvalidOption: It is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidOption(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Refuse what is not one of a few words.
+
+    Raises:
+        InvalidOption: It is not.
+    """
+    if not isinstance(value, str) or value not in choices:
+        *others, last = map(repr, choices)
+        raise InvalidOption(f"{name} must be {', '.join(others)} or {last}, got {value!r}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse what is not a bool: to Python, "no" is true.
+
+    Raises:
+        InvalidOption: It is not.
+    """
+    if not isinstance(value, bool):
+        raise InvalidOption(f"{name} must be True or False, got {value!r}")
+
+
+def check_text(name: str, value: object) -> None:
+    """Refuse what is not a string, or an empty one.
+
+    Raises:
+        InvalidOption: It is not, or is empty.
+    """
+    if not isinstance(value, str) or not value:
+        raise InvalidOption(f"{name} must be a non-empty string, got {value!r}")
+
+
+def check_function(name: str, value: object, example: str) -> None:
+    """Refuse what is not a plain function: what cannot be called, and what would have to be awaited.
+
+    Raises:
+        InvalidOption: It is not; the message shows the example.
+    """
+    if not callable(value):
+        raise InvalidOption(f"{name} must be a function, such as {example}; got {value!r}")
+    if inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(getattr(value, "__call__", None)):  # noqa: B004
+        raise InvalidOption(f"{name} must be a plain function (def), because nothing awaits it; got {value!r}")
+
+
+def check_instance(name: str, value: object, kind: type) -> None:
+    """Refuse what is not an object of that class.
+
+    Raises:
+        InvalidOption: It is not.
+    """
+    if not isinstance(value, kind):
+        raise InvalidOption(f"{name} must be a {kind.__name__}, got {value!r}: write {name}={kind.__name__}(...)")
