@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -19,8 +18,7 @@ from mcp_tasks.runtime import Ending, Run, TaskRuntime
 from mcp_tasks.runtime.queue_sweep import BATCH, PAGES
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import IdPage
-from mcp_tasks.stores.sqlite import SqliteStore
-from tests.unit.running import Seconds, create, ok, running, until, until_final
+from tests.unit.running import Seconds, create, ok, running, until
 from tests.unit.virtual_time import VirtualTimeLoop
 
 pytestmark = pytest.mark.anyio
@@ -165,24 +163,6 @@ async def create_many(runtime: TaskRuntime, tool: str, count: int, *, timers: bo
         for record in records:
             group.start_soon(runtime.store.create, record, TaskRequest(name=tool, arguments={}))
     return records
-
-
-@pytest.mark.parametrize("timers", [False, True])
-async def test_tasks_that_cannot_be_run_here_do_not_keep_back_one_that_can(tmp_path: Path, timers: bool) -> None:
-    async def at_once(run: Run) -> Ending:
-        return ok()
-
-    # On a clock that stands still, so what was submitted once is left alone from then on.
-    store, clock = SqliteStore(tmp_path / "tasks.db"), Seconds()
-    async with running(at_once, store=store, monotonic=clock) as runtime:
-        stuck = await create_many(runtime, "missing", 5 * BATCH, timers=timers)
-        queue = runtime.janitor.queue
-        for _ in stuck[::BATCH]:
-            await queue.sweep()
-            await anyio.sleep(0.1)
-        (task,) = await create_many(runtime, "tool", 1, timers=timers)
-        await queue.sweep()
-        await until_final(runtime, task)
 
 
 async def test_a_sweep_looks_at_so_many_pages_and_the_next_goes_on_from_there() -> None:

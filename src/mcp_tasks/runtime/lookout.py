@@ -82,19 +82,23 @@ class Lookout:
 
     async def _follow_hints(self) -> None:
         unseen, to_look_at = anyio.create_memory_object_stream[str](MAX_UNSEEN)
-        # Apart: however slow the store is, hints reach the runs of this process.
-        starting = asyncio.create_task(self._start_queued(to_look_at), name="mcp-tasks-queued")
-        try:
-            async with self._runtime.store.notifier().listen(origin=self._runtime) as hints, unseen:
-                async for hint in hints:
-                    self._runtime.hints.put(hint)
-                    run = self._runtime.run_of(hint.task_id)
-                    if run is None:
-                        self._consider(hint, unseen)
-                    elif hint.version > run.record.version:
-                        await self._refresh(run)
-        finally:
-            starting.cancel()
+        with unseen, to_look_at:
+            # Apart: however slow the store is, hints reach the runs of this process.
+            starting = asyncio.create_task(self._start_queued(to_look_at), name="mcp-tasks-queued")
+            try:
+                async with self._runtime.store.notifier().listen(origin=self._runtime) as hints:
+                    async for hint in hints:
+                        await self._hear(hint, unseen)
+            finally:
+                starting.cancel()
+
+    async def _hear(self, hint: Hint, unseen: MemoryObjectSendStream[str]) -> None:
+        self._runtime.hints.put(hint)
+        run = self._runtime.run_of(hint.task_id)
+        if run is None:
+            self._consider(hint, unseen)
+        elif hint.version > run.record.version:
+            await self._refresh(run)
 
     def _consider(self, hint: Hint, unseen: MemoryObjectSendStream[str]) -> None:
         """Have a task looked at that another process may have queued, if it could be started here."""
@@ -115,10 +119,9 @@ class Lookout:
 
     async def _start_queued(self, unseen: MemoryObjectReceiveStream[str]) -> None:
         """Start tasks that other processes queued, for as long as there is room."""
-        async with unseen:
-            async for task_id in unseen:
-                if self._could_start(task_id):
-                    await self._start_if_queued(task_id)
+        async for task_id in unseen:
+            if self._could_start(task_id):
+                await self._start_if_queued(task_id)
 
     async def _start_if_queued(self, task_id: str) -> None:
         runtime = self._runtime
