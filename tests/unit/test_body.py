@@ -185,6 +185,13 @@ async def test_what_a_plain_call_would_refuse_fails_the_task(returned: Any, vers
     assert error == {"code": -32603, "message": "Handler returned an invalid result"}
 
 
+@pytest.mark.parametrize("returned", ["", "text", [], [("content", 1)], False])
+async def test_what_is_not_an_object_at_all_is_an_internal_error(returned: Any) -> None:
+    async with running_tools(_low_level(lambda _: returned)) as runtime:
+        error, _ = await outcome_of(runtime, (await finish(runtime, call_of("any"))).id)
+    assert error == {"code": -32603, "message": "Internal server error"}
+
+
 async def test_an_object_without_a_mark_is_refused_in_the_era_that_has_marks() -> None:
     async with running_tools(_low_level(lambda _: {"content": []})) as runtime:
         error, _ = await outcome_of(runtime, (await finish(runtime, call_of("any"))).id)

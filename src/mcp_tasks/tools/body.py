@@ -106,7 +106,7 @@ def _params(request: TaskRequest, responses: JsonObject | None, state: str | Non
 def _neutral_result(request: TaskRequest, result: Any) -> JsonObject:
     """The result as the newest era has it, which is the one that can say most, without its mark."""
     with _returned_by(request.name):
-        dumped = _marked(request, _dumped(result) if isinstance(result, BaseModel) else dict(result or {}))
+        dumped = _marked(request, _as_object(result))
         # Structured content may be nearly all of a result, and no schema says anything about it. That of a model is
         # plain JSON by now, and there is nothing to gain from another pass over it.
         structured = dumped.pop("structuredContent", None) if isinstance(result, BaseModel) else None
@@ -116,6 +116,15 @@ def _neutral_result(request: TaskRequest, result: Any) -> JsonObject:
             raise _InvalidResult
     del neutral["resultType"]
     return neutral if structured is None else {**neutral, "structuredContent": structured}
+
+
+def _as_object(result: Any) -> dict[str, Any]:
+    """What a handler returned, as the SDK reads it."""
+    if isinstance(result, BaseModel):
+        return _dumped(result)
+    if result is None or isinstance(result, dict):
+        return dict(cast("dict[str, Any]", result or {}))
+    raise TypeError(f"a tool returned {type(result).__name__}; expected a model, a dict or None")
 
 
 def _marked(request: TaskRequest, dumped: dict[str, Any]) -> dict[str, Any]:
