@@ -11,8 +11,10 @@ from mcp_tasks.client.transport import ServerTransport, stdio_transport
 from mcp_tasks.core.record import Progress
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import (
+    InvalidOption,
     InvalidResponse,
     QuestionUnanswered,
+    TasksError,
     TaskWasCancelled,
     UnknownTask,
     WaitAbandoned,
@@ -21,6 +23,7 @@ from mcp_tasks.errors import (
 from mcp_tasks.wire.parse import TaskSnapshot
 
 __all__ = [
+    "InvalidOption",
     "InvalidResponse",
     "Ledger",
     "LedgerEntry",
@@ -36,6 +39,7 @@ __all__ = [
     "TaskStatus",
     "TaskWasCancelled",
     "TasksClient",
+    "TasksError",
     "UnknownTask",
     "WaitAbandoned",
     "WaitTimedOut",
