@@ -95,13 +95,18 @@ def _nested(depth: int) -> Any:
     ],
     ids=["half a character in a key", "nested", "an object", "bytes"],
 )
-async def test_a_result_that_cannot_be_written_fails_the_task_and_says_why(place: str, value: Any, why: str) -> None:
+async def test_a_result_that_cannot_be_written_fails_the_task_and_says_why(
+    place: str, value: Any, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
     fields = {place: value}
     async with running_tools(_low_level(lambda _: CallToolResult(content=[], **fields))) as runtime:
         ended = await finish(runtime, call_of("any"))
         error, _ = await outcome_of(runtime, ended.id)
     assert ended.status is TaskStatus.FAILED
     assert error["message"].startswith(f"The result of tool 'any' {why}")
+    # The whole id is all it takes to see the task, and the author's mistake needs no traceback of ours.
+    assert ended.id not in caplog.text
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 _ICON = Icon(src="https://example.com/a.png", mime_type="image/png", sizes=["48x48"])

@@ -82,7 +82,7 @@ async def honoured(runtime: TaskRuntime, task_ids: Sequence[str], owner: str | N
             continue
         except TaskUnreadable as exc:
             # Told to whoever asks for it; the stream is for the others.
-            logger.error("no notifications for a task: %s", exc)
+            logger.error("no notifications for task %s…: %s", task_id[:12], exc.why)
             continue
         own.append(task_id)
     return own

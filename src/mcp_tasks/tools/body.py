@@ -59,8 +59,9 @@ class ToolBody:
                 responses = await run.ask_all(questions_in(question, request.client_capabilities))
                 params = _params(request, responses, question.get("requestState"))
         except Exception as exc:
-            if not isinstance(exc, MCPError | RpcError):
-                logger.exception("the run of task %s failed", run.record.id)
+            if not isinstance(exc, MCPError | RpcError | UsageError):
+                # The id is cut short: whoever knows all of it can see the task.
+                logger.exception("the run of task %s… failed", run.record.id[:12])
             return Failure(describe(exc))
 
     def _context(self, run: Run) -> RequestContext:
