@@ -15,6 +15,7 @@ from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, CallTo
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel
 
+from mcp_tasks.adapters.era import Era
 from mcp_tasks.adapters.sdk_listen import serve_listening
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.json_bytes import LARGE, decode_in_pieces, decode_json
@@ -90,11 +91,15 @@ class SdkAdapter:
     Args:
         protocol: What answers.
         stopping: Returns once the process is told to stop; streams end then.
+        eras: The older eras that are served beside the newest.
     """
 
-    def __init__(self, protocol: TasksProtocol, stopping: Callable[[], Awaitable[object]]) -> None:
+    def __init__(
+        self, protocol: TasksProtocol, stopping: Callable[[], Awaitable[object]], eras: Sequence[Era] = ()
+    ) -> None:
         self._protocol = protocol
         self._stopping = stopping
+        self._eras = {version: era for era in eras for version in era.versions}
 
     def methods(self) -> Sequence[MethodBinding]:
         """The tasks methods. Which era has which of them is for the protocol to say."""
@@ -107,7 +112,10 @@ class SdkAdapter:
         ]
 
     async def middleware(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
-        """What must be done before the SDK looks at a request: of everything else it costs one comparison."""
+        """What must be done before the SDK looks at a request: of everything else it costs a look-up or two."""
+        if ctx.protocol_version not in _MODERN:
+            era = self._eras.get(ctx.protocol_version)
+            return await call_next(ctx) if era is None else await era.serve(ctx, call_next)
         if ctx.method == "tools/call":
             if ctx.params is not None and "task" in ctx.params:
                 return await call_next(_without_task(ctx))
@@ -152,8 +160,6 @@ def _without_task(ctx: RequestContext) -> RequestContext:
 
     SEP-2663: servers MUST treat the field as unknown. The SDK still knows it, and would refuse a malformed one.
     """
-    if ctx.protocol_version not in _MODERN:
-        return ctx
     return replace(ctx, params={name: value for name, value in (ctx.params or {}).items() if name != "task"})
 
 

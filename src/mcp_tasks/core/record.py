@@ -91,6 +91,9 @@ class TaskRecord:
         announced: Whether the caller has been told of the task, or is about to be. Until then its tool may still answer
             on the original call, and nobody can come back for it.
         trial: How the current (or last) run is watched, after runs were lost: by itself, or beside others like it.
+        session: The session in which the task was made, for eras and callers that have sessions. It scopes listings and
+            owns nothing.
+        parent: The task in whose run this one was started.
     """
 
     id: str
@@ -113,6 +116,8 @@ class TaskRecord:
     lost: int = 0
     trial: Trial | None = None
     announced: bool = True
+    session: str | None = None
+    parent: str | None = None
     namespace: str = ""
     version: int = 1
 

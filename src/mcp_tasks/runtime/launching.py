@@ -39,6 +39,8 @@ class Launching:
         poll_interval: timedelta | None,
         announced: bool,
         key: str | None,
+        session: str | None,
+        parent: str | None,
     ) -> TaskRecord:
         """A new task, durable on return, that runs or is queued.
 
@@ -57,6 +59,8 @@ class Launching:
             retention=retention,
             poll_interval=poll_interval,
             announced=announced,
+            session=session,
+            parent=parent,
             namespace=runtime.namespace,
         )
         slot = self._reserve()

@@ -193,6 +193,8 @@ class TaskRuntime:
         poll_interval: timedelta | None = None,
         announced: bool = True,
         key: str | None = None,
+        session: str | None = None,
+        parent: str | None = None,
     ) -> TaskRecord:
         """A new task, durable on return, that runs or is queued; or the one that stands under the idempotency `key`.
 
@@ -201,7 +203,14 @@ class TaskRuntime:
                 original call, until `announce`.
         """
         return await self._launching.launch(
-            request, owner=owner, retention=retention, poll_interval=poll_interval, announced=announced, key=key
+            request,
+            owner=owner,
+            retention=retention,
+            poll_interval=poll_interval,
+            announced=announced,
+            key=key,
+            session=session,
+            parent=parent,
         )
 
     async def announce(self, record: TaskRecord) -> TaskRecord:

@@ -63,6 +63,7 @@ class Lifecycle:
     def __init__(self, setup: Setup, catalogue: Catalogue) -> None:
         self.extension_given: bool = False
         self.middleware: ServerMiddleware[Any] | None = None
+        self.on_start: Sequence[Callable[[AnyServer], None]] = ()
         self._setup = setup
         self._catalogue = catalogue
         self._store = setup.store
@@ -176,6 +177,8 @@ class Lifecycle:
         await self._enter(server, host, state)
         if self.middleware is not None and self.middleware not in server.middleware:
             server.middleware.append(self.middleware)
+        for started in self.on_start:
+            started(server)
         try:
             yield
         finally:

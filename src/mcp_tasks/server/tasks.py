@@ -22,6 +22,7 @@ from mcp.server.context import CallNext, HandlerResult
 from mcp.server.extension import Extension, MethodBinding, compose_tool_call_handler
 from mcp_types import CallToolRequestParams
 
+from mcp_tasks.adapters.era import EraParts
 from mcp_tasks.adapters.sdk import SdkAdapter
 from mcp_tasks.core.values import check_flag, check_function, check_instance, check_text
 from mcp_tasks.engines import Engine
@@ -31,8 +32,10 @@ from mcp_tasks.runtime import Observer, Settings, TaskRuntime
 from mcp_tasks.server.calls import Augment, Calls
 from mcp_tasks.server.catalogue import Catalogue
 from mcp_tasks.server.choice import chosen_engine, chosen_observers, chosen_store
+from mcp_tasks.server.eras import older_eras
 from mcp_tasks.server.lifecycle import Lifecycle, Setup
 from mcp_tasks.server.marks import Mark
+from mcp_tasks.server.offers import ServedOffers
 from mcp_tasks.server.options import UNSET, TaskOptions, ToolOptions, Unset, chosen_ttl, options_from
 from mcp_tasks.server.stopping import until_told_to_stop
 from mcp_tasks.server.wiring import Lifespan, Wiring, check_lifespan, half_wired
@@ -141,8 +144,16 @@ class Tasks(Extension):
             principal=principal,
             require_name_header=require_name_header,
         )
-        self._adapter = SdkAdapter(protocol, lifecycle.stopping)
+        parts = EraParts(
+            runtime=lifecycle.runtime,
+            protocol=protocol,
+            offers=ServedOffers(self._catalogue),
+            stopping=lifecycle.stopping,
+        )
+        eras = older_eras(parts)
+        self._adapter = SdkAdapter(protocol, lifecycle.stopping, eras)
         lifecycle.middleware = self._adapter.middleware
+        lifecycle.on_start = [era.start for era in eras]
         self._calls = Calls(self._catalogue, protocol, self._adapter, lifecycle.runtime, augment)
         self._is_wired = False
 

@@ -71,6 +71,13 @@ class OwnedBy:
     owner: str
 
 
+@dataclass(frozen=True, slots=True)
+class InSession:
+    """The tasks that were made in one session, whoever owns them."""
+
+    session: str
+
+
 class Anyone(Enum):
     """Whose tasks to list, where that is not one owner."""
 
@@ -84,7 +91,7 @@ UNOWNED: Final = Anyone.UNOWNED
 EVERYBODY: Final = Anyone.EVERYBODY
 """All tasks, whoever owns them: for operators, never for a client."""
 
-Whose: TypeAlias = OwnedBy | Literal[Anyone.UNOWNED, Anyone.EVERYBODY]
+Whose: TypeAlias = OwnedBy | InSession | Literal[Anyone.UNOWNED, Anyone.EVERYBODY]
 """Whose tasks to list. There is no default: who lists must say it."""
 
 

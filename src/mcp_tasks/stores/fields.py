@@ -47,6 +47,8 @@ _STATE_TYPES: _Types = {
     "message": str,
     "worker": str,
     "announced": bool,
+    "session": str,
+    "parent": str,
     "progress": list,
     "inputs": dict,
 }
@@ -124,6 +126,10 @@ def state_fields(record: TaskRecord) -> dict[str, Any]:
         state["trial"] = record.trial
     if not record.announced:
         state["announced"] = False
+    if record.session is not None:
+        state["session"] = record.session
+    if record.parent is not None:
+        state["parent"] = record.parent
     _put_times(state, record)
     return state
 
@@ -155,6 +161,8 @@ def record_from(task_id: str, namespace: str, fields: JsonObject) -> TaskRecord:
         lost=fields.get("lost", 0),
         trial=fields.get("trial"),
         announced=fields.get("announced", True),
+        session=fields.get("session"),
+        parent=fields.get("parent"),
         version=fields["version"],
     )
 
