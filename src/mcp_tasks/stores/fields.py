@@ -47,6 +47,7 @@ _STATE_TYPES: _Types = {
     "message": str,
     "worker": str,
     "announced": bool,
+    "isError": bool,
     "session": str,
     "parent": str,
     "progress": list,
@@ -116,6 +117,8 @@ def state_fields(record: TaskRecord) -> dict[str, Any]:
         state["message"] = record.status_message
     if record.progress is not None:
         state["progress"] = [record.progress.progress, record.progress.total, record.progress.message]
+    if record.is_error:
+        state["isError"] = True
     if record.inputs.used:
         state["inputs"] = _inputs(record.inputs)
     if record.worker is not None:
@@ -149,6 +152,7 @@ def record_from(task_id: str, namespace: str, fields: JsonObject) -> TaskRecord:
         status_message=fields.get("message"),
         progress=None if progress is None else _progress_from(*progress),
         inputs=InputBook() if inputs is None else _inputs_from(inputs),
+        is_error=fields.get("isError", False),
         created_at=from_micros(fields["created"]),
         updated_at=from_micros(fields["updated"]),
         finished_at=_instant(fields.get("finished")),
