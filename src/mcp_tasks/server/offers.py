@@ -11,18 +11,20 @@ from mcp_tasks.server.marks import Mark
 
 
 class ServedOffers:
-    """The offers of one server, by what its author said of its tools."""
+    """The offers of one server, by what its author said of its tools, prompts and resources."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
 
     def methods(self) -> frozenset[str]:
         """The methods whose calls may be tasks."""
-        return frozenset({"tools/call"})
+        return self._catalogue.reads.methods() | {"tools/call"}
 
     async def find(self, method: str, name: str) -> Offer | None:
-        """The offer for the tool of that name; None if there is no such tool."""
-        tool = await self._catalogue.tool(name) if method == "tools/call" else None
+        """The offer for the tool or prompt of that name, or the resource of that URI; None if there is none."""
+        if method != "tools/call":
+            return await self._read(method, name)
+        tool = await self._catalogue.tool(name)
         if tool is None:
             return None
         mark = tool.mark
@@ -33,6 +35,19 @@ class ServedOffers:
             retention=mark.options.retention(self._catalogue.usual),
             poll_interval=mark.options.poll_interval,
             problem_with=lambda arguments: _problem(mark, arguments),
+        )
+
+    async def _read(self, method: str, name: str) -> Offer | None:
+        read = await self._catalogue.read(method, name)
+        if read is None:
+            return None
+        if read.options is None:
+            return Offer(support="forbidden")
+        return Offer(
+            support=read.options.mode,
+            retention=read.options.retention(self._catalogue.usual),
+            poll_interval=read.options.poll_interval,
+            problem_with=read.problem_with,
         )
 
 
