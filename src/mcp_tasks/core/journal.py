@@ -18,8 +18,8 @@ class JournalEntry:
 
     `ask`: a question was put, under `key`. `answer`: its answer arrived. `refusal`: it was answered with an error; of a
     kind of its own, so that no client can send an answer that looks like one. `timer`: a sleep began, and ends at
-    `value`. `step`: a step ended, with `value`. `done`: the tool was handed the end of a question or a timer, or gave up
-    on one or on a step; `value` says which. The order of `step` and `done` entries is the order in which the tool
+    `value`. `step`: a step ended, with `value`. `done`: the tool was handed the end of a question or a timer, or gave
+    up on one or on a step; `value` says which. The order of `step` and `done` entries is the order in which the tool
     learned of things.
 
     Attributes:

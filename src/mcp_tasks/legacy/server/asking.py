@@ -168,7 +168,8 @@ class OpenQuestions:
         failures = 0
         while True:
             try:
-                return await self._write(record, key, answer)
+                await self._write(record, key, answer)
+                return
             except ValueNotStorable as exc:
                 logger.warning("an answer to task %s… cannot be stored: %s", record.id[:12], exc)
                 answer = _NOT_STORABLE

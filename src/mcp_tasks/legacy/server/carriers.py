@@ -20,6 +20,7 @@ from mcp_tasks.tools.channel import require_capability
 
 logger: Final = logging.getLogger(__name__)
 
+
 class StreamLost(Exception):
     """The stream was closed before an answer came."""
 
@@ -91,7 +92,7 @@ def _related_params(task_id: str, question: InputRequest) -> dict[str, Any]:
 
 
 class _Question(BaseModel):
-    """A request that the SDK sends, and whose answer it leaves alone: it goes by `method`, and knows none of that name."""
+    """A request whose answer the SDK hands on unchecked: it checks by `method`, and knows none of that name."""
 
     method: ClassVar[str] = "mcp_tasks/question"
     asked: str = Field(serialization_alias="method")

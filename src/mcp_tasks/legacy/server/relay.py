@@ -82,7 +82,7 @@ class Relay:
         self._questions.send(task_id)
 
     async def _follow(self, runtime: TaskRuntime, record: TaskRecord) -> TaskRecord | Exception | None:
-        """The task once it has ended; None if it is gone. Returned, not raised: out of a group it would come wrapped."""
+        """The task once it has ended; None if it is gone. Nothing is raised: out of a group it would come wrapped."""
         with runtime.hints.listen([record.id]) as hints:
             while True:
                 try:

@@ -205,9 +205,7 @@ class Sessions:
         runtime = self._parts.runtime()
         with runtime.hints.listen(()) as inbox:
             session.listen(runtime, inbox)
-            await Pushes(
-                session, runtime, audience=self.audience, questions=self.questions, inbox=inbox
-            ).keep_telling()
+            await Pushes(session, runtime, audience=self.audience, questions=self.questions, inbox=inbox).keep_telling()
 
     async def _end(self, session: Session, key: _Key) -> None:
         if self._sessions.get(key) is session:
