@@ -108,7 +108,7 @@ class OpenQuestions:
             asking.sent[key] = self._start(asking.record, key, question, carrier)
 
     async def leave(self, carrier: Carrier, task_id: str) -> None:
-        """The stream of a request is about to end: cancel what was asked on it, and ask it elsewhere if there is a way."""
+        """The stream of a request is about to end: cancel what was asked on it, and ask elsewhere if there is a way."""
         carrier.is_open = False
         unanswered = [sent for sent in self._on(carrier, task_id) if not sent.is_answered]
         for sent in unanswered:
