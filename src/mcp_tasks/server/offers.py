@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from mcp_tasks.adapters.era import Offer
 from mcp_tasks.server.catalogue import Catalogue
 from mcp_tasks.server.marks import Mark
+from mcp_tasks.server.options import DEFAULT_MAX_TTL, TaskOptions
 
 
 class ServedOffers:
-    """The offers of one server, by what its author said of its tools, prompts and resources."""
+    """The offers of one server, by what its author said of its tools, prompts and resources.
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    Args:
+        max_ttl: The longest that a caller may have a task kept for, unless its tool keeps tasks for longer anyway.
+    """
+
+    def __init__(self, catalogue: Catalogue, max_ttl: timedelta = DEFAULT_MAX_TTL) -> None:
         self._catalogue = catalogue
+        self._max_ttl = max_ttl
 
     def methods(self) -> frozenset[str]:
         """The methods whose calls may be tasks."""
@@ -30,12 +39,8 @@ class ServedOffers:
         mark = tool.mark
         if mark is None:
             return Offer(support="forbidden")
-        return Offer(
-            support=mark.options.mode,
-            retention=mark.options.retention(self._catalogue.usual),
-            poll_interval=mark.options.poll_interval,
-            problem_with=lambda arguments: _problem(mark, arguments),
-        )
+        problem_with = partial(_problem, mark)
+        return replace(self._offer(mark.options), problem_with=problem_with, may_refuse=mark.may_refuse)
 
     async def _read(self, method: str, name: str) -> Offer | None:
         read = await self._catalogue.read(method, name)
@@ -43,11 +48,16 @@ class ServedOffers:
             return None
         if read.options is None:
             return Offer(support="forbidden")
+        return replace(self._offer(read.options), problem_with=read.problem_with)
+
+    def _offer(self, options: TaskOptions) -> Offer:
+        retention = options.retention(self._catalogue.usual)
         return Offer(
-            support=read.options.mode,
-            retention=read.options.retention(self._catalogue.usual),
-            poll_interval=read.options.poll_interval,
-            problem_with=read.problem_with,
+            support=options.mode,
+            retention=retention,
+            max_retention=None if retention is None else max(retention, self._max_ttl),
+            poll_interval=options.poll_interval,
+            immediate_response=options.immediate_response,
         )
 
 

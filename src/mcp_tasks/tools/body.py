@@ -30,7 +30,7 @@ from pydantic import BaseModel, ValidationError
 
 from mcp_tasks.core import InputRequest, JsonObject, TaskRequest
 from mcp_tasks.core.text import valid_json
-from mcp_tasks.errors import UsageError
+from mcp_tasks.errors import AnswerRefused, UsageError
 from mcp_tasks.protocol.errors import RpcError, describe
 from mcp_tasks.runtime import AskedOnCall, Ending, Failure, Run, Success
 from mcp_tasks.runtime.context import current_run
@@ -83,7 +83,7 @@ class ToolBody:
         except _IsAskedOnCall:
             return AskedOnCall()
         except Exception as exc:
-            if not isinstance(exc, MCPError | RpcError | UsageError):
+            if not isinstance(exc, MCPError | RpcError | UsageError | AnswerRefused):
                 # The id is cut short: whoever knows all of it can see the task.
                 logger.exception("the run of task %s… failed", run.record.id[:12])
             return Failure(describe(exc))
