@@ -28,12 +28,14 @@ SOURCE = Path(mcp_tasks.__file__).parent
 
 _BELOW_RUNTIME = ("errors", "core", "stores", "engines")
 _BELOW_PROTOCOL = (*_BELOW_RUNTIME, "wire", "runtime")
-_BELOW_SERVER = (*_BELOW_PROTOCOL, "protocol", "tools", "adapters")
+_BELOW_SERVER = (*_BELOW_PROTOCOL, "protocol", "tools", "adapters", "failure")
 _EVERYTHING_SHIPPED = (*_BELOW_SERVER, "server", "client")
 
 PARTS: Mapping[str, Sequence[str]] = {
     "errors": (),
     "core": ("errors",),
+    # An error of ours that is one of the SDK's as well: for those who raise it.
+    "failure": ("errors",),
     "wire": ("errors", "core"),
     "stores": ("errors", "core"),
     "engines": ("errors", "core"),
@@ -44,11 +46,11 @@ PARTS: Mapping[str, Sequence[str]] = {
     "adapters": (*_BELOW_PROTOCOL, "protocol", "tools"),
     "server": (*_BELOW_SERVER, "legacy.server"),
     # Needs no database driver, and never meets the server.
-    "client": ("errors", "core", "wire", "legacy.client"),
+    "client": ("errors", "core", "wire", "failure", "legacy.client"),
     # The older era. Imported by the two modules that pass it in, and by nothing else (see `PASSED_IN_BY`).
     "legacy": (),
     "legacy.server": _BELOW_SERVER,
-    "legacy.client": ("errors", "core", "wire", "client"),
+    "legacy.client": ("errors", "core", "wire", "failure", "client"),
     "cli": (*_EVERYTHING_SHIPPED, PACKAGE),
     # `python -m mcp_tasks`: the command.
     "__main__": ("cli",),
@@ -67,7 +69,9 @@ IMPURE = frozenset({"asyncio", "logging", "os", "random", "secrets", "socket", "
 """What of the standard library `core` has no use for: no waiting, clock, chance, disk or log."""
 
 # Not `protocol`: its rules hold whichever way a request came in.
-SDK = frozenset({"tools", "adapters", "server", "client", "legacy.server", "legacy.client", "cli", "testing"})
+SDK = frozenset(
+    {"failure", "tools", "adapters", "server", "client", "legacy.server", "legacy.client", "cli", "testing"}
+)
 WIRE_TYPES = SDK | {"wire", "protocol"}
 # The runtime keeps what steps return, models too; it knows no shape of the wire.
 MODELS = WIRE_TYPES | {"runtime"}
