@@ -1,0 +1,1 @@
+"""The older era at a server."""
