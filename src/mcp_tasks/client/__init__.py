@@ -7,7 +7,7 @@ from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle
 from mcp_tasks.client.http import reconnecting_http
 from mcp_tasks.client.ledger import Ledger, LedgerEntry
 from mcp_tasks.client.poller import Patience
-from mcp_tasks.client.transport import ServerTransport, stdio_transport
+from mcp_tasks.client.transport import ServerTransport, stdio_transport, with_tasks
 from mcp_tasks.core.record import Progress
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import (
@@ -49,4 +49,5 @@ __all__ = [
     "resume_task",
     "start_task",
     "stdio_transport",
+    "with_tasks",
 ]
