@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import anyio
 from mcp.shared.exceptions import MCPError
-from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, REQUEST_TIMEOUT, ErrorData, JSONRPCRequest, RequestId
+from mcp_types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT, ErrorData, JSONRPCRequest, RequestId
 
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.pacing import backoff
@@ -197,6 +197,9 @@ class DrivenTask:
             raise _of_task(self.id, MCPError.from_error_data(outcome))
         if isinstance(outcome, ErrorData):
             return replace(snapshot, error=outcome.model_dump(by_alias=True, mode="json", exclude_none=True))
+        if snapshot.status is TaskStatus.FAILED and "content" not in outcome:
+            # Some servers have nothing more to say of a failure than the state says.
+            return replace(snapshot, error={"code": INTERNAL_ERROR, "message": snapshot.message or "The task failed"})
         return replace(snapshot, result=outcome)
 
     async def _fetch(self) -> JsonObject | ErrorData:

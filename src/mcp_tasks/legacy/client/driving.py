@@ -10,6 +10,7 @@ server offers it, as a server of the newer era would have decided by itself.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final
@@ -60,6 +61,8 @@ class LegacyTasks:
         self._slots = Slots()
         self._tasks: WeakValueDictionary[str, DrivenTask] = WeakValueDictionary()
         self._tokens: WeakValueDictionary[str | int, DrivenTask] = WeakValueDictionary()
+        # Until whoever had them made comes for them; the last ones are enough, should somebody never come.
+        self._new: deque[DrivenTask] = deque(maxlen=100)
         self._calls = DrivenCalls(wire, self._call)
 
     @property
@@ -214,17 +217,18 @@ class LegacyTasks:
     async def _create(self, params: Mapping[str, Any], *, ttl: timedelta | None) -> TaskSnapshot | JsonObject:
         meta = dict(mapping(params.get("_meta")))
         token: str | int = meta.setdefault("progressToken", self._wire.new_id())
-        made: list[tuple[TaskSnapshot, DrivenTask]] = []
+        made: list[TaskSnapshot] = []
 
         def register(result: dict[str, Any]) -> None:
             # Before the next message is looked at: it may be a question of this very task.
             snapshot = read_created(result)
             if snapshot is not None:
                 task = self._tokens[token] = self.task(snapshot.id)
-                made.append((snapshot, task))
+                self._new.append(task)
+                made.append(snapshot)
 
         wanted = {} if ttl is None else {"ttl": milliseconds(ttl)}
         result = await self._wire.request(
             "tools/call", {**params, "_meta": meta, "task": wanted}, timeout=None, on_result=register
         )
-        return made[0][0] if made else result
+        return made[0] if made else result
