@@ -18,7 +18,15 @@ from typing import Any, Final
 
 import anyio
 from mcp.shared.exceptions import MCPError
-from mcp_types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT, ErrorData, JSONRPCRequest, RequestId
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    REQUEST_TIMEOUT,
+    ErrorData,
+    JSONRPCRequest,
+    RequestId,
+)
 
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.pacing import backoff

@@ -27,6 +27,7 @@ from mcp_types import (
 )
 
 from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.record import Progress
 from mcp_tasks.errors import InvalidResponse, UsageError
 from mcp_tasks.legacy.client.connection import Connection
 from mcp_tasks.legacy.client.driven_calls import DrivenCalls
@@ -42,6 +43,9 @@ logger: Final = logging.getLogger(__name__)
 
 MAX_PAGES: Final = 10_000
 """Pages of tasks that a server may list; more is a list that never ends."""
+
+MAX_EARLY: Final = 100
+"""Questions that may be there before the tasks that ask them."""
 
 
 class LegacyTasks:
@@ -64,6 +68,9 @@ class LegacyTasks:
         # Until whoever had them made comes for them; the last ones are enough, should somebody never come.
         self._new: deque[DrivenTask] = deque(maxlen=100)
         self._calls = DrivenCalls(wire, self._call)
+        # What comes before the answer that says which task it belongs to: over HTTP that is another stream.
+        self._creating: dict[str | int, Progress | None] = {}
+        self._early: list[JSONRPCRequest] = []
 
     @property
     def is_spoken(self) -> bool:
@@ -149,8 +156,7 @@ class LegacyTasks:
             case JSONRPCNotification():
                 return None if self._noticed(message.method, message.params or {}) else message
             case JSONRPCRequest() if "task" not in (message.params or {}):
-                known = self._tasks.get(related_task_id(message.params) or "")
-                return None if known is not None and known.asks(message) else message
+                return None if self._kept_back(message) else message
             case _:
                 pass
         return message
@@ -174,6 +180,17 @@ class LegacyTasks:
                     task.hinted()
                 return False
 
+    def _kept_back(self, request: JSONRPCRequest) -> bool:
+        """Whether a request of the server is a question of a task, which waits here for its answer."""
+        task_id = related_task_id(request.params)
+        known = self._tasks.get(task_id or "")
+        if known is not None:
+            return known.asks(request)
+        if task_id is None or not self._creating or len(self._early) >= MAX_EARLY:
+            return False
+        self._early.append(request)
+        return True
+
     def _progressed(self, params: Mapping[str, Any]) -> bool:
         token = params.get("progressToken")
         by_token = self._tokens.get(token) if isinstance(token, str | int) else None
@@ -181,6 +198,8 @@ class LegacyTasks:
         progress = read_progress(params)
         if task is not None and progress is not None:
             task.progressed(progress)
+        elif token in self._creating:
+            self._creating[token] = progress
         # A token of the session's own is the session's as well.
         return isinstance(token, str) and by_token is not None
 
@@ -223,12 +242,31 @@ class LegacyTasks:
             # Before the next message is looked at: it may be a question of this very task.
             snapshot = read_created(result)
             if snapshot is not None:
-                task = self._tokens[token] = self.task(snapshot.id)
-                self._new.append(task)
                 made.append(snapshot)
+                self._begin(snapshot.id, token)
 
         wanted = {} if ttl is None else {"ttl": milliseconds(ttl)}
-        result = await self._wire.request(
-            "tools/call", {**params, "_meta": meta, "task": wanted}, timeout=None, on_result=register
-        )
+        self._creating[token] = None
+        try:
+            result = await self._wire.request(
+                "tools/call", {**params, "_meta": meta, "task": wanted}, on_result=register
+            )
+        finally:
+            self._creating.pop(token, None)
+            self._sort_early()
         return made[0] if made else result
+
+    def _begin(self, task_id: str, token: str | int) -> None:
+        task = self._tokens[token] = self.task(task_id)
+        self._new.append(task)
+        progress = self._creating.get(token)
+        if progress is not None:
+            task.progressed(progress)
+        self._sort_early()
+
+    def _sort_early(self) -> None:
+        """Hand early questions to their tasks; those of unknown tasks to the session, when no task is being made."""
+        early, self._early = self._early, []
+        for request in early:
+            if not self._kept_back(request):
+                self._wire.spawn(self._wire.deliver(request))
