@@ -47,6 +47,7 @@ class ServerTransport:
     Attributes:
         address: What the ledger knows the server by; empty if nobody said.
         wire: The connection, message by message, once the client has entered the transport.
+        is_unused: Whether no client has entered it yet.
     """
 
     _unused: ClassVar[WeakSet[ServerTransport]] = WeakSet()
@@ -54,6 +55,7 @@ class ServerTransport:
     def __init__(self, address: str, inner: AbstractAsyncContextManager[Any]) -> None:
         self.address = address
         self.wire: Wire | None = None
+        self.is_unused = True
         self._inner = inner
         self._handlers: list[Callable[[Wire], Handler]] = []
         self._mark = _Mark("ours")
@@ -71,10 +73,15 @@ class ServerTransport:
 
     async def __aenter__(self) -> tuple[Any, Any]:
         self._unused.discard(self)
+        self.is_unused = False
         read, write = await self._inner.__aenter__()
         self.wire = wire = Wire(read, write)
-        for handler in self._handlers:
-            wire.add(handler(wire))
+        try:
+            for handler in self._handlers:
+                wire.add(handler(wire))
+        except BaseException as exc:
+            await self.__aexit__(type(exc), exc, exc.__traceback__)
+            raise
         wire.add(_Marking(self))
         wire.start()
         return wire.streams

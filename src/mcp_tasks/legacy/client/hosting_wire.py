@@ -33,8 +33,10 @@ AUGMENTABLE: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def tasks_capability(declared: Mapping[str, Any]) -> dict[str, Any] | None:
-    """`capabilities.tasks` for a client that declares these capabilities; None if it has no callback for any of them."""
-    requests = {name: {verb: {}} for name, verb in AUGMENTABLE.values() if declared.get(name) is not None}
+    """`capabilities.tasks` for a client that declares these; None if it has a callback for nothing that can be one."""
+    requests: dict[str, dict[str, dict[str, Any]]] = {
+        name: {verb: {}} for name, verb in AUGMENTABLE.values() if declared.get(name) is not None
+    }
     return {"list": {}, "cancel": {}, "requests": requests} if requests else None
 
 
