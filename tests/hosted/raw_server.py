@@ -178,7 +178,8 @@ class Host:
         self.meta.append(context.meta)
         try:
             if self.report is not None and context.meta is not None:
-                await context.session.send_progress_notification(context.meta["progress_token"], self.report)
+                token = context.meta.get("progress_token", "")
+                await context.session.send_progress_notification(token, self.report)  # pyright: ignore[reportDeprecated]
             await self.ready.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
@@ -190,6 +191,13 @@ class Host:
         self.asked.append("sample")
         await self.ready.wait()
         return CreateMessageResult(role="assistant", content=TextContent(type="text", text="Hi"), model="m")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return when it is so."""
+    with anyio.fail_after(PATIENCE):
+        while not condition():  # noqa: ASYNC110 - what is waited for is another's state
+            await anyio.sleep(0.01)
 
 
 @asynccontextmanager

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 from mcp_types import ElicitResult, ErrorData
 
 from mcp_tasks.client import Hosting, TasksClient
-from tests.hosted.raw_server import ELICIT, RELATED, Host, RawServer, Refused, connected
+from tests.hosted.raw_server import ELICIT, RELATED, Host, RawServer, Refused, connected, until
 
 pytestmark = pytest.mark.anyio
 
@@ -25,7 +25,7 @@ async def host() -> Host:
 @pytest.mark.requirement("hosted/declares")
 async def test_the_handshake_declares_what_there_are_callbacks_for(host: Host) -> None:
     async with connected(host) as server:
-        requests = {"sampling": {"createMessage": {}}, "elicitation": {"create": {}}}
+        requests: dict[str, Any] = {"sampling": {"createMessage": {}}, "elicitation": {"create": {}}}
         assert server.client_capabilities["tasks"] == {"list": {}, "cancel": {}, "requests": requests}
     async with connected(host, samples=False) as server:
         assert server.client_capabilities["tasks"]["requests"] == {"elicitation": {"create": {}}}
@@ -103,7 +103,8 @@ async def test_an_error_of_the_callback_is_the_error_of_the_result(host: Host) -
         assert shown["statusMessage"] == "User rejected"
         with pytest.raises(Refused) as refused:
             await server.ask("tasks/result", {"taskId": task["taskId"]})
-        assert (refused.value.code, refused.value.message, refused.value.data) == (-1, "User rejected", {"why": "no"})
+        assert (refused.value.code, refused.value.message) == (-1, "User rejected")
+        assert refused.value.data == {"why": "no", "_meta": {RELATED: {"taskId": task["taskId"]}}}
 
 
 @pytest.mark.requirement("hosted/failed-message")
@@ -119,12 +120,14 @@ async def test_an_answer_that_is_none_fails_the_task(host: Host) -> None:
 async def test_a_task_is_cancelled_before_the_answer_and_its_callback_with_it(host: Host) -> None:
     async with connected(host) as server:
         task = await server.create()
-        await _until(lambda: host.asked == ["Approve?"])
+        await until(lambda: host.asked == ["Approve?"])
         waiting = await server.send("tasks/result", {"taskId": task["taskId"]})
         cancelled = await server.ask("tasks/cancel", {"taskId": task["taskId"]})
         assert cancelled["status"] == "cancelled"
-        assert "error" in await waiting
-        await _until(lambda: host.cancelled == 1)
+        error = (await waiting)["error"]
+        assert error["code"] == -32800
+        assert error["data"] == {"_meta": {RELATED: {"taskId": task["taskId"]}}}
+        await until(lambda: host.cancelled == 1)
         host.ready.set()
         assert await server.status(task["taskId"]) == "cancelled"
 
@@ -246,15 +249,8 @@ async def test_a_second_connection_to_the_same_server_sees_its_tasks_and_takes_t
     async with connected(host, tasks=tasks) as one:
         async with connected(host, tasks=tasks) as two:
             task = await two.create()
-            await _until(lambda: host.asked == ["Approve?"])
+            await until(lambda: host.asked == ["Approve?"])
             assert await one.status(task["taskId"]) == "working"
-        await _until(lambda: len(host.asked) == 2)
+        await until(lambda: len(host.asked) == 2)
         host.ready.set()
         assert (await one.ask("tasks/result", {"taskId": task["taskId"]}))["action"] == "accept"
-
-
-async def _until(condition: object) -> None:
-    assert callable(condition)
-    with anyio.fail_after(10):
-        while not condition():
-            await asyncio.sleep(0.01)
