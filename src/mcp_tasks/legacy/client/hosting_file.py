@@ -19,7 +19,6 @@ from typing import Any, Final
 from mcp_tasks.core.pacing import expires_at
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.core.text import is_valid_text
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
 
 APPLICATION_ID: Final = int.from_bytes(b"MCPH", "big")
@@ -72,6 +71,11 @@ _ABANDONED: Final = """
         AND coalesce((SELECT seen FROM owners WHERE owners.owner = tasks.owner), updated) + retention <= :before
 """
 
+_LEFT: Final = """
+    DELETE FROM owners WHERE owner NOT IN (SELECT owner FROM tasks)
+        AND owner NOT IN (SELECT value FROM json_each(:connected))
+"""
+
 _COUNTS: Final = """
     SELECT count(*) FILTER (WHERE owner = :owner AND finished IS NULL), count(*) FILTER (WHERE owner = :owner), count(*)
     FROM tasks
@@ -105,9 +109,6 @@ class HostedFile:
 
     def get(self, owner: str, task_id: str) -> TaskRecord | None:
         """A task of this owner."""
-        # Half a character, which JSON can spell, is no text to SQLite, and in no id of ours.
-        if not is_valid_text(task_id):
-            return None
         found = self._records("SELECT * FROM records WHERE owner = ? AND task_id = ?", (owner, task_id))
         return found[0][1] if found else None
 
@@ -147,8 +148,9 @@ class HostedFile:
 
         `seen_before` is now, less how old the news of a connection may be.
         """
-        self._run(_ABANDONED, {"before": _micros(seen_before), "connected": json.dumps(list(connected))})
-        self._run("DELETE FROM owners WHERE owner NOT IN (SELECT owner FROM tasks)", ())
+        here = json.dumps(list(connected))
+        self._run(_ABANDONED, {"before": _micros(seen_before), "connected": here})
+        self._run(_LEFT, {"connected": here})
 
     def _json(self, statement: str, task_id: str) -> dict[str, Any]:
         rows = self._run(statement, (task_id,))

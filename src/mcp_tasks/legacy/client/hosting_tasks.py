@@ -133,7 +133,11 @@ class ServerTasks:
 
     async def detach(self, runner: Runner) -> None:
         """The connection has ended."""
-        self._hosted.sweep()
+        try:
+            # From now on its time runs.
+            self._hosted.file.saw(self._owner, self._hosted.now())
+        except StoreError as exc:
+            logger.warning("the end of a connection was not noted: %s", exc)
         await self._runs.detach(runner)
 
     def create(self, method: str, request: Mapping[str, Any], requested_ttl: timedelta | None) -> TaskRecord:
