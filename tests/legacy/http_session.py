@@ -26,6 +26,7 @@ class Stream:
         self.messages: list[Message] = []
         self.is_over = False
         self.status = 0
+        self.request_id = 0
         self._changed = asyncio.Event()
 
     def put(self, message: Message) -> None:
@@ -66,7 +67,6 @@ class HttpSession:
     def __init__(self, wire: HttpWire, session_id: str) -> None:
         self.session_id = session_id
         self._wire = wire
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(self, method: str, **params: Any) -> Message:
         """The answer to a request, result or error."""
@@ -83,7 +83,7 @@ class HttpSession:
 
     async def until_status(self, task_id: str, wanted: str) -> None:
         with anyio.fail_after(PATIENCE):
-            while await self.status(task_id) != wanted:
+            while await self.status(task_id) != wanted:  # noqa: ASYNC110 - what a poll shows is what is tested
                 await anyio.sleep(0.02)
 
     async def result(self, task_id: str) -> str:
@@ -95,7 +95,7 @@ class HttpSession:
         """A request and the stream of its answer; leaving hangs up."""
         request = legacy_request(method, params)
         stream = Stream()
-        stream.request_id = request["id"]  # type: ignore[attr-defined]
+        stream.request_id = request["id"]
         async with self._reading(stream, "POST", json.dumps(request)):
             yield stream
 

@@ -31,8 +31,9 @@ from mcp_tasks.runtime import TaskRuntime
 
 logger: Final = logging.getLogger(__name__)
 
-LEAVE_LIMIT: Final = 6.0
-"""Seconds to wait for questions that are being cancelled. The SDK gives itself five to send that."""
+LEAVE_LIMIT: Final = 1.0
+"""Seconds to wait until questions are cancelled at the client. A server that is being shut down cannot send that any
+more, and is not to be kept."""
 
 
 _NOT_STORABLE: Final = AnswerRefused(INTERNAL_ERROR, "The client's answer cannot be stored")
@@ -106,22 +107,29 @@ class OpenQuestions:
                 sent.cancel()
             asking.sent[key] = self._start(asking.record, key, question, carrier)
 
-    async def leave(self, carrier: Carrier, task_ids: Iterable[str]) -> None:
-        """A stream goes away for good: cancel what was asked on it, and ask it elsewhere if there is a way."""
+    async def leave(self, carrier: Carrier, task_id: str) -> None:
+        """The stream of a request is about to end: cancel what was asked on it, and ask elsewhere if there is a way."""
         carrier.is_open = False
-        named = list(task_ids)
-        unanswered = [sent for task_id in named for sent in self._on(carrier, task_id) if not sent.is_answered]
+        unanswered = [sent for sent in self._on(carrier, task_id) if not sent.is_answered]
         for sent in unanswered:
             sent.cancel()
         if waiting := [sent.waiting for sent in unanswered if sent.waiting is not None]:
-            # Before anything else is sent: after its answer, a stream carries nothing more.
+            # Before the request is answered: after its answer, a stream carries nothing more.
             with anyio.move_on_after(LEAVE_LIMIT, shield=True):
                 await asyncio.wait(waiting)
-        for task_id in named:
-            if self._audience.has_task(task_id):
-                self.send(task_id)
-            else:
-                self._tasks.pop(task_id, None)
+        self._ask_elsewhere(task_id)
+
+    def lose(self, carrier: Carrier, task_ids: Iterable[str]) -> None:
+        """The connection of a stream has ended: ask elsewhere if there is a way. The SDK ends what was asked on it."""
+        carrier.is_open = False
+        for task_id in task_ids:
+            self._ask_elsewhere(task_id)
+
+    def _ask_elsewhere(self, task_id: str) -> None:
+        if self._audience.has_task(task_id):
+            self.send(task_id)
+        else:
+            self._tasks.pop(task_id, None)
 
     def _carrier(self, task_id: str, question: InputRequest) -> Carrier | None:
         carriers = self._audience.carriers(task_id)

@@ -51,7 +51,7 @@ class Relay:
             with self._audience.waiting(OpenResult(record.id, carrier, session)):
                 return await self._wait(ctx, record, carrier)
         finally:
-            await self._questions.leave(carrier, [record.id])
+            await self._questions.leave(carrier, record.id)
 
     async def _wait(self, ctx: RequestContext, record: TaskRecord, carrier: Carrier | None) -> TaskRecord:
         exchange = exchange_of(ctx)

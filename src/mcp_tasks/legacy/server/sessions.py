@@ -164,7 +164,7 @@ class Sessions:
         try:
             await self._tell(session)
         finally:
-            await self._end(session, key)
+            self._end(session, key)
 
     def stream_opened(self, http_session: str, *, resumed: bool) -> None:
         """A session has a stream of its own from now on."""
@@ -207,13 +207,13 @@ class Sessions:
             session.listen(runtime, inbox)
             await Pushes(session, runtime, audience=self.audience, questions=self.questions, inbox=inbox).keep_telling()
 
-    async def _end(self, session: Session, key: _Key) -> None:
+    def _end(self, session: Session, key: _Key) -> None:
         if self._sessions.get(key) is session:
             del self._sessions[key]
         task_ids = list(session.followed)
         session.close()
         if session.own is not None:
-            await self.questions.leave(session.own, task_ids)
+            self.questions.lose(session.own, task_ids)
 
     def _forget(self, key: _Key, session_id: str) -> None:
         session = self._sessions.get(key)
