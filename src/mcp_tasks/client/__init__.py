@@ -1,6 +1,6 @@
 """The client side of the extension: calls that wait for tasks by themselves, and handles for those who want them."""
 
-from mcp_tasks.client.calls import call_tool, pending_tasks, resume_task, start_task
+from mcp_tasks.client.calls import call_tool, list_tasks, pending_tasks, resume_task, start_task
 from mcp_tasks.client.eras import Hosting
 from mcp_tasks.client.extension import TasksClient
 from mcp_tasks.client.failure import TaskFailed
@@ -46,6 +46,7 @@ __all__ = [
     "WaitAbandoned",
     "WaitTimedOut",
     "call_tool",
+    "list_tasks",
     "pending_tasks",
     "reconnecting_http",
     "resume_task",

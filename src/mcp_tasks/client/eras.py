@@ -1,15 +1,26 @@
-"""The older era that a client speaks: the one place of this room that names it."""
+"""Which older eras of tasks a client speaks: the one place of the client that knows of them."""
 
 from __future__ import annotations
 
 import secrets
+from typing import TYPE_CHECKING
 
-from mcp_tasks.client.transport import ServerTransport
+from mcp_tasks.client.port import OlderTasks
+from mcp_tasks.client.wire import Wire
+from mcp_tasks.legacy.client.driving import LegacyTasks
 from mcp_tasks.legacy.client.hosting import Hosting
 from mcp_tasks.legacy.client.hosting_peer import HostedPeer
 from mcp_tasks.legacy.client.hosting_tasks import HostedTasks
 
-__all__ = ["HostedTasks", "Hosting", "host_over"]
+if TYPE_CHECKING:
+    from mcp_tasks.client.transport import ServerTransport
+
+__all__ = ["HostedTasks", "Hosting", "host_over", "older_tasks"]
+
+
+def older_tasks(wire: Wire) -> OlderTasks | None:
+    """Tasks of the era before the extension, on one connection; None if none is spoken."""
+    return LegacyTasks(wire)
 
 
 def host_over(transport: ServerTransport, hosted: HostedTasks, *, server: str | None, identity: str) -> None:

@@ -5,11 +5,14 @@ connected to. So these transports put a mark into the `_meta` of what concerns t
 session: an object of this process, which no server can send, stands for "came over this connection".
 
 Each connection passes through a `Wire` (see `client.wire`), where the older era of tasks is spoken beside the session,
-and where whatever else is to see the messages is added with `ServerTransport.use`.
+and where whatever else is to see the messages is added with `ServerTransport.use`. In that era the SDK shows an
+extension nothing of a call, so the transport introduces itself: a notification of its own, with its mark, reaches the
+`TasksClient` of its client, if there is one, before the client has its first answer.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import shlex
@@ -22,12 +25,21 @@ from typing import Any, ClassVar, Final, TextIO, cast
 from urllib.parse import urlsplit, urlunsplit
 from weakref import WeakSet
 
+import anyio
 from mcp.client.stdio import StdioServerParameters, stdio_client
-from mcp_types import JSONRPCMessage, JSONRPCNotification, JSONRPCResponse
+from mcp_types import JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse, RequestId
 
+from mcp_tasks.client.eras import older_tasks
+from mcp_tasks.client.port import Finish, OlderTasks
 from mcp_tasks.client.wire import Handler, Wire
 
 TASK_NOTIFICATION: Final = "notifications/tasks"
+
+INTRODUCTION: Final = "notifications/mcp-tasks/transport"
+"""The notification by which a transport makes itself known. Never on a wire: servers that send it say nothing by it."""
+
+_INTRODUCING: Final = 0.05
+"""Seconds for the introduction, which takes some turns of the event loop; with no `TasksClient`, nobody replies."""
 
 _TRANSPORT_META_KEY: Final = "mcp-tasks/transport"
 
@@ -48,6 +60,7 @@ class ServerTransport:
         address: What the ledger knows the server by; empty if nobody said.
         wire: The connection, message by message, once the client has entered the transport.
         is_unused: Whether no client has entered it yet.
+        older: Tasks of the older era on that connection, where this package has them.
     """
 
     _unused: ClassVar[WeakSet[ServerTransport]] = WeakSet()
@@ -56,8 +69,10 @@ class ServerTransport:
         self.address = address
         self.wire: Wire | None = None
         self.is_unused = True
+        self.older: OlderTasks | None = None
         self._inner = inner
         self._handlers: list[Callable[[Wire], Handler]] = []
+        self._met = asyncio.Event()
         self._mark = _Mark("ours")
         self._mark.transport = self
         if address:
@@ -82,6 +97,10 @@ class ServerTransport:
         except BaseException as exc:
             await self.__aexit__(type(exc), exc, exc.__traceback__)
             raise
+        self.older = older_tasks(wire)
+        if self.older is not None:
+            wire.add(self.older)
+            wire.add(_Introduction(self, wire, self.older))
         wire.add(_Marking(self))
         wire.start()
         return wire.streams
@@ -92,6 +111,17 @@ class ServerTransport:
         if self.wire is not None:
             await self.wire.close()
         return await self._inner.__aexit__(exc_type, exc, traceback)
+
+    def introduce(self, finish: Finish) -> None:
+        """A `TasksClient` is there: it sees the tasks to their ends that calls on this connection become."""
+        if self.older is not None:
+            self.older.finish = finish
+        self._met.set()
+
+    async def met(self) -> None:
+        """Return when a `TasksClient` has introduced itself, or shortly after."""
+        with anyio.move_on_after(_INTRODUCING):
+            await self._met.wait()
 
     @classmethod
     def is_any_unused(cls) -> bool:
@@ -123,6 +153,34 @@ class _Marking:
             case _:
                 pass
         return message
+
+
+class _Introduction:
+    """Holds the answer to the handshake back until the `TasksClient` of the client, if any, knows the transport."""
+
+    def __init__(self, transport: ServerTransport, wire: Wire, older: OlderTasks) -> None:
+        self._transport = transport
+        self._wire = wire
+        self._older = older
+        self._handshake: RequestId | None = None
+
+    def outgoing(self, message: JSONRPCMessage) -> JSONRPCMessage | None:
+        if isinstance(message, JSONRPCRequest) and message.method == "initialize":
+            self._handshake = message.id
+        return message
+
+    def incoming(self, message: JSONRPCMessage) -> JSONRPCMessage | None:
+        if not isinstance(message, JSONRPCResponse) or message.id != self._handshake or not self._older.is_offered:
+            return message
+        self._wire.spawn(self._introduce(message))
+        return None
+
+    async def _introduce(self, answer: JSONRPCResponse) -> None:
+        params: dict[str, Any] = {}
+        self._transport.put_mark(params)
+        await self._wire.deliver(JSONRPCNotification(jsonrpc="2.0", method=INTRODUCTION, params=params))
+        await self._transport.met()
+        await self._wire.deliver(answer)
 
 
 def transport_in(meta: Any) -> ServerTransport | None:

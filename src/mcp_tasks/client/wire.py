@@ -15,7 +15,8 @@ whole connection waits with it; what takes time is begun with `spawn`, which end
 - `request` something of the server, with ids that no session uses, and get the bare result, or the server's error as
   an `MCPError`. A request that is given up is cancelled at the server.
 - `notify` the server, and `reply` to a request of the server that a handler swallowed.
-- `deliver` a message to the session as if the server had sent it: the answer to a call that a handler swallowed.
+- `forward` a message of the session that a handler swallowed, `answer` it in the server's place, `deliver` any other
+  message as if the server had sent it, and `ask` the session something as a server would: its callbacks answer.
 
 A handler that raises is logged and passed over: the message goes on as it was.
 """
@@ -25,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextvars import Context
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
@@ -81,7 +82,8 @@ class Wire:
         self._ids = 0
         # A session that supplies ids of its own choosing does not choose one of these.
         self._prefix = f"mcp-tasks-{secrets.token_hex(4)}"
-        self._pending: dict[RequestId, asyncio.Future[dict[str, Any]]] = {}
+        self._pending: dict[RequestId, _Pending] = {}
+        self._asked: dict[RequestId, _Pending] = {}
         self._background: set[asyncio.Task[Any]] = set()
         self._pump: asyncio.Task[None] | None = None
         self._closed = False
@@ -121,24 +123,29 @@ class Wire:
         return background
 
     async def request(
-        self, method: str, params: Mapping[str, Any] | None = None, *, timeout: float | None = None
+        self,
+        method: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        on_result: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
         """Ask the server something, and wait for its answer: the bare result.
 
         Args:
             timeout: Seconds to wait at most; None for as long as it takes.
+            on_result: Called with the result before anybody sees the server's next message.
 
         Raises:
             MCPError: The server's own error; `REQUEST_TIMEOUT` if there was no answer in time; `CONNECTION_CLOSED` if
                 the connection has ended.
         """
         request_id = self.new_id()
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._pending[request_id] = answer
+        pending = self._pending[request_id] = _Pending(on_result)
         try:
             await self._send(_request(request_id, method, params))
             with anyio.fail_after(timeout):
-                return await answer
+                return await pending.outcome
         except TimeoutError:
             await self._give_up(request_id, "timed out")
             raise MCPError(code=REQUEST_TIMEOUT, message=f"Request {method!r} timed out") from None
@@ -147,6 +154,26 @@ class Wire:
             raise
         finally:
             self._pending.pop(request_id, None)
+
+    async def ask(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Ask the session something as the server would, and wait for the answer of its callbacks.
+
+        Raises:
+            MCPError: The session's own error; `CONNECTION_CLOSED` if the connection has ended.
+        """
+        request_id = self.new_id()
+        pending = self._asked[request_id] = _Pending()
+        try:
+            if self._closed:
+                raise _connection_closed()
+            await self.deliver(_request(request_id, method, params))
+            return await pending.outcome
+        except asyncio.CancelledError:
+            with anyio.move_on_after(FAREWELL, shield=True):
+                await self.deliver(_notification("notifications/cancelled", {"requestId": request_id}))
+            raise
+        finally:
+            self._asked.pop(request_id, None)
 
     def new_id(self) -> str:
         """An id that no request of this connection has; a progress token for one, which shares the ids' space."""
@@ -167,6 +194,14 @@ class Wire:
             MCPError: `CONNECTION_CLOSED`: the connection has ended.
         """
         await self._send(_reply(request_id, outcome))
+
+    async def forward(self, message: JSONRPCMessage) -> None:
+        """Send a message of the session that a handler swallowed on to the server after all."""
+        try:
+            await self._send(message)
+        except MCPError as exc:
+            if isinstance(message, JSONRPCRequest):
+                await self.answer(message.id, exc.error)
 
     async def answer(self, request_id: RequestId, outcome: Mapping[str, Any] | ErrorData) -> None:
         """Answer a request of the session that a handler swallowed."""
@@ -214,7 +249,7 @@ class Wire:
             return item
         message = item.message
         if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id in self._pending:
-            _settle(self._pending[message.id], message)
+            self._pending[message.id].settle(message)
             return None
         for handler in self._handlers:
             try:
@@ -228,6 +263,9 @@ class Wire:
         return item if message is item.message else SessionMessage(message, item.metadata)
 
     def _outgoing(self, message: JSONRPCMessage) -> JSONRPCMessage | None:
+        if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id in self._asked:
+            self._asked[message.id].settle(message)
+            return None
         for handler in self._handlers:
             try:
                 seen = handler.outgoing(message)
@@ -254,9 +292,8 @@ class Wire:
     def _end(self) -> None:
         """Nothing comes any more: nobody waits for it any longer."""
         self._closed = True
-        for answer in self._pending.values():
-            if not answer.done():
-                answer.set_exception(_connection_closed())
+        for pending in (*self._pending.values(), *self._asked.values()):
+            pending.fail(_connection_closed())
 
     def _finished(self, work: asyncio.Task[Any]) -> None:
         self._background.discard(work)
@@ -327,13 +364,32 @@ class _ToServer:
         await self.aclose()
 
 
-def _settle(answer: asyncio.Future[dict[str, Any]], message: JSONRPCResponse | JSONRPCError) -> None:
-    if answer.done():
-        return
-    if isinstance(message, JSONRPCError):
-        answer.set_exception(MCPError.from_error_data(message.error))
-    else:
-        answer.set_result(message.result)
+class _Pending:
+    """A request that waits for its answer."""
+
+    def __init__(self, on_result: Callable[[dict[str, Any]], None] | None = None) -> None:
+        self.outcome: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        # An error that nobody is left to hear of is no accident.
+        self.outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._on_result = on_result
+
+    def settle(self, message: JSONRPCResponse | JSONRPCError) -> None:
+        """Take the answer."""
+        if isinstance(message, JSONRPCError):
+            self.fail(MCPError.from_error_data(message.error))
+        elif not self.outcome.done():
+            try:
+                if self._on_result is not None:
+                    self._on_result(message.result)
+            except Exception as exc:
+                self.outcome.set_exception(exc)
+            else:
+                self.outcome.set_result(message.result)
+
+    def fail(self, exc: Exception) -> None:
+        """There is no answer."""
+        if not self.outcome.done():
+            self.outcome.set_exception(exc)
 
 
 def _request(request_id: str, method: str, params: Mapping[str, Any] | None) -> JSONRPCRequest:
