@@ -1,7 +1,7 @@
 """The manifest: every MUST and SHOULD of both eras, with its tests or the reason why it has none.
 
 `tests/spec/test_manifest.py` reads it both ways: no entry without its tests, no marked test without its entry. What
-SEP-2663 says is in `calls`, `lifecycle`, `errors`, `transport` and `eras`, and tested in `tests/spec`; in `clients`, and
+SEP-2663 says is in `calls`, `lifecycle`, `errors`, `transport` and `eras`, tested in `tests/spec`, and in `clients`,
 tested in `tests/client`. What 2025-11-25 says is in the modules that begin with `older`, and tested in
 `tests/spec/legacy` with whatever other folders mark.
 """
