@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeAlias
 
+import anyio
 from mcp.server import MCPServer
 from mcp.server.auth.provider import OAuthAuthorizationServerProvider
 from mcp.server.auth.settings import AuthSettings
@@ -127,6 +128,15 @@ def _add_answering_tools(server: MCPServer[Any], mark: Mark) -> None:
         await ctx.report_progress(1, 2, "half")
         [content] = await ctx.read_resource("memo://greeting")
         return str(content.content)
+
+    @server.tool()
+    @mark
+    async def linger(ctx: Context) -> str:
+        """Long enough for a client to lose its stream meanwhile."""
+        await ctx.report_progress(1, 2, "half")
+        await anyio.sleep(0.3)
+        await ctx.report_progress(2, 2, "all")
+        return "lingered"
 
 
 def _add_asking_tools(server: MCPServer[Any], mark: Mark) -> None:

@@ -28,6 +28,7 @@ from starlette.types import ASGIApp
 from mcp_tasks import Tasks
 from mcp_tasks.server import ListChanges
 from tests.conformance.everything_server import MemoryEvents
+from tests.everything import oauth
 from tests.everything.lowlevel import build_lowlevel
 from tests.everything.server import build
 from tests.helpers.process import ENVIRONMENT, ROOT, STOP_LIMIT
@@ -61,16 +62,18 @@ def command(*arguments: str) -> list[str]:
 
 
 @contextmanager
-def site_process() -> Generator[str]:
-    """A process that serves all of them over HTTP while the block lasts; gives its base URL."""
+def site_process(what: str = "http", *arguments: str) -> Generator[str]:
+    """A process that serves them over HTTP while the block lasts, or the one behind OAuth; gives its base URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(64)
         listener.set_inheritable(True)
         port, number = listener.getsockname()[1], listener.fileno()
-        process = subprocess.Popen(command("http", "--fd", str(number)), cwd=ROOT, env=ENVIRONMENT, pass_fds=[number])
+        url = f"http://127.0.0.1:{port}"
+        started = command(what, "--fd", str(number), "--url", url, *arguments)
+        process = subprocess.Popen(started, cwd=ROOT, env=ENVIRONMENT, pass_fds=[number])
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield url
         assert process.poll() is None, f"the servers ended by themselves with {process.returncode}"
     finally:
         process.terminate()
@@ -112,6 +115,12 @@ def site() -> Starlette:
     return Starlette(routes=routes, lifespan=lifespan)
 
 
+def protected(url: str, tasks: Tasks | None) -> Starlette:
+    """A server that is its own authorization server."""
+    server = build(tasks, auth=oauth.settings(url), provider=oauth.Agreeable(url))
+    return server.streamable_http_app()
+
+
 def _no_tasks() -> None:
     return None
 
@@ -133,17 +142,19 @@ def _app(server: MCPServer[Any], way: str, options: Mapping[str, Any]) -> ASGIAp
 def main() -> None:
     """Serve until stopped."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("transport", choices=("stdio", "http"))
+    parser.add_argument("transport", choices=("stdio", "http", "oauth"))
     parser.add_argument("--fd", type=int)
+    parser.add_argument("--url")
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--low", action="store_true")
     parser.add_argument("--changes", action="store_true")
     options = parser.parse_args()
-    if options.transport == "http":
-        config = uvicorn.Config(site(), log_level="warning", timeout_graceful_shutdown=1)
+    tasks = None if options.plain else new_tasks()
+    if options.transport != "stdio":
+        app = site() if options.transport == "http" else protected(options.url, tasks)
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
         asyncio.run(uvicorn.Server(config).serve(sockets=[socket.socket(fileno=options.fd)]))
         return
-    tasks = None if options.plain else new_tasks()
     changes = ListChanges(window=WINDOW) if options.changes else None
     asyncio.run(_serve_stdio(build_lowlevel(tasks) if options.low else build(tasks, changes)))
 

@@ -207,7 +207,8 @@ class Lifecycle:
             self._store = default_store(server_name, self._setup.origin)
         runtime = await self.new_runtime(
             host,
-            lambda: self._states[-1],
+            # The one that was entered first is usually the one that is left last: that of the process, not of a client.
+            lambda: self._states[0],
             server_name=server_name,
             store=self._store,
             engine=self._setup.engine,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Never, TypeAlias, TypeVar, Unpack, cast, overload
 
@@ -267,6 +268,19 @@ class Tasks(Extension):
             raise UsageError("tasks.work(server) runs tools, and this Tasks object was made with runs_tools=False")
         async with self._lifecycle.living(server):
             await until_told_to_stop()
+
+    def running(self, server: MCPServer[Any] | Server[Any]) -> AbstractAsyncContextManager[None]:
+        """Keep tasks running while the block lasts, whether or not a client is connected:
+        `async with tasks.running(server): ...`
+
+        A server over Streamable HTTP does so by itself. Where the SDK enters the server's lifespan for each connection
+        (the old HTTP+SSE transport), tasks would stop with the last of them. Tools see the state of the lifespan that
+        is entered here.
+
+        Raises:
+            WiringError: The server does not have these tasks.
+        """
+        return self._lifecycle.living(server)
 
     # For tests of tools
 
