@@ -18,7 +18,7 @@ SDKS = (TYPESCRIPT, PYTHON)
 WITH_HANDLES = (*SDKS, EXT_TASKS)
 
 VERSIONS = {TYPESCRIPT: "1.32.2", PYTHON: "1.30.0", EXT_TASKS: "2.4.0/0.2.2", STRANDS: "1.62.0/1.30.0"}
-CAPABILITY = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
+CAPABILITY: dict[str, object] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
 SUPPORT = {"slow_compute": "optional", "confirm_delete": "optional", "failing_job": "required"}
 TOOL_ERROR = "the job failed, as it always does"
 PROTOCOL_ERROR = "the job ended in a protocol error, as it always does"

@@ -38,12 +38,18 @@ async def visit(
         outcomes = await run_all(scenarios)
     if left is None and leave is not None and "pid" in PLAN:
         outcomes.update(await run_all({"left": leave}))
-        os.kill(int(Path(PLAN["pid"]).read_text()), signal.SIGKILL)
+        kill_server()
     print(json.dumps({"version": version, **outcomes}), flush=True)
     # The server may be gone, and nobody waits for a client to notice.
     os._exit(0)
 
 
-def related(meta: Any) -> str | None:
+def kill_server() -> None:
+    """As `kill -9` does."""
+    os.kill(int(Path(PLAN["pid"]).read_text()), signal.SIGKILL)
+
+
+def related(meta: Mapping[str, Any] | None) -> str | None:
     """The task that a message says it belongs to."""
-    return ((meta or {}).get(RELATED) or {}).get("taskId")
+    about: Mapping[str, str] = (meta or {}).get(RELATED) or {}
+    return about.get("taskId")

@@ -1,4 +1,5 @@
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# Written for another `mcp` than the one that is installed beside our own tests.
 """The client of the Python SDK 1.x with its experimental tasks: `python older_sdk.py PLAN`."""
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ async def connected(*, answers: bool = True) -> AsyncIterator[tuple[ClientSessio
 @asynccontextmanager
 async def streams() -> AsyncIterator[tuple[Any, Any]]:
     if "url" in PLAN:
-        async with streamable_http_client(PLAN["url"]) as (read, write, _):
-            yield read, write
+        async with streamable_http_client(PLAN["url"]) as opened:
+            yield opened[0], opened[1]
     else:
         command, *arguments = PLAN["command"]
         async with stdio_client(StdioServerParameters(command=command, args=arguments, cwd=PLAN.get("cwd"))) as pair:
@@ -204,8 +205,10 @@ class Visitor:
         return (await self.tasks.call_tool_as_task(name, arguments)).task
 
     async def _until(self, task_id: str, *statuses: str) -> types.GetTaskResult:
-        while (state := await self.tasks.get_task(task_id)).status not in statuses:
+        state = await self.tasks.get_task(task_id)
+        while state.status not in statuses:
             await asyncio.sleep(0.1)
+            state = await self.tasks.get_task(task_id)
         return state
 
     async def _result(self, task_id: str) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# Written for another `mcp` than the one that is installed beside our own tests.
 """A server of the Python SDK 1.x with its experimental tasks, for our client to talk to.
 
 python older_server.py --port N     stateful Streamable HTTP
@@ -29,7 +30,7 @@ warnings.simplefilter("ignore", DeprecationWarning)
 
 def tool(name: str, support: str | None, /, **properties: str) -> types.Tool:
     schema = {"type": "object", "properties": {key: {"type": kind} for key, kind in properties.items()}}
-    execution = None if support is None else types.ToolExecution(taskSupport=support)  # type: ignore[arg-type]
+    execution = None if support is None else types.ToolExecution(taskSupport=support)
     return types.Tool(name=name, inputSchema=schema, execution=execution)
 
 
@@ -41,7 +42,7 @@ TOOLS = [
     tool("confirm_delete", "optional", filename="string"),
 ]
 
-server: Server[Any, Any] = Server("older-python", version="1")
+server = Server("older-python", version="1")
 server.experimental.enable_tasks()
 
 

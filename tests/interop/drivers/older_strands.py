@@ -1,23 +1,21 @@
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# Written for another `mcp` than the one that is installed beside our own tests.
 """The MCP client of AWS Strands on the Python SDK 1.x, with its tasks switched on: `python older_strands.py PLAN`."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 import threading
 import warnings
 from collections import defaultdict
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from common import PARKED, PATIENCE, give_up
 from mcp import StdioServerParameters, stdio_client
 from mcp.types import ElicitRequestParams, ElicitResult
-from older_common import PLAN, related, visit
+from older_common import PLAN, kill_server, related, visit
 from strands.tools.mcp import MCPClient
 
 warnings.simplefilter("ignore", DeprecationWarning)
@@ -80,7 +78,7 @@ async def drive(tasked: MCPClient, untasked: MCPClient) -> None:
         """A call that is under way when the server is killed."""
         waiting = asyncio.create_task(call("slow_compute", {"seconds": 5, "label": "restart"}))
         await asyncio.sleep(PATIENCE)
-        os.kill(int(Path(PLAN["pid"]).read_text()), signal.SIGKILL)
+        kill_server()
         return await waiting
 
     scenarios = {
