@@ -13,6 +13,7 @@
     │   └── MissingExtra            an optional dependency is not installed
     ├── StepError                   a step failed in an earlier run, with an exception that cannot be rebuilt
     ├── QuestionTimedOut            nobody answered a question within its `timeout`
+    ├── AnswerRefused               the client answered a question with an error
     ├── UnknownTask                 the caller named a task that is not there for this caller
     ├── TaskWasCancelled            what a caller waited for was cancelled
     ├── WaitAbandoned               a caller stopped waiting for a task that has not ended
@@ -319,6 +320,22 @@ class QuestionTimedOut(TasksError, TimeoutError):
         exc = cls(f"Nobody answered the question{limit}")
         exc.timeout = timeout
         return exc
+
+
+class AnswerRefused(TasksError):
+    """The client answered a question of the tool with a JSON-RPC error: this one.
+
+    Attributes:
+        code: Its code.
+        message: Its text.
+        data: What it carries for programs, if anything.
+    """
+
+    def __init__(self, code: int, message: str, data: object = None) -> None:
+        self.code = code
+        self.message = message
+        self.data = data
+        super().__init__(message)
 
 
 class TransitionRefused(TasksError):

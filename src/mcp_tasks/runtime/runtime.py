@@ -23,7 +23,7 @@ from mcp_tasks.core.pacing import is_expired
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.engines.base import Engine, Slot
-from mcp_tasks.errors import StoreError, StoreUnavailable, TaskUnreadable, UnknownTask, VersionConflict
+from mcp_tasks.errors import AnswerRefused, StoreError, StoreUnavailable, TaskUnreadable, UnknownTask, VersionConflict
 from mcp_tasks.runtime.alarms import Alarms
 from mcp_tasks.runtime.changes import Changes
 from mcp_tasks.runtime.claims import Claims
@@ -274,14 +274,26 @@ class TaskRuntime:
 
         `check` sees the record that the answers are written against, each time it is read again, and may refuse.
         """
-        event = InputAnswered(keys=frozenset(responses))
+        entries = {key: JournalEntry(kind="answer", key=key, value=value) for key, value in responses.items()}
+        return await self._take(record, entries, actor, check)
+
+    async def refuse(self, record: TaskRecord, key: str, refused: AnswerRefused, *, actor: Actor) -> TaskRecord:
+        """Write down that an open question was answered with an error, for the tool. Wakes the run that asked."""
+        error = {"code": refused.code, "message": refused.message, "data": refused.data}
+        return await self._take(record, {key: JournalEntry(kind="refusal", key=key, value=error)}, actor)
+
+    async def _take(
+        self,
+        record: TaskRecord,
+        answers: Mapping[str, JournalEntry],
+        actor: Actor,
+        check: Callable[[TaskRecord], None] | None = None,
+    ) -> TaskRecord:
+        event = InputAnswered(keys=frozenset(answers))
         while True:
             if check is not None:
                 check(record)
-            entries = [
-                JournalEntry(kind="answer", key=key, value=responses[key])
-                for key in sorted(record.inputs.answerable(event.keys, self.now()))
-            ]
+            entries = [answers[key] for key in sorted(record.inputs.answerable(event.keys, self.now()))]
             try:
                 changed = await self.changes.swap(record, event, actor=actor, entries=entries)
             except VersionConflict:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from mcp_tasks.adapters.era import Offer
 from mcp_tasks.server.catalogue import Catalogue
 from mcp_tasks.server.marks import Mark
+from mcp_tasks.server.options import DEFAULT_MAX_TTL
 
 
 class ServedOffers:
-    """The offers of one server, by what its author said of its tools."""
+    """The offers of one server, by what its author said of its tools.
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    Args:
+        max_ttl: The longest that a caller may have a task kept for, unless its tool keeps tasks for longer anyway.
+    """
+
+    def __init__(self, catalogue: Catalogue, max_ttl: timedelta = DEFAULT_MAX_TTL) -> None:
         self._catalogue = catalogue
+        self._max_ttl = max_ttl
 
     def methods(self) -> frozenset[str]:
         """The methods whose calls may be tasks."""
@@ -28,11 +35,15 @@ class ServedOffers:
         mark = tool.mark
         if mark is None:
             return Offer(support="forbidden")
+        retention = mark.options.retention(self._catalogue.usual)
         return Offer(
             support=mark.options.mode,
-            retention=mark.options.retention(self._catalogue.usual),
+            retention=retention,
+            max_retention=None if retention is None else max(retention, self._max_ttl),
             poll_interval=mark.options.poll_interval,
+            immediate_response=mark.options.immediate_response,
             problem_with=lambda arguments: _problem(mark, arguments),
+            may_refuse=mark.may_refuse,
         )
 
 

@@ -24,6 +24,7 @@ from mcp_types import CallToolRequestParams
 
 from mcp_tasks.adapters.era import EraParts
 from mcp_tasks.adapters.sdk import SdkAdapter
+from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.values import check_flag, check_function, check_instance, check_text
 from mcp_tasks.engines import Engine
 from mcp_tasks.errors import InvalidMark, UsageError, WiringError
@@ -36,7 +37,15 @@ from mcp_tasks.server.eras import older_eras
 from mcp_tasks.server.lifecycle import Lifecycle, Setup
 from mcp_tasks.server.marks import Mark
 from mcp_tasks.server.offers import ServedOffers
-from mcp_tasks.server.options import UNSET, TaskOptions, ToolOptions, Unset, chosen_ttl, options_from
+from mcp_tasks.server.options import (
+    DEFAULT_MAX_TTL,
+    UNSET,
+    TaskOptions,
+    ToolOptions,
+    Unset,
+    chosen_ttl,
+    options_from,
+)
 from mcp_tasks.server.stopping import until_told_to_stop
 from mcp_tasks.server.wiring import Lifespan, Wiring, check_lifespan, half_wired
 from mcp_tasks.stores import Store
@@ -71,6 +80,8 @@ class Tasks(Extension):
         clock: Source of the current time, aware and in UTC.
         default_ttl_ms: How long a finished task is kept, in milliseconds; None keeps it for as long as the store lives.
         default_ttl: The same as a `timedelta`. Without either, a day.
+        max_ttl: The longest `ttl` that a caller may ask for, where callers can (2025-11-25). A tool whose own `ttl` is
+            longer goes up to that.
         engine: Who runs the tools. Without one, a `LocalEngine`.
         concurrency: How many tools the local engine runs at a time.
         grace: How long a call waits for its tool before it answers with a task; a tool that is quicker answers inline.
@@ -102,6 +113,7 @@ class Tasks(Extension):
         clock: Callable[[], datetime] = utc_now,
         default_ttl_ms: int | Unset | None = UNSET,
         default_ttl: timedelta | Unset | None = UNSET,
+        max_ttl: timedelta = DEFAULT_MAX_TTL,
         engine: Engine | None = None,
         concurrency: int | None = None,
         grace: timedelta | None = None,
@@ -125,6 +137,7 @@ class Tasks(Extension):
         check_flag("runs_tools", runs_tools)
         check_flag("require_name_header", require_name_header)
         ttl = chosen_ttl(default_ttl_ms, default_ttl)
+        check_duration("max_ttl", max_ttl)
         self._catalogue = Catalogue(TaskOptions(ttl=ttl, grace=grace, max_wait=max_wait, max_lost_runs=max_lost_runs))
         setup = Setup(
             store=chosen_store(store),
@@ -147,7 +160,7 @@ class Tasks(Extension):
         parts = EraParts(
             runtime=lifecycle.runtime,
             protocol=protocol,
-            offers=ServedOffers(self._catalogue),
+            offers=ServedOffers(self._catalogue, max_ttl),
             stopping=lifecycle.stopping,
         )
         eras = older_eras(parts)

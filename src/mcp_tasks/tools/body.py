@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 from mcp_tasks.core import InputRequest, JsonObject, TaskRequest
 from mcp_tasks.core.text import valid_json
-from mcp_tasks.errors import UsageError
+from mcp_tasks.errors import AnswerRefused, UsageError
 from mcp_tasks.protocol.errors import RpcError, describe
 from mcp_tasks.runtime import AskedOnCall, Ending, Failure, Run, Success
 from mcp_tasks.tools.channel import TaskChannel, require_capability
@@ -59,7 +59,7 @@ class ToolBody:
                 responses = await run.ask_all(questions_in(question, request.client_capabilities))
                 params = _params(request, responses, question.get("requestState"))
         except Exception as exc:
-            if not isinstance(exc, MCPError | RpcError | UsageError):
+            if not isinstance(exc, MCPError | RpcError | UsageError | AnswerRefused):
                 # The id is cut short: whoever knows all of it can see the task.
                 logger.exception("the run of task %s… failed", run.record.id[:12])
             return Failure(describe(exc))
