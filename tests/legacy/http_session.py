@@ -83,7 +83,7 @@ class HttpSession:
 
     async def until_status(self, task_id: str, wanted: str) -> None:
         with anyio.fail_after(PATIENCE):
-            while await self.status(task_id) != wanted:
+            while await self.status(task_id) != wanted:  # noqa: ASYNC110 - what a poll shows is what is tested
                 await anyio.sleep(0.02)
 
     async def result(self, task_id: str) -> str:

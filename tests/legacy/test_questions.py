@@ -130,7 +130,10 @@ async def test_of_two_open_results_one_is_asked() -> None:
     async with served(desk) as wire:
         client = await open_session(wire)
         task_id = await client.create("knock")
-        async with client.open("tasks/result", taskId=task_id) as one, client.open("tasks/result", taskId=task_id) as two:
+        async with (
+            client.open("tasks/result", taskId=task_id) as one,
+            client.open("tasks/result", taskId=task_id) as two,
+        ):
             await anyio.sleep(0.05)
             desk.gate.set()
             await client.until_status(task_id, "input_required")
@@ -158,8 +161,8 @@ async def test_in_json_mode_the_result_carries_no_question_and_the_sessions_own_
         client = await open_session(wire)
         task_id = await client.create("ask_name")
         await client.until_status(task_id, "input_required")
+        texts: list[str] = []
         async with anyio.create_task_group() as group:
-            texts: list[str] = []
 
             async def wait_for_result() -> None:
                 texts.append(await client.result(task_id))

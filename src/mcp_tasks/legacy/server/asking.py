@@ -75,6 +75,11 @@ class OpenQuestions:
         self._tasks: dict[str, _Asking] = {}
         self._running: set[asyncio.Task[None]] = set()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no task asks anything here."""
+        return not self._tasks and not self._running
+
     def look(self, record: TaskRecord) -> None:
         """See what a task asks now: send what is new, and cancel what is answered or withdrawn."""
         asking = self._tasks.get(record.id)
@@ -108,7 +113,7 @@ class OpenQuestions:
             asking.sent[key] = self._start(asking.record, key, question, carrier)
 
     async def leave(self, carrier: Carrier, task_id: str) -> None:
-        """The stream of a request is about to end: cancel what was asked on it, and ask it elsewhere if there is a way."""
+        """The stream of a request is about to end: cancel what was asked on it, and ask elsewhere if there is a way."""
         carrier.is_open = False
         unanswered = [sent for sent in self._on(carrier, task_id) if not sent.is_answered]
         for sent in unanswered:
