@@ -39,8 +39,8 @@ class ServedOffers:
         mark = tool.mark
         if mark is None:
             return Offer(support="forbidden")
-        problem_with = partial(_problem, mark)
-        return replace(self._offer(mark.options), problem_with=problem_with, may_refuse=mark.may_refuse)
+        offer = self._offer(mark.options)
+        return replace(offer, problem_with=partial(_problem, mark), may_refuse=mark.may_refuse)
 
     async def _read(self, method: str, name: str) -> Offer | None:
         read = await self._catalogue.read(method, name)

@@ -75,6 +75,11 @@ class OpenQuestions:
         self._tasks: dict[str, _Asking] = {}
         self._running: set[asyncio.Task[None]] = set()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no task asks anything here."""
+        return not self._tasks and not self._running
+
     def look(self, record: TaskRecord) -> None:
         """See what a task asks now: send what is new, and cancel what is answered or withdrawn."""
         asking = self._tasks.get(record.id)
