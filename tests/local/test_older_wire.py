@@ -73,7 +73,7 @@ async def test_a_resource_is_read_as_a_task(uri: str) -> None:
         assert result == {**plain, "_meta": {RELATED: {"taskId": task["taskId"]}}}
 
 
-@pytest.mark.requirement("local/outcome-raised")
+@pytest.mark.requirement("local/outcome-raised", "local/error-related-task")
 @pytest.mark.parametrize(
     ("method", "params"),
     [("prompts/get", {"name": "broken_prompt"}), ("resources/read", {"uri": "memo://broken"})],
@@ -133,6 +133,21 @@ async def test_a_prompt_that_is_not_there_is_for_the_server_to_say() -> None:
         plain: Reply = await old.ask("prompts/get", {"name": "nothing"})
         asked: Reply = await old.ask("prompts/get", {"name": "nothing", "task": {}})
         assert asked.error == plain.error
+
+
+@pytest.mark.requirement("local/session-scope")
+async def test_a_session_scopes_the_list_and_owns_nothing() -> None:
+    office = new_office()
+    async with serving(office.server) as wire:
+        old = await over_http(wire)
+        task = await office.tasks.start("report", {"id": 1}, session="another")
+        others = await office.tasks.start("report", {"id": 1}, owner="alice")
+        await task.wait(LIMIT)
+        assert await old.listed() == []
+        assert (await old.get(task.id))["status"] == "completed"
+        assert await old.listed() == [task.id]
+        unknown = (await old.ask("tasks/get", {"taskId": "nothing"})).error
+        assert (await old.ask("tasks/get", {"taskId": others.id})).error == unknown
 
 
 async def test_a_task_of_this_wire_is_seen_in_the_process_and_the_other_way_round() -> None:
