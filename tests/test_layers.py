@@ -189,7 +189,9 @@ MAPPED = (
     "tools",
     "adapters",
     "server",
+    "legacy",
     "legacy/server",
+    "legacy/client",
 )
 """Rooms whose modules ARCHITECTURE.md lists one by one."""
 
