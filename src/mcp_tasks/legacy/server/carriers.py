@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, RootModel
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.text import valid_json
 from mcp_tasks.errors import AnswerRefused
-from mcp_tasks.legacy.server.render import related
+from mcp_tasks.legacy.shapes import related_task
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.tools.channel import require_capability
 
@@ -88,7 +88,7 @@ class Carrier:
 
 def _related_params(task_id: str, question: InputRequest) -> dict[str, Any]:
     params: dict[str, Any] = valid_json(question.params)
-    return {**params, "_meta": {**params.get("_meta", {}), **related(task_id)}}
+    return {**params, "_meta": {**params.get("_meta", {}), **related_task(task_id)}}
 
 
 class _Question(BaseModel):
