@@ -53,8 +53,7 @@ class Driver:
             InvalidResponse: It answered with something else.
             MCPError: It refused.
         """
-        task = {} if ttl is None else {"ttl": milliseconds(ttl)}
-        result = await self._send(method, {**params, "task": task}, ANSWER_LIMIT)
+        result = await self._send(method, {**params, "task": task_params(ttl)}, ANSWER_LIMIT)
         created = result.get("task")
         if not isinstance(created, Mapping):
             raise InvalidResponse(f"the client declared tasks for {method}, and answered with something else")
@@ -132,6 +131,11 @@ class Driver:
             if exc.error.code == INVALID_PARAMS:
                 raise UnknownTask(task_id, "The client has no such task") from exc
             raise
+
+
+def task_params(ttl: timedelta | None) -> dict[str, Any]:
+    """What makes a request one for a task."""
+    return {} if ttl is None else {"ttl": milliseconds(ttl)}
 
 
 def _same(task_id: str, data: Any) -> TaskSnapshot:
