@@ -12,6 +12,7 @@ from mcp import Client
 from mcp_types import ErrorData
 
 from mcp_tasks.client import Hosting, ServerTransport, TaskHandle, TasksClient, reconnecting_http
+from mcp_tasks.legacy.client.hosting_file import HostedFile
 from tests.client.connecting import text
 from tests.helpers.rpc import PATIENCE
 from tests.hosted.processes import HttpServer, http_server, over_stdio
@@ -73,8 +74,10 @@ async def test_a_task_asks_as_a_task_of_the_client(kind: str, host: Host, tmp_pa
             group.start_soon(answer)
             assert await result_of(handle) == "published True"
     assert host.asked == ["Publish?"]
-    # Which task it is of, and that it was one: the host's own id, not that of the server's task.
-    assert host.meta[0][RELATED]["taskId"] != handle.id
+    assert host.meta[0][RELATED] == {"taskId": handle.id}
+    kept = HostedFile(tmp_path / "hosted.db")
+    assert kept.counts("")[2] == 1
+    kept.close()
 
 
 async def test_an_error_of_the_person_reaches_the_tool(host: Host) -> None:

@@ -245,12 +245,11 @@ class HostedPeer:
         request_id = self._wire.new_id()
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._callbacks[request_id] = answer
-        meta: dict[str, Any] = {**(request.get("_meta") or {}), **related_task(record.id)}
-        token = _hashable(meta.get("progressToken"))
+        token = _hashable((request.get("_meta") or {}).get("progressToken"))
         self._remember(token, record.id, is_running=True)
-        params = {**request, "_meta": meta}
+        plain = JSONRPCRequest(jsonrpc="2.0", id=request_id, method=record.method, params=dict(request))
         try:
-            await self._wire.deliver(JSONRPCRequest(jsonrpc="2.0", id=request_id, method=record.method, params=params))
+            await self._wire.deliver(plain)
             return await answer
         except asyncio.CancelledError:
             await self._cancel_callback(request_id)
