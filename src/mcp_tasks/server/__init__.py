@@ -1,6 +1,7 @@
 """What authors of servers use: the `Tasks` object, its options, and its life with the server."""
 
 from mcp_tasks.protocol import Caller
+from mcp_tasks.server.list_changes import ChangesWiring, ListChanges
 from mcp_tasks.server.local_handle import LocalSnapshot, LocalTask
 from mcp_tasks.server.local_listing import TaskPage
 from mcp_tasks.server.options import Recover, TaskMode, TaskOptions, ToolOptions
@@ -9,7 +10,9 @@ from mcp_tasks.server.wiring import Lifespan, Wiring
 
 __all__ = [
     "Caller",
+    "ChangesWiring",
     "Lifespan",
+    "ListChanges",
     "LocalSnapshot",
     "LocalTask",
     "Recover",

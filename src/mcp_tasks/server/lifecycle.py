@@ -218,7 +218,8 @@ class Lifecycle:
         self._body = ToolBody(host, lambda: self._states[-1])
         runtime = await self.new_runtime(
             host,
-            lambda: self._states[-1],
+            # The one that was entered first is usually the one that is left last: that of the process, not of a client.
+            lambda: self._states[0],
             server_name=server_name,
             store=self._store,
             engine=self._setup.engine,

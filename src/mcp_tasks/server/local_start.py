@@ -97,6 +97,6 @@ class LocalStart:
             dict(mine.arguments),
         ):
             raise UsageError(
-                f"under the key {self.key!r} stands another call, of {standing.name!r} or with other arguments: one key is "
-                "for one call"
+                f"under the key {self.key!r} stands another call, of {standing.name!r} or with other arguments: "
+                "one key is for one call"
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias
 
 from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 from mcp_types import Prompt, ToolAnnotations
@@ -86,10 +86,9 @@ class Reads:
 
     def methods(self) -> frozenset[str]:
         """The methods of which some calls may be tasks."""
-        kinds = {kind for (kind, _), options in self._marks.items() if options.mode != "forbidden"}
         if self._default is not None and self._default.mode != "forbidden":
-            kinds |= set(get_args(ReadKind))
-        return frozenset(METHODS[kind] for kind in kinds)
+            return frozenset({"prompts/get", "resources/read"})
+        return frozenset(METHODS[kind] for (kind, _), options in self._marks.items() if options.mode != "forbidden")
 
     async def find(self, host: ToolHost, method: str, name: str) -> ServedRead | None:
         """The prompt of that name, or the resource of that URI; None if the server is known to have none."""

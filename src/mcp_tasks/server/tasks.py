@@ -308,8 +308,12 @@ class Tasks(LocalCalls, Extension):
             await until_told_to_stop()
 
     def running(self, server: MCPServer[Any] | Server[Any]) -> AbstractAsyncContextManager[None]:
-        """The server alive with nobody served, for scripts and tests that call it in their own process:
+        """Keep tasks running while the block lasts, whether or not a client is connected:
         `async with tasks.running(server): await tasks.call(...)`.
+
+        For scripts and tests that call a server in their own process. A server over Streamable HTTP runs its tasks by
+        itself; where the SDK enters the server's lifespan for each connection (the old HTTP+SSE transport), they would
+        stop with the last of them. Tools see the state of the lifespan that is entered here.
 
         Raises:
             WiringError: The server does not have these tasks.

@@ -37,7 +37,7 @@ from mcp_tasks.runtime.context import current_run
 from mcp_tasks.tools.channel import TaskChannel, require_capability
 from mcp_tasks.tools.clients import ClientCache
 from mcp_tasks.tools.host import Params, RequestContext, ToolHost
-from mcp_tasks.tools.listing import lone_context
+from mcp_tasks.tools.lone import lone_context
 
 logger: Final = logging.getLogger(__name__)
 

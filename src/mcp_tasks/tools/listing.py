@@ -6,11 +6,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from mcp.server import Server, ServerRequestContext
-from mcp.server.connection import Connection
-from mcp.server.session import ServerSession
+from mcp.server import Server
 from mcp_types import PaginatedRequestParams
-from mcp_types.version import LATEST_MODERN_VERSION
+
+from mcp_tasks.tools.lone import lone_context
 
 logger: Final = logging.getLogger(__name__)
 
@@ -25,18 +24,6 @@ _FIELDS: Final[dict[Listing, str]] = {
 
 MOST_PAGES: Final = 1_000
 """Pages that are asked for: a cursor that never ends is the author's mistake, and not ours to run into."""
-
-
-def lone_context(method: str, lifespan_state: Any, params: dict[str, Any] | None = None) -> Any:
-    """The context of a request that no client made: nobody can be asked, and nobody hears of progress."""
-    connection = Connection.from_envelope(LATEST_MODERN_VERSION, None, {})
-    return ServerRequestContext(
-        session=ServerSession(cast(Any, connection.outbound), connection),
-        lifespan_context=lifespan_state,
-        protocol_version=LATEST_MODERN_VERSION,
-        method=method,
-        params=params,
-    )
 
 
 async def listed(server: Server[Any], method: Listing) -> Sequence[Any]:
