@@ -42,7 +42,7 @@ from mcp_tasks.legacy.client.hosting_wire import (
     tasks_capability,
     ttl_of,
 )
-from mcp_tasks.legacy.shapes import STATUS_NOTIFICATION, VERSION, related_task, render_hosted
+from mcp_tasks.legacy.shapes import STATUS_NOTIFICATION, VERSION, related_task, task_fields
 
 logger: Final = logging.getLogger(__name__)
 
@@ -236,7 +236,7 @@ class HostedPeer:
         return page
 
     def _render(self, record: TaskRecord) -> dict[str, Any]:
-        return render_hosted(record, self._hosted.now())
+        return task_fields(record, self._hosted.now(), status=record.status.value, message=record.status_message)
 
     # What runs over this connection
 

@@ -15,7 +15,7 @@ from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.text import valid_json
 from mcp_tasks.errors import AnswerRefused
 from mcp_tasks.legacy.server.raw import raw_request
-from mcp_tasks.legacy.server.render import VERSION, related
+from mcp_tasks.legacy.shapes import VERSION, related_task
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.tools.channel import require_capability
 
@@ -106,7 +106,7 @@ class Carrier:
 def related_params(task_id: str, question: InputRequest) -> dict[str, Any]:
     """The params of a question, and which task it is of."""
     params: dict[str, Any] = valid_json(question.params)
-    return {**params, "_meta": {**params.get("_meta", {}), **related(task_id)}}
+    return {**params, "_meta": {**params.get("_meta", {}), **related_task(task_id)}}
 
 
 class _Notification(BaseModel):

@@ -15,7 +15,7 @@ from mcp_types import INVALID_PARAMS, REQUEST_TIMEOUT
 
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import InvalidResponse, TaskWasCancelled, UnknownTask
-from mcp_tasks.legacy.shapes import parse_state
+from mcp_tasks.legacy.shapes import read_task
 from mcp_tasks.wire.parse import TaskSnapshot
 from mcp_tasks.wire.render import milliseconds
 
@@ -146,9 +146,10 @@ def _same(task_id: str, data: Any) -> TaskSnapshot:
 
 
 def _checked(data: object) -> TaskSnapshot:
-    if not isinstance(data, Mapping):
-        raise InvalidResponse("the client answered with something that is not a task")
-    return parse_state(cast("Mapping[str, Any]", data))
+    try:
+        return read_task(data)
+    except InvalidResponse as exc:
+        raise InvalidResponse("the client answered with something that is not a valid task") from exc
 
 
 def _pause(state: TaskSnapshot) -> timedelta:

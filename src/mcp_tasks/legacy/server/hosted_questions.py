@@ -26,7 +26,7 @@ from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import AnswerRefused, InvalidResponse, StoreError, TasksError, TaskWasCancelled, UnknownTask
 from mcp_tasks.legacy.server.carriers import Carrier, StreamLost, related_params
 from mcp_tasks.legacy.server.client_driver import Driver
-from mcp_tasks.legacy.server.render import REQUEST_CANCELLED
+from mcp_tasks.legacy.shapes import REQUEST_CANCELLED
 from mcp_tasks.runtime import TaskRuntime
 
 logger: Final = logging.getLogger(__name__)
