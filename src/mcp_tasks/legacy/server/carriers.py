@@ -18,6 +18,7 @@ from mcp_tasks.legacy.server.raw import raw_request
 from mcp_tasks.legacy.shapes import VERSION, related_task
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.tools.channel import require_capability
+from mcp_tasks.wire.models import QUESTION_META_KEY
 
 logger: Final = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class Carrier:
             declared = cast("dict[str, Any]", declared).get(name) if isinstance(declared, dict) else None
         return declared is not None and self._session.protocol_version == VERSION
 
-    async def ask(self, task_id: str, question: InputRequest) -> dict[str, Any]:
+    async def ask(self, task_id: str, key: str, question: InputRequest) -> dict[str, Any]:
         """The client's answer, whatever it is: what does not fit is for the tool to see, as in a plain call.
 
         Cancelled, it cancels the question at the client.
@@ -76,7 +77,7 @@ class Carrier:
             StreamLost: It did not answer, and cannot any more.
         """
         try:
-            return await self.request(question.method, related_params(task_id, question))
+            return await self.request(question.method, related_params(task_id, key, question))
         except MCPError as exc:
             raise AnswerRefused(exc.error.code, exc.error.message, exc.error.data) from exc
 
@@ -103,10 +104,10 @@ class Carrier:
         await self._session.send_notification(cast(Any, _Notification(method=method, params=params)), self._request_id)
 
 
-def related_params(task_id: str, question: InputRequest) -> dict[str, Any]:
-    """The params of a question, and which task it is of."""
+def related_params(task_id: str, key: str, question: InputRequest) -> dict[str, Any]:
+    """The params of a question, which task it is of, and which of its questions it is."""
     params: dict[str, Any] = valid_json(question.params)
-    return {**params, "_meta": {**params.get("_meta", {}), **related_task(task_id)}}
+    return {**params, "_meta": {**params.get("_meta", {}), **related_task(task_id), QUESTION_META_KEY: key}}
 
 
 class _Notification(BaseModel):

@@ -56,13 +56,13 @@ class HostedQuestions:
             StreamLost: It did not answer, and cannot any more on this stream.
         """
         if "task" not in question.params:
-            return await carrier.ask(record.id, question)
+            return await carrier.ask(record.id, key, question)
         plain = replace(question, params={name: value for name, value in question.params.items() if name != "task"})
         if not carrier.hosts(question):
-            return await carrier.ask(record.id, plain)
+            return await carrier.ask(record.id, key, plain)
         driver = Driver(carrier.request)
         try:
-            return await self._drive(driver, record, key, question, related_params(record.id, plain))
+            return await self._drive(driver, record, key, question, related_params(record.id, key, plain))
         except asyncio.CancelledError:
             with anyio.move_on_after(FAREWELL, shield=True):
                 await self._cancel_unless_open(driver, record, key)
