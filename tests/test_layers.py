@@ -3,6 +3,7 @@
     errors · core → wire · stores · engines → runtime → protocol → tools → adapters → server · client → cli
 
 `server` stands above `adapters` because the author's object is an extension of the SDK and hands its hooks on to one.
+`legacy` has a side in each of `server` and `client`, and is passed in by one module of each: nothing else imports it.
 
 A part that is not in the table below has no place yet, and fails here until it gets one.
 """
@@ -27,12 +28,14 @@ SOURCE = Path(mcp_tasks.__file__).parent
 
 _BELOW_RUNTIME = ("errors", "core", "stores", "engines")
 _BELOW_PROTOCOL = (*_BELOW_RUNTIME, "wire", "runtime")
-_BELOW_SERVER = (*_BELOW_PROTOCOL, "protocol", "tools", "adapters")
+_BELOW_SERVER = (*_BELOW_PROTOCOL, "protocol", "tools", "adapters", "failure")
 _EVERYTHING_SHIPPED = (*_BELOW_SERVER, "server", "client")
 
 PARTS: Mapping[str, Sequence[str]] = {
     "errors": (),
     "core": ("errors",),
+    # An error of ours that is one of the SDK's as well: for those who raise it.
+    "failure": ("errors",),
     "wire": ("errors", "core"),
     "stores": ("errors", "core"),
     "engines": ("errors", "core"),
@@ -41,9 +44,13 @@ PARTS: Mapping[str, Sequence[str]] = {
     "protocol": _BELOW_PROTOCOL,
     "tools": (*_BELOW_PROTOCOL, "protocol"),
     "adapters": (*_BELOW_PROTOCOL, "protocol", "tools"),
-    "server": _BELOW_SERVER,
+    "server": (*_BELOW_SERVER, "legacy.server"),
     # Needs no database driver, and never meets the server.
-    "client": ("errors", "core", "wire"),
+    "client": ("errors", "core", "wire", "failure", "legacy.client"),
+    # The older era. Imported by the two modules that pass it in, and by nothing else (see `PASSED_IN_BY`).
+    "legacy": (),
+    "legacy.server": _BELOW_SERVER,
+    "legacy.client": ("errors", "core", "wire", "failure", "client"),
     "cli": (*_EVERYTHING_SHIPPED, PACKAGE),
     # `python -m mcp_tasks`: the command.
     "__main__": ("cli",),
@@ -54,16 +61,21 @@ PARTS: Mapping[str, Sequence[str]] = {
 }
 """Each part of the package, and the other parts it may import."""
 
+PASSED_IN_BY: Mapping[str, str] = {"legacy.server": "server.eras", "legacy.client": "client.eras"}
+"""The sides of the older era, and the one module that imports each: without those lines the room can be deleted."""
+
 STDLIB_ONLY = frozenset({"errors", "core"})
 IMPURE = frozenset({"asyncio", "logging", "os", "random", "secrets", "socket", "sqlite3", "threading", "time", "uuid"})
 """What of the standard library `core` has no use for: no waiting, clock, chance, disk or log."""
 
 # Not `protocol`: its rules hold whichever way a request came in.
-SDK = frozenset({"tools", "adapters", "server", "client", "cli", "testing"})
+SDK = frozenset(
+    {"failure", "tools", "adapters", "server", "client", "legacy.server", "legacy.client", "cli", "testing"}
+)
 WIRE_TYPES = SDK | {"wire", "protocol"}
 # The runtime keeps what steps return, models too; it knows no shape of the wire.
 MODELS = WIRE_TYPES | {"runtime"}
-DOORS = frozenset({"adapters", "cli", "testing"})
+DOORS = frozenset({"adapters", "legacy.server", "cli", "testing"})
 LIMITED: Mapping[str, frozenset[str]] = {"mcp": SDK, "mcp_types": WIRE_TYPES, "pydantic": MODELS, "starlette": DOORS}
 """Packages that only some parts may import, and which."""
 
@@ -86,6 +98,8 @@ class Import:
     def part(self) -> str:
         """The part of our package that is imported; the package itself for one of its first-hour names."""
         name = self.path[1] if len(self.path) > 1 else PACKAGE
+        if name == "legacy":
+            return _side_of_legacy(self.path)
         return name if name in PARTS or _is_module(name) else PACKAGE
 
 
@@ -106,8 +120,14 @@ def imports_of(module: Sequence[str], source: str) -> Iterator[Import]:
                 yield Import((*base, alias.name), node.lineno)
 
 
+def _side_of_legacy(path: Sequence[str]) -> str:
+    return f"legacy.{path[2]}" if len(path) > 2 and path[2] in ("server", "client") else "legacy"
+
+
 def part_of(module: Sequence[str]) -> str:
     """The part of the package that a module belongs to."""
+    if module[1:2] == ["legacy"]:
+        return _side_of_legacy(module)
     return module[1] if len(module) > 1 and module[1] != "__init__" else PACKAGE
 
 
@@ -128,6 +148,9 @@ def _objection(part: str, module: Sequence[str], imported: Import) -> str | None
     if imported.is_ours:
         if imported.part not in (part, *PARTS[part]):
             return f"may only import {', '.join(PARTS[part]) or 'nothing of ours'}"
+        passed_in_by = PASSED_IN_BY.get(imported.part)
+        if passed_in_by is not None and part != imported.part and ".".join(module[1:]) != passed_in_by:
+            return f"only {passed_in_by} passes it in"
         return _between_backends(module, imported)
     root = imported.path[0]
     if part in STDLIB_ONLY and root not in sys.stdlib_module_names:
@@ -156,7 +179,18 @@ def test_every_import_follows_the_direction() -> None:
     assert [problem for module, source in modules() for problem in problems(module, source)] == []
 
 
-MAPPED = ("core", "wire", "stores", "engines", "runtime", "protocol", "tools", "adapters", "server")
+MAPPED = (
+    "core",
+    "wire",
+    "stores",
+    "engines",
+    "runtime",
+    "protocol",
+    "tools",
+    "adapters",
+    "server",
+    "legacy/server",
+)
 """Rooms whose modules ARCHITECTURE.md lists one by one."""
 
 
@@ -165,7 +199,7 @@ def mapped(page: str) -> dict[str, set[str]]:
     rooms: dict[str, set[str]] = {}
     room = ""
     for line in page.partition("### Room by room")[2].partition("## A call")[0].splitlines():
-        named = re.match(r"(\w+)/ ", line)
+        named = re.match(r"([\w/]+)/ ", line)
         room = named[1] if named else "runtime" if line.startswith("### The runtime") else room
         rooms.setdefault(room, set()).update(re.findall(r"\w+", line))
     return rooms
@@ -225,6 +259,16 @@ def test_the_modules_that_are_there_are_looked_at() -> None:
         ("server.tasks", "from mcp_tasks.testing import FakeClock"),
         ("__init__", "from mcp_tasks.testing import FakeClock"),
         ("newcomer", "import os"),
+        ("server.tasks", "from mcp_tasks.legacy.server import LegacyEra"),
+        ("server.eras", "from mcp_tasks.legacy.client import Anything"),
+        ("client.extension", "from mcp_tasks.legacy.client import Anything"),
+        ("adapters.sdk", "from mcp_tasks.legacy.server.render import VERSION"),
+        ("cli.app", "from mcp_tasks.legacy.server import LegacyEra"),
+        ("__init__", "from mcp_tasks import legacy"),
+        ("legacy.__init__", "from mcp_tasks.legacy.server import LegacyEra"),
+        ("legacy.client.driver", "from mcp_tasks.legacy.server.render import VERSION"),
+        ("legacy.client.driver", "from mcp_tasks.stores import Store"),
+        ("legacy.server.era", "from mcp_tasks.server.tasks import Tasks"),
     ],
 )
 def test_an_import_against_the_direction_is_found(module: str, line: str) -> None:
@@ -248,6 +292,10 @@ def test_an_import_against_the_direction_is_found(module: str, line: str) -> Non
         ("adapters.sdk", "import mcp\nfrom mcp_tasks.tools.sdk_errors import to_mcp_error"),
         ("server.lifecycle", "from mcp.server import MCPServer\nfrom mcp_tasks.adapters.sdk import caller_of"),
         ("testing.fixture_server", "from mcp_tasks import Tasks\nimport mcp"),
+        ("server.eras", "from mcp_tasks.legacy.server import LegacyEra"),
+        ("client.eras", "from mcp_tasks.legacy.client import Anything"),
+        ("legacy.server.era", "import mcp\nfrom mcp_tasks.adapters.era import Era"),
+        ("legacy.client.driver", "import mcp\nfrom mcp_tasks.client.handle import TaskHandle"),
     ],
 )
 def test_an_import_along_the_direction_is_not_reported(module: str, line: str) -> None:

@@ -13,6 +13,7 @@
     │   └── MissingExtra            an optional dependency is not installed
     ├── StepError                   a step failed in an earlier run, with an exception that cannot be rebuilt
     ├── QuestionTimedOut            nobody answered a question within its `timeout`
+    ├── AnswerRefused               the client answered a question with an error
     ├── UnknownTask                 the caller named a task that is not there for this caller
     ├── TaskWasCancelled            what a caller waited for was cancelled
     ├── WaitAbandoned               a caller stopped waiting for a task that has not ended
@@ -152,10 +153,10 @@ class WaitAbandoned(TasksError):
         fate: What became of the task.
     """
 
-    def __init__(self, task_id: str, why: str, fate: Fate = "left") -> None:
+    def __init__(self, task_id: str, why: str, fate: Fate = "left", *, how_to_go_on: str | None = None) -> None:
         self.task_id = task_id
         self.fate: Fate = fate
-        super().__init__(f"{why}. {_HOW_TO_GO_ON[fate].format(task_id=task_id)}")
+        super().__init__(f"{why}. {(how_to_go_on or _HOW_TO_GO_ON[fate]).format(task_id=task_id)}")
 
 
 _HOW_TO_GO_ON: dict[Fate, str] = {
@@ -170,9 +171,10 @@ _HOW_TO_GO_ON: dict[Fate, str] = {
 class WaitTimedOut(WaitAbandoned, TimeoutError):
     """The task did not end in the time that the caller gave it."""
 
-    def __init__(self, task_id: str, seconds: float, fate: Fate = "left") -> None:
+    def __init__(self, task_id: str, seconds: float, fate: Fate = "left", *, how_to_go_on: str | None = None) -> None:
         self.seconds = seconds
-        super().__init__(task_id, f"task {task_id} did not end within {seconds:.15g} s", fate)
+        why = f"task {task_id} did not end within {seconds:.15g} s"
+        super().__init__(task_id, why, fate, how_to_go_on=how_to_go_on)
 
 
 class QuestionUnanswered(WaitAbandoned):
@@ -319,6 +321,22 @@ class QuestionTimedOut(TasksError, TimeoutError):
         exc = cls(f"Nobody answered the question{limit}")
         exc.timeout = timeout
         return exc
+
+
+class AnswerRefused(TasksError):
+    """The client answered a question of the tool with a JSON-RPC error: this one.
+
+    Attributes:
+        code: Its code.
+        message: Its text.
+        data: What it carries for programs, if anything.
+    """
+
+    def __init__(self, code: int, message: str, data: object = None) -> None:
+        self.code = code
+        self.message = message
+        self.data = data
+        super().__init__(message)
 
 
 class TransitionRefused(TasksError):

@@ -5,6 +5,7 @@ and its dependencies installed:
 
     PYTHONPATH=FOLDER/src:. python -m tests.backends.old_files 1     # commit 1acc012
     PYTHONPATH=FOLDER/src:. python -m tests.backends.old_files 2     # commit aa51081
+    PYTHONPATH=FOLDER/src:. python -m tests.backends.old_files 3     # commit bba4828
 """
 
 from __future__ import annotations
@@ -163,12 +164,49 @@ def schema_2() -> OldFile:
     )
 
 
+def schema_3() -> OldFile:
+    """The last one without sessions and parents: its tasks are those of the second, in the words of now."""
+    second = schema_2()
+    renamed = {"holder": "worker", "ttl": "retention"}
+    tasks = [{renamed.get(name, name): value for name, value in fields.items()} for fields in second.tasks]
+    keyed = task(id="under a key", namespace="demo", key="the key", announced=False)
+    return OldFile(3, [*tasks, keyed], second.journals)
+
+
 async def write(file: OldFile) -> None:
     """Write the file with whatever release is on the path; only the one that it is of is of use."""
     file.path.unlink(missing_ok=True)
     # Not typed: the release that runs this is not the one that it lies in.
     store: Any = SqliteStore(file.path)
     await store.open()
+    await (write_parts if file.schema > 2 else write_whole)(store, file)
+    await store.close()
+
+
+async def write_parts(store: Any, file: OldFile) -> None:
+    """As from schema 3 on: request and outcome beside the record."""
+    # Releases before it have neither.
+    from mcp_tasks.core import Outcome
+    from mcp_tasks.core.json_bytes import encode_json
+
+    for whole in file.tasks:
+        fields = dict(whole)
+        request, key = fields.pop("request"), fields.pop("key", None)
+        ended = fields.pop("result", fields.pop("error", None))
+        record: Any = make_record(**fields, method=request.method, name=request.name)
+        await store.create(replace(record, version=1), request, key=key)
+        outcome: Any = None
+        if ended is not None:
+            body = {name: value for name, value in ended.items() if name not in ("resultType", "_meta")}
+            outcome = Outcome(body=encode_json(body), meta=encode_json(ended["_meta"]) if "_meta" in ended else None)
+        entries = file.journals.get(record.id, ())
+        if record.version > 1 or entries:
+            await store.save(record, expected=1, entries=entries, outcome=outcome)
+    await store.heartbeat(file.worker, namespace="demo")
+
+
+async def write_whole(store: Any, file: OldFile) -> None:
+    """As before: all of a task in one."""
     for fields in file.tasks:
         record: Any = make_record(**fields)
         await store.create(replace(record, version=1))
@@ -177,8 +215,7 @@ async def write(file: OldFile) -> None:
             await store.save(record, expected=1, entries=entries)
     alive: Fields = {"until": NOON} if file.schema == 1 else {"namespace": "demo"}
     await store.beat(file.worker, **alive)
-    await store.close()
 
 
 if __name__ == "__main__":
-    anyio.run(write, SCHEMA_1 if sys.argv[1] == "1" else schema_2())
+    anyio.run(write, {"1": lambda: SCHEMA_1, "2": schema_2, "3": schema_3}[sys.argv[1]]())

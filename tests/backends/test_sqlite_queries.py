@@ -14,7 +14,7 @@ import pytest
 
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.stores import Hint
-from mcp_tasks.stores.base import EVERYBODY, UNOWNED, OwnedBy, Whose
+from mcp_tasks.stores.base import EVERYBODY, UNOWNED, ChildrenOf, InSession, OwnedBy, Whose
 from mcp_tasks.stores.sqlite import SqliteStore, queries
 from mcp_tasks.testing import make_record, make_request
 
@@ -70,6 +70,9 @@ LISTINGS: dict[str, tuple[Whose, TaskStatus | None, str]] = {
         TaskStatus.FAILED,
         "tasks_owner_status (namespace=? AND owner=? AND status=? AND",
     ),
+    "a session's": (InSession("x"), None, "tasks_session (namespace=? AND session=? AND"),
+    "a session's in a status": (InSession("x"), TaskStatus.FAILED, "tasks_session (namespace=? AND session=? AND"),
+    "a task's children": (ChildrenOf("x"), None, "tasks_parent (namespace=? AND parent=? AND"),
     "unowned in a status": (
         UNOWNED,
         TaskStatus.FAILED,
@@ -96,7 +99,7 @@ async def test_polls_listings_sweeps_and_listeners_never_touch_what_is_beside_a_
         execute(store, f"DROP TABLE {table}")
     # All of this still works, so none of it looked there.
     assert await store.get(record.id) == record
-    for whose in (EVERYBODY, UNOWNED, OwnedBy("alice")):
+    for whose in (EVERYBODY, UNOWNED, OwnedBy("alice"), InSession("s"), ChildrenOf("p")):
         for status in (None, *TaskStatus):
             await store.list("demo", whose, now=NOW, status=status)
     assert list((await store.claimed("worker", limit=9)).ids) == [record.id]

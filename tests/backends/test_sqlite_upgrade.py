@@ -18,17 +18,18 @@ import pytest
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.errors import StoreUnavailable, TaskUnreadable
-from mcp_tasks.stores.base import EVERYBODY
+from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.sqlite.schema import migrations, prepare
 from mcp_tasks.testing import make_record
 from mcp_tasks.testing.clock import NOON
-from tests.backends.old_files import SCHEMA_1, Fields, OldFile, schema_2
+from tests.backends.old_files import SCHEMA_1, Fields, OldFile, schema_2, schema_3
 
 pytestmark = pytest.mark.anyio
 
 TOMORROW = NOON + timedelta(days=1)
-SCHEMA_2 = schema_2()
+SCHEMA_2, SCHEMA_3 = schema_2(), schema_3()
+FILES = pytest.mark.parametrize("file", [SCHEMA_1, SCHEMA_2, SCHEMA_3], ids=["schema 1", "schema 2", "schema 3"])
 RENAMED = {"holder": "worker", "ttl": "retention"}
 
 
@@ -42,6 +43,12 @@ def path(tmp_path: Path) -> Path:
 def second(tmp_path: Path) -> Path:
     """A copy of the file with the second schema."""
     return Path(shutil.copy(SCHEMA_2.path, tmp_path / "tasks.db"))
+
+
+@pytest.fixture
+def third(tmp_path: Path) -> Path:
+    """A copy of the file with the third schema."""
+    return Path(shutil.copy(SCHEMA_3.path, tmp_path / "tasks.db"))
 
 
 @asynccontextmanager
@@ -69,7 +76,7 @@ def record_of(fields: Fields) -> TaskRecord:
     """The task as this release has it."""
     request: TaskRequest = fields["request"]
     kept = {RENAMED.get(name, name): value for name, value in fields.items()}
-    for name in ("request", "result", "error"):
+    for name in ("request", "result", "error", "key"):
         kept.pop(name, None)
     return make_record(**{"namespace": "demo", **kept, "method": request.method, "name": request.name})
 
@@ -107,7 +114,7 @@ async def assert_complete(store: SqliteStore, file: OldFile, *, but: str | None 
             assert await journal(store, task_id) == steps_of(file, task_id)
 
 
-@pytest.mark.parametrize("file", [SCHEMA_1, SCHEMA_2], ids=["schema 1", "schema 2"])
+@FILES
 async def test_everything_in_a_file_of_an_older_release_is_there(file: OldFile, tmp_path: Path) -> None:
     async with opened(Path(shutil.copy(file.path, tmp_path / "tasks.db"))) as store:
         await assert_complete(store, file)
@@ -162,7 +169,23 @@ async def test_of_servers_that_open_the_file_at_the_same_time_one_gets_the_tasks
         await store.close()
 
 
-@pytest.mark.parametrize("file", [SCHEMA_1, SCHEMA_2], ids=["schema 1", "schema 2"])
+async def test_tasks_of_the_third_schema_are_found_where_they_were_and_can_join_a_session(third: Path) -> None:
+    async with opened(third) as store:
+        queued = (await store.queued("demo", limit=9)).ids
+        assert list(queued) == ["queued", "under a key"]
+        request = TaskRequest(name="render", arguments={})
+        standing = await store.create(make_record(namespace="demo"), request, key="the key")
+        assert standing.id == "under a key"
+        assert await store.workers("demo") == {"a process of yesterday": 1}
+        await store.save(replace(standing, session="s1", version=2), expected=1)
+        await store.create(make_record(id="child", namespace="demo", parent="under a key"), request)
+    async with opened(third) as store:
+        of_session = await store.list("demo", InSession("s1"), now=NOON)
+        of_parent = await store.list("demo", ChildrenOf("under a key"), now=NOON)
+        assert [record.id for record in (*of_session.records, *of_parent.records)] == ["under a key", "child"]
+
+
+@FILES
 async def test_an_upgraded_file_goes_on_like_a_new_one(file: OldFile, tmp_path: Path) -> None:
     path = Path(shutil.copy(file.path, tmp_path / "tasks.db"))
     async with opened(path) as store, opened(tmp_path / "new.db"):

@@ -118,7 +118,7 @@ RECORD_2 = replace(
     lost=3,
 )
 
-# What this release writes: method and name, no outcome, the words of now.
+# Format 3: method and name, no outcome, the words of now.
 STATE_3 = (
     b'{"format":3,"owner":"alice","method":"tools/call","name":"render","status":"input_required",'
     b'"created":1772323199999999,"updated":1772323200000000,"version":7,"attempt":2,"message":"half way",'
@@ -132,6 +132,13 @@ ENDED_STATE_3 = (
     b'{"format":3,"owner":null,"method":"tools/call","name":"x","status":"failed","created":-1,"updated":0,'
     b'"version":3,"attempt":1,"finished":5,"wake":6}'
 )
+
+# What this release writes: a task may have a session, and a parent.
+STATE_4 = STATE_3.replace(b'"format":3', b'"format":4').replace(
+    b'"announced":false,', b'"announced":false,"session":"s1","parent":"p1",'
+)
+RECORD_4 = replace(RECORD_3, session="s1", parent="p1")
+ENDED_STATE_4 = ENDED_STATE_3.replace(b'"format":3', b'"format":4')
 
 
 def upgraded(state: bytes, request: bytes) -> bytes:
@@ -149,8 +156,10 @@ def upgraded(state: bytes, request: bytes) -> bytes:
         (REQUEST_1, STATE_2, RECORD_2),
         (REQUEST_1, STATE_3, RECORD_3),
         (ENDED_REQUEST_1, ENDED_STATE_3, ENDED_1),
+        (REQUEST_1, STATE_4, RECORD_4),
+        (ENDED_REQUEST_1, ENDED_STATE_4, ENDED_1),
     ],
-    ids=["running 1", "ended 1", "running 2", "running 3", "ended 3"],
+    ids=["running 1", "ended 1", "running 2", "running 3", "ended 3", "running 4", "ended 4"],
 )
 def test_what_any_release_wrote_still_loads(request_data: bytes, state: bytes, record: TaskRecord) -> None:
     assert CODEC.decode_state(record.id, upgraded(state, request_data), namespace="") == record
@@ -163,8 +172,8 @@ def test_requests_that_any_release_wrote_still_load(data: bytes, request_: TaskR
 
 def test_what_is_written_now_is_what_the_samples_say() -> None:
     # If this fails, either the change was a mistake, or it is a new format and needs a number and samples.
-    assert CODEC.encode_state(RECORD_3) == STATE_3
-    assert CODEC.encode_state(ENDED_1) == ENDED_STATE_3
+    assert CODEC.encode_state(RECORD_4) == STATE_4
+    assert CODEC.encode_state(ENDED_1) == ENDED_STATE_4
     assert CODEC.encode_request("sample", REQUEST) == REQUEST_1
     assert CODEC.encode_request("sample", ENDED_REQUEST) == ENDED_REQUEST_1
 
@@ -226,8 +235,8 @@ def test_what_is_no_json_cannot_be_stored() -> None:
 
 
 def test_a_newer_format_is_refused_with_its_number() -> None:
-    newer = STATE_3.replace(b'"format":3', b'"format":4')
-    with pytest.raises(TaskUnreadable, match=r"task sample cannot be read: it has format 4.*newer") as refused:
+    newer = STATE_4.replace(b'"format":4', b'"format":5')
+    with pytest.raises(TaskUnreadable, match=r"task sample cannot be read: it has format 5.*newer") as refused:
         CODEC.decode_state("sample", newer, namespace="", owner="alice")
     assert (refused.value.task_id, refused.value.owner) == ("sample", "alice")
 

@@ -30,16 +30,20 @@ class Offer:
     Attributes:
         support: Whether the call may be a task.
         retention: How long a task is kept after its end unless the call says otherwise; None for good.
+        max_retention: The longest that a call may ask for; None for no limit.
         poll_interval: The interval to suggest to clients, if the author fixed one.
         immediate_response: What a host may tell its model at once, in place of the result.
         problem_with: Why arguments will be refused, as far as can be known before the call; None if they will not.
+        may_refuse: Whether arguments may be refused that `problem_with` lets pass, when the call begins.
     """
 
     support: Support
     retention: timedelta | None = None
+    max_retention: timedelta | None = None
     poll_interval: timedelta | None = None
     immediate_response: str | None = None
     problem_with: Callable[[Mapping[str, Any]], str | None] = lambda _: None
+    may_refuse: Callable[[Mapping[str, Any]], bool] = lambda _: False
 
 
 class Offers(Protocol):
@@ -76,8 +80,14 @@ class Era(Protocol):
         """The server starts; called each time its lifespan is entered, before it serves anybody."""
         ...
 
+    def introduce(self, ctx: RequestContext, result: dict[str, Any]) -> None:
+        """Add to the answer to `initialize`, which has settled on one of these versions, what the era has to say."""
+        ...
+
     async def serve(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         """Serve one message of these versions, notifications too: answer it, or hand it on, changed or not.
+
+        All but `initialize`, during which the version is not known yet.
 
         It is on the path of every message, so what has nothing to do with tasks must cost next to nothing.
         """

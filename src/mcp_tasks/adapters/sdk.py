@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, cast
@@ -18,9 +17,9 @@ from pydantic import BaseModel
 from mcp_tasks.adapters.era import Era
 from mcp_tasks.adapters.sdk_listen import serve_listening
 from mcp_tasks.core.json import JsonObject
-from mcp_tasks.core.json_bytes import LARGE, decode_in_pieces, decode_json
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.protocol import Caller, Message, RpcError, TasksProtocol
+from mcp_tasks.protocol.outcome import decoded
 from mcp_tasks.tools.creation import CallAnswer, InlineResult, Question
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 from mcp_tasks.wire import AnyParams
@@ -35,7 +34,7 @@ def caller_of(ctx: RequestContext) -> Caller:
     """Who calls, as the SDK knows it."""
     if ctx.protocol_version in _MODERN:
         # As they came, not dumped from the SDK's models again: a run has them parsed by the SDK, as this call had.
-        envelope = _meta(ctx)
+        envelope = request_meta(ctx)
         info = envelope.get(CLIENT_INFO_META_KEY)
         capabilities = envelope.get(CLIENT_CAPABILITIES_META_KEY)
     else:
@@ -57,18 +56,23 @@ def task_request(params: CallToolRequestParams, ctx: RequestContext, caller: Cal
 
     The legacy `params.task` is left out: SEP-2663 has servers treat it as unknown.
     """
-    own = {key: value for key, value in _meta(ctx).items() if not key.startswith(_RESERVED)}
-    # It ends with the request.
+    request = request_of(ctx, caller, name=params.name, arguments=params.arguments or {})
+    return replace(request, input_responses=_responses(params), request_state=params.request_state)
+
+
+def request_of(ctx: RequestContext, caller: Caller, *, name: str, arguments: Mapping[str, Any]) -> TaskRequest:
+    """What a run needs of any request, whichever method it is of, with the `_meta` that is the caller's own."""
+    own = {key: value for key, value in request_meta(ctx).items() if not key.startswith(_RESERVED)}
+    # It ends with the request, or is kept by whoever goes on to use it.
     own.pop("progressToken", None)
     return TaskRequest(
-        name=params.name,
-        arguments=params.arguments or {},
+        method=ctx.method,
+        name=name,
+        arguments=arguments,
         meta=own,
         protocol_version=caller.protocol_version,
         client_info=caller.client_info,
         client_capabilities=caller.capabilities,
-        input_responses=_responses(params),
-        request_state=params.request_state,
     )
 
 
@@ -77,12 +81,7 @@ async def to_result(message: Message) -> dict[str, Any]:
     if message.large is None:
         return message.fields
     name, data = message.large
-    return {**message.fields, name: await _decoded(data)}
-
-
-async def _decoded(data: bytes) -> Any:
-    """The value behind the bytes; if it is large, from a thread, for the event loop's sake."""
-    return await asyncio.to_thread(decode_in_pieces, data) if len(data) > LARGE else decode_json(data)
+    return {**message.fields, name: await decoded(data)}
 
 
 class SdkAdapter:
@@ -114,6 +113,8 @@ class SdkAdapter:
     async def middleware(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         """What must be done before the SDK looks at a request: of everything else it costs a look-up or two."""
         if ctx.protocol_version not in _MODERN:
+            if ctx.method == "initialize":
+                return await self._initialize(ctx, call_next)
             era = self._eras.get(ctx.protocol_version)
             return await call_next(ctx) if era is None else await era.serve(ctx, call_next)
         if ctx.method == "tools/call":
@@ -131,7 +132,16 @@ class SdkAdapter:
             case Question():
                 return await to_result(self._protocol.dialect(caller).question(answer.question))
             case InlineResult():
-                return await _decoded(self._protocol.dialect(caller).result(answer.outcome))
+                return await decoded(self._protocol.dialect(caller).result(answer.outcome))
+
+    async def _initialize(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
+        """The handshake, with what the era says that it settled on. Until then the context's version is a guess."""
+        result = await call_next(ctx)
+        if isinstance(result, dict):
+            era = self._eras.get(result.get("protocolVersion", ""))
+            if era is not None:
+                era.introduce(ctx, result)
+        return result
 
     async def _listen(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         caller, params = caller_of(ctx), ctx.params or {}
@@ -163,7 +173,8 @@ def _without_task(ctx: RequestContext) -> RequestContext:
     return replace(ctx, params={name: value for name, value in (ctx.params or {}).items() if name != "task"})
 
 
-def _meta(ctx: RequestContext) -> Mapping[str, Any]:
+def request_meta(ctx: RequestContext) -> Mapping[str, Any]:
+    """The `_meta` of a request as it came; empty if there is none."""
     meta = (ctx.params or {}).get("_meta")
     return cast("Mapping[str, Any]", meta) if isinstance(meta, Mapping) else {}
 

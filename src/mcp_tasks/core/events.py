@@ -97,10 +97,14 @@ class InputAnswered:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunCompleted:
-    """The tool returned a result, which goes into the task's outcome; an `isError` one is a result too."""
+    """The tool returned a result, which goes into the task's outcome; an `isError` one is a result too.
+
+    `message` is what the tool itself says of such an error.
+    """
 
     attempt: int
     is_error: bool = False
+    message: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

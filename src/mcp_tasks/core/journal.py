@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias, get_args
 
 from mcp_tasks.core.json import JsonValue
 
-EntryKind: TypeAlias = Literal["ask", "answer", "step", "timer", "done"]
+EntryKind: TypeAlias = Literal["ask", "answer", "refusal", "step", "timer", "done"]
 
 ENTRY_KINDS: frozenset[str] = frozenset(get_args(EntryKind))
 
@@ -16,10 +16,11 @@ ENTRY_KINDS: frozenset[str] = frozenset(get_args(EntryKind))
 class JournalEntry:
     """One thing that happened for good.
 
-    `ask`: a question was put, under `key`. `answer`: its answer arrived. `timer`: a sleep began, and ends at `value`.
-    `step`: a step ended, with `value`. `done`: the tool was handed the end of a question or a timer, or gave up on one
-    or on a step; `value` says which. The order of `step` and `done` entries is the order in which the tool learned of
-    things.
+    `ask`: a question was put, under `key`. `answer`: its answer arrived. `refusal`: it was answered with an error; of a
+    kind of its own, so that no client can send an answer that looks like one. `timer`: a sleep began, and ends at
+    `value`. `step`: a step ended, with `value`. `done`: the tool was handed the end of a question or a timer, or gave
+    up on one or on a step; `value` says which. The order of `step` and `done` entries is the order in which the tool
+    learned of things.
 
     Attributes:
         number: Where it stands in the journal: a later entry has a larger number. The store gives it; an entry that has

@@ -145,7 +145,7 @@ def _close(record: TaskRecord, keys: Set[str]) -> Fields:
 
 
 def _complete(record: TaskRecord, event: RunCompleted, now: datetime) -> Fields:
-    return _end(record, now, status=COMPLETED, status_message=None)
+    return _end(record, now, status=COMPLETED, is_error=event.is_error, status_message=event.message)
 
 
 def _fail(record: TaskRecord, event: RunFailed, now: datetime) -> Fields:

@@ -81,6 +81,7 @@ class TaskRecord:
         name: the name of the tool: what a policy goes by. The rest of the request is read only to run it.
         namespace: Which server the task belongs to. Processes of another server leave it alone.
         updated_at: When something that a client can see last changed.
+        is_error: Whether the result of a completed task is one that says `isError`. Eras word such an end differently.
         retention: How long the task is kept after it ended; None for as long as the store lives.
         poll_interval: A fixed interval to suggest to clients; None lets it adapt to the task's age.
         attempt: How many runs were started. 0 means the tool never saw this task.
@@ -106,6 +107,7 @@ class TaskRecord:
     status_message: str | None = None
     progress: Progress | None = None
     inputs: InputBook = field(default_factory=InputBook)
+    is_error: bool = False
     finished_at: datetime | None = None
     retention: timedelta | None = None
     poll_interval: timedelta | None = None

@@ -96,6 +96,10 @@ class Dialects:
     def __init__(self, dialects: Iterable[Dialect]) -> None:
         self._by_version = {version: dialect for dialect in dialects for version in dialect.versions}
 
+    def speaks(self, version: str) -> bool:
+        """Whether there is a dialect for that version."""
+        return version in self._by_version
+
     def find(self, caller: Caller) -> Dialect | None:
         """The dialect of a caller; None in an era that has no tasks."""
         return self._by_version.get(caller.protocol_version)

@@ -15,6 +15,7 @@ from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT, ErrorData
 from mcp_tasks.core.json import JsonObject, JsonValue
 from mcp_tasks.core.text import valid_json, valid_text
 from mcp_tasks.errors import (
+    AnswerRefused,
     QuestionTimedOut,
     ReplayMismatch,
     RunStopped,
@@ -83,6 +84,8 @@ def _error_data(exc: Exception) -> ErrorData:
         case UnknownTask():
             # SEP-2663: -32602 for an invalid or nonexistent id. Unknown, expired and another's are one case.
             return ErrorData(code=INVALID_PARAMS, message=str(exc))
+        case AnswerRefused():
+            return ErrorData(code=exc.code, message=exc.message, data=exc.data)
         case QuestionTimedOut():
             return ErrorData(code=REQUEST_TIMEOUT, message=str(exc))
         case RunStopped():

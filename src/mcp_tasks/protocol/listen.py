@@ -7,7 +7,7 @@ reader that is slow gets fewer states, never older ones: what waits for it is at
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Sequence, Set
 from typing import Final
 
 import anyio.lowlevel
@@ -67,8 +67,9 @@ class Listening:
         return self._dialect.notification(record, outcome, runtime.now()), record.version
 
 
-async def honoured(runtime: TaskRuntime, task_ids: Sequence[str], owner: str | None) -> list[str]:
-    """The owner's tasks among those named. The others are left out, whatever they are.
+async def honoured(runtime: TaskRuntime, task_ids: Sequence[str], owner: str | None, *, methods: Set[str]) -> list[str]:
+    """The owner's tasks among those named, if they are of one of these methods. The others are left out, whatever they
+    are.
 
     Ids alone: a stream lasts long, and what they stand for would be kept for as long.
     """
@@ -77,12 +78,13 @@ async def honoured(runtime: TaskRuntime, task_ids: Sequence[str], owner: str | N
         if number % _LOOKUPS_AT_A_TIME == 0:
             await anyio.lowlevel.checkpoint()
         try:
-            await runtime.get(task_id, owner=owner)
+            record = await runtime.get(task_id, owner=owner)
         except UnknownTask:
             continue
         except TaskUnreadable as exc:
             # Told to whoever asks for it; the stream is for the others.
             logger.error("no notifications for task %s…: %s", task_id[:12], exc.why)
             continue
-        own.append(task_id)
+        if record.method in methods:
+            own.append(task_id)
     return own

@@ -15,6 +15,7 @@ from mcp_types import HEADER_MISMATCH, INTERNAL_ERROR, METHOD_NOT_FOUND
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.errors import UnknownTask
 from mcp_tasks.protocol.answers import check_answers
 from mcp_tasks.protocol.caller import Caller
 from mcp_tasks.protocol.dialect import Dialect, Dialects
@@ -92,7 +93,7 @@ class TasksProtocol:
     async def get(self, caller: Caller, params: JsonObject) -> Message:
         """`tasks/get`: the task with its outcome or its open questions."""
         dialect = self.enter(caller, "tasks/get")
-        record = await self._find(caller, dialect.parse_task_id(params))
+        record = await self._find(caller, dialect, dialect.parse_task_id(params))
         with refusing():
             runtime = self._runtime()
             outcome = await outcome_of(runtime, record)
@@ -102,19 +103,19 @@ class TasksProtocol:
         """`tasks/update`: take answers to open questions. Acknowledged once they are durable."""
         dialect = self.enter(caller, "tasks/update")
         task_id, answers = dialect.parse_answers(params)
-        record = await self._find(caller, task_id)
+        record = await self._find(caller, dialect, task_id)
         with refusing():
             await self._runtime().answer(
-                record, answers, actor=_actor(record), check=lambda task: check_answers(task, answers)
+                record, answers, actor=actor_of(record), check=lambda task: check_answers(task, answers)
             )
         return dialect.acknowledgement()
 
     async def cancel(self, caller: Caller, params: JsonObject) -> Message:
         """`tasks/cancel`. A task that has ended is acknowledged too, and stays as it is."""
         dialect = self.enter(caller, "tasks/cancel")
-        record = await self._find(caller, dialect.parse_task_id(params))
+        record = await self._find(caller, dialect, dialect.parse_task_id(params))
         with refusing():
-            await self._runtime().cancel(record, CANCELLED_BY_CLIENT, actor=_actor(record))
+            await self._runtime().cancel(record, CANCELLED_BY_CLIENT, actor=actor_of(record))
         return dialect.acknowledgement()
 
     # subscriptions/listen
@@ -132,9 +133,14 @@ class TasksProtocol:
         named = dialect.parse_listened(params)
         with refusing():
             runtime = self._runtime()
-            return Listening(runtime, dialect, await honoured(runtime, named, self.owner(caller)))
+            own = await honoured(runtime, named, self.owner(caller), methods=dialect.methods)
+            return Listening(runtime, dialect, own)
 
     # tools/call
+
+    def speaks(self, version: str) -> bool:
+        """Whether there are tasks in that version at all, as this class has them."""
+        return self._dialects.speaks(version)
 
     def takes_tasks(self, caller: Caller) -> bool:
         """Whether a call of this caller may be answered with a task."""
@@ -157,16 +163,29 @@ class TasksProtocol:
         """The answer to a call that became a task."""
         return self.dialect(caller).created(record, self._runtime().now())
 
-    async def _find(self, caller: Caller, task_id: str) -> TaskRecord:
-        """The caller's task of that id.
+    async def find(self, caller: Caller, task_id: str) -> TaskRecord:
+        """The caller's task of that id, whichever era it was made in and whatever it is of.
+
+        Raises:
+            RpcError: -32602, there is no such task for this caller; -32603, it cannot be read.
+        """
+        with refusing():
+            return await self._runtime().get(task_id, owner=self.owner(caller))
+
+    async def _find(self, caller: Caller, dialect: Dialect, task_id: str) -> TaskRecord:
+        """The caller's task of that id, as the caller's era has it: tasks of methods that it cannot call as tasks are
+        not there.
 
         Raises:
             RpcError: -32020, a header names another task; -32602, there is no such task for this caller; -32603, it
                 cannot be read.
         """
         self._check_name_header(caller, task_id)
+        record = await self.find(caller, task_id)
         with refusing():
-            return await self._runtime().get(task_id, owner=self.owner(caller))
+            if record.method not in dialect.methods:
+                raise UnknownTask(task_id)
+        return record
 
     def _check_name_header(self, caller: Caller, task_id: str) -> None:
         # SEP-2663, "Routing Headers": clients MUST send Mcp-Name. At least one real client does not, so a missing
@@ -181,6 +200,6 @@ class TasksProtocol:
             raise RpcError(HEADER_MISMATCH, "The Mcp-Name header does not name the task in params.taskId")
 
 
-def _actor(record: TaskRecord) -> Actor:
+def actor_of(record: TaskRecord) -> Actor:
     """The caller that a task was found for: its owner."""
     return Actor("client", record.owner)

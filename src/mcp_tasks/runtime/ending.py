@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 from mcp_tasks.core.events import RunCompleted, RunFailed
 from mcp_tasks.core.json import JsonObject
@@ -81,7 +81,17 @@ async def completed(attempt: int, result: JsonObject, *, tool: str, max_size: in
     size = len(outcome.body) + len(outcome.meta or b"")
     if size > max_size:
         raise ResultTooLarge(tool, size, max_size)
-    return RunCompleted(attempt=attempt, is_error=result.get("isError") is True), outcome
+    is_error = result.get("isError") is True
+    return RunCompleted(attempt=attempt, is_error=is_error, message=_told(result) if is_error else None), outcome
+
+
+def _told(result: JsonObject) -> str | None:
+    """What a tool says of its error: the first text of the result, shortened."""
+    content = result.get("content")
+    blocks = cast("list[Any]", content) if isinstance(content, list) else []
+    texts = (cast("Mapping[str, Any]", block).get("text") for block in blocks if isinstance(block, Mapping))
+    said = next((text for text in texts if isinstance(text, str) and text.strip()), None)
+    return None if said is None else short_message(said)
 
 
 def failed(attempt: int, error: JsonObject, reason: str | None = None) -> tuple[RunFailed, Outcome]:

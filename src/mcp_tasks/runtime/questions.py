@@ -18,9 +18,19 @@ from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.json import JsonValue
 from mcp_tasks.core.json_bytes import encode_json, is_large
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.errors import NeverAnnounced, QuestionTimedOut, QuestionTooLarge, WaitedTooLong
+from mcp_tasks.errors import AnswerRefused, NeverAnnounced, QuestionTimedOut, QuestionTooLarge, WaitedTooLong
 from mcp_tasks.runtime.alarms import Bell, later
-from mcp_tasks.runtime.replay import Ask, Place, Replay, ResultId, ask_entry, ask_identity, done_entry, short
+from mcp_tasks.runtime.replay import (
+    Ask,
+    Place,
+    Refusal,
+    Replay,
+    ResultId,
+    ask_entry,
+    ask_identity,
+    done_entry,
+    short,
+)
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.run import Run
@@ -115,10 +125,15 @@ class Questions:
             if fresh:
                 await self._wait(fresh)
                 await self._hand_over(fresh)
-            return [await self._outcome(each) for each in asked]
+            outcomes = [await self._outcome(each) for each in asked]
         except asyncio.CancelledError:
             self._give_up(asked)
             raise
+        # Only now: the end of each of them is handed over, also if the first is an error.
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+        return outcomes
 
     def look(self, record: TaskRecord) -> None:
         """See whether an answer has come."""
@@ -311,12 +326,14 @@ class Questions:
             await self._fetch()
 
     async def _outcome(self, each: _Open) -> JsonValue:
+        """The answer, or the exception that the tool gets in its place."""
         if each.result is not None and self._is_recorded(each):
             await self._run.deliveries.recorded(each.result)
         # Not by what the record of its end says: whoever gave an answer that was taken was told so.
-        if each.key in self._replay.answers:
-            return self._replay.answers[each.key]
-        raise QuestionTimedOut.after(each.asking.timeout)
+        if each.key not in self._replay.answers:
+            return QuestionTimedOut.after(each.asking.timeout)
+        answer = self._replay.answers[each.key]
+        return AnswerRefused(**answer.error) if isinstance(answer, Refusal) else answer
 
 
 def _short(request: InputRequest) -> str:

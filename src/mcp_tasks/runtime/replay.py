@@ -61,6 +61,13 @@ class ResultId:
         return f"{self.kind} {self.key!r}"
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A question was answered with this error: no value that a client could send as an answer."""
+
+    error: Mapping[str, Any]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ask:
     """A question with the key that it has for the life of the task."""
@@ -79,11 +86,14 @@ class Timer:
     until: datetime
 
 
+_ANSWERS = frozenset({"answer", "refusal"})
+
+
 class Replay:
     """The journal of a task, as one run finds its way through it."""
 
     def __init__(self, entries: Sequence[JournalEntry] = (), *, outstanding: Collection[str] = ()) -> None:
-        self.answers: dict[str, JsonValue] = {}
+        self.answers: dict[str, JsonValue | Refusal] = {}
         self.results: dict[ResultId, Mapping[str, Any]] = {}
         """What the tool was handed, in the order in which it was."""
         self.begun: dict[ResultId, Mapping[str, Any]] = {}
@@ -112,8 +122,8 @@ class Replay:
         """Take note of answers that came since; the rest of what is new, this run wrote itself."""
         for entry in entries:
             self.read_up_to = max(self.read_up_to, entry.number)
-            if entry.kind == "answer":
-                self.answers[entry.key] = entry.value
+            if entry.kind in _ANSWERS:
+                self._add(entry)
 
     def gives_up(self, result: ResultId) -> bool:
         """Whether an earlier run gave up on this; said once for each time that it did."""
@@ -197,6 +207,8 @@ class Replay:
                 self.begun[ResultId("question", ask.key)] = entry.value
             case "answer":
                 self.answers[entry.key] = entry.value
+            case "refusal":
+                self.answers[entry.key] = Refusal(entry.value)
             case "timer":
                 if not isinstance(entry.value, int):
                     # The first release kept the instant alone, by its place; such a sleep is begun anew.
@@ -272,7 +284,7 @@ def _ended_step(entry: JournalEntry) -> str | None:
 
 def _step_around(entry: JournalEntry) -> str | None:
     # An answer is the client's, and whatever it looks like.
-    return None if entry.kind == "answer" or isinstance(entry.value, int) else entry.value.get(WITHIN)
+    return None if entry.kind in _ANSWERS or isinstance(entry.value, int) else entry.value.get(WITHIN)
 
 
 def _read_step(entry: JournalEntry) -> Mapping[str, Any]:

@@ -2,6 +2,8 @@
 
 from mcp_tasks.protocol import Caller
 from mcp_tasks.server.list_changes import ChangesWiring, ListChanges
+from mcp_tasks.server.local_handle import LocalSnapshot, LocalTask
+from mcp_tasks.server.local_listing import TaskPage
 from mcp_tasks.server.options import Recover, TaskMode, TaskOptions, ToolOptions
 from mcp_tasks.server.tasks import Tasks
 from mcp_tasks.server.wiring import Lifespan, Wiring
@@ -11,9 +13,12 @@ __all__ = [
     "ChangesWiring",
     "Lifespan",
     "ListChanges",
+    "LocalSnapshot",
+    "LocalTask",
     "Recover",
     "TaskMode",
     "TaskOptions",
+    "TaskPage",
     "Tasks",
     "ToolOptions",
     "Wiring",

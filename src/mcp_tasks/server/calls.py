@@ -49,6 +49,9 @@ class Calls:
         mark = await self._mark_for(params)
         if mark is None:
             return await call_next(ctx)
+        if not self._protocol.speaks(ctx.protocol_version) and mark.options.mode != "required":
+            # An era in which nobody gets a task without asking for it: as cheap as a tool that is not marked.
+            return await call_next(ctx)
         caller = caller_of(ctx)
         if not self._protocol.takes_tasks(caller):
             if mark.options.mode == "required":
@@ -68,7 +71,7 @@ class Calls:
 
     def can_become_task(self, mark: Mark | None) -> bool:
         """Whether any call of a tool with this mark can become a task."""
-        return self._augment is not None or (mark is not None and mark.options.mode != "forbidden")
+        return self._augment is not None if mark is None else mark.options.mode != "forbidden"
 
     async def _answer_with_task(
         self, mark: Mark, params: CallToolRequestParams, ctx: RequestContext, caller: Caller

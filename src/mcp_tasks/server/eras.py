@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mcp_tasks.adapters.era import Era, EraParts
+from mcp_tasks.legacy.server import LegacyEra
 
 
 def older_eras(parts: EraParts) -> Sequence[Era]:
     """The eras before the extension, for one server."""
-    del parts
-    return ()
+    return (LegacyEra(parts),)

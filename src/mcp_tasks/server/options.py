@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias, TypedDict
 from mcp_types import ToolAnnotations
 
 from mcp_tasks.core.durations import check_duration
-from mcp_tasks.core.values import check_choice, check_flag, check_number
+from mcp_tasks.core.values import check_choice, check_flag, check_number, check_text
 from mcp_tasks.errors import InvalidDuration, InvalidOption, UsageError
 from mcp_tasks.runtime import ToolPolicy
 
@@ -23,6 +23,9 @@ Recover: TypeAlias = Literal["rerun", "fail"]
 
 DEFAULT_TTL: Final = timedelta(days=1)
 """How long a finished task is kept: long enough to come back for it tomorrow, short enough not to pile up."""
+
+DEFAULT_MAX_TTL: Final = timedelta(days=7)
+"""The longest `ttl` that a caller of 2025-11-25 gets by asking: a week to come back in, and no more to pile up."""
 
 LONGEST_POLL_INTERVAL: Final = timedelta(days=1)
 """Beyond it no task would be polled while anybody still waits, and clients count milliseconds in 32 bits."""
@@ -73,6 +76,10 @@ class ToolOptions(TypedDict, total=False):
     """The tool may begin by returning an `InputRequiredResult`, to be answered on the call itself, before there is a
     task. Without it, a tool whose return annotation says so."""
 
+    immediate_response: str | None
+    """What a host may tell its model at once, while the task runs, in place of the result. Clients of 2025-11-25 get it
+    with the task; the newest era has no place for it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskOptions:
@@ -88,6 +95,7 @@ class TaskOptions:
     max_wait: timedelta | None = None
     max_lost_runs: int | None = None
     asks_first: bool | None = None
+    immediate_response: str | None = None
 
     def __post_init__(self) -> None:
         check_choice("mode", self.mode, ("forbidden", "optional", "required"))
@@ -97,6 +105,8 @@ class TaskOptions:
             check_number("max_lost_runs", self.max_lost_runs, 1)
         if self.asks_first is not None:
             check_flag("asks_first", self.asks_first)
+        if self.immediate_response is not None:
+            check_text("immediate_response", self.immediate_response)
         for name in ("ttl", "max_runtime", "poll_interval", "grace", "park_after", "max_wait"):
             value: object = getattr(self, name)
             if value is not None and not isinstance(value, Unset):

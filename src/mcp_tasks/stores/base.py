@@ -73,9 +73,16 @@ class OwnedBy:
 
 @dataclass(frozen=True, slots=True)
 class InSession:
-    """The tasks that were made in one session, whoever owns them."""
+    """The tasks of one session, whoever owns them: those made in it, and those that it took over."""
 
     session: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChildrenOf:
+    """The tasks that one task started, whoever owns them."""
+
+    parent: str
 
 
 class Anyone(Enum):
@@ -91,7 +98,7 @@ UNOWNED: Final = Anyone.UNOWNED
 EVERYBODY: Final = Anyone.EVERYBODY
 """All tasks, whoever owns them: for operators, never for a client."""
 
-Whose: TypeAlias = OwnedBy | InSession | Literal[Anyone.UNOWNED, Anyone.EVERYBODY]
+Whose: TypeAlias = OwnedBy | InSession | ChildrenOf | Literal[Anyone.UNOWNED, Anyone.EVERYBODY]
 """Whose tasks to list. There is no default: who lists must say it."""
 
 
@@ -168,8 +175,8 @@ class Store(Protocol):
         """Replace the record if it is still at version `expected`, append `entries` to its journal, keep its outcome.
 
         All of it happens or none, so an answer and the status it changes are never apart. Owner, namespace, method,
-        name and creation of a task never change, so a store need not write them again. The numbers of `entries` are
-        the store's to give: larger than that of every entry which the task has.
+        name, parent and creation of a task never change, so a store need not write them again; its session may change.
+        The numbers of `entries` are the store's to give: larger than that of every entry which the task has.
 
         Raises:
             VersionConflict: Somebody saved first, or the task is gone.

@@ -2,7 +2,8 @@
 
 A backend keeps these parts of a task, each by itself: its state, its request, its outcome, and the values of its
 journal. All of them pass here, so this is the one place for encryption. What a backend finds tasks by stays plain: ids,
-owners, namespaces, idempotency keys, statuses, times, names of workers, kinds and keys of journal entries.
+owners, namespaces, sessions, parents, idempotency keys, statuses, times, names of workers, kinds and keys of journal
+entries.
 """
 
 from __future__ import annotations

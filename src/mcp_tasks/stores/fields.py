@@ -3,8 +3,9 @@
 The *state* is a record but for its id and namespace, which a backend keeps beside it. Durations are microseconds, as
 instants are (`columns`).
 
-Format 3 is that of the second release: a record without its request and its result. Formats 1 and 2 had both in it;
-the one backend that ever wrote them brings them to format 3 when it migrates its file, so only 3 is read here.
+Format 4 may have a session and a parent, and is format 3 otherwise: a record without its request and its result.
+Formats 1 and 2 had both in it; the one backend that ever wrote them brings them to format 3 when it migrates its file,
+so only 3 and 4 are read here.
 
 Changing what is written: raise `FORMAT`, keep reading every older number, and add a row to the tests that load states
 as older releases wrote them.
@@ -23,7 +24,7 @@ from mcp_tasks.core.record import Progress, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.stores.columns import MICROSECOND, from_micros, to_micros
 
-FORMAT = 3
+FORMAT = 4
 
 NOT_OURS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 """What reading fields may raise that this file did not write."""
@@ -47,6 +48,7 @@ _STATE_TYPES: _Types = {
     "message": str,
     "worker": str,
     "announced": bool,
+    "isError": bool,
     "session": str,
     "parent": str,
     "progress": list,
@@ -116,6 +118,8 @@ def state_fields(record: TaskRecord) -> dict[str, Any]:
         state["message"] = record.status_message
     if record.progress is not None:
         state["progress"] = [record.progress.progress, record.progress.total, record.progress.message]
+    if record.is_error:
+        state["isError"] = True
     if record.inputs.used:
         state["inputs"] = _inputs(record.inputs)
     if record.worker is not None:
@@ -149,6 +153,7 @@ def record_from(task_id: str, namespace: str, fields: JsonObject) -> TaskRecord:
         status_message=fields.get("message"),
         progress=None if progress is None else _progress_from(*progress),
         inputs=InputBook() if inputs is None else _inputs_from(inputs),
+        is_error=fields.get("isError", False),
         created_at=from_micros(fields["created"]),
         updated_at=from_micros(fields["updated"]),
         finished_at=_instant(fields.get("finished")),

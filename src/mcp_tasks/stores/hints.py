@@ -40,17 +40,23 @@ class HintFan:
         inbox = Inbox(origin)
         if task_ids is None:
             self._of_all.add(inbox)
-        else:
-            for task_id in task_ids:
-                self._of_task.setdefault(task_id, set()).add(inbox)
+        for task_id in task_ids or ():
+            self.add(inbox, task_id)
         try:
             yield inbox
         finally:
             self._of_all.discard(inbox)
-            for task_id in task_ids or ():
-                self._forget(task_id, inbox)
+            for task_id in list(inbox.task_ids):
+                self.remove(inbox, task_id)
 
-    def _forget(self, task_id: str, inbox: Inbox) -> None:
+    def add(self, inbox: Inbox, task_id: str) -> None:
+        """Give the hints of one more task to a listener, for as long as it listens."""
+        inbox.task_ids.add(task_id)
+        self._of_task.setdefault(task_id, set()).add(inbox)
+
+    def remove(self, inbox: Inbox, task_id: str) -> None:
+        """Give a listener no more hints of a task."""
+        inbox.task_ids.discard(task_id)
         listeners = self._of_task.get(task_id, set())
         listeners.discard(inbox)
         if not listeners:
@@ -75,10 +81,15 @@ class LocalNotifier:
 
 
 class Inbox:
-    """The newest unread hint of each task, in the order they first came."""
+    """The newest unread hint of each task, in the order they first came.
+
+    Attributes:
+        task_ids: The tasks that it is given the hints of in particular.
+    """
 
     def __init__(self, origin: object = None) -> None:
         self.origin = origin
+        self.task_ids: set[str] = set()
         self._unread: dict[str, Hint] = {}
         self._arrived = anyio.Event()
 

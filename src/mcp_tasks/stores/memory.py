@@ -19,7 +19,7 @@ from mcp_tasks.core.pacing import is_expired
 from mcp_tasks.core.record import ALWAYS, Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskExists, VersionConflict
-from mcp_tasks.stores.base import EVERYBODY, Hint, IdPage, OwnedBy, Page, Whose
+from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, Hint, IdPage, InSession, OwnedBy, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import decode_cursor, encode_cursor, expiry, ready, sort_key, to_micros
 from mcp_tasks.stores.encoding import Line, encoded_entries, encoded_request, in_thread_if
@@ -134,14 +134,12 @@ class MemoryStore:
         limit: int = 100,
     ) -> Page:
         """Tasks of the namespace in the order of creation, in one status or any."""
-        owner = whose.owner if isinstance(whose, OwnedBy) else None
-        records = (self._records[task_id] for _, task_id in self._order.after(("listed", namespace), _after(cursor)))
+        group, is_theirs = _listing(namespace, whose)
+        records = (self._records[task_id] for _, task_id in self._order.after(group, _after(cursor)))
         wanted = (
             record
             for record in records
-            if (whose is EVERYBODY or record.owner == owner)
-            and (status is None or record.status is status)
-            and not is_expired(record, now)
+            if is_theirs(record) and (status is None or record.status is status) and not is_expired(record, now)
         )
         found = list(islice(wanted, limit + 1))
         places = [_created(record) for record in found]
@@ -217,6 +215,10 @@ def _places(record: TaskRecord) -> Iterator[tuple[Hashable, Place]]:
     """Where the task is to be found, and at which place there."""
     created, ready_at, expires = _created(record), ready(record), expiry(record)
     yield ("listed", record.namespace), created
+    if record.session is not None:
+        yield ("session", record.namespace, record.session), created
+    if record.parent is not None:
+        yield ("parent", record.namespace, record.parent), created
     if record.worker is not None:
         yield ("claimed", record.worker), created
         yield ("working", record.namespace), (record.worker, record.id)
@@ -226,6 +228,16 @@ def _places(record: TaskRecord) -> Iterator[tuple[Hashable, Place]]:
         yield ("parked", record.namespace), (ready_at, record.id)
     if expires is not None:
         yield "expiring", (expires, *created)
+
+
+def _listing(namespace: str, whose: Whose) -> tuple[Hashable, Callable[[TaskRecord], bool]]:
+    """Where to look for the tasks of a listing, and which of those there are in it."""
+    if isinstance(whose, InSession):
+        return ("session", namespace, whose.session), lambda _: True
+    if isinstance(whose, ChildrenOf):
+        return ("parent", namespace, whose.parent), lambda _: True
+    owner = whose.owner if isinstance(whose, OwnedBy) else None
+    return ("listed", namespace), lambda record: whose is EVERYBODY or record.owner == owner
 
 
 def _created(record: TaskRecord) -> Place:

@@ -10,7 +10,7 @@ import pytest
 
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.stores.base import EVERYBODY, UNOWNED, OwnedBy, Store, Whose
+from mcp_tasks.stores.base import EVERYBODY, UNOWNED, ChildrenOf, InSession, OwnedBy, Store, Whose
 from mcp_tasks.testing._store_tests import REQUEST, StoreTests, create_all, ids
 from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.records import make_record
@@ -80,6 +80,37 @@ class ListingTests(StoreTests):
         assert await listed(store, UNOWNED, status=TaskStatus.WORKING) == ["4"]
         assert await listed(store, OwnedBy("bob"), status=TaskStatus.COMPLETED) == []
 
+    async def test_a_listing_is_of_one_session_or_of_one_parent(self, store: Store) -> None:
+        failed = {"status": TaskStatus.FAILED}
+        await create_all(
+            store,
+            task(id="1", session="s1", owner="alice"),
+            task(id="2", session="s1", owner=None, **failed),
+            task(id="3", session="s2", parent="1"),
+            task(id="4", session="", parent="1", **failed),
+            task(id="5", session="lone \ud800", parent="lone \ud800"),
+            task(id="6"),
+            task(id="7", session="s1", finished_at=NOON - SECOND, retention=SECOND, **failed),
+            make_record(id="8", namespace="another", session="s1", parent="1"),
+        )
+        assert await listed(store, InSession("s1")) == ["1", "2"]
+        assert await listed(store, InSession("s1"), status=TaskStatus.FAILED) == ["2"]
+        assert await listed(store, InSession("")) == ["4"]
+        assert await listed(store, InSession("lone \ud800")) == ["5"]
+        assert await listed(store, InSession("unknown")) == []
+        assert await listed(store, ChildrenOf("1")) == ["3", "4"]
+        assert await listed(store, ChildrenOf("1"), status=TaskStatus.WORKING) == ["3"]
+        assert await listed(store, ChildrenOf("lone \ud800")) == ["5"]
+        assert await listed(store, ChildrenOf("2")) == []
+
+    async def test_a_save_moves_a_task_from_one_session_to_the_next(self, store: Store) -> None:
+        record = task(id="moving", session=None)
+        await store.create(record, REQUEST)
+        for version, session in enumerate(("s1", "s2", None, "s1"), 2):
+            await store.save(replace(record, version=version, session=session), expected=version - 1)
+            for each in ("s1", "s2"):
+                assert await listed(store, InSession(each)) == (["moving"] if each == session else [])
+
     async def test_a_listing_is_of_one_server(self, store: Store) -> None:
         for namespace in ("", "demo", "Demo", "demo "):
             for owner in ("alice", None):
@@ -125,6 +156,14 @@ class ListingTests(StoreTests):
         assert [record for page in found for record in page] == records
         assert all(len(page) == limit for page in found[:-1])
         assert 0 < len(found[-1]) <= limit
+
+    @pytest.mark.parametrize("limit", [1, 2, 5, 6])
+    async def test_pages_of_a_session_hold_every_task_of_it_once(self, store: Store, limit: int) -> None:
+        records = [task(id=f"t{n}", created_at=NOON + SECOND * (n // 4), session=f"s{n % 2}") for n in range(10)]
+        await create_all(store, *reversed(records))
+        found = await pages(store, InSession("s1"), limit=limit)
+        assert [record for page in found for record in page] == records[1::2]
+        assert all(len(page) == limit for page in found[:-1])
 
     async def test_tasks_that_come_and_go_between_pages_do_not_move_the_others(self, store: Store) -> None:
         records = [task(id=f"t{n}", created_at=NOON + SECOND * n) for n in range(6)]

@@ -25,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mcp_tasks.core import TaskRecord, TaskStatus
 from mcp_tasks.core.pacing import expires_at
-from mcp_tasks.stores.base import EVERYBODY, UNOWNED, IdPage, OwnedBy, Page, Store, Whose
+from mcp_tasks.stores.base import EVERYBODY, UNOWNED, ChildrenOf, IdPage, InSession, OwnedBy, Page, Store, Whose
 from mcp_tasks.testing.clock import FakeClock
 from mcp_tasks.testing.records import make_record
 from mcp_tasks.testing.store_operations import (
@@ -41,7 +41,7 @@ from mcp_tasks.testing.strategies import MOMENTS, NAMESPACES, WORKERS
 Factory: TypeAlias = Callable[[], AbstractContextManager[Sequence[Store]]]
 """Gives one or more stores, not yet open, that share one empty place."""
 
-_OWNERS: Sequence[Whose] = (EVERYBODY, UNOWNED, OwnedBy("alice"), OwnedBy("alice"), OwnedBy("bob"))
+_OWNERS: Sequence[Whose] = (EVERYBODY, UNOWNED, OwnedBy("alice"), InSession("session"), ChildrenOf("parent"))
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -147,7 +147,7 @@ class StoreMachine(RuleBasedStateMachine):
             readings[f"workers {namespace}"] = await store.workers(namespace)
             readings[f"queued {namespace}"] = await _all_ids(partial(store.queued, namespace), limit=2)
             readings[f"due {namespace}"] = await _all_ids(partial(store.due, namespace, now), limit=2)
-            for whose in (EVERYBODY, UNOWNED, OwnedBy("alice"), OwnedBy("bob")):
+            for whose in (*_OWNERS, OwnedBy("bob")):
                 listing = partial(store.list, namespace, whose, now=now)
                 readings[f"tasks {namespace} {whose}"] = await _list_all(listing, limit=2)
             # In one status each, of somebody: all statuses of everybody take most of the time, and find nothing more.

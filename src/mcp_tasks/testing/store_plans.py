@@ -62,6 +62,8 @@ def _creations() -> st.SearchStrategy[Plan]:
         retention: int | None,
         key: str | None,
         announced: bool,
+        session: str | None,
+        parent: str | None,
     ) -> Plan:
         def plan(machine: World) -> Operation:
             machine.lives += 1
@@ -73,6 +75,8 @@ def _creations() -> st.SearchStrategy[Plan]:
                     created_at=machine.clock() - timedelta(seconds=age),
                     retention=None if retention is None else timedelta(seconds=retention),
                     announced=announced,
+                    session=session,
+                    parent=parent,
                     version=machine.lives * MANY,
                 ),
                 request,
@@ -86,7 +90,10 @@ def _creations() -> st.SearchStrategy[Plan]:
     servers, retentions = st.sampled_from(NAMESPACES), st.sampled_from([None, 0, 60])
     # Few keys, so that they meet, also across owners and servers.
     keys = st.sampled_from([None, None, "key", "☃"])
-    return st.builds(make, _numbers, owners, servers, calls, st.integers(0, 1), retentions, keys, st.booleans())
+    sessions, parents = st.sampled_from([None, "session"]), st.sampled_from([None, "parent"])
+    return st.builds(
+        make, _numbers, owners, servers, calls, st.integers(0, 1), retentions, keys, st.booleans(), sessions, parents
+    )
 
 
 def _events() -> st.SearchStrategy[Plan]:

@@ -39,7 +39,7 @@ def render_detailed(record: TaskRecord, now: datetime) -> dict[str, Any]:
     """`DetailedTask`, as it stands in a result and in a notification, but for its outcome (see `render_outcome`)."""
     task = _task(record, now)
     if record.progress is not None:
-        task["_meta"] = {PROGRESS_META_KEY: _progress(record.progress)}
+        task["_meta"] = progress_meta(record.progress)
     if record.status is TaskStatus.INPUT_REQUIRED:
         # MUST contain all outstanding requests.
         task["inputRequests"] = {
@@ -102,13 +102,14 @@ def _task(record: TaskRecord, now: datetime) -> dict[str, Any]:
         "ttlMs": None if kept is None else milliseconds(kept),
         "pollIntervalMs": milliseconds(poll_interval(record, now)),
     }
-    message = _status_message(record)
+    message = status_message(record)
     if message is not None:
         task["statusMessage"] = valid_text(message)
     return task
 
 
-def _status_message(record: TaskRecord) -> str | None:
+def status_message(record: TaskRecord) -> str | None:
+    """What is said of the state of a task: its own message, or else its progress while it runs."""
     if record.status_message is not None or record.progress is None or record.is_final:
         return record.status_message
     progress = record.progress
@@ -118,8 +119,9 @@ def _status_message(record: TaskRecord) -> str | None:
     return done if progress.total is None else f"{done} of {number_text(progress.total)}"
 
 
-def _progress(progress: Progress) -> dict[str, float]:
+def progress_meta(progress: Progress) -> dict[str, Any]:
+    """The numbers behind a progress message, as `_meta` of a task."""
     numbers = {"progress": progress.progress}
     if progress.total is not None:
         numbers["total"] = progress.total
-    return numbers
+    return {PROGRESS_META_KEY: numbers}

@@ -21,13 +21,16 @@ from mcp_tasks.stores.sqlite.writer import Operation
 Row: TypeAlias = Sequence[Any]
 
 _INSERT_TASK = """
-INSERT INTO tasks (id, version, namespace, owner, idempotency_key, status, worker, created, ready, expires, state, seq)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT seq FROM meta)) ON CONFLICT (id) DO NOTHING
+INSERT INTO tasks (
+    id, version, namespace, owner, session, parent, idempotency_key, status, worker, created, ready, expires, state, seq
+)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT seq FROM meta)) ON CONFLICT (id) DO NOTHING
 """
 _INSERT_REQUEST = "INSERT INTO requests (task, request) VALUES (?, ?)"
 # What never changes is left out, so that its indexes are not touched.
 _UPDATE_TASK = """
-UPDATE tasks SET version = ?, status = ?, worker = ?, ready = ?, expires = ?, state = ?, seq = (SELECT seq FROM meta)
+UPDATE tasks
+SET version = ?, session = ?, status = ?, worker = ?, ready = ?, expires = ?, state = ?, seq = (SELECT seq FROM meta)
 WHERE id = ? AND version = ?
 """
 _INSERT_ENTRY = "INSERT INTO journal (task, kind, key, value) SELECT key, ?, ?, ? FROM tasks WHERE id = ?"
@@ -54,6 +57,8 @@ def create(record: TaskRecord, *, state: bytes, request: bytes, key: str | None 
         record.version,
         to_text(record.namespace),
         _optional_text(record.owner),
+        _optional_text(record.session),
+        _optional_text(record.parent),
         _optional_text(key),
         record.status.value,
         _optional_text(record.worker),
@@ -86,6 +91,7 @@ def save(
     task_id = to_text(record.id)
     row = (
         record.version,
+        _optional_text(record.session),
         record.status.value,
         _optional_text(record.worker),
         ready(record),

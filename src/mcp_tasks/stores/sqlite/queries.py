@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.stores.base import EVERYBODY, OwnedBy, Whose
+from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, OwnedBy, Whose
 from mcp_tasks.stores.columns import decode_cursor, to_micros
 from mcp_tasks.stores.sqlite.connection import Values, to_text
 
@@ -129,17 +129,21 @@ def listing(
         ValueError: The cursor is not one of ours.
     """
     values: dict[str, Any] = {"namespace": to_text(namespace), "now": to_micros(now), "limit": limit, **_after(cursor)}
-    index, conditions = "tasks", ["namespace = :namespace"]
-    if whose is not EVERYBODY:
-        index += "_owner"
-        conditions.append("owner IS :owner")
-        values["owner"] = to_text(whose.owner) if isinstance(whose, OwnedBy) else None
+    conditions = ["namespace = :namespace"]
     if status is not None:
-        index += "_status"
         conditions.append("status = :status")
         values["status"] = status.value
-    if len(conditions) == 1:
-        index += "_created"
+    if isinstance(whose, InSession | ChildrenOf):
+        # A session, or a task, has few tasks: their statuses are read from the rows, and no index has to follow them.
+        column = "session" if isinstance(whose, InSession) else "parent"
+        conditions.append(f"{column} = :of")
+        values["of"] = to_text(whose.session if isinstance(whose, InSession) else whose.parent)
+        return _LISTING.format(index=f"tasks_{column}", where=" AND ".join(conditions)), values
+    parts = ["tasks", *([] if whose is EVERYBODY else ["owner"]), *([] if status is None else ["status"])]
+    if whose is not EVERYBODY:
+        conditions.append("owner IS :owner")
+        values["owner"] = to_text(whose.owner) if isinstance(whose, OwnedBy) else None
+    index = "_".join(parts) if len(parts) > 1 else "tasks_created"
     return _LISTING.format(index=index, where=" AND ".join(conditions)), values
 
 

@@ -1,0 +1,215 @@
+"""The open questions of tasks, on their way to a client: each on one stream at a time.
+
+A question goes out on an open `tasks/result` of its task if there is one, else on the own stream of a session that has
+the task. It is sent again only when that stream is gone and there is another; until then an answer to it still counts.
+Who sees a task change says so here (`look`), and so does who opens or closes a stream. Streams of other processes are
+not known here: a task that sessions of two processes have may be asked about in both, and the first answer counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+
+import anyio
+from mcp_types import INTERNAL_ERROR
+
+from mcp_tasks.core.actor import Actor
+from mcp_tasks.core.inputs import InputRequest
+from mcp_tasks.core.pacing import backoff
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.errors import AnswerRefused, StoreError, TasksError, ValueNotStorable
+from mcp_tasks.legacy.server.audience import Audience
+from mcp_tasks.legacy.server.carriers import Carrier, StreamLost
+from mcp_tasks.protocol.answers import check_answers
+from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.runtime import TaskRuntime
+
+logger: Final = logging.getLogger(__name__)
+
+LEAVE_LIMIT: Final = 1.0
+"""Seconds to wait until questions are cancelled at the client. A server that is being shut down cannot send that any
+more, and is not to be kept."""
+
+
+_NOT_STORABLE: Final = AnswerRefused(INTERNAL_ERROR, "The client's answer cannot be stored")
+
+
+@dataclass(eq=False, slots=True)
+class _Sent:
+    """A question that was sent and has not been answered."""
+
+    carrier: Carrier
+    waiting: asyncio.Task[None] | None = None
+    is_answered: bool = False
+
+    def cancel(self) -> None:
+        """Cancel it at the client. An answer that has come is on its way to the task, and is left alone."""
+        if self.waiting is not None and not self.is_answered:
+            self.waiting.cancel()
+
+
+@dataclass(eq=False, slots=True)
+class _Asking:
+    """A task that asks."""
+
+    record: TaskRecord
+    sent: dict[str, _Sent] = field(default_factory=dict[str, _Sent])
+
+
+class OpenQuestions:
+    """The questions that tasks ask of clients of this process.
+
+    Args:
+        runtime: Takes the answers.
+        audience: Who has which task, and on which streams they can be asked.
+    """
+
+    def __init__(self, runtime: Callable[[], TaskRuntime], audience: Audience) -> None:
+        self._runtime = runtime
+        self._audience = audience
+        self._tasks: dict[str, _Asking] = {}
+        self._running: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no task asks anything here."""
+        return not self._tasks and not self._running
+
+    def look(self, record: TaskRecord) -> None:
+        """See what a task asks now: send what is new, and cancel what is answered or withdrawn."""
+        asking = self._tasks.get(record.id)
+        if asking is None:
+            if not record.inputs.outstanding or not self._audience.has_task(record.id):
+                return
+            asking = self._tasks[record.id] = _Asking(record)
+        elif record.version >= asking.record.version:
+            asking.record = record
+        outstanding = asking.record.inputs.outstanding
+        for key in [key for key in asking.sent if key not in outstanding]:
+            asking.sent.pop(key).cancel()
+        self.send(record.id)
+        if not outstanding:
+            del self._tasks[record.id]
+
+    def send(self, task_id: str) -> None:
+        """Send what the task asks and is on no open stream, as far as there is one."""
+        asking = self._tasks.get(task_id)
+        if asking is None:
+            return
+        for key, question in asking.record.inputs.outstanding.items():
+            sent = asking.sent.get(key)
+            if sent is not None and (sent.is_answered or sent.carrier.is_open):
+                continue
+            carrier = self._carrier(task_id, question)
+            if carrier is None:
+                continue
+            if sent is not None:
+                sent.cancel()
+            asking.sent[key] = self._start(asking.record, key, question, carrier)
+
+    async def leave(self, carrier: Carrier, task_id: str) -> None:
+        """The stream of a request is about to end: cancel what was asked on it, and ask elsewhere if there is a way."""
+        carrier.is_open = False
+        unanswered = [sent for sent in self._on(carrier, task_id) if not sent.is_answered]
+        for sent in unanswered:
+            sent.cancel()
+        if waiting := [sent.waiting for sent in unanswered if sent.waiting is not None]:
+            # Before the request is answered: after its answer, a stream carries nothing more.
+            with anyio.move_on_after(LEAVE_LIMIT, shield=True):
+                await asyncio.wait(waiting)
+        self._ask_elsewhere(task_id)
+
+    def lose(self, carrier: Carrier, task_ids: Iterable[str]) -> None:
+        """The connection of a stream has ended: ask elsewhere if there is a way. The SDK ends what was asked on it."""
+        carrier.is_open = False
+        for task_id in task_ids:
+            self._ask_elsewhere(task_id)
+
+    def _ask_elsewhere(self, task_id: str) -> None:
+        if self._audience.has_task(task_id):
+            self.send(task_id)
+        else:
+            self._tasks.pop(task_id, None)
+
+    def _carrier(self, task_id: str, question: InputRequest) -> Carrier | None:
+        carriers = self._audience.carriers(task_id)
+        return next((each for each in carriers if each.is_open and each.takes(question)), None)
+
+    def _on(self, carrier: Carrier, task_id: str) -> Sequence[_Sent]:
+        asking = self._tasks.get(task_id)
+        return [] if asking is None else [sent for sent in asking.sent.values() if sent.carrier is carrier]
+
+    def _start(self, record: TaskRecord, key: str, question: InputRequest, carrier: Carrier) -> _Sent:
+        sent = _Sent(carrier)
+        sent.waiting = asyncio.create_task(self._ask(record, key, question, sent), name="mcp-tasks-question")
+        self._running.add(sent.waiting)
+        sent.waiting.add_done_callback(self._running.discard)
+        return sent
+
+    async def _ask(self, record: TaskRecord, key: str, question: InputRequest, sent: _Sent) -> None:
+        try:
+            answer = await sent.carrier.ask(record.id, question)
+        except AnswerRefused as refused:
+            sent.is_answered = True
+            await self._take(record, key, refused)
+        except StreamLost:
+            sent.carrier.is_open = False
+            self._drop(record.id, key, sent)
+            self.send(record.id)
+        except Exception:
+            # The SDK could not send it. It would fail again on the same stream, and another may do better.
+            logger.exception("task %s… could not ask on a stream of its session", record.id[:12])
+            sent.carrier.is_open = False
+            self._drop(record.id, key, sent)
+        else:
+            sent.is_answered = True
+            _note_misfit(record, key, answer)
+            await self._take(record, key, answer)
+
+    def _drop(self, task_id: str, key: str, sent: _Sent) -> None:
+        asking = self._tasks.get(task_id)
+        if asking is not None and asking.sent.get(key) is sent:
+            del asking.sent[key]
+
+    async def _take(self, record: TaskRecord, key: str, answer: dict[str, Any] | AnswerRefused) -> None:
+        """Write an answer down. The client will not send it again, so a store that is away is waited for."""
+        failures = 0
+        while True:
+            try:
+                await self._write(record, key, answer)
+                return
+            except ValueNotStorable as exc:
+                logger.warning("an answer to task %s… cannot be stored: %s", record.id[:12], exc)
+                answer = _NOT_STORABLE
+            except StoreError as exc:
+                logger.warning("an answer to task %s… is not stored yet: %s", record.id[:12], exc)
+                await asyncio.sleep(_pause(failures))
+            except TasksError as exc:
+                # The task is gone, most likely.
+                logger.info("an answer to task %s… came to nothing: %s", record.id[:12], exc)
+                return
+            failures += 1
+
+    async def _write(self, record: TaskRecord, key: str, answer: dict[str, Any] | AnswerRefused) -> None:
+        runtime, actor = self._runtime(), Actor("client", record.owner)
+        if isinstance(answer, AnswerRefused):
+            await runtime.refuse(record, key, answer, actor=actor)
+        else:
+            await runtime.answer(record, {key: answer}, actor=actor)
+
+
+def _note_misfit(record: TaskRecord, key: str, answer: dict[str, Any]) -> None:
+    """Say that an answer does not fit its question. The tool gets it all the same, and the error of a plain call."""
+    try:
+        check_answers(record, {key: answer})
+    except RpcError as exc:
+        logger.info("task %s…: %s", record.id[:12], exc.message)
+
+
+def _pause(failures: int) -> float:
+    return backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=10)).total_seconds()

@@ -1,0 +1,110 @@
+"""A stream on which a client can be asked and told things: that of an open `tasks/result`, or a session's own."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, ClassVar, Final, cast
+
+from mcp.server.session import ServerSession
+from mcp.shared.exceptions import MCPError, NoBackChannelError
+from mcp.shared.message import ServerMessageMetadata
+from mcp_types import CONNECTION_CLOSED, RequestId
+from pydantic import BaseModel, Field, RootModel
+
+from mcp_tasks.core.inputs import InputRequest
+from mcp_tasks.core.text import valid_json
+from mcp_tasks.errors import AnswerRefused
+from mcp_tasks.legacy.server.render import related
+from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.tools.channel import require_capability
+
+logger: Final = logging.getLogger(__name__)
+
+
+class StreamLost(Exception):
+    """The stream was closed before an answer came."""
+
+
+class Carrier:
+    """One stream to a client.
+
+    Args:
+        session: The SDK's session, of the request whose stream this is or of any message of the connection.
+        request_id: The request whose stream this is; None for the session's own.
+
+    Attributes:
+        is_open: Whether what is sent on it arrives, as far as is known. One that is closed may be opened again if its
+            client takes it up where it was cut off.
+    """
+
+    def __init__(self, session: ServerSession, request_id: RequestId | None = None) -> None:
+        self.is_open: bool = True
+        self._session = session
+        self._request_id = request_id
+        declared = session.client_capabilities
+        self._declared: dict[str, Any] = (
+            {} if declared is None else declared.model_dump(by_alias=True, mode="json", exclude_none=True)
+        )
+
+    def renewed(self) -> Carrier:
+        """The same stream, opened anew: what was sent on the old one and had not arrived is lost."""
+        return Carrier(self._session, self._request_id)
+
+    def takes(self, question: InputRequest) -> bool:
+        """Whether the client declared that it answers such questions."""
+        try:
+            require_capability(question, self._declared)
+        except RpcError:
+            return False
+        return True
+
+    async def ask(self, task_id: str, question: InputRequest) -> dict[str, Any]:
+        """The client's answer, whatever it is: what does not fit is for the tool to see, as in a plain call.
+
+        Cancelled, it cancels the question at the client.
+
+        Raises:
+            AnswerRefused: The client answered with an error.
+            StreamLost: It did not answer, and cannot any more.
+        """
+        request = _Question(asked=question.method, params=_related_params(task_id, question))
+        metadata = None if self._request_id is None else ServerMessageMetadata(related_request_id=self._request_id)
+        try:
+            answer = await self._session.send_request(cast(Any, request), _Answer, metadata=metadata)
+        except NoBackChannelError as exc:
+            raise StreamLost from exc
+        except MCPError as exc:
+            error = exc.error
+            # The SDK's own words for a connection that went away; a client that says just that is as good as gone.
+            if (error.code, error.message, error.data) == (CONNECTION_CLOSED, "Connection closed", None):
+                raise StreamLost from exc
+            raise AnswerRefused(error.code, error.message, error.data) from exc
+        return answer.root
+
+    async def tell(self, method: str, params: dict[str, Any]) -> None:
+        """Send a notification; nobody knows whether it arrives."""
+        await self._session.send_notification(cast(Any, _Notification(method=method, params=params)), self._request_id)
+
+
+def _related_params(task_id: str, question: InputRequest) -> dict[str, Any]:
+    params: dict[str, Any] = valid_json(question.params)
+    return {**params, "_meta": {**params.get("_meta", {}), **related(task_id)}}
+
+
+class _Question(BaseModel):
+    """A request whose answer the SDK hands on unchecked: it checks by `method`, and knows none of that name."""
+
+    method: ClassVar[str] = "mcp_tasks/question"
+    asked: str = Field(serialization_alias="method")
+    params: dict[str, Any]
+
+
+class _Answer(RootModel[dict[str, Any]]):
+    """Whatever a client answers."""
+
+
+class _Notification(BaseModel):
+    """The params are a plain dict: the SDK drops nulls from models, and `ttl` may be one."""
+
+    method: str
+    params: dict[str, Any]

@@ -1,0 +1,97 @@
+"""Calls that ask for a task with `params.task`: whether they get one, and what they are answered with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from mcp.server.context import CallNext, HandlerResult
+from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
+from mcp_types import methods as mcp_methods
+
+from mcp_tasks.adapters.era import EraParts, Offer, RequestContext
+from mcp_tasks.adapters.sdk import caller_of, request_meta, request_of
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.legacy.server.parse import check_task, parse_retention, progress_token
+from mcp_tasks.legacy.server.render import render_created
+from mcp_tasks.legacy.server.sessions import Sessions
+from mcp_tasks.protocol.errors import RpcError, refusing
+from mcp_tasks.tools.creation import ANNOUNCE_AFTER
+
+_NAMED_BY: Final[Mapping[str, tuple[str, str]]] = {
+    "tools/call": ("name", "Tool"),
+    "prompts/get": ("name", "Prompt"),
+    "resources/read": ("uri", "Resource"),
+}
+"""The methods that can be asked for as tasks: the param that says of what, and what that is called."""
+
+
+class Creation:
+    """Makes tasks of calls that ask for it."""
+
+    def __init__(self, parts: EraParts, sessions: Sessions) -> None:
+        self._parts = parts
+        self._sessions = sessions
+
+    async def answer(self, task: Any, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
+        """Answer a call whose `params.task` is there.
+
+        Raises:
+            RpcError: -32601 for what cannot be called as a task, -32602 for malformed params and refused arguments.
+        """
+        offers = self._parts.offers
+        if ctx.method not in offers.methods():
+            # 2025-11-25: where no capability was declared, the request MUST be processed as if it were not there.
+            return await call_next(ctx)
+        check_task(task)
+        plain = {name: value for name, value in (ctx.params or {}).items() if name != "task"}
+        # As the SDK does before it calls a handler; what it raises, it answers with -32602.
+        mcp_methods.validate_client_request(ctx.method, ctx.protocol_version, plain)
+        key, kind = _NAMED_BY[ctx.method]
+        name: str = plain[key]
+        arguments: Mapping[str, Any] = plain.get("arguments") or {}
+        offer = await offers.find(ctx.method, name)
+        if offer is None:
+            # For the SDK to say.
+            return await call_next(replace(ctx, params=plain))
+        if offer.support == "forbidden":
+            raise RpcError(METHOD_NOT_FOUND, f"{kind} {name!r} cannot be called as a task: call it without params.task")
+        problem = offer.problem_with(arguments)
+        if problem is not None:
+            raise RpcError(INVALID_PARAMS, f"{kind} {name!r} does not take these arguments: {problem}")
+        record = await self._launch(ctx, offer, name, arguments, task)
+        return render_created(record, offer, self._parts.runtime().now())
+
+    async def _launch(
+        self, ctx: RequestContext, offer: Offer, name: str, arguments: Mapping[str, Any], task: Any
+    ) -> TaskRecord:
+        caller, session, runtime = caller_of(ctx), self._sessions.of(ctx), self._parts.runtime()
+        with refusing():
+            record = await runtime.launch(
+                request_of(ctx, caller, name=name, arguments=arguments),
+                owner=self._parts.protocol.owner(caller),
+                retention=parse_retention(task, offer),
+                poll_interval=offer.poll_interval,
+                session=None if session is None else session.id,
+            )
+            if offer.may_refuse(arguments):
+                await self._refuse(record)
+        if session is not None:
+            session.follow(record, progress_token(request_meta(ctx)))
+        return record
+
+    async def _refuse(self, record: TaskRecord) -> None:
+        """Refuse a call whose arguments do not fit the tool's schema and turn out to be refused by the tool as well.
+
+        A tool may take more than its schema says ("7" for a number), so only the attempt tells.
+
+        Raises:
+            RpcError: -32602, with what the tool said; there is no task then.
+        """
+        runtime = self._parts.runtime()
+        ended = await runtime.wait_until(record.id, lambda task: task.status is not TaskStatus.WORKING, ANNOUNCE_AFTER)
+        if ended is not None and ended.is_error:
+            await runtime.discard(ended)
+            raise RpcError(INVALID_PARAMS, ended.status_message or "The tool does not take these arguments")

@@ -1,0 +1,98 @@
+"""`tasks/get`, `tasks/result`, `tasks/list` and `tasks/cancel` as 2025-11-25 has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
+
+from mcp_tasks.adapters.era import EraParts, RequestContext
+from mcp_tasks.adapters.sdk import caller_of
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.legacy.server.listing import tasks_in_session, tasks_of_owner
+from mcp_tasks.legacy.server.parse import parse_cursor, parse_task_id
+from mcp_tasks.legacy.server.relay import Relay
+from mcp_tasks.legacy.server.render import (
+    render_cancelled,
+    render_detailed,
+    render_error,
+    render_result,
+    render_task,
+    status_of,
+)
+from mcp_tasks.legacy.server.sessions import Session, Sessions
+from mcp_tasks.protocol.errors import RpcError, refusing
+from mcp_tasks.protocol.methods import CANCELLED_BY_CLIENT, actor_of
+from mcp_tasks.protocol.outcome import decoded, outcome_of
+
+
+class Methods:
+    """Answers requests about tasks. Each raises `RpcError` for what it refuses."""
+
+    def __init__(self, parts: EraParts, sessions: Sessions, relay: Relay) -> None:
+        self._parts = parts
+        self._sessions = sessions
+        self._relay = relay
+
+    async def get(self, ctx: RequestContext) -> dict[str, Any]:
+        """`tasks/get`: the task as it is now."""
+        record, _ = await self._find(ctx)
+        return render_detailed(record, self._parts.runtime().now())
+
+    async def cancel(self, ctx: RequestContext) -> dict[str, Any]:
+        """`tasks/cancel`: the task, cancelled and kept so before this answers. One that has ended is refused."""
+        record, _ = await self._find(ctx)
+        runtime = self._parts.runtime()
+        ended = record
+        if not record.is_final:
+            with refusing():
+                ended = await runtime.cancel(record, CANCELLED_BY_CLIENT, actor=actor_of(record))
+        if record.is_final or ended.status is not TaskStatus.CANCELLED:
+            # The second is a race: it ended by itself before the store had it cancelled.
+            raise RpcError(INVALID_PARAMS, f"Cannot cancel task: already in terminal status {status_of(ended)!r}")
+        return render_task(ended, runtime.now())
+
+    async def result(self, ctx: RequestContext) -> dict[str, Any]:
+        """`tasks/result`: once the task has ended, what the request behind it would have been answered with."""
+        record, session = await self._find(ctx)
+        if not record.is_final:
+            with refusing():
+                record = await self._relay.until_final(ctx, record, session)
+        with refusing():
+            outcome = await outcome_of(self._parts.runtime(), record)
+        if outcome is None:
+            raise render_cancelled(record)
+        body = await decoded(outcome.body)
+        if record.status is TaskStatus.FAILED:
+            raise render_error(record, body)
+        if outcome.meta is not None:
+            body["_meta"] = await decoded(outcome.meta)
+        return render_result(record, body)
+
+    async def list(self, ctx: RequestContext) -> dict[str, Any]:
+        """`tasks/list`: the caller's tasks, a page at a time."""
+        owner = self._parts.protocol.owner(caller_of(ctx))
+        session = self._sessions.of(ctx)
+        runtime = self._parts.runtime()
+        with refusing():
+            if owner is not None:
+                page = await tasks_of_owner(runtime, owner, parse_cursor(ctx.params or {}))
+            elif session is not None:
+                page = await tasks_in_session(runtime, session, parse_cursor(ctx.params or {}))
+            else:
+                # It was not advertised either: there is nothing that would tell callers without a name apart.
+                raise RpcError(METHOD_NOT_FOUND, "tasks/list needs authentication, or a transport with sessions")
+        now = runtime.now()
+        listed: dict[str, Any] = {"tasks": [render_task(record, now) for record in page.records]}
+        if page.cursor is not None:
+            listed["nextCursor"] = page.cursor
+        return listed
+
+    async def _find(self, ctx: RequestContext) -> tuple[TaskRecord, Session | None]:
+        """The task that a request names, which from now on belongs to the caller's session as well."""
+        record = await self._parts.protocol.find(caller_of(ctx), parse_task_id(ctx.params or {}))
+        session = self._sessions.of(ctx)
+        if session is not None and record.session != session.id:
+            session.adopt(record)
+        return record, session

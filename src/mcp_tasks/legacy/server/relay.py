@@ -1,0 +1,102 @@
+"""`tasks/result` of a task that has not ended: it waits, and what the task asks meanwhile goes out on its stream."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import anyio
+from mcp_types import INTERNAL_ERROR
+
+from mcp_tasks.adapters.era import EraParts, RequestContext
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.errors import StoreError, TaskUnreadable, UnknownTask
+from mcp_tasks.legacy.server.audience import OpenResult
+from mcp_tasks.legacy.server.carriers import Carrier
+from mcp_tasks.legacy.server.sessions import Session, Sessions
+from mcp_tasks.legacy.server.streams import exchange_of
+from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.runtime import TaskRuntime
+
+logger: Final = logging.getLogger(__name__)
+
+STOPPING: Final = "The server is stopping. The task goes on: ask for its result again, in a new session if need be"
+LEFT: Final = "The client left before the task ended"
+
+
+class Relay:
+    """Lets `tasks/result` wait for the end of a task."""
+
+    def __init__(self, parts: EraParts, sessions: Sessions) -> None:
+        self._parts = parts
+        self._audience = sessions.audience
+        self._questions = sessions.questions
+
+    async def until_final(self, ctx: RequestContext, record: TaskRecord, session: Session | None) -> TaskRecord:
+        """The task once it has ended. Until then, what it asks goes out on the stream of this request if it can.
+
+        Raises:
+            UnknownTask: The task is gone.
+            TaskUnreadable: It cannot be read.
+            RpcError: -32603, the server stops, or the client has left for good.
+        """
+        if record.is_final:
+            return record
+        if not ctx.session.can_send_request:
+            # The answer will be all there is room for.
+            return await self._wait(ctx, record, None)
+        carrier = Carrier(ctx.session, ctx.request_id)
+        try:
+            with self._audience.waiting(OpenResult(record.id, carrier, session)):
+                return await self._wait(ctx, record, carrier)
+        finally:
+            await self._questions.leave(carrier, record.id)
+
+    async def _wait(self, ctx: RequestContext, record: TaskRecord, carrier: Carrier | None) -> TaskRecord:
+        exchange = exchange_of(ctx)
+        found: TaskRecord | Exception | None = None
+        async with anyio.create_task_group() as group:
+
+            async def end_with(event: Callable[[], Awaitable[object]], why: str) -> None:
+                nonlocal found
+                await event()
+                found = RpcError(INTERNAL_ERROR, why)
+                group.cancel_scope.cancel()
+
+            group.start_soon(end_with, self._parts.stopping, STOPPING)
+            if exchange is not None and not exchange.can_resume:
+                group.start_soon(end_with, exchange.over.wait, LEFT)
+            elif exchange is not None and carrier is not None:
+                group.start_soon(self._cut_off, exchange.over.wait, carrier, record.id)
+            found = await self._follow(self._parts.runtime(), record)
+            group.cancel_scope.cancel()
+        if isinstance(found, TaskRecord):
+            return found
+        raise UnknownTask(record.id) if found is None else found
+
+    async def _cut_off(self, over: Callable[[], Awaitable[object]], carrier: Carrier, task_id: str) -> None:
+        """The client has left and may come back: what it was asked stays asked, unless there is another way to it."""
+        await over()
+        carrier.is_open = False
+        self._questions.send(task_id)
+
+    async def _follow(self, runtime: TaskRuntime, record: TaskRecord) -> TaskRecord | Exception | None:
+        """The task once it has ended; None if it is gone. Nothing is raised: out of a group it would come wrapped."""
+        with runtime.hints.listen([record.id]) as hints:
+            while True:
+                try:
+                    seen = await runtime.store.get(record.id)
+                except TaskUnreadable as exc:
+                    return exc
+                except StoreError as exc:
+                    logger.debug("task %s… cannot be looked at now: %s", record.id[:12], exc)
+                else:
+                    if seen is None:
+                        return None
+                    self._questions.look(seen)
+                    if seen.is_final:
+                        return seen
+                # A hint may be lost; the store is the truth.
+                with anyio.move_on_after(runtime.settings.look_interval.total_seconds()):
+                    await anext(hints)

@@ -1,0 +1,131 @@
+"""Record to wire, for 2025-11-25: another word for some ends, `ttl` always there, and whatever is of a task says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final, cast
+
+from mcp_types import INTERNAL_ERROR
+from mcp_types import methods as mcp_methods
+from pydantic import ValidationError
+
+from mcp_tasks.adapters.era import Offer
+from mcp_tasks.core.json import JsonObject, JsonValue
+from mcp_tasks.core.pacing import lifetime, poll_interval
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.core.text import valid_text
+from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.wire.render import milliseconds, progress_meta, status_message, timestamp
+
+VERSION: Final = "2025-11-25"
+"""The one version of the protocol that has these tasks."""
+
+RELATED_TASK: Final = "io.modelcontextprotocol/related-task"
+IMMEDIATE_RESPONSE: Final = "io.modelcontextprotocol/model-immediate-response"
+
+REQUEST_CANCELLED: Final = -32800
+"""The error of a cancelled task. MCP gives a cancelled request no answer and so no code; this one is known from the
+Language Server Protocol, and outside of what JSON-RPC reserves."""
+
+
+def render_task(record: TaskRecord, now: datetime) -> dict[str, Any]:
+    """`Task`, as it stands in every answer and notification."""
+    kept = lifetime(record, now)
+    task: dict[str, Any] = {
+        "taskId": record.id,
+        "status": status_of(record),
+        "createdAt": timestamp(record.created_at),
+        "lastUpdatedAt": timestamp(record.updated_at),
+        # Always there: null means for good.
+        "ttl": None if kept is None else milliseconds(kept),
+        "pollInterval": milliseconds(poll_interval(record, now)),
+    }
+    message = _message(record)
+    if message is not None:
+        task["statusMessage"] = valid_text(message)
+    return task
+
+
+def render_detailed(record: TaskRecord, now: datetime) -> dict[str, Any]:
+    """`GetTaskResult`: the task, and the numbers behind its progress message."""
+    task = render_task(record, now)
+    if record.progress is not None:
+        task["_meta"] = progress_meta(record.progress)
+    return task
+
+
+def render_created(record: TaskRecord, offer: Offer, now: datetime) -> dict[str, Any]:
+    """`CreateTaskResult`. 2025-11-25: tasks MUST begin as `working`, also one that has got further by now."""
+    task = {**render_task(record, now), "status": TaskStatus.WORKING.value}
+    created: dict[str, Any] = {"task": task}
+    if offer.immediate_response is not None:
+        created["_meta"] = {IMMEDIATE_RESPONSE: valid_text(offer.immediate_response)}
+    return created
+
+
+def status_of(record: TaskRecord) -> str:
+    """The status in the words of this era, in which a tool that reports an error has failed."""
+    return (TaskStatus.FAILED if record.is_error else record.status).value
+
+
+def related(task_id: str) -> dict[str, Any]:
+    """The `_meta` of what belongs to a task."""
+    return {RELATED_TASK: {"taskId": task_id}}
+
+
+def render_result(record: TaskRecord, result: JsonObject) -> dict[str, Any]:
+    """The result of the request behind a task as a plain call of this era would have it, and whose it is.
+
+    Raises:
+        RpcError: -32603, as in a plain call: this era cannot say such a thing.
+    """
+    shaped = _shaped(record.method, result)
+    own = shaped.get("_meta")
+    meta = cast("dict[str, Any]", own) if isinstance(own, dict) else {}
+    return {**shaped, "_meta": {**meta, **related(record.id)}}
+
+
+def render_error(record: TaskRecord, error: JsonObject) -> RpcError:
+    """The error of the request behind a task. Whose it is stands in `data._meta`, where `data` can take it."""
+    return RpcError(error["code"], error["message"], _data_of(record, error.get("data")))
+
+
+def render_cancelled(record: TaskRecord) -> RpcError:
+    """What there is to get of a cancelled task."""
+    why = f": {record.status_message}" if record.status_message else ""
+    return RpcError(REQUEST_CANCELLED, f"The task was cancelled{why}", _data_of(record, None))
+
+
+def _data_of(record: TaskRecord, data: JsonValue) -> JsonValue:
+    if data is None:
+        return {"_meta": related(record.id)}
+    if not isinstance(data, Mapping):
+        # It is the tool's own, and must arrive as it is.
+        return data
+    fields = cast("Mapping[str, Any]", data)
+    own = fields.get("_meta", {})
+    if not isinstance(own, Mapping):
+        return fields
+    return {**fields, "_meta": {**cast("Mapping[str, Any]", own), **related(record.id)}}
+
+
+def _shaped(method: str, result: JsonObject) -> dict[str, Any]:
+    """The result without what this era does not know: kept is what the newest can say."""
+    fields = dict(result)
+    # It may be nearly all of a result, and in this era it is an object of which the schema says no more.
+    structured = fields.pop("structuredContent", None) if isinstance(fields.get("structuredContent"), dict) else None
+    try:
+        shaped = mcp_methods.serialize_server_result(method, VERSION, fields)
+    except ValidationError:
+        raise RpcError(INTERNAL_ERROR, "Handler returned an invalid result") from None
+    return shaped if structured is None else {**shaped, "structuredContent": structured}
+
+
+def _message(record: TaskRecord) -> str | None:
+    """The status message. 2025-11-25 asks for one that says why a task failed."""
+    message = status_message(record)
+    if message or status_of(record) != TaskStatus.FAILED.value:
+        return message
+    return "The tool reported an error" if record.is_error else "The request failed"

@@ -1,0 +1,230 @@
+"""The sessions of clients: which tasks each has, and its own stream.
+
+A session scopes listings and is told of its tasks. It owns nothing: an id that is presented in another session brings
+the task into that one as well. Its name here is random and ours; the one that HTTP clients present is a secret, and
+nothing of it is kept.
+"""
+
+from __future__ import annotations
+
+import secrets
+import weakref
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeAlias
+
+from mcp.server import MCPServer, Server
+from mcp.server.context import CallNext
+
+from mcp_tasks.adapters.era import EraParts, RequestContext
+from mcp_tasks.core.pacing import expires_at
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.legacy.server.asking import OpenQuestions
+from mcp_tasks.legacy.server.audience import Audience
+from mcp_tasks.legacy.server.carriers import Carrier
+from mcp_tasks.legacy.server.pushing import Followed, Pushes
+from mcp_tasks.legacy.server.streams import Streams, http_session_of, is_pipe
+from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.stores.base import Hint
+from mcp_tasks.stores.hints import Inbox
+
+_Key: TypeAlias = str | int
+"""What tells connections apart: the HTTP session, or which object the handshake is."""
+
+
+class Session:
+    """One client's connection.
+
+    Attributes:
+        id: What its tasks have as their session.
+        own: Its own stream; None before its handshake is complete.
+        resumed: The streams that its client has taken up again, as far as is known.
+        followed: The tasks that it is told of: those that it has and that have not ended.
+    """
+
+    def __init__(self, audience: Audience) -> None:
+        self.id: str = secrets.token_urlsafe(16)
+        self.own: Carrier | None = None
+        self.resumed: Sequence[Carrier] = ()
+        self._audience = audience
+        self._followed: dict[str, Followed] = {}
+        self._adopted: dict[str, datetime | None] = {}
+        self._listening: tuple[TaskRuntime, Inbox] | None = None
+
+    @property
+    def followed(self) -> Mapping[str, Followed]:
+        """The tasks that it is told of, with what it has been told."""
+        return self._followed
+
+    def follow(self, record: TaskRecord, progress_token: str | int | None = None) -> None:
+        """Tell the client what happens to a task that it has just made.
+
+        Last of all before the call is answered, so that the client does not hear of the task before it knows it.
+        """
+        # What the call is answered with, whatever the task is by now.
+        self._follow(record, Followed(told=TaskStatus.WORKING, token=progress_token))
+
+    def adopt(self, record: TaskRecord) -> None:
+        """Take in a task that was made elsewhere, and whose id the client presented. Does nothing if it has it."""
+        if record.session == self.id or record.id in self._adopted:
+            return
+        self._adopted[record.id] = expires_at(record)
+        if not record.is_final:
+            self._follow(record, Followed(told=record.status))
+
+    def adopted(self) -> Sequence[str]:
+        """The tasks that were taken in and are still there, in that order."""
+        if self._listening is not None:
+            now = self._listening[0].now()
+            gone = [task_id for task_id, until in self._adopted.items() if until is not None and until <= now]
+            for task_id in gone:
+                del self._adopted[task_id]
+        return list(self._adopted)
+
+    def ended(self, task_id: str, record: TaskRecord | None) -> None:
+        """A task has ended, or is gone: there is no more to tell of it."""
+        self._followed.pop(task_id, None)
+        self._audience.leave(task_id, self)
+        if self._listening is not None:
+            runtime, inbox = self._listening
+            runtime.hints.remove(inbox, task_id)
+        if record is None:
+            self._adopted.pop(task_id, None)
+        elif task_id in self._adopted:
+            self._adopted[task_id] = expires_at(record)
+
+    def listen(self, runtime: TaskRuntime, inbox: Inbox) -> None:
+        """Have the hints of its tasks put into an inbox from now on."""
+        self._listening = (runtime, inbox)
+        for task_id in self._followed:
+            self._look_at(task_id)
+
+    def close(self) -> None:
+        """The connection is gone, and nobody is told of anything any more."""
+        self._listening = None
+        for task_id in list(self._followed):
+            self.ended(task_id, None)
+
+    def _follow(self, record: TaskRecord, followed: Followed) -> None:
+        self._followed[record.id] = followed
+        self._audience.join(record.id, self)
+        self._look_at(record.id)
+
+    def _look_at(self, task_id: str) -> None:
+        """Have the task looked at: it may have changed before it was listened to."""
+        if self._listening is not None:
+            runtime, inbox = self._listening
+            runtime.hints.add(inbox, task_id)
+            inbox.put(Hint(task_id, self._followed[task_id].seen + 1))
+
+
+class Sessions:
+    """The sessions of one server.
+
+    Attributes:
+        audience: Who has which task.
+        questions: What tasks ask, on its way.
+    """
+
+    def __init__(self, parts: EraParts) -> None:
+        self.audience: Audience = Audience()
+        self.questions: OpenQuestions = OpenQuestions(parts.runtime, self.audience)
+        self._parts = parts
+        self._streams = Streams(self)
+        self._sessions: dict[_Key, Session] = {}
+
+    def start(self, server: MCPServer[Any] | Server[Any]) -> None:
+        """The server starts."""
+        self._streams.watch(server)
+
+    def of(self, ctx: RequestContext) -> Session | None:
+        """The session of a message; None where there are none."""
+        params = ctx.session.client_params
+        if params is None:
+            return None
+        key = _key(ctx)
+        session = self._sessions.get(key)
+        if session is None:
+            session = self._sessions[key] = Session(self.audience)
+            # Of a client that never says that its handshake is complete, only this tells that it is gone.
+            weakref.finalize(params, self._forget, key, session.id).atexit = False
+        return session
+
+    async def serve(self, ctx: RequestContext, call_next: CallNext) -> None:
+        """Serve `notifications/initialized`: returns when the connection ends, with which the SDK cancels this."""
+        await call_next(ctx)
+        session = self.of(ctx)
+        if session is None or session.own is not None:
+            # A client may say it twice.
+            return
+        key = _key(ctx)
+        session.own = Carrier(ctx.session)
+        session.own.is_open = is_pipe(ctx) or (isinstance(key, str) and self._streams.is_open(key))
+        try:
+            await self._tell(session)
+        finally:
+            self._end(session, key)
+
+    def stream_opened(self, http_session: str, *, resumed: bool) -> None:
+        """A session has a stream of its own from now on."""
+        session = self._sessions.get(http_session)
+        if session is None or session.own is None:
+            # Whether it is open is asked when the session begins.
+            return
+        if resumed:
+            self._resume(session, session.own)
+        else:
+            session.own = session.own.renewed()
+        self._send_questions(session)
+
+    def _resume(self, session: Session, own: Carrier) -> None:
+        """A client takes a stream up where it was cut off; what is sent on one that it does not is kept for it.
+
+        Which one, only the SDK knows: that of a `tasks/result`, as long as one of those was cut off.
+        """
+        results = [result.carrier for each in session.followed for result in self.audience.results_of(session, each)]
+        session.resumed = [carrier for carrier in results if not carrier.is_open] or [own]
+        for carrier in session.resumed:
+            carrier.is_open = True
+
+    def stream_closed(self, http_session: str) -> None:
+        """A session has no stream of its own any more."""
+        session = self._sessions.get(http_session)
+        if session is not None and session.own is not None:
+            for carrier in (session.own, *session.resumed):
+                carrier.is_open = False
+            session.resumed = ()
+            self._send_questions(session)
+
+    def _send_questions(self, session: Session) -> None:
+        for task_id in list(session.followed):
+            self.questions.send(task_id)
+
+    async def _tell(self, session: Session) -> None:
+        runtime = self._parts.runtime()
+        with runtime.hints.listen(()) as inbox:
+            session.listen(runtime, inbox)
+            await Pushes(session, runtime, audience=self.audience, questions=self.questions, inbox=inbox).keep_telling()
+
+    def _end(self, session: Session, key: _Key) -> None:
+        if self._sessions.get(key) is session:
+            del self._sessions[key]
+        task_ids = list(session.followed)
+        session.close()
+        if session.own is not None:
+            self.questions.lose(session.own, task_ids)
+
+    def _forget(self, key: _Key, session_id: str) -> None:
+        session = self._sessions.get(key)
+        if session is None or session.id != session_id:
+            return
+        if isinstance(key, int) or session.own is None:
+            # The next handshake may be an object in the same place.
+            del self._sessions[key]
+        if session.own is None:
+            session.close()
+
+
+def _key(ctx: RequestContext) -> _Key:
+    return http_session_of(ctx) or id(ctx.session.client_params)

@@ -1,0 +1,152 @@
+"""Which streams of a Streamable HTTP server are open: what the SDK knows and does not tell.
+
+A message on a session's own stream is dropped in silence while no GET is open for it, and so is one on the stream of a
+request whose client has left. So the SDK's ASGI app, a public attribute of its session manager, is wrapped: the wrapper
+sees every GET open and close, and leaves in the scope of each POST how a handler may know that the exchange is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, cast
+
+from mcp.server import MCPServer, Server, ServerRequestContext
+from mcp.server.streamable_http import LAST_EVENT_ID_HEADER, MCP_SESSION_ID_HEADER
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_EXCHANGE: Final = "mcp_tasks.exchange"
+"""Where in the scope of a POST its exchange is found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One POST and its answer.
+
+    Attributes:
+        over: Set when the answer has been sent, or the client has left.
+        can_resume: Whether a client that left can still come back for the rest of the answer.
+    """
+
+    can_resume: bool
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class StreamWatcher(Protocol):
+    """Who is told of the streams that sessions have of their own."""
+
+    def stream_opened(self, http_session: str, *, resumed: bool) -> None:
+        """A session has a stream from now on: a new one, or one that takes up where another was cut off."""
+        ...
+
+    def stream_closed(self, http_session: str) -> None:
+        """A session has no stream of its own any more."""
+        ...
+
+
+class Streams:
+    """The streams that the sessions of one server have of their own."""
+
+    def __init__(self, watcher: StreamWatcher) -> None:
+        self._watcher = watcher
+        self._open: Counter[str] = Counter()
+
+    def watch(self, server: MCPServer[Any] | Server[Any]) -> None:
+        """See the streams of the server from now on, if it serves Streamable HTTP; once, however often it starts."""
+        try:
+            manager = server.session_manager
+        except RuntimeError:
+            # It has none: it serves something else.
+            return
+        inner: object = manager.asgi_app
+        if not isinstance(inner, _WatchedApp):
+            # Any ASGI app does; the SDK only says so less generally than it means it.
+            manager.asgi_app = cast(Any, _WatchedApp(cast(ASGIApp, inner), manager, self))
+
+    def is_open(self, http_session: str) -> bool:
+        """Whether the session has a stream of its own now."""
+        return self._open[http_session] > 0
+
+    def opened(self, http_session: str, *, resumed: bool) -> None:
+        """A GET is being answered with a stream."""
+        self._open[http_session] += 1
+        self._watcher.stream_opened(http_session, resumed=resumed)
+
+    def closed(self, http_session: str) -> None:
+        """A GET has been answered."""
+        self._open[http_session] -= 1
+        if not self.is_open(http_session):
+            del self._open[http_session]
+            self._watcher.stream_closed(http_session)
+
+
+def http_session_of(ctx: ServerRequestContext[Any, Any]) -> str | None:
+    """The Streamable HTTP session of a message, whose streams are watched; None for any other."""
+    # Only where the SDK has checked the header: elsewhere it is whatever a client makes of it.
+    return None if exchange_of(ctx) is None else _session_header(ctx)
+
+
+def is_pipe(ctx: ServerRequestContext[Any, Any]) -> bool:
+    """Whether a message came over a connection that carries everything in both directions, for as long as it lasts."""
+    return _session_header(ctx) is None
+
+
+def exchange_of(ctx: ServerRequestContext[Any, Any]) -> Exchange | None:
+    """The POST that a request came in; None if it is not known when that is over."""
+    scope: Any = getattr(ctx.request, "scope", None)
+    return None if scope is None else scope.get(_EXCHANGE)
+
+
+def _session_header(ctx: ServerRequestContext[Any, Any]) -> str | None:
+    headers: Any = getattr(ctx.request, "headers", None)
+    return None if headers is None else headers.get(MCP_SESSION_ID_HEADER)
+
+
+class _WatchedApp:
+    """The SDK's ASGI app, watched."""
+
+    def __init__(self, app: ASGIApp, manager: StreamableHTTPSessionManager, streams: Streams) -> None:
+        self._app = app
+        self._manager = manager
+        self._streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope.get("method"):
+            case "POST":
+                await self._post(scope, receive, send)
+            case "GET":
+                await self._get(scope, receive, send)
+            case _:
+                await self._app(scope, receive, send)
+
+    async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = scope[_EXCHANGE] = Exchange(can_resume=self._manager.event_store is not None)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            exchange.over.set()
+
+    async def _get(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        session, resumed = headers.get(MCP_SESSION_ID_HEADER), LAST_EVENT_ID_HEADER in headers
+        if session is None or self._manager.stateless:
+            await self._app(scope, receive, send)
+            return
+        closing: list[Callable[[], None]] = []
+
+        async def watched(message: Message) -> None:
+            await send(message)
+            # The SDK refuses a second stream, and a session that it does not know, with another status.
+            if message["type"] == "http.response.start" and message["status"] == 200:
+                closing.append(lambda: self._streams.closed(session))
+                self._streams.opened(session, resumed=resumed)
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            for close in closing:
+                close()

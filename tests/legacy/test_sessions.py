@@ -1,0 +1,132 @@
+"""Sessions of the 2025-11-25 wire: what they cost, and that nothing of them is left when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from mcp_tasks import Tasks
+from mcp_tasks.legacy.server.asking import OpenQuestions
+from mcp_tasks.legacy.server.sessions import Session
+from mcp_tasks.stores.memory import MemoryStore
+from tests.helpers.http import HttpWire, serving
+from tests.helpers.rpc import EVERYTHING, LEGACY, PATIENCE, legacy_request
+from tests.helpers.server import QUICK, Desk
+from tests.legacy.asking_server import build_asking
+from tests.legacy.http_session import HttpSession, open_session
+
+pytestmark = pytest.mark.anyio
+
+STATUS = "notifications/tasks/status"
+
+
+@asynccontextmanager
+async def served(desk: Desk | None = None, store: Any = "memory://", **options: Any) -> AsyncGenerator[HttpWire]:
+    async with serving(build_asking(Tasks(store, settings=QUICK, **options), desk)) as wire:
+        yield wire
+
+
+def sessions() -> list[Session]:
+    gc.collect()
+    return [each for each in gc.get_objects() if isinstance(each, Session)]
+
+
+async def until_sessions(number: int) -> None:
+    with anyio.fail_after(PATIENCE):
+        while len(sessions()) != number:  # noqa: ASYNC110 - nobody tells when an object is collected
+            await anyio.sleep(0.05)
+
+
+async def test_a_session_that_ends_leaves_nothing_behind() -> None:
+    async with served() as wire:
+        await until_sessions(0)
+        client = await open_session(wire)
+        async with client.listen() as own:
+            await client.create("ask_name")
+            await own.request("elicitation/create")
+            assert len(sessions()) == 1
+            asking = [task for task in asyncio.all_tasks() if task.get_name() == "mcp-tasks-question"]
+            assert len(asking) == 1
+            await client.delete()
+        await until_sessions(0)
+        [questions] = [each for each in gc.get_objects() if isinstance(each, OpenQuestions)]
+        assert questions.is_empty
+        assert [task for task in asyncio.all_tasks() if task.get_name() == "mcp-tasks-question"] == []
+
+
+async def test_a_client_that_never_completes_its_handshake_can_use_tasks_and_leaves_nothing_behind() -> None:
+    async with served() as wire:
+        await until_sessions(0)
+        params = {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
+        reply = await wire.post(json.dumps(legacy_request("initialize", params)), [])
+        client = HttpSession(wire, reply.headers["mcp-session-id"])
+        task_id = await client.create("echo", {"value": 7})
+        assert await client.result(task_id) == "7"
+        assert len(sessions()) == 1
+        await client.delete()
+        await until_sessions(0)
+
+
+async def test_a_client_that_says_twice_that_its_handshake_is_complete_is_told_once() -> None:
+    desk = Desk()
+    async with served(desk) as wire:
+        client = await open_session(wire)
+        await client.notify("notifications/initialized")
+        async with client.listen() as own:
+            task_id = await client.create("gated")
+            desk.gate.set()
+            await client.result(task_id)
+            await own.request(STATUS)
+            await anyio.sleep(0.2)
+            assert len(own.sent(STATUS)) == 1
+
+
+async def test_many_tasks_of_a_session_cost_no_asyncio_task_each() -> None:
+    desk = Desk()
+    async with served(desk, concurrency=1) as wire:
+        client = await open_session(wire)
+        async with client.listen() as own:
+            first = await client.create("gated")
+            before = len(asyncio.all_tasks())
+            task_ids = [await client.create("gated") for _ in range(300)]
+            assert len(asyncio.all_tasks()) < before + 20
+            desk.gate.set()
+            ended = {first, *task_ids}
+            with anyio.fail_after(PATIENCE):
+                while ended - {each["params"]["taskId"] for each in own.sent(STATUS)}:  # noqa: ASYNC110
+                    await anyio.sleep(0.05)
+        [session] = sessions()
+        assert session.followed == {}
+
+
+async def test_a_session_forgets_adopted_tasks_that_are_gone() -> None:
+    desk = Desk()
+    async with served(desk) as wire:
+        maker, finder = await open_session(wire), await open_session(wire)
+        answer = await maker.ask("tools/call", name="gated", arguments={}, task={"ttl": 100})
+        task_id = answer["result"]["task"]["taskId"]
+        assert await finder.status(task_id) == "working"
+        assert [task_id] in [session.adopted() for session in sessions()]
+        desk.gate.set()
+        with anyio.fail_after(PATIENCE):
+            while any(session.adopted() for session in sessions()):  # noqa: ASYNC110 - time passes
+                await anyio.sleep(0.05)
+
+
+async def test_the_id_of_the_http_session_is_not_kept_with_the_task() -> None:
+    store = MemoryStore()
+    async with served(store=store) as wire:
+        client = await open_session(wire, EVERYTHING)
+        task_id = await client.create("echo", {"value": 7})
+        record = await store.get(task_id)
+        assert record is not None
+        assert record.session is not None
+        assert record.session != client.session_id
+        assert client.session_id not in repr(record)
