@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from pathlib import Path
 
 import anyio
 from mcp import Client, StdioServerParameters
@@ -49,7 +49,7 @@ def echo_prompt(message: str) -> str:
 
 async def visit(mode: str) -> None:
     """Everything the server has, once."""
-    command = StdioServerParameters(command=sys.executable, args=[str(Path(__file__)), "serve"])
+    command = StdioServerParameters(command=sys.executable, args=[__file__, "serve"], env=dict(os.environ))
     async with Client(stdio_transport(command), extensions=[TasksClient()], mode=mode) as client:
         handle = await start_task(client, "echo", {"message": "hello"})
         assert isinstance(handle, TaskHandle)

@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -57,7 +57,7 @@ async def serve() -> None:
 
 async def visit(mode: str) -> None:
     """One task to its end, and one that is cancelled."""
-    command = StdioServerParameters(command=sys.executable, args=[str(Path(__file__)), "serve"])
+    command = StdioServerParameters(command=sys.executable, args=[__file__, "serve"], env=dict(os.environ))
     async with Client(stdio_transport(command), extensions=[TasksClient()], mode=mode) as client:
         counting = await start_task(client, "count", {"to": 5})
         endless = await start_task(client, "count", {"to": 1_000_000})

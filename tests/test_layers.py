@@ -48,9 +48,9 @@ PARTS: Mapping[str, Sequence[str]] = {
     # Needs no database driver, and never meets the server.
     "client": ("errors", "core", "wire", "failure", "legacy.client"),
     # The older era. Imported by the two modules that pass it in, and by nothing else (see `PASSED_IN_BY`).
-    "legacy": (),
-    "legacy.server": _BELOW_SERVER,
-    "legacy.client": ("errors", "core", "wire", "failure", "client"),
+    "legacy": ("errors", "core", "wire"),
+    "legacy.server": (*_BELOW_SERVER, "legacy"),
+    "legacy.client": ("errors", "core", "wire", "failure", "client", "legacy"),
     "cli": (*_EVERYTHING_SHIPPED, PACKAGE),
     # `python -m mcp_tasks`: the command.
     "__main__": ("cli",),
