@@ -311,9 +311,9 @@ class Tasks(LocalCalls, Extension):
         """Keep tasks running while the block lasts, whether or not a client is connected:
         `async with tasks.running(server): await tasks.call(...)`.
 
-        For scripts and tests that call the server in their own process, and for apps in which the SDK enters the
-        server's lifespan once for each connection (the old HTTP+SSE transport): there, tasks would stop with the last
-        of them. Tools in tasks see the state of the lifespan that is entered here.
+        For scripts and tests that call a server in their own process. A server over Streamable HTTP runs its tasks by
+        itself; where the SDK enters the server's lifespan for each connection (the old HTTP+SSE transport), they would
+        stop with the last of them. Tools see the state of the lifespan that is entered here.
 
         Raises:
             WiringError: The server does not have these tasks.
