@@ -1,7 +1,7 @@
 """The echo server of the MCP documentation: a tool, a resource template and a prompt, all named echo. With tasks.
 
-    python examples/echo.py            # a client starts the server, tries everything in both eras, and says so
-    python examples/echo.py serve      # the server alone, over stdio
+python examples/echo.py            # a client starts the server, tries everything in both eras, and says so
+python examples/echo.py serve      # the server alone, over stdio
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tasks on the SDK's low-level server, which has no decorators: `tasks.mark` by name, then `tasks.attach`.
 
-    python examples/lowlevel.py            # a client starts the server, tries it in both eras, and says so
-    python examples/lowlevel.py serve      # the server alone, over stdio
+python examples/lowlevel.py            # a client starts the server, tries it in both eras, and says so
+python examples/lowlevel.py serve      # the server alone, over stdio
 """
 
 from __future__ import annotations
