@@ -36,12 +36,14 @@ def echo(message: str) -> Echo:
 
 
 @server.resource("echo://{message}", name="echo", title="Echo Resource")
+@tasks.task(kind="resource", name="echo")
 def echo_resource(message: str) -> str:
     """Echoes back messages as resources."""
     return f"Resource echo: {message}"
 
 
 @server.prompt(name="echo", title="Echo Prompt")
+@tasks.task(kind="prompt", name="echo")
 def echo_prompt(message: str) -> str:
     """Creates a prompt to process a message."""
     return f"Please process this message: {message}"
@@ -66,10 +68,23 @@ async def visit(mode: str) -> None:
         print(f"{client.protocol_version}: {result.structured_content['echo']} (as a task), {content.text}")
 
 
+async def stay() -> None:
+    """The prompt and the resource as tasks: in this process, and for clients of the older era that ask for it."""
+    async with tasks.running(server):
+        prompt = await tasks.start_prompt("echo", {"message": "hello"})
+        [message] = (await prompt.wait()).messages
+        assert isinstance(message.content, TextContent)
+        resource = await tasks.start_resource("echo://hello")
+        [content] = (await resource.wait()).contents
+        assert isinstance(content, TextResourceContents)
+        print(f"in-process: {message.content.text}, {content.text} (as tasks)")
+
+
 async def main() -> None:
-    """Both eras of the protocol, one after the other."""
+    """Both eras of the protocol, one after the other, and none."""
     for mode in ("auto", "legacy"):
         await visit(mode)
+    await stay()
 
 
 if __name__ == "__main__":
