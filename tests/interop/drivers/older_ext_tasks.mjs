@@ -102,10 +102,10 @@ const scenarios = {
     return { kind: execution.kind, ...shown(resultFromTaskOutcome(outcome)) };
   },
   create: async () => {
-    const execution = await session.callTool("slow_compute", { seconds: 0.2, label: "create" }, REQUIRED);
+    const execution = await session.callTool("slow_compute", { seconds: 5, label: "create" }, REQUIRED);
     return { kind: execution.kind, task: await look(execution.handle.taskId)() };
   },
-  result: () => settled("slow_compute", { seconds: 1.2, label: "result" }),
+  result: () => settled("slow_compute", { seconds: 3, label: "result" }),
   question: () => settled("confirm_delete", { filename: "a.txt" }),
   question_declined: () => settled("confirm_delete", { filename: "keep.txt" }),
   cancel: async () => {

@@ -90,8 +90,8 @@ const scenarios = {
     };
   },
   plain: async () => shown(await client.callTool({ name: "greet", arguments: { name: "Ada" } })),
-  create: async () => ({ task: await create("slow_compute", { seconds: 0.2, label: "create" }) }),
-  result: () => followed("slow_compute", { seconds: 1.2, label: "result" }),
+  create: async () => ({ task: await create("slow_compute", { seconds: 5, label: "create" }) }),
+  result: () => followed("slow_compute", { seconds: 3, label: "result" }),
   blocked: async () => {
     const task = await create("slow_compute", { seconds: 1, label: "blocked" });
     const result = await resultOf(task);

@@ -25,12 +25,15 @@ heard: dict[str, list[str]] = defaultdict(list)
 """By task: the statuses that were pushed."""
 silent = asyncio.Event()
 """Set when questions shall stay without an answer."""
+unanswered = asyncio.Event()
+"""Set when one does."""
 
 
 async def answer(context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
     about = params.model_dump(by_alias=True).get("_meta")
     asked[related(about)].append(params.message)
     if silent.is_set():
+        unanswered.set()
         await asyncio.Event().wait()
     if "keep.txt" in params.message:
         return types.ElicitResult(action="decline")
@@ -103,10 +106,10 @@ class Visitor:
         return shown(await self.session.call_tool("greet", {"name": "Ada"}))
 
     async def create(self) -> dict[str, Any]:
-        return {"task": (await self._created("slow_compute", seconds=0.2, label="create")).model_dump(mode="json")}
+        return {"task": (await self._created("slow_compute", seconds=5, label="create")).model_dump(mode="json")}
 
     async def result(self) -> dict[str, Any]:
-        task = await self._created("slow_compute", seconds=1.2, label="result")
+        task = await self._created("slow_compute", seconds=3, label="result")
         states = [state async for state in self.tasks.poll_task(task.taskId)]
         return {
             "statuses": [state.status for state in states],
@@ -183,10 +186,11 @@ class Visitor:
     async def leave(self) -> dict[str, Any]:
         running = await self._created("slow_compute", seconds=3, label="left")
         ended = await self._created("slow_compute", seconds=0, label="ended")
+        await self._until(ended.taskId, "completed")
         silent.set()
         question = await self._created("confirm_delete", filename="left.txt")
-        await self._until(ended.taskId, "completed")
-        await self._until(question.taskId, "input_required")
+        # Nothing else is received while a callback of this client is at work.
+        await unanswered.wait()
         return {"running": running.taskId, "ended": ended.taskId, "question": question.taskId}
 
     async def resume(self, left: dict[str, str]) -> dict[str, Any]:

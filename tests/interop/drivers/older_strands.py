@@ -84,7 +84,7 @@ async def drive(tasked: MCPClient, untasked: MCPClient) -> None:
     scenarios = {
         "plain": lambda: call("greet", {"name": "Ada"}),
         "create": lambda: call("slow_compute", {"seconds": 0.2, "label": "create"}),
-        "result": lambda: call("slow_compute", {"seconds": 1.2, "label": "result"}),
+        "result": lambda: call("slow_compute", {"seconds": 3, "label": "result"}),
         "failed": lambda: call("failing_job"),
         "protocol_error": lambda: call("protocol_error_job"),
         "question": question,
