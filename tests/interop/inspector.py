@@ -6,14 +6,14 @@ import json
 import secrets
 import subprocess
 import tempfile
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .driving import quiet_environment
-from .shared import find_node
+from .shared import CHECKOUT, find_node
 
 COMMAND_LIMIT = 30.0
 
@@ -41,9 +41,12 @@ class Inspector:
 
     def cli(self, url: str, tool: str, arguments: Mapping[str, Any]) -> Reply:
         """Call a tool with the one-shot command line."""
-        chosen = ["--transport", "http", "--protocol-era", "modern", "--format", "json", "--method", "tools/call"]
-        call = ["--tool-name", tool, "--tool-args-json", json.dumps(dict(arguments))]
-        reply = self._run("launcher/build/index.js", "--cli", url, *chosen, *call)
+        call = ["--method", "tools/call", "--tool-name", tool, "--tool-args-json", json.dumps(dict(arguments))]
+        return self.cli_method([url], "--transport", "http", "--protocol-era", "modern", *call)
+
+    def cli_method(self, target: Sequence[str], *options: str) -> Reply:
+        """Do what the options of the one-shot command line say, at a URL or a command."""
+        reply = self._run("launcher/build/index.js", "--cli", *options, "--format", "json", "--", *target)
         return Reply(code=reply.code, value=reply.value.get("result", {}), error=reply.error)
 
     def mcpdo(self, *arguments: str) -> Reply:
@@ -53,6 +56,12 @@ class Inspector:
     def connect(self, url: str) -> Reply:
         """Connect `mcpdo`; the connection is named by the URL."""
         return self.mcpdo("connect", url, "--transport", "http", "--era", "modern")
+
+    def connect_older(self, name: str, target: Sequence[str], *options: str) -> Reply:
+        """Connect `mcpdo` on the older wire, to a URL or a command, under a name."""
+        transport = "http" if len(target) == 1 else "stdio"
+        chosen = ["--transport", transport, "--era", "legacy", "--cwd", str(CHECKOUT), *options]
+        return self.mcpdo("--connection", name, "connect", *chosen, "--", *target)
 
     def call(self, url: str, tool: str, arguments: Mapping[str, Any] | None = None) -> Reply:
         """Call a tool over a connection of `mcpdo`."""
