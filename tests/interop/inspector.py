@@ -1,4 +1,4 @@
-"""The MCP Inspector's command lines: `inspector --cli`, which does one thing, and `mcpdo`, which stays connected."""
+"""The MCP Inspector: `inspector --cli`, which does one thing, `mcpdo`, which stays connected, and its page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .driving import quiet_environment
-from .shared import CHECKOUT, find_node
+from .shared import CHECKOUT, find_node, free_port, serving
 
 COMMAND_LIMIT = 30.0
 
@@ -82,6 +82,27 @@ class Inspector:
             env=self._environment,
         )
         return Reply(code=done.returncode, value=json.loads(done.stdout or "{}"), error=_error(done.stderr))
+
+
+@contextmanager
+def page_of(home: Path, target: Sequence[str], *options: str) -> Generator[str]:
+    """The address of the Inspector's page, with a server in its list that is to be reached on the older wire."""
+    with tempfile.TemporaryDirectory(prefix="inspector-", ignore_cleanup_errors=True) as directory:
+        settings = {
+            "HOME": directory,
+            "MCP_STORAGE_DIR": f"{directory}/storage",
+            "MCP_INSPECTOR_SECRET_STORE": "file",
+            "MCP_AUTO_OPEN_ENABLED": "false",
+            "DANGEROUSLY_OMIT_AUTH": "true",
+            "CLIENT_PORT": "{port}",
+            "MCP_SANDBOX_PORT": str(free_port()),
+        }
+        launcher = home / "node_modules" / "@modelcontextprotocol" / "inspector" / "clients" / "launcher"
+        web = [*find_node()[0], str(launcher / "build" / "index.js"), "--web", "--protocol-era", "legacy", *options]
+        command = ["env", *(f"{key}={value}" for key, value in settings.items()), *web]
+        where = ["--transport", "http", "--server-url", *target] if len(target) == 1 else ["--", *target]
+        with serving([*command, *where], cwd=CHECKOUT) as url:
+            yield url.removesuffix("/mcp")
 
 
 def _error(printed: str) -> dict[str, Any]:

@@ -174,6 +174,17 @@ def test_question(outcomes: Outcomes) -> None:
 
 
 @pytest.mark.parametrize("older", ALL)
+def test_two_questions(outcomes: Outcomes) -> None:
+    assert _of(outcomes, "two_questions")["text"] == "name: accept, confirmation: accept"
+
+
+@pytest.mark.parametrize("older", ALL)
+def test_a_question_that_comes_first(outcomes: Outcomes) -> None:
+    """A tool that asks by returning what it asks, which on this wire is asked like any other question of a task."""
+    assert _of(outcomes, "question_first")["text"] == "Hello, Ada!"
+
+
+@pytest.mark.parametrize("older", ALL)
 def test_question_declined(outcomes: Outcomes) -> None:
     assert _of(outcomes, "question_declined")["text"] == "kept keep.txt"
 

@@ -181,9 +181,10 @@ def test_cli_creates_a_task_where_it_must(inspector: Inspector, server: Ours) ->
     assert TOOL_ERROR in reply.error["message"]
 
 
-def test_cli_cannot_answer_and_is_not_asked(inspector: Inspector, server: Ours) -> None:
+def test_cli_cannot_answer(inspector: Inspector, server: Ours) -> None:
+    """In the plain call that it makes, the SDK asks whoever calls, if there is a way to. It says no by itself."""
     reply = _cli(inspector, server, "confirm_delete", '{"filename": "x"}')
-    assert reply.code != 0
+    assert reply.code != 0 or reply.text == "kept x"
 
 
 @pytest.mark.parametrize("method", ["tasks/list", "tasks/get", "tasks/result", "tasks/cancel"])

@@ -107,6 +107,8 @@ const scenarios = {
   },
   result: () => settled("slow_compute", { seconds: 3, label: "result" }),
   question: () => settled("confirm_delete", { filename: "a.txt" }),
+  two_questions: () => settled("multi_input", {}),
+  question_first: () => settled("test_tool_with_task", {}),
   question_declined: () => settled("confirm_delete", { filename: "keep.txt" }),
   cancel: async () => {
     const execution = await session.callTool("park", { seconds: PARKED }, REQUIRED);

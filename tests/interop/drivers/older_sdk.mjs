@@ -98,6 +98,8 @@ const scenarios = {
     return { ...shown(result), related: related(result) === task.taskId };
   },
   question: () => followed("confirm_delete", { filename: "a.txt" }),
+  two_questions: () => followed("multi_input", {}),
+  question_first: () => followed("test_tool_with_task", {}),
   question_declined: () => followed("confirm_delete", { filename: "keep.txt" }),
   question_pushed: async () => {
     // It asks for the result only at the end; the question has to find it without that.

@@ -37,7 +37,8 @@ async def answer(context: Any, params: types.ElicitRequestParams) -> types.Elici
         await asyncio.Event().wait()
     if "keep.txt" in params.message:
         return types.ElicitResult(action="decline")
-    return types.ElicitResult(action="accept", content={"confirm": True})
+    asks_name = "name" in params.requestedSchema["properties"]
+    return types.ElicitResult(action="accept", content={"name": "Ada"} if asks_name else {"confirm": True})
 
 
 async def hear(message: Any) -> None:
@@ -88,7 +89,15 @@ class Visitor:
     def scenarios(self) -> dict[str, Callable[[], Awaitable[dict[str, Any]]]]:
         named = (
             *(self.handshake, self.plain, self.create, self.result, self.blocked, self.question),
-            *(self.question_declined, self.question_pushed, self.cancel, self.cancelled_result, self.list),
+            *(
+                self.two_questions,
+                self.question_first,
+                self.question_declined,
+                self.question_pushed,
+                self.cancel,
+                self.cancelled_result,
+                self.list,
+            ),
             *(self.failed, self.protocol_error, self.unknown, self.required_plainly, self.forbidden_as_task),
             self.undeclared,
         )
@@ -123,6 +132,12 @@ class Visitor:
 
     async def question(self) -> dict[str, Any]:
         return await self._question("a.txt")
+
+    async def two_questions(self) -> dict[str, Any]:
+        return await self._asked("multi_input")
+
+    async def question_first(self) -> dict[str, Any]:
+        return await self._asked("test_tool_with_task")
 
     async def question_declined(self) -> dict[str, Any]:
         return await self._question("keep.txt")
@@ -220,7 +235,10 @@ class Visitor:
         return {**shown(result), "related": related(result.meta) == task_id}
 
     async def _question(self, filename: str) -> dict[str, Any]:
-        task = await self._created("confirm_delete", filename=filename)
+        return await self._asked("confirm_delete", filename=filename)
+
+    async def _asked(self, tool: str, **arguments: object) -> dict[str, Any]:
+        task = await self._created(tool, **arguments)
         # As its own example does: poll until it needs input, and ask for the result then.
         state = await self._until(task.taskId, "input_required", "completed")
         return {"statuses": [state.status], **await self._result(task.taskId), "asked": asked[task.taskId]}
