@@ -17,6 +17,7 @@ from pydantic import FileUrl
 
 from mcp_tasks.client import Ledger, TasksClient, pending_tasks, resume_task
 from mcp_tasks.client.answerer import Answerer
+from mcp_tasks.client.modern import ModernTask
 from mcp_tasks.client.task_ledger import TaskLedger
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.errors import InvalidResponse, QuestionUnanswered, UnknownTask
@@ -156,8 +157,7 @@ async def test_busy_is_told_at_the_first_question_and_at_the_end_of_the_last(pee
     peer.on("tasks/update", ACK)
     async with connect(peer_url, person=Person(ready=ready)) as client:
         answerer = Answerer(
-            client.session,
-            TASK_ID,
+            ModernTask(client.session, TASK_ID),
             ledger=TaskLedger(None, TASK_ID),
             busy_changed=changes.append,
             answered=outcomes.append,

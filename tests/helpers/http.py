@@ -67,34 +67,40 @@ class HttpWire:
 
 
 class LegacyHttpWire:
-    """A session of the 2025-11-25 wire over Streamable HTTP."""
+    """A session of the 2025-11-25 wire, or an older one, over Streamable HTTP; without an id, requests without one."""
 
-    def __init__(self, wire: HttpWire, session_id: str) -> None:
+    def __init__(self, wire: HttpWire, session_id: str | None, version: str = LEGACY) -> None:
         self._wire = wire
         self._session_id = session_id
+        self._version = version
 
     async def ask(self, method: str, params: Mapping[str, Any] | None = None) -> Reply:
         """Send a request and give its answer."""
-        return await self._wire.post(json.dumps(legacy_request(method, params)), self._headers())
+        return await self._wire.post(json.dumps(legacy_request(method, params)), self.headers)
 
     async def notify(self, method: str) -> int:
         """Send a notification; gives the HTTP status."""
         message = {"jsonrpc": "2.0", "method": method}
-        return (await self._wire.raw_post(json.dumps(message), self._headers())).status_code
+        return (await self._wire.raw_post(json.dumps(message), self.headers)).status_code
 
-    def _headers(self) -> Headers:
-        return [("mcp-protocol-version", LEGACY), ("mcp-session-id", self._session_id)]
+    @property
+    def headers(self) -> Headers:
+        """The headers that belong to the session."""
+        version = [("mcp-protocol-version", self._version)]
+        return version if self._session_id is None else [*version, ("mcp-session-id", self._session_id)]
 
 
-async def initialize(wire: HttpWire, capabilities: Mapping[str, Any]) -> tuple[LegacyHttpWire, dict[str, Any]]:
-    """Do the 2025-11-25 handshake; gives the session and the server's answer."""
+async def initialize(
+    wire: HttpWire, capabilities: Mapping[str, Any], version: str = LEGACY
+) -> tuple[LegacyHttpWire, dict[str, Any]]:
+    """Do the handshake of 2025-11-25, or of an older version; gives the session and the server's answer."""
     params = {
-        "protocolVersion": LEGACY,
+        "protocolVersion": version,
         "capabilities": dict(capabilities),
         "clientInfo": {"name": "raw", "version": "1"},
     }
     reply = await wire.post(json.dumps(legacy_request("initialize", params)), [])
-    session = LegacyHttpWire(wire, reply.headers["mcp-session-id"])
+    session = LegacyHttpWire(wire, reply.headers.get("mcp-session-id"), version)
     assert await session.notify("notifications/initialized") == 202
     return session, reply.result
 

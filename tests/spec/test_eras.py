@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from mcp_tasks.stores.memory import MemoryStore
 from tests.helpers.http import HttpWire, initialize
-from tests.helpers.rpc import EXTENSION, METHOD_NOT_FOUND, MISSING_CAPABILITY, TASKS, Tasking, request, text_of
+from tests.helpers.rpc import EXTENSION, LEGACY, METHOD_NOT_FOUND, MISSING_CAPABILITY, TASKS, Tasking, request, text_of
 from tests.helpers.schema import check_legacy_result
 from tests.helpers.stored import all_tasks
 
@@ -32,22 +33,37 @@ async def test_a_legacy_client_that_declares_the_extension_gets_plain_results(
 
 
 @pytest.mark.requirement("eras/extension-means-nothing-before")
-@pytest.mark.parametrize("method", ["tasks/get", "tasks/update", "tasks/cancel", "tasks/result", "tasks/list"])
-async def test_the_tasks_methods_do_not_exist_for_a_legacy_client(client: Tasking, wire: HttpWire, method: str) -> None:
+@pytest.mark.parametrize("params", [{}, {"taskId": 7}], ids=["well-formed", "malformed"])
+async def test_the_methods_of_the_extension_alone_do_not_exist_for_a_legacy_client(
+    client: Tasking, wire: HttpWire, params: dict[str, Any]
+) -> None:
     task_id = await client.create("gated")
     session, _ = await initialize(wire, TASKS)
-    reply = await session.ask(method, {"taskId": task_id, "inputResponses": {}})
+    reply = await session.ask("tasks/update", {"taskId": task_id, "inputResponses": {}, **params})
     assert reply.code == METHOD_NOT_FOUND
     assert (await client.get(task_id))["status"] == "working"
 
 
 @pytest.mark.requirement("eras/extension-means-nothing-before")
-@pytest.mark.parametrize("method", ["tasks/get", "tasks/update", "tasks/cancel"])
-async def test_the_tasks_methods_do_not_exist_for_a_legacy_client_whatever_the_params(
-    wire: HttpWire, method: str
+@pytest.mark.parametrize("version", [v for v in HANDSHAKE_PROTOCOL_VERSIONS if v != LEGACY])
+async def test_versions_before_tasks_have_none(
+    client: Tasking, wire: HttpWire, store: MemoryStore, version: str
 ) -> None:
-    session, _ = await initialize(wire, TASKS)
-    assert (await session.ask(method, {"taskId": 7})).code == METHOD_NOT_FOUND
+    task_id = await client.create("gated")
+    session, hello = await initialize(wire, {**TASKS, **LEGACY_TASKS}, version)
+    assert hello["protocolVersion"] == version
+    assert "tasks" not in hello["capabilities"]
+    for method in ("tasks/get", "tasks/update", "tasks/cancel", "tasks/result", "tasks/list"):
+        both: list[dict[str, Any]] = [{"taskId": task_id, "inputResponses": {}}, {"taskId": 7}]
+        for params in both:
+            assert (await session.ask(method, params)).code == METHOD_NOT_FOUND
+    tools = (await session.ask("tools/list")).result["tools"]
+    assert [tool["name"] for tool in tools if "execution" in tool] == []
+    reply = await session.ask("tools/call", {"name": "echo", "arguments": {"value": "plain"}, "task": {"ttl": 1}})
+    assert text_of(reply.result) == "plain"
+    assert (await session.ask("tools/call", {"name": "must", "arguments": {}})).code == METHOD_NOT_FOUND
+    assert [task.id for task in await all_tasks(store)] == [task_id]
+    assert (await client.get(task_id))["status"] == "working"
 
 
 @pytest.mark.requirement("eras/legacy-capability-is-no-declaration")

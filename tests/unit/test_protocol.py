@@ -227,7 +227,7 @@ class NextDialect(ModernDialect):
     """An era that is still to come: it shows tasks in its own way, and has no answers."""
 
     versions = frozenset({"2099-01-01"})
-    methods = frozenset({"tasks/get"})
+    methods = frozenset({"tools/call", "tasks/get"})
 
     def declares_tasks(self, caller: Caller) -> bool:
         return True

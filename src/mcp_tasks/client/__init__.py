@@ -1,13 +1,14 @@
 """The client side of the extension: calls that wait for tasks by themselves, and handles for those who want them."""
 
-from mcp_tasks.client.calls import call_tool, pending_tasks, resume_task, start_task
+from mcp_tasks.client.calls import call_tool, list_tasks, pending_tasks, resume_task, start_task
+from mcp_tasks.client.eras import Hosting
 from mcp_tasks.client.extension import TasksClient
 from mcp_tasks.client.failure import TaskFailed
 from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle
 from mcp_tasks.client.http import reconnecting_http
 from mcp_tasks.client.ledger import Ledger, LedgerEntry
 from mcp_tasks.client.poller import Patience
-from mcp_tasks.client.transport import ServerTransport, stdio_transport
+from mcp_tasks.client.transport import ServerTransport, stdio_transport, with_tasks
 from mcp_tasks.core.record import Progress
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import (
@@ -23,6 +24,7 @@ from mcp_tasks.errors import (
 from mcp_tasks.wire.parse import TaskSnapshot
 
 __all__ = [
+    "Hosting",
     "InvalidOption",
     "InvalidResponse",
     "Ledger",
@@ -44,9 +46,11 @@ __all__ = [
     "WaitAbandoned",
     "WaitTimedOut",
     "call_tool",
+    "list_tasks",
     "pending_tasks",
     "reconnecting_http",
     "resume_task",
     "start_task",
     "stdio_transport",
+    "with_tasks",
 ]

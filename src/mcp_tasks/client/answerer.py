@@ -11,19 +11,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import anyio
-from mcp.client.session import ClientRequestContext, ClientSession
 from mcp.shared.exceptions import MCPError
-from mcp_types import ErrorData, InputRequest
-from pydantic import TypeAdapter, ValidationError
 
 from mcp_tasks.client.poller import Patience, Poller
-from mcp_tasks.client.requests import check_answer, is_transient, update_task
+from mcp_tasks.client.port import TaskPort
+from mcp_tasks.client.requests import check_answer, is_transient
 from mcp_tasks.client.task_ledger import TaskLedger
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.errors import InvalidResponse, UnknownTask
 from mcp_tasks.wire.parse import TaskSnapshot
-
-_requests: TypeAdapter[InputRequest] = TypeAdapter(InputRequest)
 
 
 class Unanswered(Exception):
@@ -45,16 +41,14 @@ class Answerer:
 
     def __init__(
         self,
-        session: ClientSession,
-        task_id: str,
+        port: TaskPort,
         *,
         ledger: TaskLedger,
         patience: Patience | None = None,
         busy_changed: Callable[[bool], None],
         answered: Callable[[Unanswered | None], None],
     ) -> None:
-        self._session = session
-        self._task_id = task_id
+        self._port = port
         self._ledger = ledger
         self._patience = patience
         self._busy_changed = busy_changed
@@ -97,7 +91,7 @@ class Answerer:
         answer = self._ledger.recorded_answer(key, request)
         if answer is None:
             try:
-                answer = await self._ask(key, request)
+                answer = await self._port.ask(key, request)
                 check_answer({key: answer})
             except Exception as exc:
                 raise Unanswered(key, _why(exc)) from exc
@@ -112,7 +106,7 @@ class Answerer:
         retries = Poller(self._patience)
         while True:
             try:
-                await update_task(self._session, self._task_id, {key: answer})
+                await self._port.answer({key: answer})
                 return
             except UnknownTask:
                 # The wait's own look says so, to whoever waits.
@@ -125,20 +119,6 @@ class Answerer:
                 if not retries.failed(now):
                     raise
                 await anyio.sleep(retries.next_look - now)
-
-    async def _ask(self, key: str, request: JsonObject) -> dict[str, Any]:
-        try:
-            # The SDK's models have their methods as defaults; a question without one says nothing about what it is.
-            typed = _requests.validate_python({"method": None, **request}, by_name=False)
-        except (ValidationError, TypeError) as exc:
-            raise InvalidResponse("the question is not a valid input request") from exc
-        context = ClientRequestContext(
-            session=self._session, request_id=key, meta=typed.params.meta if typed.params else None
-        )
-        response = await self._session.dispatch_input_request(context, typed)
-        if isinstance(response, ErrorData):
-            raise MCPError.from_error_data(response)
-        return response.model_dump(by_alias=True, mode="json", exclude_none=True)
 
 
 def _unanswered(key: str, exc: Exception) -> Unanswered:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from mcp_types import CallToolResult
 from mcp_tasks.client.extension import TasksClient
 from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle
 from mcp_tasks.errors import UsageError
+from mcp_tasks.wire.parse import TaskSnapshot
 
 
 async def call_tool(
@@ -22,10 +24,11 @@ async def call_tool(
     timeout: timedelta | float | None = None,
     on_progress: OnProgress | None = None,
     on_abandon: OnAbandon | None = None,
+    ttl: timedelta | None = None,
 ) -> CallToolResult:
     """`TasksClient.call` of the client's own `TasksClient`."""
     return await tasks_of(client).call(
-        client, name, arguments, timeout=timeout, on_progress=on_progress, on_abandon=on_abandon
+        client, name, arguments, timeout=timeout, on_progress=on_progress, on_abandon=on_abandon, ttl=ttl
     )
 
 
@@ -36,10 +39,16 @@ async def start_task(
     *,
     read_timeout_seconds: float | None = None,
     progress_callback: ProgressFnT | None = None,
+    ttl: timedelta | None = None,
 ) -> TaskHandle | CallToolResult:
     """`TasksClient.start` of the client's own `TasksClient`."""
     return await tasks_of(client).start(
-        client, name, arguments, read_timeout_seconds=read_timeout_seconds, progress_callback=progress_callback
+        client,
+        name,
+        arguments,
+        read_timeout_seconds=read_timeout_seconds,
+        progress_callback=progress_callback,
+        ttl=ttl,
     )
 
 
@@ -51,6 +60,11 @@ def resume_task(client: Client, task_id: str, *, tool: str = "") -> TaskHandle:
 def pending_tasks(client: Client) -> list[TaskHandle]:
     """`TasksClient.pending` of the client's own `TasksClient`."""
     return tasks_of(client).pending(client)
+
+
+def list_tasks(client: Client) -> AsyncIterator[TaskSnapshot]:
+    """`TasksClient.list` of the client's own `TasksClient`."""
+    return tasks_of(client).list(client)
 
 
 def tasks_of(client: Client) -> TasksClient:

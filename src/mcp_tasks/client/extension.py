@@ -10,35 +10,60 @@ The verbs take the client, because one `TasksClient` may be given to several.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from mcp import Client
 from mcp.client.extension import ClaimContext, ClientExtension, NotificationBinding, ResultClaim
 from mcp.client.session import ClientSession
 from mcp.shared.dispatcher import ProgressFnT
 from mcp_types import CallToolResult
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ConfigDict
 
-from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle, check_on_abandon, check_on_progress
+from mcp_tasks.client.eras import HostedTasks, Hosting, host_over
+from mcp_tasks.client.handle import (
+    OnAbandon,
+    OnProgress,
+    TaskHandle,
+    check_on_abandon,
+    check_on_progress,
+    tool_result,
+)
 from mcp_tasks.client.ledger import Ledger
 from mcp_tasks.client.links import Link, Switchboard
+from mcp_tasks.client.modern import ModernTask
 from mcp_tasks.client.poller import Patience
+from mcp_tasks.client.port import OlderTasks, TaskPort
 from mcp_tasks.client.requests import CreateTaskResult
 from mcp_tasks.client.task_ledger import TaskLedger
 from mcp_tasks.client.tool_name import CallOptions, HandleWanted, ToolName, options_of
-from mcp_tasks.client.transport import TASK_NOTIFICATION, ServerTransport, transport_in
+from mcp_tasks.client.transport import INTRODUCTION, TASK_NOTIFICATION, ServerTransport, transport_in
+from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.values import check_flag, check_instance, check_text
 from mcp_tasks.errors import InvalidOption, UsageError
 from mcp_tasks.wire.models import EXTENSION_ID
+from mcp_tasks.wire.parse import TaskSnapshot
 
 _NO_ADDRESS = (
     "the ledger keeps tasks by the address of their server, and the address of this server is not known: connect with "
     "Client(reconnecting_http(url), ...) or Client(stdio_transport(parameters), ...), or give it as "
     "TasksClient(ledger=..., server='https://...')"
+)
+
+_NO_HOST = (
+    "this TasksClient hosts tasks, and the transport of this client does not know of it: connect with "
+    "Client(tasks.host(transport), extensions=[tasks]), where transport is one of ours"
+)
+
+_NO_WIRE = (
+    "this server speaks {version}, whose tasks the SDK's own transports cannot carry: connect with "
+    "Client(reconnecting_http(url), ...), Client(stdio_transport(parameters), ...) or, for any other transport, "
+    "Client(with_tasks(transport), ...), all from mcp_tasks.client"
 )
 
 
@@ -56,6 +81,8 @@ class TasksClient(ClientExtension):
             cancelled.
         on_progress: Called with the progress of every task that a call waits for.
         patience: How long a server may be unreachable before a wait ends.
+        hosting: Take requests of 2025-11-25 servers for sampling and elicitation as tasks, within these limits. The
+            transport must be told as well: `Client(tasks.host(transport), extensions=[tasks])`.
 
     Raises:
         InvalidOption: An argument has a value that it cannot have.
@@ -73,12 +100,15 @@ class TasksClient(ClientExtension):
         on_abandon: OnAbandon = "leave",
         on_progress: OnProgress | None = None,
         patience: Patience | None = None,
+        hosting: Hosting | None = None,
     ) -> None:
         check_on_abandon(on_abandon)
         check_on_progress(on_progress)
         check_flag("push", push)
         if patience is not None:
             check_instance("patience", patience, Patience)
+        if hosting is not None:
+            check_instance("hosting", hosting, Hosting)
         if server is not None:
             check_text("server", server)
         if not isinstance(identity, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -94,13 +124,32 @@ class TasksClient(ClientExtension):
         self._patience = patience
         self._switchboard = Switchboard(push=push)
         self._begun: Link | None = None
+        self._hosted = None if hosting is None else HostedTasks(hosting)
+        self._hosts_over: WeakSet[ServerTransport] = WeakSet()
+
+    def host(self, transport: ServerTransport) -> ServerTransport:
+        """Host tasks for the server at the other end of a transport, which is to be given to the client.
+
+        Raises:
+            UsageError: There is no `hosting`, or it has a ledger and the server has no address.
+        """
+        if self._hosted is None:
+            raise UsageError("this TasksClient hosts no tasks; make it with TasksClient(hosting=Hosting(...))")
+        if self._hosted.hosting.ledger is not None and not (self._server or transport.address):
+            raise UsageError(_NO_ADDRESS)
+        host_over(transport, self._hosted, server=self._server, identity=self.identity)
+        self._hosts_over.add(transport)
+        return transport
 
     def claims(self) -> Sequence[ResultClaim[Any]]:
         """Claims the `task` result of a call. The SDK asks once per client, and before it asks for notifications.
 
         Raises:
-            UsageError: There is a ledger, and this client's server has no address.
+            UsageError: There is a ledger, and this client's server has no address; or tasks are to be hosted, and its
+                transport does not know.
         """
+        if self._hosted is not None and not any(transport.is_unused for transport in self._hosts_over):
+            raise UsageError(_NO_HOST)
         # A client is made with its transport: if none of ours waits for its client, this client has another one.
         if self.ledger is not None and self._server is None and not ServerTransport.is_any_unused():
             raise UsageError(_NO_ADDRESS)
@@ -109,12 +158,13 @@ class TasksClient(ClientExtension):
         return [ResultClaim(result_type="task", model=CreateTaskResult, resolve=resolve)]
 
     def notifications(self) -> Sequence[NotificationBinding[Any]]:
-        """Binds the states of tasks that a server pushes."""
+        """Binds the states of tasks that a server pushes, and the introduction of our own transports."""
         link, self._begun = self._begun or self._switchboard.begin(), None
+        introduced = NotificationBinding(method=INTRODUCTION, params_type=_AnyParams, handler=self._introduced)
         if not self._push:
-            return []
+            return [introduced]
         handler = partial(self._deliver, link)
-        return [NotificationBinding(method=TASK_NOTIFICATION, params_type=_AnyParams, handler=handler)]
+        return [introduced, NotificationBinding(method=TASK_NOTIFICATION, params_type=_AnyParams, handler=handler)]
 
     async def call(
         self,
@@ -125,6 +175,7 @@ class TasksClient(ClientExtension):
         timeout: timedelta | float | None = None,
         on_progress: OnProgress | None = None,
         on_abandon: OnAbandon | None = None,
+        ttl: timedelta | None = None,
     ) -> CallToolResult:
         """`client.call_tool` with options for the task that the call may become.
 
@@ -134,17 +185,24 @@ class TasksClient(ClientExtension):
             timeout: How long to wait for the task. Time in which a callback works on an answer does not count.
             on_progress: Called with the task's progress as it changes.
             on_abandon: What becomes of the task if this wait ends before the task does.
+            ttl: How long to keep the task, for servers of 2025-11-25; newer ones decide that themselves.
 
         Raises:
             InvalidOption: An argument has a value that it cannot have. Nothing was sent.
-            UsageError: The client was not given this `TasksClient`, or there is a ledger and the server's address is
-                not known. Nothing was sent.
+            UsageError: The client was not given this `TasksClient`, its transport cannot carry the tasks of this
+                server, or there is a ledger and the server's address is not known. Nothing was sent.
             TasksError: As `TaskHandle.result` raises them.
             MCPError: The call failed.
         """
-        self._check(client)
-        options = CallOptions(timeout=timeout, on_progress=on_progress, on_abandon=on_abandon)
-        return await client.call_tool(ToolName(name, options), arguments)
+        older = self._check(client)
+        options = CallOptions(timeout=timeout, on_progress=on_progress, on_abandon=on_abandon, ttl=ttl)
+        handle = None if older is None else await self._start_older(older, client, name, arguments, ttl)
+        if handle is None:
+            return await client.call_tool(ToolName(name, options), arguments)
+        result = handle if isinstance(handle, CallToolResult) else await self._finish(handle, options)
+        if not result.is_error:
+            await client.session.validate_tool_result(name, result)
+        return result
 
     async def start(
         self,
@@ -154,20 +212,26 @@ class TasksClient(ClientExtension):
         *,
         read_timeout_seconds: float | None = None,
         progress_callback: ProgressFnT | None = None,
+        ttl: timedelta | None = None,
     ) -> TaskHandle | CallToolResult:
         """Call a tool and return at once: a handle, or the result if the server answered inline.
 
         Args:
             read_timeout_seconds: That of `client.call_tool`, for a server that answers inline.
             progress_callback: That of `client.call_tool`, for a server that answers inline.
+            ttl: How long to keep the task, for servers of 2025-11-25; newer ones decide that themselves.
 
         Raises:
-            UsageError: The client was not given this `TasksClient`, or there is a ledger and the server's address is
-                not known. Nothing was sent.
+            InvalidOption: An argument has a value that it cannot have. Nothing was sent.
+            UsageError: The client was not given this `TasksClient`, its transport cannot carry the tasks of this
+                server, or there is a ledger and the server's address is not known. Nothing was sent.
             MCPError: The call failed.
         """
-        self._check(client)
-        tool = ToolName(name, CallOptions(want_handle=True))
+        older = self._check(client)
+        tool = ToolName(name, CallOptions(want_handle=True, ttl=ttl))
+        handle = None if older is None else await self._start_older(older, client, name, arguments, ttl)
+        if handle is not None:
+            return handle
         try:
             return await client.call_tool(tool, arguments, read_timeout_seconds, progress_callback)
         except HandleWanted as signal:
@@ -180,42 +244,87 @@ class TasksClient(ClientExtension):
             tool: The name of the tool, if you know it; the handle shows it.
 
         Raises:
-            UsageError: The client was not given this `TasksClient`, or there is a ledger and the server's address is
-                not known.
+            UsageError: The client was not given this `TasksClient`, its transport cannot carry the tasks of this
+                server, or there is a ledger and the server's address is not known.
         """
-        self._check(client)
-        return self._handle(client.session, task_id, tool=tool, transport=_transport_of(client))
+        return self._resumed(self._check(client), client, task_id, tool)
 
     def pending(self, client: Client) -> list[TaskHandle]:
         """Handles of the tasks of this server that the ledger has not seen end. Without a ledger there are none.
 
         Raises:
-            UsageError: The client was not given this `TasksClient`, or the server's address is not known.
+            UsageError: The client was not given this `TasksClient`, its transport cannot carry the tasks of this
+                server, or the server's address is not known.
         """
-        self._check(client)
+        older = self._check(client)
         if self.ledger is None:
             return []
         address = self._address(client.session, _transport_of(client))
         entries = self.ledger.pending(server=address, identity=self.identity)
-        return [self._handle(client.session, entry.task_id, tool=entry.tool) for entry in entries if entry.attributed]
+        return [self._resumed(older, client, entry.task_id, entry.tool) for entry in entries if entry.attributed]
 
-    def _check(self, client: Client) -> None:
-        """Find out before anything is sent whether the client is ours, and whether the ledger will know its server."""
+    async def list(self, client: Client) -> AsyncIterator[TaskSnapshot]:
+        """The tasks that a server of 2025-11-25 lists for this client, page by page and without their outcomes.
+
+        Raises:
+            UsageError: The client was not given this `TasksClient`, its transport cannot carry the tasks of this
+                server, or the server does not list tasks. Newer servers never do: a ledger has those you started.
+            InvalidResponse: The server answered with something that is not a list of tasks.
+            MCPError: The server refuses.
+        """
+        older = self._check(client)
+        if older is None:
+            raise UsageError("this server does not list tasks: its protocol has no such request; see pending()")
+        async for snapshot in older.tasks():
+            yield snapshot
+
+    def _check(self, client: Client) -> OlderTasks | None:
+        """Find out before anything is sent whether the client is ours, its transport can carry the tasks of its
+        server, and the ledger will know its server. Returns the tasks of an older era, if that is what it has."""
         if not any(extension is self for extension in client.extensions or ()):
             raise UsageError("this client was not given this TasksClient; make it with Client(..., extensions=[tasks])")
+        transport = _transport_of(client)
         if self.ledger is not None:
-            self._address(client.session, _transport_of(client))
+            self._address(client.session, transport)
+        if client.protocol_version in MODERN_PROTOCOL_VERSIONS or client.server_capabilities.tasks is None:
+            return None
+        if transport is None or transport.older is None or not transport.older.is_spoken:
+            raise UsageError(_NO_WIRE.format(version=client.protocol_version))
+        return transport.older
+
+    async def _start_older(
+        self, older: OlderTasks, client: Client, name: str, arguments: dict[str, Any] | None, ttl: timedelta | None
+    ) -> TaskHandle | CallToolResult | None:
+        """Call a tool as a task in an older era; None if it is not offered as one."""
+        started = await older.start(name, arguments, ttl=ttl)
+        if started is None:
+            return None
+        if not isinstance(started, TaskSnapshot):
+            return tool_result(started, f"the call of {name!r}")
+        handle = self._resumed(older, client, started.id, name)
+        handle.remember()
+        return handle
+
+    def _resumed(self, older: OlderTasks | None, client: Client, task_id: str, tool: str) -> TaskHandle:
+        transport = _transport_of(client)
+        if older is None:
+            return self._handle(client.session, task_id, tool=tool, transport=transport)
+        server = "" if self.ledger is None else self._address(client.session, transport)
+        return self._handle_over(older.task(task_id), task_id, tool=tool, server=server)
 
     def _handle(
         self, session: ClientSession, task_id: str, *, tool: str = "", transport: ServerTransport | None = None
     ) -> TaskHandle:
         connection = self._switchboard.connection(session, transport)
         server = "" if self.ledger is None else self._address(session, transport)
+        port = ModernTask(session, task_id, hub=connection.hub)
+        return self._handle_over(port, task_id, tool=tool, server=server)
+
+    def _handle_over(self, port: TaskPort, task_id: str, *, tool: str, server: str) -> TaskHandle:
         return TaskHandle(
-            session,
+            port,
             task_id,
             tool=tool,
-            hub=connection.hub,
             ledger=TaskLedger(self.ledger, task_id, server=server, identity=self.identity),
             patience=self._patience,
             on_abandon=self._on_abandon,
@@ -226,7 +335,7 @@ class TasksClient(ClientExtension):
         if self._server is not None:
             return self._server
         known = self._switchboard.connection(session, transport).transport
-        if known is None:
+        if known is None or not known.address:
             raise UsageError(_NO_ADDRESS)
         return known.address
 
@@ -242,9 +351,28 @@ class TasksClient(ClientExtension):
         handle.remember()
         if options.want_handle:
             raise HandleWanted(handle)
+        return await self._finish(handle, options)
+
+    async def _finish(self, handle: TaskHandle, options: CallOptions) -> CallToolResult:
         return await handle.result(
             options.timeout, on_progress=options.on_progress or self._on_progress, on_abandon=options.on_abandon
         )
+
+    async def _introduced(self, params: _AnyParams) -> None:
+        """A transport of ours says that it is the one of a client that has this extension."""
+        transport = transport_in((params.model_extra or {}).get("_meta"))
+        if transport is not None:
+            transport.introduce(partial(self._finish_older, transport))
+
+    async def _finish_older(self, transport: ServerTransport, created: TaskSnapshot, tool: str) -> JsonObject:
+        """See the task to its end that a plain `client.call_tool` became in an older era."""
+        server = "" if self.ledger is None else self._server or transport.address
+        if transport.older is None or (self.ledger is not None and not server):
+            raise UsageError(f"task {created.id} goes on, but is not in the ledger: {_NO_ADDRESS}")
+        handle = self._handle_over(transport.older.task(created.id), created.id, tool=tool, server=server)
+        handle.remember()
+        result = await self._finish(handle, CallOptions())
+        return result.model_dump(by_alias=True, mode="json", exclude_none=True, exclude={"result_type"})
 
     async def _deliver(self, link: Link, params: _AnyParams) -> None:
         self._switchboard.deliver(link, params.model_extra or {})

@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing
 from datetime import timedelta
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import anyio
-from mcp.client.session import ClientSession
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult
 from pydantic import ValidationError
 
 from mcp_tasks.client.answerer import Answerer, Unanswered
 from mcp_tasks.client.failure import task_failed
+from mcp_tasks.client.mailbox import Mailbox
 from mcp_tasks.client.poller import Patience, Poller
-from mcp_tasks.client.push import Mailbox, PushHub
-from mcp_tasks.client.requests import cancel_task, check_answer, get_task, is_transient, update_task
+from mcp_tasks.client.port import TaskPort
+from mcp_tasks.client.requests import check_answer, is_transient
 from mcp_tasks.client.task_ledger import TaskLedger
-from mcp_tasks.client.waiting import Budget, Wake, first_of, seconds_of
+from mcp_tasks.client.waiting import Budget, Wake, first_of
+from mcp_tasks.core.durations import seconds_of
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import Progress
 from mcp_tasks.core.status import TaskStatus
@@ -77,19 +78,17 @@ class TaskHandle:
 
     def __init__(
         self,
-        session: ClientSession,
+        port: TaskPort,
         task_id: str,
         *,
         tool: str = "",
-        hub: PushHub | None = None,
         ledger: TaskLedger | None = None,
         patience: Patience | None = None,
         on_abandon: OnAbandon = "leave",
     ) -> None:
         self.id = task_id
         self.tool = tool
-        self._session = session
-        self._hub = hub
+        self._port = port
         self._ledger = ledger or TaskLedger(None, task_id)
         self._patience = patience
         self._on_abandon: OnAbandon = on_abandon
@@ -106,12 +105,16 @@ class TaskHandle:
         """
         return self._saw(await self._get())
 
-    async def watch(self) -> AsyncGenerator[TaskSnapshot]:
+    async def watch(self, *, questions: bool = True) -> AsyncGenerator[TaskSnapshot]:
         """The states of the task as they come, the present one first and the final one last.
 
         Pushed where the server does that, polled at the server's pace otherwise. Questions are shown, not answered.
+
+        Args:
+            questions: Whether to fetch questions from a server that sends them only to one who waits, as those of
+                2025-11-25 do. Say False if you will not answer: some servers send each question only once.
         """
-        async with aclosing(self._follow(Poller(self._patience), Wake())) as states:
+        async with aclosing(self._follow(Poller(self._patience), Wake(), questions=questions)) as states:
             async for snapshot in states:
                 yield snapshot
 
@@ -175,7 +178,7 @@ class TaskHandle:
         for key, response in responses.items():
             self._ledger.record_answer(key, self._asked.get(key), response)
         try:
-            await update_task(self._session, self.id, responses)
+            await self._port.answer(responses)
         except MCPError as exc:
             if not is_transient(exc):
                 for key in responses:
@@ -190,7 +193,7 @@ class TaskHandle:
         Once the server has acknowledged it, the task is no longer among those that the ledger has pending.
         """
         try:
-            await cancel_task(self._session, self.id)
+            await self._port.cancel()
         except UnknownTask:
             self._ledger.lost()
             raise
@@ -229,7 +232,7 @@ class TaskHandle:
 
     async def _get(self) -> TaskSnapshot:
         try:
-            return await get_task(self._session, self.id)
+            return await self._port.get()
         except UnknownTask:
             self._ledger.lost()
             raise
@@ -242,8 +245,7 @@ class TaskHandle:
     async def _wait(self, budget: Budget, on_progress: OnProgress | None) -> TaskSnapshot:
         wake = Wake()
         answerer = Answerer(
-            self._session,
-            self.id,
+            self._port,
             ledger=self._ledger,
             patience=self._patience,
             busy_changed=budget.pause,
@@ -251,7 +253,7 @@ class TaskHandle:
         )
         reported: Progress | None = None
         try:
-            async with aclosing(self._follow(Poller(self._patience), wake)) as states:
+            async with aclosing(self._follow(Poller(self._patience), wake, questions=True)) as states:
                 async for snapshot in states:
                     answerer.look(snapshot)
                     if snapshot.is_final:
@@ -263,10 +265,10 @@ class TaskHandle:
             answerer.close()
         raise AssertionError("unreachable: a task is followed to its end")
 
-    async def _follow(self, poller: Poller, wake: Wake) -> AsyncGenerator[TaskSnapshot]:
+    async def _follow(self, poller: Poller, wake: Wake, *, questions: bool) -> AsyncGenerator[TaskSnapshot]:
         """Every state that differs from the one before, until the final one."""
-        joined = nullcontext(Mailbox()) if self._hub is None else self._hub.join(self.id)
-        async with joined as box:
+        box = Mailbox()
+        async with self._port.join(box, questions=questions):
             shown: TaskSnapshot | None = None
             while shown is None or not shown.is_final:
                 snapshot = await self._next(poller, box, wake)
@@ -288,14 +290,18 @@ class TaskHandle:
         if box.changed.is_set():
             if box.hinted:
                 poller.hinted(loop.time())
+            if box.is_over:
+                poller.ended(loop.time())
             pushed = box.take()
             if not box.live:
                 poller.lost_push(loop.time())
             if pushed is not None:
                 poller.saw(pushed, loop.time(), pushed=box.live)
                 return pushed
+        shown = box.take_shown()
         if loop.time() < poller.next_look:
-            return None
+            return shown
+        # A look has everything in it that became known here.
         return await self._look(poller, box)
 
     async def _look(self, poller: Poller, box: Mailbox) -> TaskSnapshot | None:
@@ -317,10 +323,19 @@ class TaskHandle:
             raise TaskWasCancelled(self.id, final.message)
         if final.error is not None:
             raise task_failed(self.id, final.error, final.message)
-        try:
-            return CallToolResult.model_validate(final.result, by_name=False)
-        except ValidationError as exc:
-            raise InvalidResponse(f"the result of task {self.id} is not a valid tool result: {exc}") from exc
+        return tool_result(final.result, f"task {self.id}")
+
+
+def tool_result(result: object, of: str) -> CallToolResult:
+    """The result of a tool.
+
+    Raises:
+        InvalidResponse: It is not one.
+    """
+    try:
+        return CallToolResult.model_validate(result, by_name=False)
+    except ValidationError as exc:
+        raise InvalidResponse(f"the result of {of} is not a valid tool result: {exc}") from exc
 
 
 class _ProgressFailed(Exception):

@@ -1,7 +1,9 @@
 """An HTTP transport that survives restarts of the server.
 
 The SDK's own transport takes the whole client down when one request cannot be delivered. During a wait of hours
-that is far too much: here such a request fails alone, with a JSON-RPC error, and the next one tries again.
+that is far too much: here such a request fails alone, with a JSON-RPC error, and the next one tries again. Where the
+protocol has sessions, a server that has forgotten ours is given a new one (`client.http_session`), and the stream on
+which it speaks up by itself is opened again for as long as it takes.
 
     async with Client(reconnecting_http(url), extensions=[TasksClient(ledger="ledger.db")]) as client: ...
 """
@@ -12,6 +14,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any, Final
 
 import anyio
@@ -19,13 +22,18 @@ import httpx2
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CONNECTION_CLOSED
 
+from mcp_tasks.client.http_session import RenewsSession
 from mcp_tasks.client.transport import ServerTransport, http_address
+from mcp_tasks.core.pacing import backoff
 
 logger: Final = logging.getLogger(__name__)
 
 _CONNECTING = ("server/discover", "initialize")
 """Requests that find out whom we talk to. An error in answer to them means an older server, so none may be made up: a
 server that is not there when the client connects is a failure to connect."""
+
+
+_LIMITS: Final = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
 
 
 def reconnecting_http(
@@ -50,7 +58,8 @@ async def _streams(
         headers=dict(headers or {}),
         auth=auth,
         timeout=timeout or httpx2.Timeout(30.0, read=300.0),
-        transport=_FailsAlone(httpx2.AsyncHTTPTransport(retries=0)),
+        # Each wait for a result of 2025-11-25 holds a connection, and looks must not queue up behind them.
+        transport=RenewsSession(_FailsAlone(httpx2.AsyncHTTPTransport(retries=0, limits=_LIMITS))),
     )
     try:
         async with client, streamable_http_client(url, http_client=client) as streams:
@@ -68,6 +77,8 @@ class _FailsAlone(httpx2.AsyncBaseTransport):
         self._inner = inner
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if request.method == "GET":
+            return await self._open_stream(request)
         try:
             response = await self._inner.handle_async_request(request)
         except httpx2.TransportError as exc:
@@ -79,6 +90,39 @@ class _FailsAlone(httpx2.AsyncBaseTransport):
         if isinstance(response.stream, httpx2.AsyncByteStream):
             response.stream = _EndsQuietly(response.stream)
         return response
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def _open_stream(self, request: httpx2.Request) -> httpx2.Response:
+        """The stream that belongs to no request: the SDK gives it up after two failures, and nobody would notice."""
+        failures = 0
+        while True:
+            try:
+                response = await self._inner.handle_async_request(request)
+            except httpx2.TransportError as exc:
+                logger.debug("%s", _unreachable(request, exc))
+                pause = backoff(failures, base=timedelta(milliseconds=250), limit=timedelta(seconds=10))
+                failures += 1
+                await anyio.sleep(pause.total_seconds())
+                continue
+            if isinstance(response.stream, httpx2.AsyncByteStream):
+                response.stream = _EndsInSilence(response.stream)
+            return response
+
+
+class _EndsInSilence(httpx2.AsyncByteStream):
+    """A stream that is cut off ends, which is what the SDK opens it again for."""
+
+    def __init__(self, inner: httpx2.AsyncByteStream) -> None:
+        self._inner = inner
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in self._inner:
+                yield chunk
+        except httpx2.TransportError as exc:
+            logger.debug("the stream of the server's own messages was cut off: %r", exc)
 
     async def aclose(self) -> None:
         await self._inner.aclose()

@@ -79,6 +79,10 @@ class Poller:
         """A notification came that may not be from the task's own server: have a look soon."""
         self.next_look = min(self.next_look, now + SOON)
 
+    def ended(self, now: float) -> None:
+        """The task has ended, its server says: nothing is left to wait for."""
+        self.next_look = min(self.next_look, now)
+
     def lost_push(self, now: float) -> None:
         """Notifications stopped: go back to polling at the server's pace."""
         if self._pushed:

@@ -1,6 +1,6 @@
 """Notifications instead of polls, where a server sends them.
 
-Whoever waits for a task joins the hub of its session and gets a mailbox. The hub keeps streams: tasks that are joined
+Whoever waits for a task joins the hub of its session with a mailbox. The hub keeps streams: tasks that are joined
 at the same moment share one, and a new stream takes over the tasks of those that are no bigger than itself. So there
 are few of them however many tasks there are, and a task is moved only a few times.
 
@@ -23,10 +23,11 @@ from mcp.client.session import ClientSession
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from mcp_tasks.client.mailbox import Mailbox
 from mcp_tasks.client.requests import TRANSIENT_CODES, listen_to_tasks
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.errors import InvalidResponse
-from mcp_tasks.wire.parse import TaskSnapshot, parse_task
+from mcp_tasks.wire.parse import parse_task
 
 logger: Final = logging.getLogger(__name__)
 
@@ -37,41 +38,6 @@ MAX_IDS_PER_STREAM = 500
 
 CLOSING = 1.0
 """Seconds to wait at most for a stream to close."""
-
-
-class Mailbox:
-    """The newest state that was pushed for one task."""
-
-    def __init__(self) -> None:
-        self.live: bool = False
-        self.hinted: bool = False
-        self.changed: asyncio.Event = asyncio.Event()
-        self._snapshot: TaskSnapshot | None = None
-
-    def put(self, snapshot: TaskSnapshot) -> None:
-        """Keep a state that is not older than the one we have; notifications may overtake each other."""
-        self.live = True
-        known = self._snapshot
-        if known is None or snapshot.is_final or (not known.is_final and known.updated_at <= snapshot.updated_at):
-            self._snapshot = snapshot
-        self.changed.set()
-
-    def hint(self) -> None:
-        """Something may have happened to the task, says somebody who may not know."""
-        self.hinted = True
-        self.changed.set()
-
-    def take(self) -> TaskSnapshot | None:
-        """What arrived since the last time."""
-        self.changed.clear()
-        self.hinted = False
-        snapshot, self._snapshot = self._snapshot, None
-        return snapshot
-
-    def end(self) -> None:
-        """The stream ended."""
-        self.live = False
-        self.changed.set()
 
 
 class PushHub:
@@ -87,9 +53,8 @@ class PushHub:
         self._opener: asyncio.Task[None] | None = None
 
     @asynccontextmanager
-    async def join(self, task_id: str) -> AsyncGenerator[Mailbox]:
-        """A mailbox for the states of a task, for as long as this is entered."""
-        box = Mailbox()
+    async def join(self, task_id: str, box: Mailbox) -> AsyncGenerator[None]:
+        """Put the states of a task into a mailbox, for as long as this is entered."""
         boxes = self._boxes.setdefault(task_id, set())
         boxes.add(box)
         if self._offered and len(boxes) == 1:
@@ -97,7 +62,7 @@ class PushHub:
             if self._opener is None or self._opener.done():
                 self._opener = asyncio.create_task(self._open_streams())
         try:
-            yield box
+            yield
         finally:
             boxes.discard(box)
             if not boxes:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Self
 
 from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle, check_on_abandon, check_on_progress
-from mcp_tasks.client.waiting import seconds_of
+from mcp_tasks.core.durations import check_duration, seconds_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,12 +22,15 @@ class CallOptions:
     on_progress: OnProgress | None = None
     on_abandon: OnAbandon | None = None
     want_handle: bool = False
+    ttl: timedelta | None = None
 
     def __post_init__(self) -> None:
         # Here, because here nothing has been sent yet.
         seconds_of(self.timeout)
         check_on_abandon(self.on_abandon)
         check_on_progress(self.on_progress)
+        if self.ttl is not None:
+            check_duration("ttl", self.ttl)
 
 
 class ToolName(str):

@@ -3,30 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from datetime import timedelta
 
 import anyio
 
 from mcp_tasks.client.answerer import Unanswered
-from mcp_tasks.errors import InvalidDuration
-
-
-def seconds_of(timeout: object) -> float | None:
-    """How long a caller wants to wait; None for as long as it takes.
-
-    Raises:
-        InvalidDuration: It is neither a `timedelta` nor a number of seconds.
-    """
-    if timeout is None:
-        return None
-    if isinstance(timeout, timedelta):
-        return timeout.total_seconds()
-    if isinstance(timeout, int | float) and not isinstance(timeout, bool) and not math.isnan(timeout):
-        return timeout
-    raise InvalidDuration(
-        f"timeout must be a timedelta or a number of seconds, got {timeout!r}: write timeout=timedelta(seconds=...)"
-    )
 
 
 class Wake:
@@ -56,18 +36,20 @@ class Budget:
     def __init__(self, scope: anyio.CancelScope, seconds: float | None) -> None:
         self._scope = scope
         self._left = seconds
+        # The loop's own clock, which is anyio's too: anyio has none in a callback of the loop, and answers end in one.
+        self._now = asyncio.get_running_loop().time
         if seconds is not None:
-            scope.deadline = anyio.current_time() + seconds
+            scope.deadline = self._now() + seconds
 
     def pause(self, busy: bool) -> None:
         """Pause the limit, or let it run on."""
         if self._left is None:
             return
         if busy:
-            self._left = self._scope.deadline - anyio.current_time()
+            self._left = self._scope.deadline - self._now()
             self._scope.deadline = float("inf")
         else:
-            self._scope.deadline = anyio.current_time() + self._left
+            self._scope.deadline = self._now() + self._left
 
 
 async def first_of(*events: asyncio.Event, until: float) -> None:

@@ -13,8 +13,8 @@ REQUIREMENTS = (
         era="2025-11-25",
         tests=(
             "test_eras::test_a_legacy_client_that_declares_the_extension_gets_plain_results",
-            "test_eras::test_the_tasks_methods_do_not_exist_for_a_legacy_client",
-            "test_eras::test_the_tasks_methods_do_not_exist_for_a_legacy_client_whatever_the_params",
+            "test_eras::test_the_methods_of_the_extension_alone_do_not_exist_for_a_legacy_client",
+            "test_eras::test_versions_before_tasks_have_none",
         ),
     ),
     Requirement(

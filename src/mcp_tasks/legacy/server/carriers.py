@@ -14,9 +14,10 @@ from pydantic import BaseModel, Field, RootModel
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.text import valid_json
 from mcp_tasks.errors import AnswerRefused
-from mcp_tasks.legacy.server.render import related
+from mcp_tasks.legacy.shapes import related_task
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.tools.channel import require_capability
+from mcp_tasks.wire.models import QUESTION_META_KEY
 
 logger: Final = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Carrier:
             return False
         return True
 
-    async def ask(self, task_id: str, question: InputRequest) -> dict[str, Any]:
+    async def ask(self, task_id: str, key: str, question: InputRequest) -> dict[str, Any]:
         """The client's answer, whatever it is: what does not fit is for the tool to see, as in a plain call.
 
         Cancelled, it cancels the question at the client.
@@ -67,7 +68,7 @@ class Carrier:
             AnswerRefused: The client answered with an error.
             StreamLost: It did not answer, and cannot any more.
         """
-        request = _Question(asked=question.method, params=_related_params(task_id, question))
+        request = _Question(asked=question.method, params=_related_params(task_id, key, question))
         metadata = None if self._request_id is None else ServerMessageMetadata(related_request_id=self._request_id)
         try:
             answer = await self._session.send_request(cast(Any, request), _Answer, metadata=metadata)
@@ -86,9 +87,9 @@ class Carrier:
         await self._session.send_notification(cast(Any, _Notification(method=method, params=params)), self._request_id)
 
 
-def _related_params(task_id: str, question: InputRequest) -> dict[str, Any]:
+def _related_params(task_id: str, key: str, question: InputRequest) -> dict[str, Any]:
     params: dict[str, Any] = valid_json(question.params)
-    return {**params, "_meta": {**params.get("_meta", {}), **related(task_id)}}
+    return {**params, "_meta": {**params.get("_meta", {}), **related_task(task_id), QUESTION_META_KEY: key}}
 
 
 class _Question(BaseModel):

@@ -51,10 +51,10 @@ async def tasks_in_session(runtime: TaskRuntime, session: Session, cursor: str |
     """A page of what a session without a name has: its own tasks, and then those that it adopted, in that order."""
     kind, place = _opened(cursor)
     if kind == _ADOPTED:
-        return await _adopted(runtime, session, _number(place), [])
+        return await _adopted(runtime, session, place, [])
     page = await _stored(runtime, InSession(session.id), None if cursor is None else place, None)
     # The last page of its own has room for what it adopted.
-    return page if page.cursor is not None else await _adopted(runtime, session, 0, page.records)
+    return page if page.cursor is not None else await _adopted(runtime, session, None, page.records)
 
 
 async def _stored(runtime: TaskRuntime, whose: OwnedBy | InSession, place: str | None, owner: str | None) -> TaskPage:
@@ -67,13 +67,16 @@ async def _stored(runtime: TaskRuntime, whose: OwnedBy | InSession, place: str |
     return TaskPage(records=records, cursor=None if page.cursor is None else _sealed(_STORED, page.cursor))
 
 
-async def _adopted(runtime: TaskRuntime, session: Session, first: int, before: Sequence[TaskRecord]) -> TaskPage:
-    records, adopted = list(before), session.adopted()
-    for number in range(first, len(adopted)):
+async def _adopted(runtime: TaskRuntime, session: Session, first: str | None, before: Sequence[TaskRecord]) -> TaskPage:
+    records, adopted = list(before), list(session.adopted())
+    if first is not None and first not in adopted:
+        # Nothing of ours, or gone since: there is no telling where that was.
+        raise _bad_cursor()
+    for task_id in adopted[0 if first is None else adopted.index(first) :]:
         if len(records) >= PAGE_SIZE:
-            return TaskPage(records=records, cursor=_sealed(_ADOPTED, str(number)))
+            return TaskPage(records=records, cursor=_sealed(_ADOPTED, task_id))
         try:
-            records.append(await runtime.get(adopted[number], owner=None))
+            records.append(await runtime.get(task_id, owner=None))
         except (UnknownTask, TaskUnreadable):
             # Gone by now, or not to be read: left out, as from any listing.
             continue
@@ -94,13 +97,6 @@ def _opened(cursor: str | None) -> tuple[str, str]:
     if opened[:1] not in (_STORED, _ADOPTED):
         raise _bad_cursor()
     return opened[0], opened[1:]
-
-
-def _number(place: str) -> int:
-    # More digits than any list is long, and Python takes its time with very many of them.
-    if not (place.isascii() and place.isdigit() and len(place) <= 12):
-        raise _bad_cursor()
-    return int(place)
 
 
 def _bad_cursor() -> RpcError:

@@ -1,0 +1,416 @@
+"""A connection to a server, seen message by message: what the SDK's session cannot say, or must not see, passes here.
+
+The session of the SDK knows the methods and results of its own tables only. In the older era a call becomes a task by a
+field that it cannot send, is answered with a result that it refuses, and a server may send it requests about tasks
+that it does not know. So each connection of our transports has a `Wire`, between the transport's streams and the
+session's:
+
+    session  ──send──▶  Wire.outgoing  ──▶  transport  ──▶  server
+    session  ◀─receive─  Wire.incoming  ◀──  transport  ◀──  server
+
+Whoever has business there is a `Handler` and is added to the wire. It is shown every message in both directions, and
+returns the message, another in its place, or None to swallow it. It decides at once and without waiting, because the
+whole connection waits with it; what takes time is begun with `spawn`, which ends with the connection. A wire can:
+
+- `request` something of the server, with ids that no session uses, and get the bare result, or the server's error as
+  an `MCPError`. A request that is given up is cancelled at the server.
+- `notify` the server, and `reply` to a request of the server that a handler swallowed.
+- `forward` a message of the session that a handler swallowed, `answer` it in the server's place, `deliver` any other
+  message as if the server had sent it, and `ask` the session something as a server would: its callbacks answer.
+
+A handler that raises is logged and passed over: the message goes on as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Coroutine, Mapping
+from contextvars import Context
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
+
+import anyio
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
+from mcp_types import (
+    CONNECTION_CLOSED,
+    REQUEST_TIMEOUT,
+    ErrorData,
+    JSONRPCError,
+    JSONRPCMessage,
+    JSONRPCNotification,
+    JSONRPCRequest,
+    JSONRPCResponse,
+    RequestId,
+)
+
+logger: Final = logging.getLogger(__name__)
+
+FAREWELL = 1.0
+"""Seconds to tell the server that a request is given up, while its caller is already leaving."""
+
+_Closed = (anyio.ClosedResourceError, anyio.BrokenResourceError)
+
+
+class Handler(Protocol):
+    """What is shown every message of a connection."""
+
+    def outgoing(self, message: JSONRPCMessage) -> JSONRPCMessage | None:
+        """A message of the session to the server: what goes out in its place, or None for nothing."""
+        ...
+
+    def incoming(self, message: JSONRPCMessage) -> JSONRPCMessage | None:
+        """A message of the server to the session: what the session sees in its place, or None for nothing."""
+        ...
+
+
+class Wire:
+    """One connection. Made by a transport of ours when its client enters it.
+
+    Args:
+        read: The transport's stream of messages from the server.
+        write: The transport's stream of messages to the server.
+    """
+
+    def __init__(self, read: Any, write: Any) -> None:
+        self._read = read
+        self._write = write
+        self._handlers: list[Handler] = []
+        self._to_session, from_server = anyio.create_memory_object_stream[tuple[Any, Context | None]](0)
+        self._ids = 0
+        # A session that supplies ids of its own choosing does not choose one of these.
+        self._prefix = f"mcp-tasks-{secrets.token_hex(4)}"
+        self._pending: dict[RequestId, _Pending] = {}
+        self._asked: dict[RequestId, _Pending] = {}
+        self._background: set[asyncio.Task[Any]] = set()
+        self._pump: asyncio.Task[None] | None = None
+        self._closed = False
+        self.streams: tuple[_FromServer, _ToServer] = _FromServer(from_server, self), _ToServer(self)
+        """What the session gets in place of the transport's streams."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection has ended."""
+        return self._closed
+
+    def add(self, handler: Handler) -> None:
+        """Show a handler every message from now on, after those that were added before it."""
+        self._handlers.append(handler)
+
+    def start(self) -> None:
+        """Begin to pass on what the server sends."""
+        self._pump = asyncio.create_task(self._pass_on())
+
+    async def close(self) -> None:
+        """End what was begun here. The streams of the transport are the transport's to close. Safe to call twice."""
+        self._end()
+        works = [*self._background, *([] if self._pump is None else [self._pump])]
+        for work in works:
+            work.cancel()
+        if works:
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait(works, timeout=FAREWELL)
+        self._to_session.close()
+        self.streams[0].close()
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Begin something that takes time; it is cancelled when the connection ends."""
+        background = asyncio.create_task(work)
+        self._background.add(background)
+        background.add_done_callback(self._finished)
+        return background
+
+    async def request(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        on_result: Callable[[dict[str, Any]], None] | None = None,
+    ) -> dict[str, Any]:
+        """Ask the server something, and wait for its answer: the bare result.
+
+        Args:
+            timeout: Seconds to wait at most; None for as long as it takes.
+            on_result: Called with the result before anybody sees the server's next message.
+
+        Raises:
+            MCPError: The server's own error; `REQUEST_TIMEOUT` if there was no answer in time; `CONNECTION_CLOSED` if
+                the connection has ended.
+        """
+        request_id = self.new_id()
+        pending = self._pending[request_id] = _Pending(on_result)
+        try:
+            await self._send(_request(request_id, method, params))
+            with anyio.fail_after(timeout):
+                return await pending.outcome
+        except TimeoutError:
+            await self._give_up(request_id, "timed out")
+            raise MCPError(code=REQUEST_TIMEOUT, message=f"Request {method!r} timed out") from None
+        except asyncio.CancelledError:
+            await self._give_up(request_id, "the caller has left")
+            raise
+        finally:
+            self._pending.pop(request_id, None)
+
+    async def ask(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Ask the session something as the server would, and wait for the answer of its callbacks.
+
+        Raises:
+            MCPError: The session's own error; `CONNECTION_CLOSED` if the connection has ended.
+        """
+        request_id = self.new_id()
+        pending = self._asked[request_id] = _Pending()
+        try:
+            if self._closed:
+                raise _connection_closed()
+            await self.deliver(_request(request_id, method, params))
+            return await pending.outcome
+        except asyncio.CancelledError:
+            with anyio.move_on_after(FAREWELL, shield=True):
+                await self.deliver(_notification("notifications/cancelled", {"requestId": request_id}))
+            raise
+        finally:
+            self._asked.pop(request_id, None)
+
+    def new_id(self) -> str:
+        """An id that no request of this connection has; a progress token for one, which shares the ids' space."""
+        self._ids += 1
+        return f"{self._prefix}-{self._ids}"
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+        """Tell the server something. Lost in silence if the connection has ended, as notifications are."""
+        try:
+            await self._send(_notification(method, params))
+        except MCPError:
+            logger.debug("dropped %s: the connection has ended", method)
+
+    async def reply(self, request_id: RequestId, outcome: Mapping[str, Any] | ErrorData) -> None:
+        """Answer a request of the server that a handler swallowed.
+
+        Raises:
+            MCPError: `CONNECTION_CLOSED`: the connection has ended.
+        """
+        await self._send(_reply(request_id, outcome))
+
+    async def forward(self, message: JSONRPCMessage) -> None:
+        """Send a message of the session that a handler swallowed on to the server after all."""
+        try:
+            await self._send(message)
+        except MCPError as exc:
+            if isinstance(message, JSONRPCRequest):
+                await self.answer(message.id, exc.error)
+
+    async def answer(self, request_id: RequestId, outcome: Mapping[str, Any] | ErrorData) -> None:
+        """Answer a request of the session that a handler swallowed."""
+        await self.deliver(_reply(request_id, outcome))
+
+    async def deliver(self, message: JSONRPCMessage) -> None:
+        """Hand a message to the session as if the server had sent it; no handler sees it."""
+        try:
+            await self._to_session.send((SessionMessage(message), None))
+        except _Closed:
+            logger.debug("a message for the session came after its end")
+
+    async def from_session(self, item: SessionMessage) -> None:
+        """Take a message of the session, for the server."""
+        message = self._outgoing(item.message)
+        if message is not None:
+            await self._write.send(SessionMessage(message, item.metadata))
+
+    async def close_writing(self) -> None:
+        """The session sends nothing more."""
+        await self._write.aclose()
+
+    async def close_reading(self) -> None:
+        """The session receives nothing more."""
+        self._end()
+        if self._pump is not None:
+            self._pump.cancel()
+        await self._read.aclose()
+
+    async def _pass_on(self) -> None:
+        try:
+            async with self._to_session:
+                async for item in self._read:
+                    context: Context | None = getattr(self._read, "last_context", None)
+                    kept = self._incoming(item)
+                    if kept is not None:
+                        await self._to_session.send((kept, context))
+        except _Closed:
+            logger.debug("the connection was closed on one side")
+        finally:
+            self._end()
+
+    def _incoming(self, item: SessionMessage | Exception) -> SessionMessage | Exception | None:
+        if not isinstance(item, SessionMessage):
+            return item
+        message = item.message
+        if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id in self._pending:
+            self._pending[message.id].settle(message)
+            return None
+        for handler in self._handlers:
+            try:
+                seen = handler.incoming(message)
+            except Exception:
+                logger.exception("a message from the server could not be handled; it goes on as it was")
+                continue
+            if seen is None:
+                return None
+            message = seen
+        return item if message is item.message else SessionMessage(message, item.metadata)
+
+    def _outgoing(self, message: JSONRPCMessage) -> JSONRPCMessage | None:
+        if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id in self._asked:
+            self._asked[message.id].settle(message)
+            return None
+        for handler in self._handlers:
+            try:
+                seen = handler.outgoing(message)
+            except Exception:
+                logger.exception("a message to the server could not be handled; it goes on as it was")
+                continue
+            if seen is None:
+                return None
+            message = seen
+        return message
+
+    async def _send(self, message: JSONRPCMessage) -> None:
+        if self._closed:
+            raise _connection_closed()
+        try:
+            await self._write.send(SessionMessage(message))
+        except _Closed:
+            raise _connection_closed() from None
+
+    async def _give_up(self, request_id: str, reason: str) -> None:
+        with anyio.move_on_after(FAREWELL, shield=True):
+            await self.notify("notifications/cancelled", {"requestId": request_id, "reason": reason})
+
+    def _end(self) -> None:
+        """Nothing comes any more: nobody waits for it any longer."""
+        self._closed = True
+        for pending in (*self._pending.values(), *self._asked.values()):
+            pending.fail(_connection_closed())
+
+    def _finished(self, work: asyncio.Task[Any]) -> None:
+        self._background.discard(work)
+        if not work.cancelled() and (exc := work.exception()) is not None:
+            logger.error("something begun on a connection failed", exc_info=exc)
+
+
+class _FromServer:
+    """The session's end for what the server sends."""
+
+    def __init__(self, inner: Any, wire: Wire) -> None:
+        self._inner = inner
+        self._wire = wire
+        self.last_context: Context | None = None
+        """Whose context the last message was sent in, for a dispatcher that goes on in it."""
+
+    async def receive(self) -> SessionMessage | Exception:
+        """The next message."""
+        item, self.last_context = await self._inner.receive()
+        return item
+
+    def close(self) -> None:
+        self._inner.close()
+
+    async def aclose(self) -> None:
+        """Close the stream."""
+        self.close()
+        await self._wire.close_reading()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class _ToServer:
+    """The session's end for what it sends."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    async def send(self, item: SessionMessage, /) -> None:
+        """Send a message."""
+        await self._wire.from_session(item)
+
+    async def aclose(self) -> None:
+        """Close the stream."""
+        await self._wire.close_writing()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class _Pending:
+    """A request that waits for its answer."""
+
+    def __init__(self, on_result: Callable[[dict[str, Any]], None] | None = None) -> None:
+        self.outcome: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        # An error that nobody is left to hear of is no accident.
+        self.outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._on_result = on_result
+
+    def settle(self, message: JSONRPCResponse | JSONRPCError) -> None:
+        """Take the answer."""
+        if isinstance(message, JSONRPCError):
+            self.fail(MCPError.from_error_data(message.error))
+        elif not self.outcome.done():
+            try:
+                if self._on_result is not None:
+                    self._on_result(message.result)
+            except Exception as exc:
+                self.outcome.set_exception(exc)
+            else:
+                self.outcome.set_result(message.result)
+
+    def fail(self, exc: Exception) -> None:
+        """There is no answer."""
+        if not self.outcome.done():
+            self.outcome.set_exception(exc)
+
+
+def _request(request_id: str, method: str, params: Mapping[str, Any] | None) -> JSONRPCRequest:
+    # Params are left out, not null: JSON-RPC has no null there.
+    if params is None:
+        return JSONRPCRequest(jsonrpc="2.0", id=request_id, method=method)
+    return JSONRPCRequest(jsonrpc="2.0", id=request_id, method=method, params=dict(params))
+
+
+def _notification(method: str, params: Mapping[str, Any] | None) -> JSONRPCNotification:
+    if params is None:
+        return JSONRPCNotification(jsonrpc="2.0", method=method)
+    return JSONRPCNotification(jsonrpc="2.0", method=method, params=dict(params))
+
+
+def _reply(request_id: RequestId, outcome: Mapping[str, Any] | ErrorData) -> JSONRPCResponse | JSONRPCError:
+    if isinstance(outcome, ErrorData):
+        return JSONRPCError(jsonrpc="2.0", id=request_id, error=outcome)
+    return JSONRPCResponse(jsonrpc="2.0", id=request_id, result=dict(outcome))
+
+
+def _connection_closed() -> MCPError:
+    # In the SDK's own words: whoever waits is told by them that trying again is no use.
+    return MCPError(code=CONNECTION_CLOSED, message="Connection closed")

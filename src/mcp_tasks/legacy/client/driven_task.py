@@ -1,0 +1,287 @@
+"""One task of a 2025-11-25 server, driven over one connection.
+
+What a task asks and how it ended are not in its state here. Questions come as requests of the server, on whatever
+stream it likes; they are kept until somebody answers them, and shown with the state as if they had been in it. The
+outcome is fetched with `tasks/result`, which is kept open while somebody waits: servers send questions on it, and it
+tells of the end before the next look would. It is only ever a help; what counts is what `tasks/get` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Final
+
+import anyio
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    REQUEST_TIMEOUT,
+    ErrorData,
+    JSONRPCRequest,
+    RequestId,
+)
+
+from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.pacing import backoff
+from mcp_tasks.core.record import Progress
+from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.errors import InvalidResponse, UnknownTask, UsageError
+from mcp_tasks.legacy.client.connection import Box, Connection
+from mcp_tasks.legacy.client.reading import mapping, read_task
+from mcp_tasks.legacy.client.slots import Slots
+from mcp_tasks.wire.models import QUESTION_META_KEY
+from mcp_tasks.wire.parse import TaskSnapshot
+
+logger: Final = logging.getLogger(__name__)
+
+TIMEOUT: Final = 60.0
+"""Seconds for an answer that the server has at hand."""
+
+MAX_QUESTIONS: Final = 100
+"""Questions of one task that are kept; whatever is asked beyond that goes to the session like any other request."""
+
+TRIES: Final = 3
+"""How often a failed task may give an error that looks like a broken connection, before it is taken for its outcome."""
+
+_CUT: Final = frozenset({CONNECTION_CLOSED, REQUEST_TIMEOUT})
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request of the server that waits for its answer here."""
+
+    request_id: RequestId
+    method: str
+    params: JsonObject
+
+    @property
+    def shown(self) -> JsonObject:
+        """As the state of a task shows it."""
+        return {"method": self.method, "params": {k: v for k, v in self.params.items() if k != "_meta"}}
+
+
+class DrivenTask:
+    """One task of a server, as a handle drives it.
+
+    Args:
+        can_cancel: Whether the server says that it cancels tasks.
+    """
+
+    def __init__(self, wire: Connection, task_id: str, *, slots: Slots, can_cancel: bool) -> None:
+        self.id = task_id
+        self._wire = wire
+        self._slots = slots
+        self._can_cancel = can_cancel
+        self._boxes: set[Box] = set()
+        self._waiting = 0
+        self._last: TaskSnapshot | None = None
+        self._progress: Progress | None = None
+        self._questions: dict[str, Question] = {}
+        self._given: dict[str, Mapping[str, Any]] = {}
+        self._asked: set[str] = set()
+        self._keeper: asyncio.Task[None] | None = None
+        self._outcome: JsonObject | ErrorData | None = None
+        self._cuts = 0
+
+    # For the handle
+
+    async def get(self) -> TaskSnapshot:
+        """`tasks/get`, and `tasks/result` once the task has ended."""
+        snapshot = read_task(await self._request("tasks/get"))
+        if snapshot.id != self.id:
+            raise InvalidResponse(f"asked for task {self.id}, and the server answered with task {snapshot.id}")
+        self._last = snapshot
+        if not snapshot.is_final:
+            self._outcome = None
+            self._keep(asks=snapshot.status is TaskStatus.INPUT_REQUIRED)
+            return self._with_news(snapshot)
+        self._questions.clear()
+        return await self._with_outcome(self._with_news(snapshot))
+
+    async def answer(self, responses: Mapping[str, Any]) -> None:
+        """Reply to the requests that ask."""
+        unknown = responses.keys() - self._asked
+        if unknown:
+            raise UsageError(
+                f"task {self.id} has not asked {', '.join(map(repr, sorted(unknown)))} over this connection: a server "
+                "of 2025-11-25 sends its questions to one who waits; watch() the task until it shows them"
+            )
+        for key, response in responses.items():
+            question = self._questions.get(key)
+            # One that was withdrawn, or answered before, is no longer anybody's business.
+            if question is not None:
+                await self._wire.reply(question.request_id, response)
+                self._questions.pop(key, None)
+                self._given[key] = response
+        self._let_go()
+
+    async def ask(self, key: str, request: JsonObject) -> dict[str, Any]:
+        """Have the session's callbacks answer, as they would have without us."""
+        question = self._questions.get(key)
+        if question is None:
+            return await self._wire.ask(str(request.get("method")), mapping(request.get("params")))
+        return await self._wire.ask(question.method, question.params)
+
+    async def cancel(self) -> None:
+        """`tasks/cancel`. One that has ended is left as it is."""
+        if not self._can_cancel:
+            raise UsageError(f"task {self.id} cannot be cancelled: its server does not offer that (tasks.cancel)")
+        try:
+            await self._wire.request("tasks/cancel", {"taskId": self.id}, timeout=TIMEOUT)
+        except MCPError as exc:
+            # The same code for a task that is not there and one that has ended: a look tells them apart.
+            if exc.code != INVALID_PARAMS or not read_task(await self._request("tasks/get")).is_final:
+                raise
+
+    @asynccontextmanager
+    async def join(self, box: Box, *, questions: bool) -> AsyncGenerator[None]:
+        """Put what becomes known into the box; with `questions`, keep `tasks/result` open meanwhile."""
+        self._boxes.add(box)
+        self._waiting += questions
+        self._keep()
+        try:
+            yield
+        finally:
+            self._boxes.discard(box)
+            self._waiting -= questions
+            self._let_go()
+
+    # For the connection
+
+    def asks(self, request: JSONRPCRequest) -> bool:
+        """Keep a question; whether it was."""
+        params = request.params or {}
+        said = mapping(params.get("_meta")).get(QUESTION_META_KEY)
+        # The id of a request means something on this connection only, and so does the key then.
+        key = said if isinstance(said, str) and said else f"{self._wire.new_id()}-asked"
+        if key in self._given:
+            # It did not get there, or crossed the question.
+            self._wire.spawn(self._wire.reply(request.id, self._given[key]))
+            return True
+        if key not in self._questions and len(self._questions) >= MAX_QUESTIONS:
+            return False
+        self._asked.add(key)
+        self._questions[key] = Question(request.id, request.method, dict(params))
+        self._show()
+        return True
+
+    def withdrawn(self, request_id: RequestId) -> bool:
+        """The server no longer wants an answer; whether it asked here."""
+        for key, question in self._questions.items():
+            if question.request_id == request_id:
+                del self._questions[key]
+                self._show()
+                return True
+        return False
+
+    def progressed(self, progress: Progress) -> None:
+        """The task got on."""
+        self._progress = progress
+        self._show()
+
+    def hinted(self) -> None:
+        """The server tells of a change. It need not, and what it says is looked at, not believed."""
+        for box in self._boxes:
+            box.hint()
+
+    # The outcome
+
+    async def _with_outcome(self, snapshot: TaskSnapshot) -> TaskSnapshot:
+        if snapshot.status is TaskStatus.CANCELLED:
+            return snapshot
+        outcome = self._outcome if self._outcome is not None else await self._fetch()
+        if isinstance(outcome, ErrorData) and snapshot.status is TaskStatus.COMPLETED:
+            # A task that completed has a result; this was an error of the question for it.
+            self._outcome = None
+            raise _of_task(self.id, MCPError.from_error_data(outcome))
+        if isinstance(outcome, ErrorData):
+            return replace(snapshot, error=outcome.model_dump(by_alias=True, mode="json", exclude_none=True))
+        if snapshot.status is TaskStatus.FAILED and "content" not in outcome:
+            # Some servers have nothing more to say of a failure than the state says.
+            return replace(snapshot, error={"code": INTERNAL_ERROR, "message": snapshot.message or "The task failed"})
+        return replace(snapshot, result=outcome)
+
+    async def _fetch(self) -> JsonObject | ErrorData:
+        """Ask how the task ended, which its server has at hand.
+
+        Raises:
+            MCPError: The connection was cut, as far as can be told.
+        """
+        try:
+            self._outcome = await self._wire.request("tasks/result", {"taskId": self.id}, timeout=TIMEOUT)
+        except MCPError as exc:
+            self._cuts += exc.code in _CUT
+            if exc.code in _CUT and (self._cuts < TRIES or self._wire.is_closed):
+                raise
+            self._outcome = exc.error
+        return self._outcome
+
+    def _keep(self, *, asks: bool = False) -> None:
+        """See to it that `tasks/result` is open, if somebody waits. One that asks is served before all others."""
+        if self._waiting and self._keeper is None and (asks or self._slots.take(self)):
+            self._keeper = self._wire.spawn(self._await_result())
+            self._keeper.add_done_callback(self._kept)
+
+    def _let_go(self) -> None:
+        # With a question in hand it stays: to some servers an answer is worth nothing without it.
+        if not self._waiting and not self._questions and self._keeper is not None:
+            self._keeper.cancel()
+
+    def _kept(self, keeper: asyncio.Task[None]) -> None:
+        self._slots.give_back(self)
+        if self._keeper is keeper:
+            self._keeper = None
+
+    async def _await_result(self) -> None:
+        failures = 0
+        while not self._wire.is_closed:
+            try:
+                self._outcome = await self._wire.request("tasks/result", {"taskId": self.id})
+            except MCPError as exc:
+                if exc.code not in _CUT:
+                    # The task's own error, if the task has failed: the next look tells.
+                    self._outcome = exc.error
+                    break
+                logger.debug("tasks/result of %s was cut off: %s", self.id, exc)
+                pause = backoff(failures, base=timedelta(milliseconds=250), limit=timedelta(seconds=10))
+                failures += 1
+                await anyio.sleep(pause.total_seconds())
+            else:
+                break
+        for box in self._boxes:
+            box.over()
+
+    # What becomes known
+
+    def _show(self) -> None:
+        if self._last is not None and not self._last.is_final:
+            shown = self._with_news(self._last)
+            for box in self._boxes:
+                box.show(shown)
+
+    def _with_news(self, snapshot: TaskSnapshot) -> TaskSnapshot:
+        """The state, with what came beside it."""
+        if snapshot.progress is None:
+            snapshot = replace(snapshot, progress=self._progress)
+        if snapshot.is_final or not self._questions:
+            return snapshot
+        asked = {key: question.shown for key, question in self._questions.items()}
+        # A question that waits here is a fact, whatever the server calls the state it is in.
+        return replace(snapshot, status=TaskStatus.INPUT_REQUIRED, input_requests=asked)
+
+    async def _request(self, method: str) -> dict[str, Any]:
+        try:
+            return await self._wire.request(method, {"taskId": self.id}, timeout=TIMEOUT)
+        except MCPError as exc:
+            raise _of_task(self.id, exc) from exc
+
+
+def _of_task(task_id: str, exc: MCPError) -> Exception:
+    return UnknownTask(task_id, f"Task {task_id} not found") if exc.code == INVALID_PARAMS else exc

@@ -1,0 +1,275 @@
+"""Where hosted tasks are kept: a SQLite file, or memory, which is the same with no file.
+
+One process at a time has the file: SQLite's own lock says so, and goes with its process however that ends. So an
+unfinished task that is found when the file is opened is one that nobody works on, and no person is asked by two
+processes at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from mcp_tasks.core.pacing import expires_at
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
+
+APPLICATION_ID: Final = int.from_bytes(b"MCPH", "big")
+FORMAT: Final = 1
+
+LOCK_PATIENCE: Final = 1.0
+"""Seconds to wait for a process that is just closing the file."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+_SCHEMA: Final = (
+    """
+    CREATE TABLE tasks (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, task_id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL,
+        method TEXT NOT NULL, created INTEGER NOT NULL, updated INTEGER NOT NULL, status TEXT NOT NULL, message TEXT,
+        finished INTEGER, retention INTEGER, poll_interval INTEGER, attempt INTEGER NOT NULL, worker TEXT,
+        lost INTEGER NOT NULL, version INTEGER NOT NULL, expires INTEGER, request TEXT NOT NULL, outcome TEXT
+    )
+    """,
+    "CREATE INDEX tasks_of_owner ON tasks (owner, number)",
+    "CREATE INDEX tasks_by_expiry ON tasks (expires) WHERE expires IS NOT NULL",
+    # All that a poll needs: what was asked and answered may be large.
+    """
+    CREATE VIEW records AS SELECT number, task_id, owner, method, created, updated, status, message, finished,
+        retention, poll_interval, attempt, worker, lost, version FROM tasks
+    """,
+    "CREATE TABLE owners (owner TEXT PRIMARY KEY, seen INTEGER NOT NULL)",
+)
+
+_INSERT: Final = """
+    INSERT INTO tasks (
+        task_id, owner, method, created, updated, status, message, finished, retention, poll_interval, attempt, worker,
+        lost, version, expires, request
+    ) VALUES (
+        :task_id, :owner, :method, :created, :updated, :status, :message, :finished, :retention, :poll_interval,
+        :attempt, :worker, :lost, :version, :expires, :request
+    )
+"""
+
+_UPDATE: Final = """
+    UPDATE tasks SET updated = :updated, status = :status, message = :message, finished = :finished,
+        attempt = :attempt, worker = :worker, lost = :lost, version = :version, expires = :expires,
+        outcome = coalesce(:outcome, outcome)
+    WHERE task_id = :task_id
+"""
+
+_ABANDONED: Final = """
+    DELETE FROM tasks WHERE finished IS NULL AND owner NOT IN (SELECT value FROM json_each(:connected))
+        AND coalesce((SELECT seen FROM owners WHERE owners.owner = tasks.owner), updated) + retention <= :before
+"""
+
+_LEFT: Final = """
+    DELETE FROM owners WHERE owner NOT IN (SELECT owner FROM tasks)
+        AND owner NOT IN (SELECT value FROM json_each(:connected))
+"""
+
+_COUNTS: Final = """
+    SELECT count(*) FILTER (WHERE owner = :owner AND finished IS NULL), count(*) FILTER (WHERE owner = :owner), count(*)
+    FROM tasks
+"""
+
+
+class HostedFile:
+    """Hosted tasks of all servers. Whatever it returns from is on disk.
+
+    Raises:
+        StoreUnavailable: The file cannot be used now, or another process has it. Any method may raise this.
+        StoreCorrupt: The file is not one of hosted tasks, or is corrupt. Any method may raise this.
+    """
+
+    def __init__(self, path: str | Path | None) -> None:
+        self._name = "the memory of hosted tasks" if path is None else str(path)
+        with self._translated():
+            self._db = _open(path)
+
+    def close(self) -> None:
+        """Close the file, and let another process have it. Safe to call twice."""
+        self._db.close()
+
+    def add(self, record: TaskRecord, request: Mapping[str, Any]) -> None:
+        """Keep a new task, with what was asked for."""
+        self._run(_INSERT, {**_row(record), "request": json.dumps(request)})
+
+    def save(self, record: TaskRecord, outcome: Mapping[str, Any] | None = None) -> None:
+        """Keep the next state of a task; its outcome, if it has one now."""
+        self._run(_UPDATE, {**_row(record), "outcome": None if outcome is None else json.dumps(outcome)})
+
+    def get(self, owner: str, task_id: str) -> TaskRecord | None:
+        """A task of this owner."""
+        found = self._records("SELECT * FROM records WHERE owner = ? AND task_id = ?", (owner, task_id))
+        return found[0][1] if found else None
+
+    def page(self, owner: str, *, after: int, limit: int) -> list[tuple[int, TaskRecord]]:
+        """The tasks of an owner in the order they were made, each with its number, from behind the number `after`."""
+        statement = "SELECT * FROM records WHERE owner = ? AND number > ? ORDER BY number LIMIT ?"
+        return self._records(statement, (owner, after, limit))
+
+    def unfinished(self, owner: str) -> list[TaskRecord]:
+        """The tasks of an owner that have not ended, oldest first."""
+        statement = "SELECT * FROM records WHERE owner = ? AND finished IS NULL ORDER BY number"
+        return [record for _, record in self._records(statement, (owner,))]
+
+    def request(self, task_id: str) -> dict[str, Any]:
+        """What was asked for."""
+        return self._json("SELECT request FROM tasks WHERE task_id = ?", task_id)
+
+    def outcome(self, task_id: str) -> dict[str, Any]:
+        """How the task ended; empty if it has not, or was cancelled."""
+        return self._json("SELECT outcome FROM tasks WHERE task_id = ?", task_id)
+
+    def counts(self, owner: str) -> tuple[int, int, int]:
+        """How many tasks of the owner have not ended, how many it has, and how many there are in all."""
+        running, kept, total = self._run(_COUNTS, {"owner": owner})[0]
+        return running, kept, total
+
+    def saw(self, owner: str, now: datetime) -> None:
+        """Note that the owner is connected: its unfinished tasks are worked on."""
+        self._run("INSERT OR REPLACE INTO owners (owner, seen) VALUES (?, ?)", (owner, _micros(now)))
+
+    def delete_expired(self, now: datetime) -> None:
+        """Delete finished tasks whose time is over."""
+        self._run("DELETE FROM tasks WHERE expires <= ?", (_micros(now),))
+
+    def delete_abandoned(self, seen_before: datetime, *, connected: Iterable[str]) -> None:
+        """Delete what is not finished of servers that are not connected, and that stayed away for the time to keep it.
+
+        `seen_before` is now, less how old the news of a connection may be.
+        """
+        here = json.dumps(list(connected))
+        self._run(_ABANDONED, {"before": _micros(seen_before), "connected": here})
+        self._run(_LEFT, {"connected": here})
+
+    def _json(self, statement: str, task_id: str) -> dict[str, Any]:
+        rows = self._run(statement, (task_id,))
+        with self._translated():
+            return json.loads(rows[0][0]) if rows and rows[0][0] is not None else {}
+
+    def _records(self, statement: str, values: Sequence[Any]) -> list[tuple[int, TaskRecord]]:
+        rows = self._run(statement, values)
+        with self._translated():
+            return [(row["number"], _record(row)) for row in rows]
+
+    def _run(self, statement: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
+        with self._translated():
+            return self._db.execute(statement, values).fetchall()
+
+    @contextmanager
+    def _translated(self) -> Generator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as exc:
+            if "locked" in str(exc):
+                why = "another process has it open; give each process a file of its own"
+                raise StoreUnavailable(f"{self._name} cannot be used now: {why}") from exc
+            raise StoreUnavailable(f"{self._name} cannot be used now: {exc}") from exc
+        except (OSError, sqlite3.ProgrammingError) as exc:
+            raise StoreUnavailable(f"{self._name} cannot be used now: {exc}") from exc
+        except (sqlite3.DatabaseError, ValueError, TypeError) as exc:
+            raise StoreCorrupt(f"{self._name} does not hold hosted tasks, or is corrupt: {exc}") from exc
+
+
+def _open(path: str | Path | None) -> sqlite3.Connection:
+    if path is not None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        # For its owner alone: what servers asked and what people answered is in it.
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None, timeout=LOCK_PATIENCE)
+    db.row_factory = sqlite3.Row
+    try:
+        _prepare(db, ":memory:" if path is None else str(path))
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _prepare(db: sqlite3.Connection, name: str) -> None:
+    is_new = _is_new(db, name)
+    # Before WAL is entered: then no other process can even read, and none will wait for us.
+    db.execute("PRAGMA locking_mode = EXCLUSIVE")
+    db.execute("PRAGMA journal_mode = WAL")
+    # A task is on disk before its server learns its id, and an answer before the server learns of it.
+    db.execute("PRAGMA synchronous = FULL")
+    db.execute("PRAGMA secure_delete = ON")
+    db.execute("BEGIN IMMEDIATE")
+    for statement in (*_SCHEMA, f"PRAGMA application_id = {APPLICATION_ID}", f"PRAGMA user_version = {FORMAT}"):
+        if is_new:
+            db.execute(statement)
+    db.execute("COMMIT")
+
+
+def _is_new(db: sqlite3.Connection, name: str) -> bool:
+    ((application,),) = db.execute("PRAGMA application_id").fetchall()
+    ((version,),) = db.execute("PRAGMA user_version").fetchall()
+    if application == APPLICATION_ID and version == FORMAT:
+        return False
+    if application == APPLICATION_ID:
+        raise StoreCorrupt(f"{name} has format {version}, and this release knows format {FORMAT}. Use a newer release.")
+    if application or version or db.execute("SELECT 1 FROM sqlite_master").fetchall():
+        raise StoreCorrupt(
+            f"{name} is a database of another kind. Give hosted tasks a file of their own, such as hosted.db."
+        )
+    return True
+
+
+def _row(record: TaskRecord) -> dict[str, Any]:
+    expiry = expires_at(record)
+    return {
+        "task_id": record.id,
+        "owner": record.owner,
+        "method": record.method,
+        "created": _micros(record.created_at),
+        "updated": _micros(record.updated_at),
+        "status": record.status.value,
+        "message": record.status_message,
+        "finished": None if record.finished_at is None else _micros(record.finished_at),
+        "retention": None if record.retention is None else record.retention // _MICROSECOND,
+        "poll_interval": None if record.poll_interval is None else record.poll_interval // _MICROSECOND,
+        "attempt": record.attempt,
+        "worker": record.worker,
+        "lost": record.lost,
+        "version": record.version,
+        "expires": None if expiry is None else _micros(expiry),
+    }
+
+
+def _record(row: sqlite3.Row) -> TaskRecord:
+    retention, poll_interval, finished = row["retention"], row["poll_interval"], row["finished"]
+    return TaskRecord(
+        id=row["task_id"],
+        owner=row["owner"],
+        name=row["method"],
+        method=row["method"],
+        created_at=_instant(row["created"]),
+        updated_at=_instant(row["updated"]),
+        status=TaskStatus(row["status"]),
+        status_message=row["message"],
+        finished_at=None if finished is None else _instant(finished),
+        retention=None if retention is None else retention * _MICROSECOND,
+        poll_interval=None if poll_interval is None else poll_interval * _MICROSECOND,
+        attempt=row["attempt"],
+        worker=row["worker"],
+        lost=row["lost"],
+        version=row["version"],
+    )
+
+
+def _micros(instant: datetime) -> int:
+    return (instant - _EPOCH) // _MICROSECOND
+
+
+def _instant(micros: int) -> datetime:
+    return _EPOCH + micros * _MICROSECOND
