@@ -88,18 +88,10 @@ class Visitor:
 
     def scenarios(self) -> dict[str, Callable[[], Awaitable[dict[str, Any]]]]:
         named = (
-            *(self.handshake, self.plain, self.create, self.result, self.blocked, self.question),
-            *(
-                self.two_questions,
-                self.question_first,
-                self.question_declined,
-                self.question_pushed,
-                self.cancel,
-                self.cancelled_result,
-                self.list,
-            ),
-            *(self.failed, self.protocol_error, self.unknown, self.required_plainly, self.forbidden_as_task),
-            self.undeclared,
+            *(self.handshake, self.plain, self.create, self.result, self.blocked, self.cancel, self.cancelled_result),
+            *(self.question, self.two_questions, self.question_first, self.question_declined, self.question_pushed),
+            *(self.list, self.failed, self.protocol_error, self.unknown, self.undeclared),
+            *(self.required_plainly, self.forbidden_as_task),
         )
         return {scenario.__name__: scenario for scenario in named}
 
