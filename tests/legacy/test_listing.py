@@ -92,13 +92,14 @@ async def test_a_list_that_just_fits_a_page_has_no_next() -> None:
         assert (len(page["tasks"]), "nextCursor" in page) == (PAGE_SIZE, False)
 
 
+FORGED: list[Any] = [
+    *(7, {}, "", "nope", "☃", "A" * 100_000),
+    *(base64.urlsafe_b64encode(text).decode() for text in (b"", b"x1", b"s", b"snope", b"a", b"a-1", b"a\xff")),
+]
+
+
 @pytest.mark.parametrize("auth", [False, True], ids=["session", "owner"])
-@pytest.mark.parametrize(
-    "cursor",
-    [7, {}, "", "nope", "☃", "A" * 100_000]
-    + [base64.urlsafe_b64encode(text).decode() for text in (b"", b"x1", b"s", b"snope", b"a", b"a-1", b"a\xff")],
-    ids=lambda cursor: repr(cursor)[:20],
-)
+@pytest.mark.parametrize("cursor", FORGED, ids=lambda cursor: repr(cursor)[:20])
 async def test_a_cursor_that_is_not_ours_is_refused(cursor: Any, auth: bool) -> None:
     async with served(auth=auth) as wire:
         client = await over_http(wire.as_user("alice") if auth else wire)

@@ -19,8 +19,8 @@ from mcp_tasks.core import TaskStatus
 from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing import FakeClock
-from tests.helpers.http import HttpWire, serving
-from tests.helpers.rpc import INVALID_PARAMS, PATIENCE, Reply, text_of
+from tests.helpers.http import HttpWire, initialize, serving
+from tests.helpers.rpc import INVALID_PARAMS, INVALID_REQUEST, PATIENCE, Reply, text_of
 from tests.helpers.schema import check_legacy_result
 from tests.helpers.server import CUSTOM_ERROR, QUICK, Desk, build
 from tests.legacy.tasking import RELATED, OldTasks, over_http
@@ -288,3 +288,12 @@ async def test_a_header_that_names_tasks_is_none_of_this_era() -> None:
     async with served(require_name_header=True) as wire:
         old = await over_http(wire)
         assert text_of(await old.result((await old.create("must"))["taskId"])) == "as a task"
+
+
+async def test_a_question_that_the_client_cannot_be_asked_fails_in_the_words_of_this_era() -> None:
+    async with served() as wire:
+        shy = OldTasks((await initialize(wire, {}))[0])
+        task_id = (await shy.create("ask_name"))["taskId"]
+        assert "elicitation capability" in (await shy.until(task_id, "failed"))["statusMessage"]
+        reply = await shy.ask("tasks/result", {"taskId": task_id})
+        assert (reply.code, reply.error["data"]) == (INVALID_REQUEST, {"_meta": {RELATED: {"taskId": task_id}}})
