@@ -35,6 +35,7 @@ class Family:
         self.tasks = tasks = Tasks("memory://", settings=QUICK, **options)
         self.server = server = MCPServer("family", **tasks.wiring())
         self.born: list[str] = []
+        self.seen: list[tuple[str | None, str | None]] = []
         self.gate = asyncio.Event()
 
         @server.tool()
@@ -46,6 +47,7 @@ class Family:
         @tasks.task(ttl=timedelta(minutes=3), recover="rerun")
         async def child(name: str) -> str:
             self.born.append(name)
+            self.seen.append((current_task().parent, current_task().session))
             return f"{name} of {current_task().owner}"
 
         @server.tool()
@@ -87,6 +89,7 @@ async def test_a_child_has_its_parent_its_own_ttl_and_the_parents_owner_and_sess
         assert (bea.parent, bea.owner, bea.session) == (parent.id, "bea", "s2")
         kept = [task.expires_at - task.finished_at for task in (ann, bea) if task.expires_at and task.finished_at]
         assert kept == [timedelta(minutes=3), timedelta(seconds=30)]
+        assert set(family.seen) == {(parent.id, "s1"), (parent.id, "s2")}
         assert (await parent.fetch()).parent is None
         assert (await family.tasks.list(parent=ann.id)).tasks == []
 
