@@ -71,7 +71,7 @@ class LegacyEra:
         """Serve one message: what has nothing to do with tasks goes on as it is."""
         if ctx.method in _REQUESTS:
             task = None if ctx.params is None else ctx.params.get("task")
-            # A plain call of a tool goes first, and pays for nothing. That it must be a task, the server says by itself.
+            # A plain call of a tool pays for nothing here. That it must be a task, the server says by itself.
             if (task is None and ctx.method == "tools/call") or not _is_open(ctx):
                 return await call_next(ctx)
             with _answered():
