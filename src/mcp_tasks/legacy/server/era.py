@@ -71,7 +71,8 @@ class LegacyEra:
         """Serve one message: what has nothing to do with tasks goes on as it is."""
         if ctx.method in _REQUESTS:
             task = None if ctx.params is None else ctx.params.get("task")
-            # A plain call of a tool pays for nothing here. That it must be a task, the server says by itself.
+            # A plain call of a tool, first: it is what is called most, and whether it must be a task the server says by
+            # itself, to every era.
             if (task is None and ctx.method == "tools/call") or not _is_open(ctx):
                 return await call_next(ctx)
             with _answered():
