@@ -167,7 +167,7 @@ def upgraded(state: bytes, request: bytes) -> bytes:
         (ENDED_REQUEST_1, ERROR_STATE_4, ERROR_4),
         (REQUEST_1, HOSTED_STATE_4, HOSTED_4),
     ],
-    ids=["running 1", "ended 1", "running 2", "running 3", "ended 3", "running 4", "ended 4", "hosted 4"],
+    ids=["running 1", "ended 1", "running 2", "running 3", "ended 3", "running 4", "ended 4", "error 4", "hosted 4"],
 )
 def test_what_any_release_wrote_still_loads(request_data: bytes, state: bytes, record: TaskRecord) -> None:
     assert CODEC.decode_state(record.id, upgraded(state, request_data), namespace="") == record
