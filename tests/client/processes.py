@@ -1,6 +1,7 @@
 """Servers and clients in processes of their own, to be killed.
 
     python -m tests.client.processes URL LEDGER LOG start [--think MESSAGE] TOOL ARGUMENTS [TOOL ARGUMENTS ...]
+        [--mode legacy]
     python -m tests.client.processes URL LEDGER LOG resume
     python -m tests.client.processes URL - LOG wait TASK_ID
 
@@ -157,6 +158,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("log", type=Path)
     parser.add_argument("what", choices=("start", "resume", "wait"))
     parser.add_argument("--think", default="")
+    parser.add_argument("--mode", default="auto")
     parser.add_argument("rest", nargs="*")
     options = parser.parse_intermixed_args(argv)
     asyncio.run(_run(options))
@@ -166,7 +168,9 @@ async def _run(options: argparse.Namespace) -> None:
     person = _Person(options.log, options.think)
     tasks = TasksClient(ledger=None if options.ledger == "-" else options.ledger)
     async with (
-        Client(reconnecting_http(options.url), elicitation_callback=person, extensions=[tasks]) as client,
+        Client(
+            reconnecting_http(options.url), mode=options.mode, elicitation_callback=person, extensions=[tasks]
+        ) as client,
         anyio.create_task_group() as group,
     ):
         for handle in await _handles(client, options):

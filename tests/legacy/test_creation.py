@@ -8,7 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from mcp.server import MCPServer
+from mcp.server import MCPServer, Server
+from mcp_types import CallToolResult, ListToolsResult, PaginatedRequestParams, Tool, ToolExecution
 
 from mcp_tasks import Tasks
 from mcp_tasks.core import TaskRequest
@@ -71,13 +72,38 @@ async def test_tools_say_whether_they_can_be_tasks() -> None:
     assert "execution" not in tools["never"]
 
 
-async def test_tools_of_a_low_level_server_say_it_too_on_every_page() -> None:
+async def test_tools_of_a_low_level_server_say_it_too() -> None:
     async with serving(build_lowlevel(Tasks("memory://", settings=QUICK))) as wire:
         old = await over_http(wire)
         tools = {tool["name"]: tool.get("execution") for tool in (await old.ask("tools/list")).result["tools"]}
         assert (tools["echo"], tools["greet"]) == ({"taskSupport": "optional"}, None)
         task = await old.create("echo", {"value": "low"})
         assert "low" in text_of(await old.result(task["taskId"]))
+
+
+async def test_every_page_says_it_and_what_a_listing_says_itself_holds_only_where_it_is_true() -> None:
+    async def list_tools(ctx: Any, params: PaginatedRequestParams | None) -> ListToolsResult:
+        boast = ToolExecution(task_support="required")
+        pages = [
+            ListToolsResult(
+                tools=[Tool(name="plain", input_schema={"type": "object"}, execution=boast)], next_cursor="2"
+            ),
+            ListToolsResult(tools=[Tool(name="marked", input_schema={"type": "object"}, execution=boast)]),
+        ]
+        return pages[params is not None and params.cursor == "2"]
+
+    async def call_tool(ctx: Any, params: Any) -> CallToolResult:
+        return CallToolResult(content=[])
+
+    tasks = Tasks("memory://", settings=QUICK)
+    server: Server[Any] = Server("paged", on_list_tools=list_tools, on_call_tool=call_tool)
+    tasks.mark("marked")
+    tasks.attach(server)
+    async with serving(server) as wire:
+        old = await over_http(wire)
+        first, second = (await old.ask("tools/list")).result, (await old.ask("tools/list", {"cursor": "2"})).result
+    assert (first["nextCursor"], first["tools"][0]["execution"]) == ("2", {"taskSupport": "forbidden"})
+    assert second["tools"][0]["execution"] == {"taskSupport": "optional"}
 
 
 async def test_a_tool_that_is_added_later_says_it_too() -> None:

@@ -36,18 +36,20 @@ class Budget:
     def __init__(self, scope: anyio.CancelScope, seconds: float | None) -> None:
         self._scope = scope
         self._left = seconds
+        # The loop's own clock, which is anyio's too: anyio has none in a callback of the loop, and answers end in one.
+        self._now = asyncio.get_running_loop().time
         if seconds is not None:
-            scope.deadline = anyio.current_time() + seconds
+            scope.deadline = self._now() + seconds
 
     def pause(self, busy: bool) -> None:
         """Pause the limit, or let it run on."""
         if self._left is None:
             return
         if busy:
-            self._left = self._scope.deadline - anyio.current_time()
+            self._left = self._scope.deadline - self._now()
             self._scope.deadline = float("inf")
         else:
-            self._scope.deadline = anyio.current_time() + self._left
+            self._scope.deadline = self._now() + self._left
 
 
 async def first_of(*events: asyncio.Event, until: float) -> None:

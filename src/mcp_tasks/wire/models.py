@@ -18,6 +18,11 @@ PROGRESS_META_KEY: Final = "mcp-tasks/progress"
 """Where the numbers behind a progress message are, in `_meta` of a task. Ours, not the extension's."""
 
 
+QUESTION_META_KEY: Final = "mcp-tasks/question"
+"""Which question of its task it is, in `_meta` of a question that comes as a request of its own: the same however often
+it is sent. Ours, like the one above."""
+
+
 class AnyParams(RequestParams):
     """Params that are looked at later."""
 

@@ -36,6 +36,7 @@ from mcp_tasks.errors import InvalidResponse, UnknownTask, UsageError
 from mcp_tasks.legacy.client.connection import Box, Connection
 from mcp_tasks.legacy.client.reading import mapping, read_task
 from mcp_tasks.legacy.client.slots import Slots
+from mcp_tasks.wire.models import QUESTION_META_KEY
 from mcp_tasks.wire.parse import TaskSnapshot
 
 logger: Final = logging.getLogger(__name__)
@@ -45,9 +46,6 @@ TIMEOUT: Final = 60.0
 
 MAX_QUESTIONS: Final = 100
 """Questions of one task that are kept; whatever is asked beyond that goes to the session like any other request."""
-
-QUESTION_KEY: Final = "mcp-tasks/key"
-"""Where servers of ours say which question it is, in `_meta`: the same, however often it is sent."""
 
 TRIES: Final = 3
 """How often a failed task may give an error that looks like a broken connection, before it is taken for its outcome."""
@@ -160,7 +158,7 @@ class DrivenTask:
     def asks(self, request: JSONRPCRequest) -> bool:
         """Keep a question; whether it was."""
         params = request.params or {}
-        said = mapping(params.get("_meta")).get(QUESTION_KEY)
+        said = mapping(params.get("_meta")).get(QUESTION_META_KEY)
         # The id of a request means something on this connection only, and so does the key then.
         key = said if isinstance(said, str) and said else f"{self._wire.new_id()}-asked"
         if key in self._given:

@@ -9,6 +9,7 @@ server offers it, as a server of the newer era would have decided by itself.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -28,7 +29,7 @@ from mcp_types import (
 
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import Progress
-from mcp_tasks.errors import InvalidResponse, UsageError
+from mcp_tasks.errors import InvalidResponse, TasksError, UsageError
 from mcp_tasks.legacy.client.connection import Connection
 from mcp_tasks.legacy.client.driven_calls import DrivenCalls
 from mcp_tasks.legacy.client.driven_task import TIMEOUT, DrivenTask
@@ -70,6 +71,7 @@ class LegacyTasks:
         self._calls = DrivenCalls(wire, self._call)
         # What comes before the answer that says which task it belongs to: over HTTP that is another stream.
         self._creating: dict[str | int, Progress | None] = {}
+        self._creations: set[asyncio.Task[TaskSnapshot | JsonObject]] = set()
         self._early: list[JSONRPCRequest] = []
 
     @property
@@ -222,8 +224,14 @@ class LegacyTasks:
         tool = str(params.get("name"))
         if not self.is_offered or await self._tools.find(tool) == "forbidden":
             return None
+        creation = asyncio.create_task(self._create(params, ttl=ttl))
+        self._creations.add(creation)
+        creation.add_done_callback(self._creations.discard)
         try:
-            return await self._create(params, ttl=ttl)
+            return await asyncio.shield(creation)
+        except asyncio.CancelledError:
+            creation.add_done_callback(self._unwanted)
+            raise
         except MCPError as exc:
             if exc.code != METHOD_NOT_FOUND:
                 raise
@@ -255,6 +263,20 @@ class LegacyTasks:
             self._creating.pop(token, None)
             self._sort_early()
         return made[0] if made else result
+
+    def _unwanted(self, creation: asyncio.Task[TaskSnapshot | JsonObject]) -> None:
+        """The caller left before there was a task. 2025-11-25: such a call MUST NOT be cancelled as others are, but
+        with `tasks/cancel`, for which its id is needed."""
+        if creation.cancelled() or creation.exception() is not None or self._wire.is_closed:
+            return
+        if isinstance(created := creation.result(), TaskSnapshot):
+            self._wire.spawn(self._cancel(created.id))
+
+    async def _cancel(self, task_id: str) -> None:
+        try:
+            await self.task(task_id).cancel()
+        except (TasksError, MCPError) as exc:
+            logger.warning("task %s, whose caller has left, could not be cancelled: %s", task_id, exc)
 
     def _begin(self, task_id: str, token: str | int) -> None:
         task = self._tokens[token] = self.task(task_id)

@@ -153,7 +153,7 @@ class OpenQuestions:
 
     async def _ask(self, record: TaskRecord, key: str, question: InputRequest, sent: _Sent) -> None:
         try:
-            answer = await sent.carrier.ask(record.id, question)
+            answer = await sent.carrier.ask(record.id, key, question)
         except AnswerRefused as refused:
             sent.is_answered = True
             await self._take(record, key, refused)

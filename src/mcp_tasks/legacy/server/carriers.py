@@ -16,6 +16,7 @@ from mcp_tasks.legacy.server.raw import raw_request
 from mcp_tasks.legacy.shapes import related_task
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.tools.channel import require_capability
+from mcp_tasks.wire.models import QUESTION_META_KEY
 
 
 class StreamLost(Exception):
@@ -55,7 +56,7 @@ class Carrier:
             return False
         return True
 
-    async def ask(self, task_id: str, question: InputRequest) -> dict[str, Any]:
+    async def ask(self, task_id: str, key: str, question: InputRequest) -> dict[str, Any]:
         """The client's answer, whatever it is: what does not fit is for the tool to see, as in a plain call.
 
         Cancelled, it cancels the question at the client.
@@ -64,7 +65,7 @@ class Carrier:
             AnswerRefused: The client answered with an error.
             StreamLost: It did not answer, and cannot any more.
         """
-        params = _related_params(task_id, question)
+        params = _related_params(task_id, key, question)
         try:
             return await raw_request(self._session, question.method, params, request_id=self._request_id)
         except NoBackChannelError as exc:
@@ -83,6 +84,6 @@ class Carrier:
         )
 
 
-def _related_params(task_id: str, question: InputRequest) -> dict[str, Any]:
+def _related_params(task_id: str, key: str, question: InputRequest) -> dict[str, Any]:
     params: dict[str, Any] = valid_json(question.params)
-    return {**params, "_meta": {**params.get("_meta", {}), **related_task(task_id)}}
+    return {**params, "_meta": {**params.get("_meta", {}), **related_task(task_id), QUESTION_META_KEY: key}}
