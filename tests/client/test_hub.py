@@ -19,8 +19,8 @@ from mcp.shared.exceptions import MCPError
 
 from mcp_tasks.client import TasksClient, resume_task
 from mcp_tasks.client import push as push_module
-from mcp_tasks.client.poller import BACKSTOP
 from mcp_tasks.client.mailbox import Mailbox
+from mcp_tasks.client.poller import BACKSTOP
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.wire.parse import parse_task
 from tests.client.connecting import LONG, SHORT, begin, connect, seen, text, until
