@@ -13,6 +13,9 @@ from bench.client import BenchError, task_get, tool_call
 from bench.servers import Mode, Server, bare_server, mixed_server, task_server
 from bench.watch import Watch, watching
 
+PLAIN = "plain_noop"
+"""The tool that is no task."""
+
 LONG = 3600.0
 """Seconds that a parked tool sleeps: longer than any run of this."""
 
@@ -141,9 +144,9 @@ CASES = (
 )
 
 
-def plain_calls(server: Server, operations: int) -> Sample:
-    """Plain calls of a tool that does nothing."""
-    return _repeat(server, tool_call("plain_noop"), operations)
+def plain_calls(server: Server, operations: int, call: bytes | None = None) -> Sample:
+    """Plain calls of a tool that does nothing, of the newer wire unless `call` is another."""
+    return _repeat(server, call or tool_call(PLAIN), operations)
 
 
 def _create(server: Server, tool: str, **arguments: Any) -> str:

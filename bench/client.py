@@ -24,7 +24,11 @@ _META: dict[str, Any] = {
     # Sent to the bare server too, so that all requests have the same envelope to parse.
     "io.modelcontextprotocol/clientCapabilities": {"extensions": {EXTENSION_ID: {}}},
 }
+_OLDER_VERSION = "2025-11-25"
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
+_CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
+_LAST_CHUNK = b"\r\n0\r\n\r\n"
+_SESSION = re.compile(rb"\r\nmcp-session-id: *(\S+)\r\n", re.IGNORECASE)
 
 
 class BenchError(Exception):
@@ -51,15 +55,31 @@ def listen(task_ids: Sequence[str]) -> bytes:
     return _request("subscriptions/listen", None, {"notifications": {"taskIds": list(task_ids)}})
 
 
+def older_tool_call(connection: Connection, tool: str, **arguments: Any) -> bytes:
+    """A `tools/call` of the 2025-11-25 wire in a session that is begun here, ready to be sent."""
+    client = {"name": "bench", "version": "1"}
+    hello = {"protocolVersion": _OLDER_VERSION, "capabilities": {}, "clientInfo": client}
+    session = connection.session(_older_request("initialize", hello, ""))
+    headers = f"MCP-Protocol-Version: {_OLDER_VERSION}\r\nMcp-Session-Id: {session}\r\n"
+    connection.exchange(_post({"jsonrpc": "2.0", "method": "notifications/initialized"}, headers), status=202)
+    return _older_request("tools/call", {"name": tool, "arguments": arguments}, headers)
+
+
+def _older_request(method: str, params: dict[str, Any], headers: str) -> bytes:
+    return _post({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}, headers)
+
+
 def _request(method: str, name: str | None, params: dict[str, Any]) -> bytes:
     message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": _META}}
-    body = json.dumps(message, separators=(",", ":")).encode()
     named = "" if name is None else f"Mcp-Name: {name}\r\n"
+    return _post(message, f"MCP-Protocol-Version: {_VERSION}\r\nMcp-Method: {method}\r\n{named}")
+
+
+def _post(message: dict[str, Any], headers: str) -> bytes:
+    body = json.dumps(message, separators=(",", ":")).encode()
     head = (
         "POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:80\r\nContent-Type: application/json\r\n"
-        "Accept: application/json, text/event-stream\r\n"
-        f"MCP-Protocol-Version: {_VERSION}\r\nMcp-Method: {method}\r\n"
-        f"{named}Content-Length: {len(body)}\r\n\r\n"
+        f"Accept: application/json, text/event-stream\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 
@@ -76,24 +96,49 @@ class Connection:
         self._socket.close()
         self._socket = self._connect()
 
-    def exchange(self, request: bytes) -> bytes:
-        """Send a request and return the body of its answer.
+    def exchange(self, request: bytes, *, status: int = 200) -> bytes:
+        """Send a request and return the body of its answer, or the one event of an answer that is a stream.
 
         Raises:
-            BenchError: The answer is not a 200 with a known length.
+            BenchError: The answer has another status, or no end that can be told.
         """
+        return self._exchange(request, status)[1]
+
+    def session(self, request: bytes) -> str:
+        """Send an `initialize`, and return the id of the session that it began.
+
+        Raises:
+            BenchError: It began none.
+        """
+        head, body = self._exchange(request, 200)
+        named = _SESSION.search(head + b"\r\n")
+        if named is None:
+            raise BenchError(f"no session: {(head + body)[:500]!r}")
+        return named[1].decode()
+
+    def _exchange(self, request: bytes, status: int) -> tuple[bytes, bytes]:
         self._socket.sendall(request)
         head, rest = self._read_head()
         length = _LENGTH.search(head + b"\r\n")
-        if not head.startswith(b"HTTP/1.1 200") or length is None:
-            # A stream of events would have no length. The SDK answers what is ready at once without one, in both modes.
-            raise BenchError(f"unexpected answer: {(head + rest)[:500]!r}")
+        if head.startswith(b"HTTP/1.1 %d" % status) and length is not None:
+            return head, self._read_length(rest, int(length[1]))
+        if head.startswith(b"HTTP/1.1 %d" % status) and _CHUNKED in head.lower() + b"\r\n":
+            # What the SDK has ready on the newer wire comes with a length in both modes; the older wire has a stream.
+            return head, self._read_event(rest)
+        raise BenchError(f"unexpected answer: {(head + rest)[:500]!r}")
+
+    def _read_length(self, rest: bytes, length: int) -> bytes:
         parts = [rest]
-        missing = int(length[1]) - len(rest)
+        missing = length - len(rest)
         while missing > 0:
             parts.append(self._receive())
             missing -= len(parts[-1])
         return b"".join(parts)
+
+    def _read_event(self, rest: bytes) -> bytes:
+        while not rest.endswith(_LAST_CHUNK):
+            rest += self._receive()
+        return rest.partition(b"data: ")[2].partition(b"\r\n")[0]
 
     def first_notification(self, request: bytes, method: str) -> None:
         """Send a request that is answered with a stream, and return once a notification of `method` is on it.

@@ -1,6 +1,7 @@
 """What a plain tool costs on a server with tasks, over the same tool on a bare SDK server.
 
-    python -m bench.plain                              this tree
+    python -m bench.plain                              this tree, on the wire of 2026-07-28
+    python -m bench.plain --era older                  on that of 2025-11-25: calls in a session
     python -m bench.plain --src ../before/src          another one; may be given several times
 
 CPU of the server process. In every round each server is sampled once, in an order drawn anew, and a ratio is made of
@@ -28,7 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from bench.cases import plain_calls
+from bench.cases import PLAIN, plain_calls
+from bench.client import older_tool_call, tool_call
 from bench.machine import machine_facts
 from bench.report import print_facts
 from bench.servers import ROOT, Mode, Server, bare_server, mixed_server
@@ -68,24 +70,25 @@ def main() -> None:
         folder = Path(name)
         print_facts(machine_facts(folder))
         for mode in options.mode or MODES:
-            print(f"\n{mode}: {starts} starts, {rounds} rounds of {OPERATIONS} calls each")
+            print(f"\n{options.era} era, {mode}: {starts} starts, {rounds} rounds of {OPERATIONS} calls each")
             lives: list[dict[str, Life]] = []
             for _ in range(starts):
-                lives.append(_lives(mode, folder, sources, rounds))
+                lives.append(_lives(mode, options.era, folder, sources, rounds))
                 print("  ratios of this start:", *(f"{life.ratio:.3f}" for life in lives[-1].values()), flush=True)
             print(f"  {'':40}{'CPU µs':>8}{'ratio':>8}{'all starts':>16}{'at rest':>9}")
             for server in lives[0]:
                 print(_line(server, [life[server] for life in lives]), flush=True)
 
 
-def _lives(mode: Mode, folder: Path, sources: Sequence[Path], rounds: int) -> dict[str, Life]:
+def _lives(mode: Mode, era: str, folder: Path, sources: Sequence[Path], rounds: int) -> dict[str, Life]:
     """Start all servers, measure them, and end them."""
     with ExitStack() as stack:
         servers = {BARE: stack.enter_context(bare_server(mode)), CONTROL: stack.enter_context(bare_server(mode))}
         for src in sources:
             servers[str(src)] = stack.enter_context(mixed_server(mode, folder, src))
-        at_rest = _rest(servers)
-        samples = _rounds(servers, rounds)
+        calls = {name: _call(server, era) for name, server in servers.items()}
+        at_rest = _rest(servers, calls)
+        samples = _rounds(servers, calls, rounds)
     return {
         name: Life(
             cpu=statistics.median(taken),
@@ -96,24 +99,29 @@ def _lives(mode: Mode, folder: Path, sources: Sequence[Path], rounds: int) -> di
     }
 
 
-def _rest(servers: Mapping[str, Server]) -> dict[str, float]:
+def _call(server: Server, era: str) -> bytes:
+    """The call that is measured; on the older wire it belongs to a session, which is begun here."""
+    return tool_call(PLAIN) if era == "newer" else older_tool_call(server.connection, PLAIN)
+
+
+def _rest(servers: Mapping[str, Server], calls: Mapping[str, bytes]) -> dict[str, float]:
     """The share of a core that each server uses when nobody calls, after it has served a few."""
-    for server in servers.values():
-        plain_calls(server, 200)
+    for name, server in servers.items():
+        plain_calls(server, 200, calls[name])
     time.sleep(1)
     began = {name: server.cpu() for name, server in servers.items()}
     time.sleep(REST)
     return {name: (server.cpu() - began[name]) / 1e9 / REST for name, server in servers.items()}
 
 
-def _rounds(servers: Mapping[str, Server], rounds: int) -> dict[str, list[float]]:
+def _rounds(servers: Mapping[str, Server], calls: Mapping[str, bytes], rounds: int) -> dict[str, list[float]]:
     """Microseconds of CPU for a call, by server, one number a round."""
     taken: dict[str, list[float]] = {name: [] for name in servers}
     order = list(servers)
     for _ in range(rounds):
         random.shuffle(order)
         for name in order:
-            taken[name].append(plain_calls(servers[name], OPERATIONS).cpu / OPERATIONS / 1e3)
+            taken[name].append(plain_calls(servers[name], OPERATIONS, calls[name]).cpu / OPERATIONS / 1e3)
     return taken
 
 
@@ -131,6 +139,7 @@ def _options() -> argparse.Namespace:
         prog="python -m bench.plain", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--src", type=Path, action="append", help="a folder with mcp_tasks in it; this tree's")
+    parser.add_argument("--era", choices=("newer", "older"), default="newer", help="of the wire the calls are made on")
     parser.add_argument("--mode", action="append", choices=MODES, help="this way of answering and no other")
     parser.add_argument("--starts", type=int, default=7, help="of all servers, in each mode")
     parser.add_argument("--rounds", type=int, default=100, help="of each start")

@@ -28,12 +28,14 @@ SOURCE = Path(mcp_tasks.__file__).parent
 
 _BELOW_RUNTIME = ("errors", "core", "stores", "engines")
 _BELOW_PROTOCOL = (*_BELOW_RUNTIME, "wire", "runtime")
-_BELOW_SERVER = (*_BELOW_PROTOCOL, "protocol", "tools", "adapters")
+_BELOW_SERVER = (*_BELOW_PROTOCOL, "protocol", "tools", "adapters", "failure")
 _EVERYTHING_SHIPPED = (*_BELOW_SERVER, "server", "client")
 
 PARTS: Mapping[str, Sequence[str]] = {
     "errors": (),
     "core": ("errors",),
+    # An error of ours that is one of the SDK's as well: for those who raise it.
+    "failure": ("errors",),
     "wire": ("errors", "core"),
     "stores": ("errors", "core"),
     "engines": ("errors", "core"),
@@ -44,11 +46,11 @@ PARTS: Mapping[str, Sequence[str]] = {
     "adapters": (*_BELOW_PROTOCOL, "protocol", "tools"),
     "server": (*_BELOW_SERVER, "legacy.server"),
     # Needs no database driver, and never meets the server.
-    "client": ("errors", "core", "wire", "legacy.client"),
+    "client": ("errors", "core", "wire", "failure", "legacy.client"),
     # The older era. Imported by the two modules that pass it in, and by nothing else (see `PASSED_IN_BY`).
     "legacy": ("errors", "core", "wire"),
     "legacy.server": (*_BELOW_SERVER, "legacy"),
-    "legacy.client": ("errors", "core", "wire", "client", "legacy"),
+    "legacy.client": ("errors", "core", "wire", "failure", "client", "legacy"),
     "cli": (*_EVERYTHING_SHIPPED, PACKAGE),
     # `python -m mcp_tasks`: the command.
     "__main__": ("cli",),
@@ -67,7 +69,9 @@ IMPURE = frozenset({"asyncio", "logging", "os", "random", "secrets", "socket", "
 """What of the standard library `core` has no use for: no waiting, clock, chance, disk or log."""
 
 # Not `protocol`: its rules hold whichever way a request came in.
-SDK = frozenset({"tools", "adapters", "server", "client", "legacy.server", "legacy.client", "cli", "testing"})
+SDK = frozenset(
+    {"failure", "tools", "adapters", "server", "client", "legacy.server", "legacy.client", "cli", "testing"}
+)
 WIRE_TYPES = SDK | {"wire", "protocol"}
 # The runtime keeps what steps return, models too; it knows no shape of the wire.
 MODELS = WIRE_TYPES | {"runtime"}
@@ -185,7 +189,9 @@ MAPPED = (
     "tools",
     "adapters",
     "server",
+    "legacy",
     "legacy/server",
+    "legacy/client",
 )
 """Rooms whose modules ARCHITECTURE.md lists one by one."""
 
@@ -261,6 +267,7 @@ def test_the_modules_that_are_there_are_looked_at() -> None:
         ("adapters.sdk", "from mcp_tasks.legacy.server.render import VERSION"),
         ("cli.app", "from mcp_tasks.legacy.server import LegacyEra"),
         ("__init__", "from mcp_tasks import legacy"),
+        ("server.eras", "from mcp_tasks.legacy.shapes import VERSION"),
         ("legacy.__init__", "from mcp_tasks.legacy.server import LegacyEra"),
         ("legacy.client.driver", "from mcp_tasks.legacy.server.render import VERSION"),
         ("legacy.client.driver", "from mcp_tasks.stores import Store"),
@@ -290,6 +297,7 @@ def test_an_import_against_the_direction_is_found(module: str, line: str) -> Non
         ("testing.fixture_server", "from mcp_tasks import Tasks\nimport mcp"),
         ("server.eras", "from mcp_tasks.legacy.server import LegacyEra"),
         ("client.eras", "from mcp_tasks.legacy.client import Anything"),
+        ("legacy.client.driver", "from mcp_tasks.legacy.shapes import VERSION"),
         ("legacy.server.era", "import mcp\nfrom mcp_tasks.adapters.era import Era"),
         ("legacy.client.driver", "import mcp\nfrom mcp_tasks.client.handle import TaskHandle"),
     ],

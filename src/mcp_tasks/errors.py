@@ -153,10 +153,10 @@ class WaitAbandoned(TasksError):
         fate: What became of the task.
     """
 
-    def __init__(self, task_id: str, why: str, fate: Fate = "left") -> None:
+    def __init__(self, task_id: str, why: str, fate: Fate = "left", *, how_to_go_on: str | None = None) -> None:
         self.task_id = task_id
         self.fate: Fate = fate
-        super().__init__(f"{why}. {_HOW_TO_GO_ON[fate].format(task_id=task_id)}")
+        super().__init__(f"{why}. {(how_to_go_on or _HOW_TO_GO_ON[fate]).format(task_id=task_id)}")
 
 
 _HOW_TO_GO_ON: dict[Fate, str] = {
@@ -171,9 +171,10 @@ _HOW_TO_GO_ON: dict[Fate, str] = {
 class WaitTimedOut(WaitAbandoned, TimeoutError):
     """The task did not end in the time that the caller gave it."""
 
-    def __init__(self, task_id: str, seconds: float, fate: Fate = "left") -> None:
+    def __init__(self, task_id: str, seconds: float, fate: Fate = "left", *, how_to_go_on: str | None = None) -> None:
         self.seconds = seconds
-        super().__init__(task_id, f"task {task_id} did not end within {seconds:.15g} s", fate)
+        why = f"task {task_id} did not end within {seconds:.15g} s"
+        super().__init__(task_id, why, fate, how_to_go_on=how_to_go_on)
 
 
 class QuestionUnanswered(WaitAbandoned):

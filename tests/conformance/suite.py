@@ -139,9 +139,13 @@ def _run_group(command: Sequence[str], limit: float) -> tuple[int | None, str]:
         return None, output
 
 
-def _invoke(url: str, choice: Sequence[str], results: Path, limit: float) -> tuple[int | None, str]:
-    command = [*find_node()[0], str(install()), "server", "--url", url, *choice, "--output-dir", str(results)]
+def _invoke(subject: Sequence[str], choice: Sequence[str], results: Path, limit: float) -> tuple[int | None, str]:
+    command = [*find_node()[0], str(install()), *subject, *choice, "--output-dir", str(results)]
     return _run_group([*command, "--timeout", str(round(SCENARIO_LIMIT * 1000))], limit)
+
+
+def _server(url: str) -> list[str]:
+    return ["server", "--url", url]
 
 
 def _parse(scenario: str, raw: dict[str, Any]) -> Check:
@@ -161,8 +165,8 @@ def _no_result(scenario: str, output: str) -> Check:
 
 
 def _read(directory: Path, output: str) -> list[Check]:
-    """The checks in one result directory, which is named `server-<scenario>-<time>`."""
-    named = re.fullmatch(r"server-(.+)-\d{4}-\d\d-\d\dT[\d-]+Z", directory.name)
+    """The checks in one result directory, named `server-<scenario>-<time>`, or of a client `<scenario>-<time>`."""
+    named = re.fullmatch(r"(?:server-)?(.+)-\d{4}-\d\d-\d\dT[\d-]+Z", directory.name)
     if named is None:
         raise SuiteError(f"unknown result directory {directory.name}")
     file = directory / "checks.json"
@@ -181,8 +185,19 @@ def run_scenario(url: str, scenario: str, *arguments: str) -> list[Check]:
     with tempfile.TemporaryDirectory() as results:
         choice = ["--scenario", scenario, *arguments]
         # The suite ends a slow scenario by itself; the margin is for starting Node on a busy machine.
-        _, output = _invoke(url, choice, Path(results), SCENARIO_LIMIT + 15)
+        _, output = _invoke(_server(url), choice, Path(results), SCENARIO_LIMIT + 15)
         return _read_all(Path(results), output) or [_no_result(scenario, output)]
+
+
+def run_client_scenario(client: str, scenario: str, *arguments: str) -> list[Check]:
+    """Run one scenario against a client, by its command line. A client that fails to end well is a failed check."""
+    with tempfile.TemporaryDirectory() as results:
+        choice = ["--scenario", scenario, *arguments]
+        _, output = _invoke(["client", "--command", client], choice, Path(results), SCENARIO_LIMIT + 15)
+        checks = _read_all(Path(results), output) or [_no_result(scenario, output)]
+    ended = Status.FAILURE if "CLIENT EXITED WITH ERROR" in output or "CLIENT TIMED OUT" in output else Status.SUCCESS
+    message = output[-2000:].strip() if ended is Status.FAILURE else ""
+    return [*checks, Check(scenario=scenario, id="client-ends", name="ClientEnds", status=ended, message=message)]
 
 
 def run_suite(url: str, *choice: str) -> list[Check]:
@@ -192,7 +207,7 @@ def run_suite(url: str, *choice: str) -> list[Check]:
         SuiteError: The run did not reach its summary.
     """
     with tempfile.TemporaryDirectory() as results:
-        code, output = _invoke(url, choice, Path(results), RUN_LIMIT)
+        code, output = _invoke(_server(url), choice, Path(results), RUN_LIMIT)
         if code is None or "=== SUMMARY ===" not in output:
             raise SuiteError(f"{' '.join(choice)} did not finish (exit code {code}):\n{output[-4000:]}")
         return _read_all(Path(results), output)

@@ -76,14 +76,16 @@ class LegacyHttpWire:
 
     async def ask(self, method: str, params: Mapping[str, Any] | None = None) -> Reply:
         """Send a request and give its answer."""
-        return await self._wire.post(json.dumps(legacy_request(method, params)), self._headers())
+        return await self._wire.post(json.dumps(legacy_request(method, params)), self.headers)
 
     async def notify(self, method: str) -> int:
         """Send a notification; gives the HTTP status."""
         message = {"jsonrpc": "2.0", "method": method}
-        return (await self._wire.raw_post(json.dumps(message), self._headers())).status_code
+        return (await self._wire.raw_post(json.dumps(message), self.headers)).status_code
 
-    def _headers(self) -> Headers:
+    @property
+    def headers(self) -> Headers:
+        """The headers that belong to the session."""
         version = [("mcp-protocol-version", self._version)]
         return version if self._session_id is None else [*version, ("mcp-session-id", self._session_id)]
 

@@ -32,9 +32,9 @@ ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.starts
 STOP_LIMIT = 10.0
 
 
-def command(*arguments: str) -> list[str]:
+def command(*arguments: str, module: str = "tests.helpers.process") -> list[str]:
     """The command line of a server process."""
-    return [sys.executable, "-m", "tests.helpers.process", *arguments]
+    return [sys.executable, "-m", module, *arguments]
 
 
 @contextmanager
@@ -75,12 +75,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     tasks = Tasks(options.store, default_ttl=None, settings=QUICK)
     server = build_lowlevel(tasks) if options.lowlevel else build(tasks)
     if options.transport == "stdio":
-        asyncio.run(_serve_stdio(server))
+        asyncio.run(serve_stdio(server))
     else:
         asyncio.run(_serve_http(server, options.fd, json_response=options.json))
 
 
-async def _serve_stdio(server: MCPServer[Any] | Server[Any]) -> None:
+async def serve_stdio(server: MCPServer[Any] | Server[Any]) -> None:
+    """Serve the pipes of this process until they close."""
     if isinstance(server, MCPServer):
         await server.run_stdio_async()
         return

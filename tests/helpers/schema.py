@@ -22,6 +22,49 @@ _RESULTS = {
     "server/discover": "DiscoverResult",
     "tools/list": "ListToolsResult",
 }
+_OLDER = "mcp-2025-11-25"
+_OLDER_AUGMENTED = ("tools/call", "prompts/get", "resources/read")
+_OLDER_RESULTS = {
+    "completion/complete": "CompleteResult",
+    "initialize": "InitializeResult",
+    "prompts/get": "GetPromptResult",
+    "prompts/list": "ListPromptsResult",
+    "resources/list": "ListResourcesResult",
+    "resources/read": "ReadResourceResult",
+    "resources/templates/list": "ListResourceTemplatesResult",
+    "tasks/cancel": "CancelTaskResult",
+    "tasks/get": "GetTaskResult",
+    "tasks/list": "ListTasksResult",
+    "tasks/result": "GetTaskPayloadResult",
+    "tools/call": "CallToolResult",
+    "tools/list": "ListToolsResult",
+}
+_OLDER_REQUESTS = {
+    "elicitation/create": "ElicitRequest",
+    "ping": "PingRequest",
+    "roots/list": "ListRootsRequest",
+    "sampling/createMessage": "CreateMessageRequest",
+}
+_OLDER_NOTIFICATIONS = {
+    "notifications/cancelled": "CancelledNotification",
+    "notifications/elicitation/complete": "ElicitationCompleteNotification",
+    "notifications/message": "LoggingMessageNotification",
+    "notifications/progress": "ProgressNotification",
+    "notifications/prompts/list_changed": "PromptListChangedNotification",
+    "notifications/resources/list_changed": "ResourceListChangedNotification",
+    "notifications/resources/updated": "ResourceUpdatedNotification",
+    "notifications/tasks/status": "TaskStatusNotification",
+    "notifications/tools/list_changed": "ToolListChangedNotification",
+}
+_OLDER_TASK_FIELDS = {
+    "createdAt",
+    "lastUpdatedAt",
+    "pollInterval",
+    "status",
+    "statusMessage",
+    "taskId",
+    "ttl",
+}
 _TASK_RESULTS = {"tasks/get": "GetTaskResult", "tasks/update": "UpdateTaskResult", "tasks/cancel": "CancelTaskResult"}
 _TASKS_BY_STATUS = {
     "working": "WorkingTask",
@@ -59,6 +102,51 @@ def check_task_notification(message: Mapping[str, Any]) -> None:
     _check("mcp-2026-07-28", "JSONRPCNotification", message)
     _check("ext-tasks", "TaskStatusNotification", message)
     _check_task(message["params"])
+
+
+def check_older_answer(request: Mapping[str, Any], message: Mapping[str, Any]) -> None:
+    """Check the answer to a request of the 2025-11-25 wire, and that nothing of the newer wire is in it."""
+    if "error" in message:
+        _check(_OLDER, "JSONRPCErrorResponse", message)
+        return
+    _check(_OLDER, "JSONRPCResultResponse", message)
+    name, result = _older_definition(request, message["result"]), message["result"]
+    assert "resultType" not in result
+    if name is not None:
+        _check(_OLDER, name, result)
+    for task in _older_tasks(str(request["method"]), result):
+        check_older_task(task)
+
+
+def check_older_push(message: Mapping[str, Any]) -> None:
+    """Check a request or a notification of a server on the 2025-11-25 wire."""
+    known = _OLDER_REQUESTS if "id" in message else _OLDER_NOTIFICATIONS
+    assert message["method"] in known, f"nothing a server sends: {json.dumps(message)[:500]}"
+    _check(_OLDER, known[message["method"]], message)
+    if message["method"] == "notifications/tasks/status":
+        check_older_task(message["params"])
+
+
+def check_older_task(task: Mapping[str, Any]) -> None:
+    """Check the fields of a task of the 2025-11-25 wire: those of the schema, and no nulls but that of `ttl`."""
+    _check(_OLDER, "Task", task)
+    assert task.keys() <= _OLDER_TASK_FIELDS | {"_meta"}, task.keys() - _OLDER_TASK_FIELDS
+    assert None not in [value for key, value in task.items() if key != "ttl"]
+
+
+def _older_definition(request: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
+    method, params = request["method"], request.get("params", {})
+    if method in _OLDER_AUGMENTED and "task" in params and "task" in result:
+        return "CreateTaskResult"
+    return _OLDER_RESULTS.get(method)
+
+
+def _older_tasks(method: str, result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    if method in _OLDER_AUGMENTED:
+        return [result["task"]] if "task" in result else []
+    if method == "tasks/list":
+        return list(result["tasks"])
+    return [result] if method in ("tasks/get", "tasks/cancel") else []
 
 
 def check_legacy_result(name: str, result: Mapping[str, Any]) -> None:

@@ -50,6 +50,17 @@ class StdioWire:
                 self._arrived.clear()
                 await self._arrived.wait()
 
+    async def pushed(self) -> AsyncGenerator[dict[str, Any]]:
+        """The other messages, from the first on, as they come."""
+        seen = 0
+        while True:
+            self._arrived.clear()
+            for message in self.others[seen:]:
+                seen += 1
+                yield message
+            if len(self.others) == seen:
+                await self._arrived.wait()
+
     async def read(self) -> None:
         """Read what comes until the process closes its end."""
         assert self.process.stdout is not None
@@ -64,11 +75,16 @@ class StdioWire:
 
 
 @asynccontextmanager
-async def stdio_process(*arguments: str) -> AsyncGenerator[StdioWire]:
+async def stdio_process(*arguments: str, module: str = "tests.helpers.process") -> AsyncGenerator[StdioWire]:
     """A server process that serves stdio while the block lasts; it must end by itself when its input does."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        *command("stdio", *arguments), cwd=ROOT, env=ENVIRONMENT, stdin=pipe, stdout=pipe, limit=LINE_LIMIT
+        *command("stdio", *arguments, module=module),
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdin=pipe,
+        stdout=pipe,
+        limit=LINE_LIMIT,
     )
     wire = StdioWire(process)
     reading = asyncio.create_task(wire.read())

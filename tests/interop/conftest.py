@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 from .driving import Outcomes, command, drive
-from .install import FASTMCP, PYDANTIC_AI, STRANDS, Offline, install_npm, install_python
+from .install import (
+    FASTMCP,
+    OLDER_STRANDS,
+    PYDANTIC_AI,
+    PYTHON_SDK,
+    STRANDS,
+    Offline,
+    install_npm,
+    install_python,
+)
+from .older import OLDER_CLIENTS, WAYS, visit
 from .shared import CHECKOUT, serving
 
 HERE = Path(__file__).resolve().parent
@@ -42,7 +52,7 @@ class Installs:
     """All that is installed here, begun together when the first of it is wanted: registries answer slowly."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
-        pythons = (FASTMCP, STRANDS, PYDANTIC_AI)
+        pythons = (FASTMCP, STRANDS, PYDANTIC_AI, PYTHON_SDK, OLDER_STRANDS)
         self._begun = {environment.name: pool.submit(install_python, environment) for environment in pythons}
         self._begun["npm"] = pool.submit(install_npm)
 
@@ -76,6 +86,25 @@ class Reports:
     def _drive(self, client: str) -> list[Outcomes]:
         needs, driver = CLIENTS[client]
         return drive(command(self._installs.wait_for(needs), driver), self._urls)
+
+
+class OlderReports:
+    """What clients of the older era report of our servers, some at a time: each has servers of its own."""
+
+    def __init__(self, pool: ThreadPoolExecutor, installs: Installs, wanted: set[tuple[str, str]]) -> None:
+        self._installs = installs
+        self._begun = {key: pool.submit(self._visit, *key) for key in sorted(wanted)}
+
+    def __getitem__(self, key: tuple[str, str]) -> Outcomes:
+        """What a client reports in one way of reaching our server."""
+        try:
+            return self._begun[key].result()
+        except Offline as exc:
+            pytest.skip(str(exc))
+
+    def _visit(self, client: str, way: str) -> Outcomes:
+        needs, driver = OLDER_CLIENTS[client]
+        return visit(command(self._installs.wait_for(needs), driver), way)
 
 
 @pytest.fixture(scope="session")
@@ -112,6 +141,17 @@ def reports(request: pytest.FixtureRequest, urls: list[str], installs: Installs)
     wanted = {spec.params.get("client") for spec in parameters if spec is not None}
     with ThreadPoolExecutor() as pool:
         yield Reports(pool, installs, urls, [client for client in CLIENTS if client in wanted])
+
+
+@pytest.fixture(scope="session")
+def older_reports(request: pytest.FixtureRequest, installs: Installs) -> Generator[OlderReports]:
+    """What clients of the older era report."""
+    specs = [getattr(item, "callspec", None) for item in request.session.items]
+    asked = {(spec.params.get("older"), spec.params.get("way")) for spec in specs if spec is not None}
+    wanted = {(client, way) for client, way in asked if client in OLDER_CLIENTS and way in WAYS}
+    # A few at a time: they compare nothing with a clock, but give up after a while.
+    with ThreadPoolExecutor(max_workers=3) as pool:
+        yield OlderReports(pool, installs, wanted)
 
 
 @pytest.fixture(scope="session")

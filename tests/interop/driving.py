@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,18 +29,27 @@ def command(installed: Path, driver: str) -> list[str]:
     if not driver.endswith(".mjs"):
         return [str(installed), str(DRIVERS / driver)]
     # Node looks packages up from where a module lies.
-    return [*find_node()[0], str(shutil.copy(DRIVERS / driver, installed))]
+    for module in DRIVERS.glob("*.mjs"):
+        _put(module, installed)
+    return [*find_node()[0], str(installed / driver)]
 
 
-def drive(driver: Sequence[str], urls: Sequence[str]) -> list[Outcomes]:
-    """Run a driver against several servers; gives what it reports of each."""
+def _put(module: Path, installed: Path) -> None:
+    """Copy it, and in one step: another driver may be reading it."""
+    with tempfile.NamedTemporaryFile(dir=installed, delete=False) as file:
+        file.write(module.read_bytes())
+    Path(file.name).replace(installed / module.name)
+
+
+def drive(driver: Sequence[str], arguments: Sequence[str], *, limit: float = DRIVER_LIMIT) -> Any:
+    """Run a driver, mostly against several servers; gives what it reports."""
     try:
         done = subprocess.run(
-            [*driver, *urls], capture_output=True, text=True, timeout=DRIVER_LIMIT, env=quiet_environment()
+            [*driver, *arguments], capture_output=True, text=True, timeout=limit, env=quiet_environment()
         )
     except subprocess.TimeoutExpired as exc:
-        raise DriverError(f"no report after {DRIVER_LIMIT:g} s: {exc.stdout!r} {exc.stderr!r}") from exc
-    if done.returncode != 0:
+        raise DriverError(f"no report after {limit:g} s: {exc.stdout!r} {exc.stderr!r}") from exc
+    if done.returncode != 0 or not done.stdout:
         raise DriverError(f"exit code {done.returncode}:\n{done.stdout}{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
 

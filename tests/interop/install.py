@@ -51,6 +51,8 @@ STRANDS = Environment(name="strands", packages=("strands-agents==1.62.0",))
 PYDANTIC_AI = Environment(
     name="pydantic_ai", packages=("pydantic-ai-slim[mcp,mcp-tasks]==2.66.0", "fastmcp-tasks==4.1.2")
 )
+PYTHON_SDK = Environment(name="python_sdk", packages=("mcp==1.30.0",))
+OLDER_STRANDS = Environment(name="older_strands", packages=("strands-agents==1.62.0", "mcp==1.30.0"))
 
 
 def install_python(environment: Environment) -> Path:
@@ -75,9 +77,9 @@ def install_npm() -> Path:
     def fill(directory: Path) -> None:
         for name in NPM_FILES:
             shutil.copy(HERE / name, directory / name)
-        # Not `npm ci`: it wants the lock file to have the builds of one dependency for every platform there is, all
-        # optional and none of use here. `install` takes from the lock file what is in it.
-        options = ["--omit=optional", "--no-save", "--no-audit", "--no-fund", "--ignore-scripts"]
+        # Not `npm ci`: it wants the lock file to have the builds of one dependency for every platform there is.
+        # `install` takes from the lock file what is in it. The Inspector's page needs those of this platform.
+        options = ["--no-save", "--no-audit", "--no-fund", "--ignore-scripts"]
         _install([*find_node()[1], "install", *options], cwd=directory)
 
     return _cached("npm", wanted, fill)

@@ -12,11 +12,18 @@ from tests.spec.requirements import REQUIREMENTS, Requirement
 
 HERE = Path(__file__).parent
 
+WHOLLY = {"": HERE, "spec/legacy/": HERE / "legacy"}
+"""Folders of which every test checks some entry, by the prefix of their tests in the manifest."""
+
+PARTLY = {f"{name}/": HERE.parent / name for name in ("client", "legacy", "local", "hosted")}
+"""Folders of which those tests count that are marked."""
+
 
 def _tests() -> dict[str, set[str]]:
-    """Every test of this folder but these, and those of the client's that are marked, with their entries."""
-    here = {name: marks for name, marks in _tests_in(HERE, "") if not name.startswith("test_manifest::")}
-    return here | {name: marks for name, marks in _tests_in(HERE.parent / "client", "client/") if marks}
+    """Every test that counts, with the entries it is marked with."""
+    wholly = {name: marks for prefix, folder in WHOLLY.items() for name, marks in _tests_in(folder, prefix)}
+    partly = {name: marks for prefix, folder in PARTLY.items() for name, marks in _tests_in(folder, prefix) if marks}
+    return {name: marks for name, marks in wholly.items() if not name.startswith("test_manifest::")} | partly
 
 
 def _tests_in(folder: Path, prefix: str) -> Iterator[tuple[str, set[str]]]:
@@ -45,6 +52,11 @@ def test_every_entry_has_an_id_of_its_own() -> None:
 @pytest.mark.parametrize("entry", REQUIREMENTS, ids=lambda entry: entry.id)
 def test_every_entry_names_its_tests_or_says_why_it_has_none(entry: Requirement) -> None:
     assert bool(entry.tests) != bool(entry.gap)
+
+
+@pytest.mark.parametrize("entry", [entry for entry in REQUIREMENTS if entry.deviation], ids=lambda entry: entry.id)
+def test_a_deviation_is_shown_by_tests(entry: Requirement) -> None:
+    assert entry.tests
 
 
 @pytest.mark.parametrize("entry", [entry for entry in REQUIREMENTS if entry.tests], ids=lambda entry: entry.id)

@@ -43,7 +43,8 @@ class _Awaited:
         ({"namespace": ""}, "namespace must be a non-empty string, got ''"),
         ({"max_lost_runs": 0}, "max_lost_runs must be a whole number of at least 1, got 0"),
     ],
-    ids=str,
+    # The same in every process that collects them: no addresses of functions.
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
 def test_a_value_that_tasks_cannot_have_is_refused(mistake: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidOption, match=says):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, cast
@@ -18,9 +17,9 @@ from pydantic import BaseModel
 from mcp_tasks.adapters.era import Era
 from mcp_tasks.adapters.sdk_listen import serve_listening
 from mcp_tasks.core.json import JsonObject
-from mcp_tasks.core.json_bytes import LARGE, decode_in_pieces, decode_json
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.protocol import Caller, Message, RpcError, TasksProtocol
+from mcp_tasks.protocol.outcome import decoded
 from mcp_tasks.tools.creation import CallAnswer, InlineResult, Question
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 from mcp_tasks.wire import AnyParams
@@ -83,11 +82,6 @@ async def to_result(message: Message) -> dict[str, Any]:
         return message.fields
     name, data = message.large
     return {**message.fields, name: await decoded(data)}
-
-
-async def decoded(data: bytes) -> Any:
-    """The value behind the bytes; if it is large, from a thread, for the event loop's sake."""
-    return await asyncio.to_thread(decode_in_pieces, data) if len(data) > LARGE else decode_json(data)
 
 
 class SdkAdapter:

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import secrets
+from typing import TYPE_CHECKING
+
 from mcp_tasks.client.port import OlderTasks
 from mcp_tasks.client.wire import Wire
 from mcp_tasks.legacy.client.driving import LegacyTasks
+from mcp_tasks.legacy.client.hosting import Hosting
+from mcp_tasks.legacy.client.hosting_peer import HostedPeer
+from mcp_tasks.legacy.client.hosting_tasks import HostedTasks
+
+if TYPE_CHECKING:
+    from mcp_tasks.client.transport import ServerTransport
+
+__all__ = ["HostedTasks", "Hosting", "host_over", "older_tasks"]
 
 
 def older_tasks(wire: Wire) -> OlderTasks | None:
     """Tasks of the era before the extension, on one connection; None if none is spoken."""
     return LegacyTasks(wire)
+
+
+def host_over(transport: ServerTransport, hosted: HostedTasks, *, server: str | None, identity: str) -> None:
+    """Host tasks for the server at the other end of a transport."""
+    # A server that nobody can name is the same one only while it is connected.
+    address = server or transport.address or f"unnamed:{secrets.token_hex(16)}"
+    transport.use(lambda wire: HostedPeer(wire, hosted, hosted.of(address, identity)))

@@ -15,6 +15,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from mcp import Client
 from mcp.client.extension import ClaimContext, ClientExtension, NotificationBinding, ResultClaim
@@ -24,6 +25,7 @@ from mcp_types import CallToolResult
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ConfigDict
 
+from mcp_tasks.client.eras import HostedTasks, Hosting, host_over
 from mcp_tasks.client.handle import (
     OnAbandon,
     OnProgress,
@@ -53,6 +55,11 @@ _NO_ADDRESS = (
     "TasksClient(ledger=..., server='https://...')"
 )
 
+_NO_HOST = (
+    "this TasksClient hosts tasks, and the transport of this client does not know of it: connect with "
+    "Client(tasks.host(transport), extensions=[tasks]), where transport is one of ours"
+)
+
 _NO_WIRE = (
     "this server speaks {version}, whose tasks the SDK's own transports cannot carry: connect with "
     "Client(reconnecting_http(url), ...), Client(stdio_transport(parameters), ...) or, for any other transport, "
@@ -74,6 +81,8 @@ class TasksClient(ClientExtension):
             cancelled.
         on_progress: Called with the progress of every task that a call waits for.
         patience: How long a server may be unreachable before a wait ends.
+        hosting: Take requests of 2025-11-25 servers for sampling and elicitation as tasks, within these limits. The
+            transport must be told as well: `Client(tasks.host(transport), extensions=[tasks])`.
 
     Raises:
         InvalidOption: An argument has a value that it cannot have.
@@ -91,12 +100,15 @@ class TasksClient(ClientExtension):
         on_abandon: OnAbandon = "leave",
         on_progress: OnProgress | None = None,
         patience: Patience | None = None,
+        hosting: Hosting | None = None,
     ) -> None:
         check_on_abandon(on_abandon)
         check_on_progress(on_progress)
         check_flag("push", push)
         if patience is not None:
             check_instance("patience", patience, Patience)
+        if hosting is not None:
+            check_instance("hosting", hosting, Hosting)
         if server is not None:
             check_text("server", server)
         if not isinstance(identity, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -112,13 +124,32 @@ class TasksClient(ClientExtension):
         self._patience = patience
         self._switchboard = Switchboard(push=push)
         self._begun: Link | None = None
+        self._hosted = None if hosting is None else HostedTasks(hosting)
+        self._hosts_over: WeakSet[ServerTransport] = WeakSet()
+
+    def host(self, transport: ServerTransport) -> ServerTransport:
+        """Host tasks for the server at the other end of a transport, which is to be given to the client.
+
+        Raises:
+            UsageError: There is no `hosting`, or it has a ledger and the server has no address.
+        """
+        if self._hosted is None:
+            raise UsageError("this TasksClient hosts no tasks; make it with TasksClient(hosting=Hosting(...))")
+        if self._hosted.hosting.ledger is not None and not (self._server or transport.address):
+            raise UsageError(_NO_ADDRESS)
+        host_over(transport, self._hosted, server=self._server, identity=self.identity)
+        self._hosts_over.add(transport)
+        return transport
 
     def claims(self) -> Sequence[ResultClaim[Any]]:
         """Claims the `task` result of a call. The SDK asks once per client, and before it asks for notifications.
 
         Raises:
-            UsageError: There is a ledger, and this client's server has no address.
+            UsageError: There is a ledger, and this client's server has no address; or tasks are to be hosted, and its
+                transport does not know.
         """
+        if self._hosted is not None and not any(transport.is_unused for transport in self._hosts_over):
+            raise UsageError(_NO_HOST)
         # A client is made with its transport: if none of ours waits for its client, this client has another one.
         if self.ledger is not None and self._server is None and not ServerTransport.is_any_unused():
             raise UsageError(_NO_ADDRESS)

@@ -21,7 +21,8 @@ from mcp_tasks.client.poller import Patience, Poller
 from mcp_tasks.client.port import TaskPort
 from mcp_tasks.client.requests import check_answer, is_transient
 from mcp_tasks.client.task_ledger import TaskLedger
-from mcp_tasks.client.waiting import Budget, Wake, first_of, seconds_of
+from mcp_tasks.client.waiting import Budget, Wake, first_of
+from mcp_tasks.core.durations import seconds_of
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import Progress
 from mcp_tasks.core.status import TaskStatus

@@ -11,8 +11,7 @@ from datetime import timedelta
 from typing import Self
 
 from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle, check_on_abandon, check_on_progress
-from mcp_tasks.client.waiting import seconds_of
-from mcp_tasks.core.durations import check_duration
+from mcp_tasks.core.durations import check_duration, seconds_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -59,6 +59,7 @@ class ServerTransport:
     Attributes:
         address: What the ledger knows the server by; empty if nobody said.
         wire: The connection, message by message, once the client has entered the transport.
+        is_unused: Whether no client has entered it yet.
         older: Tasks of the older era on that connection, where this package has them.
     """
 
@@ -67,6 +68,7 @@ class ServerTransport:
     def __init__(self, address: str, inner: AbstractAsyncContextManager[Any]) -> None:
         self.address = address
         self.wire: Wire | None = None
+        self.is_unused = True
         self.older: OlderTasks | None = None
         self._inner = inner
         self._handlers: list[Callable[[Wire], Handler]] = []
@@ -86,10 +88,15 @@ class ServerTransport:
 
     async def __aenter__(self) -> tuple[Any, Any]:
         self._unused.discard(self)
+        self.is_unused = False
         read, write = await self._inner.__aenter__()
         self.wire = wire = Wire(read, write)
-        for handler in self._handlers:
-            wire.add(handler(wire))
+        try:
+            for handler in self._handlers:
+                wire.add(handler(wire))
+        except BaseException as exc:
+            await self.__aexit__(type(exc), exc, exc.__traceback__)
+            raise
         self.older = older_tasks(wire)
         if self.older is not None:
             wire.add(self.older)

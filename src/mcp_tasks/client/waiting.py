@@ -3,30 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from datetime import timedelta
 
 import anyio
 
 from mcp_tasks.client.answerer import Unanswered
-from mcp_tasks.errors import InvalidDuration
-
-
-def seconds_of(timeout: object) -> float | None:
-    """How long a caller wants to wait; None for as long as it takes.
-
-    Raises:
-        InvalidDuration: It is neither a `timedelta` nor a number of seconds.
-    """
-    if timeout is None:
-        return None
-    if isinstance(timeout, timedelta):
-        return timeout.total_seconds()
-    if isinstance(timeout, int | float) and not isinstance(timeout, bool) and not math.isnan(timeout):
-        return timeout
-    raise InvalidDuration(
-        f"timeout must be a timedelta or a number of seconds, got {timeout!r}: write timeout=timedelta(seconds=...)"
-    )
 
 
 class Wake:

@@ -1,4 +1,4 @@
-"""The one check of every duration that an author gives."""
+"""The one check of every duration that an author or a caller gives."""
 
 from __future__ import annotations
 
@@ -29,3 +29,20 @@ def check_duration(name: str, value: object, *, zero: bool = False, longest: tim
     if value > longest:
         raise InvalidDuration(f"{name} must be at most {longest}, got {value}")
     return value
+
+
+def seconds_of(timeout: object) -> float | None:
+    """How long a caller wants to wait; None for as long as it takes.
+
+    Raises:
+        InvalidDuration: It is neither a `timedelta` nor a number of seconds.
+    """
+    if timeout is None:
+        return None
+    if isinstance(timeout, timedelta):
+        return timeout.total_seconds()
+    if isinstance(timeout, int | float) and not isinstance(timeout, bool) and not math.isnan(timeout):
+        return timeout
+    raise InvalidDuration(
+        f"timeout must be a timedelta or a number of seconds, got {timeout!r}: write timeout=timedelta(seconds=...)"
+    )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
+from mcp_tasks.core.json_bytes import LARGE, decode_in_pieces, decode_json
 from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import UnknownTask
@@ -22,3 +26,8 @@ async def outcome_of(runtime: TaskRuntime, record: TaskRecord) -> Outcome | None
     if outcome is None:
         raise UnknownTask(record.id)
     return outcome
+
+
+async def decoded(data: bytes) -> Any:
+    """The value behind the bytes; if it is large, from a thread, for the event loop's sake."""
+    return await asyncio.to_thread(decode_in_pieces, data) if len(data) > LARGE else decode_json(data)

@@ -27,10 +27,14 @@ from mcp_tasks.runtime.steps import Retry, attempt, call_function, check_step
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.run import Run
+    from mcp_tasks.runtime.runtime import TaskRuntime
 
 T = TypeVar("T")
 
 current_run: ContextVar[Run | None] = ContextVar("mcp_tasks_current_run", default=None)
+current_runtime: ContextVar[TaskRuntime | None] = ContextVar("mcp_tasks_current_runtime", default=None)
+"""The runtime that the current run belongs to: in tests of tools it is another than the server's."""
+
 _asking: ContextVar[Asking | None] = ContextVar("mcp_tasks_asking", default=None)
 
 _ONCE = Retry(attempts=1)

@@ -34,6 +34,7 @@ from mcp_tasks.errors import (
 )
 from mcp_tasks.runtime.alarms import Alarms
 from mcp_tasks.runtime.branches import Branches
+from mcp_tasks.runtime.children import Children
 from mcp_tasks.runtime.context import asking_now, current_run
 from mcp_tasks.runtime.deliveries import Deliveries
 from mcp_tasks.runtime.ending import Ending, Failure, failed, last_words
@@ -94,6 +95,7 @@ class Run:
         self.leaving: Leaving = Leaving(self, host)
         self.now: Callable[[], datetime] = host.now
         self.alarms: Alarms = host.alarms
+        self.children: Children = Children(self)
         self.stopped: asyncio.Event = asyncio.Event()
         self._host = host
         self._questions = Questions(self, replay)

@@ -27,7 +27,7 @@ from mcp_tasks.errors import AnswerRefused, StoreError, StoreUnavailable, TaskUn
 from mcp_tasks.runtime.alarms import Alarms
 from mcp_tasks.runtime.changes import Changes
 from mcp_tasks.runtime.claims import Claims
-from mcp_tasks.runtime.context import current_run
+from mcp_tasks.runtime.context import current_run, current_runtime
 from mcp_tasks.runtime.janitor import Janitor
 from mcp_tasks.runtime.late_writes import LateWrites
 from mcp_tasks.runtime.launching import Launching, new_task_id
@@ -232,15 +232,28 @@ class TaskRuntime:
             TaskUnreadable: There is, and its row cannot be read.
         """
         try:
-            record = await self.store.get(task_id) if len(task_id) <= MAX_ID_LENGTH else None
+            record = await self.find(task_id)
         except TaskUnreadable as exc:
-            self.janitor.note_trouble(task_id, exc)
             if exc.owner == owner:
                 raise
             raise UnknownTask(task_id) from exc
-        if record is None or record.owner != owner or record.namespace != self.namespace:
+        if record.owner != owner:
             raise UnknownTask(task_id)
-        if is_expired(record, self.now()):
+        return record
+
+    async def find(self, task_id: str) -> TaskRecord:
+        """The task as it is now, whoever owns it: for code of the server's own, never for a client.
+
+        Raises:
+            UnknownTask: This server has no such task.
+            TaskUnreadable: It has, and its row cannot be read.
+        """
+        try:
+            record = await self.store.get(task_id) if len(task_id) <= MAX_ID_LENGTH else None
+        except TaskUnreadable as exc:
+            self.janitor.note_trouble(task_id, exc)
+            raise
+        if record is None or record.namespace != self.namespace or is_expired(record, self.now()):
             raise UnknownTask(task_id)
         return record
 
@@ -342,6 +355,7 @@ class TaskRuntime:
             if run is None:
                 return
             self._runs[task_id] = run
+            current_runtime.set(self)
             try:
                 # Lost while the task was being claimed: it is given up with the others, and its tool never began.
                 if self.lease.is_valid:

@@ -1,8 +1,25 @@
 """What authors of servers use: the `Tasks` object, its options, and its life with the server."""
 
 from mcp_tasks.protocol import Caller
+from mcp_tasks.server.list_changes import ChangesWiring, ListChanges
+from mcp_tasks.server.local_handle import LocalSnapshot, LocalTask
+from mcp_tasks.server.local_listing import TaskPage
 from mcp_tasks.server.options import Recover, TaskMode, TaskOptions, ToolOptions
 from mcp_tasks.server.tasks import Tasks
 from mcp_tasks.server.wiring import Lifespan, Wiring
 
-__all__ = ["Caller", "Lifespan", "Recover", "TaskMode", "TaskOptions", "Tasks", "ToolOptions", "Wiring"]
+__all__ = [
+    "Caller",
+    "ChangesWiring",
+    "Lifespan",
+    "ListChanges",
+    "LocalSnapshot",
+    "LocalTask",
+    "Recover",
+    "TaskMode",
+    "TaskOptions",
+    "TaskPage",
+    "Tasks",
+    "ToolOptions",
+    "Wiring",
+]

@@ -71,7 +71,7 @@ class Calls:
 
     def can_become_task(self, mark: Mark | None) -> bool:
         """Whether any call of a tool with this mark can become a task."""
-        return self._augment is not None or (mark is not None and mark.options.mode != "forbidden")
+        return self._augment is not None if mark is None else mark.options.mode != "forbidden"
 
     async def _answer_with_task(
         self, mark: Mark, params: CallToolRequestParams, ctx: RequestContext, caller: Caller

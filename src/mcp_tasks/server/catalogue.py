@@ -1,23 +1,31 @@
-"""The tools that a server has, and what their author said of each: what calls and runs are treated by."""
+"""What a server has, and what its author said of each tool, prompt and resource: what calls and runs are treated by."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from mcp_tasks.runtime import ToolPolicy
 from mcp_tasks.server.marks import Marks, ServedTool
-from mcp_tasks.server.options import TaskOptions
+from mcp_tasks.server.options import TaskMode, TaskOptions
+from mcp_tasks.server.reads import Reads, ServedRead
 from mcp_tasks.tools.host import ToolHost
+
+READ_METHODS: Final = frozenset({"prompts/get", "resources/read"})
 
 
 class Catalogue:
-    """The tools of one server.
+    """The tools, prompts and resources of one server.
 
     Args:
         usual: What holds for tools of which nothing else was said.
+        default_mode: The mode of whatever is not marked; None if only what is marked becomes a task.
     """
 
-    def __init__(self, usual: TaskOptions) -> None:
+    def __init__(self, usual: TaskOptions, default_mode: TaskMode | None = None) -> None:
+        default = None if default_mode is None else TaskOptions(mode=default_mode)
         self.usual: TaskOptions = usual
-        self.marks: Marks = Marks()
+        self.marks: Marks = Marks(default)
+        self.reads: Reads = Reads(default)
         self._host: ToolHost | None = None
 
     async def open(self, host: ToolHost) -> None:
@@ -26,6 +34,8 @@ class Catalogue:
         # A low-level server that lists nothing has not said that there is nothing.
         if await self._list_tools(host) or host.publishes_schemas:
             self.marks.warn_of_unused()
+        if host.publishes_schemas:
+            await self.reads.warn_of_unused(host)
 
     def is_plain(self, name: str) -> bool:
         """Whether the tool of that name is known not to be marked. A look-up and no more: it is asked on every call."""
@@ -43,13 +53,20 @@ class Catalogue:
         return self.marks.find(name)
 
     async def policy(self, method: str, name: str) -> ToolPolicy | None:
-        """How runs of a tool are treated; None for one that this server does not have."""
+        """How runs of a tool, a prompt or a resource are treated; None for one that this server does not have."""
         if method != "tools/call":
-            return None
+            read = await self.read(method, name)
+            return None if read is None else read.policy(self.usual)
         if self.marks.find(name) is None and self._host is not None:
             await self._list_tools(self._host)
         tool = await self.tool(name)
         return None if tool is None else tool.policy(self.usual)
+
+    async def read(self, method: str, name: str) -> ServedRead | None:
+        """The prompt of that name, or the resource of that URI; None if the server is known to have none."""
+        if self._host is None or method not in READ_METHODS:
+            return None
+        return await self.reads.find(self._host, method, name)
 
     async def _list_tools(self, host: ToolHost) -> bool:
         """Look at the tools anew; whether there are any."""

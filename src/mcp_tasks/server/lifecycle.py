@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from mcp.server import MCPServer, Server
@@ -69,6 +69,7 @@ class Lifecycle:
         self._store = setup.store
         self._stopping = Stopping()
         self._runtime: TaskRuntime | None = None
+        self._body: ToolBody | None = None
         self._server: AnyServer | None = None
         self._states: list[Any] = []
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
@@ -89,6 +90,15 @@ class Lifecycle:
                 logger.error("%s", why)
             raise WiringError(why)
         return self._runtime
+
+    def body(self) -> ToolBody:
+        """What calls the tools of the running server.
+
+        Raises:
+            WiringError: It is not running.
+        """
+        self.runtime()
+        return cast(ToolBody, self._body)
 
     async def stopping(self) -> None:
         """Return once the process is told to stop, or the last user of the runtime leaves."""
@@ -205,9 +215,11 @@ class Lifecycle:
     async def _start(self, server_name: str, host: ToolHost) -> TaskRuntime:
         if self._store is None:
             self._store = default_store(server_name, self._setup.origin)
+        self._body = ToolBody(host, lambda: self._states[-1])
         runtime = await self.new_runtime(
             host,
-            lambda: self._states[-1],
+            # The one that was entered first is usually the one that is left last: that of the process, not of a client.
+            lambda: self._states[0],
             server_name=server_name,
             store=self._store,
             engine=self._setup.engine,

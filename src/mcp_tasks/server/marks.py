@@ -40,6 +40,7 @@ class Mark:
         resolves: Whether the SDK asks for parameters of the tool before it enters the body.
         declares_asking: Whether the function declares that it may ask by returning.
         schema: What the tool's arguments look like, where the SDK made that of a function which is not known here.
+        is_default: Whether nobody said it of this tool, but of all that nothing is said of.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Mark:
     resolves: bool = False
     declares_asking: bool = False
     schema: Mapping[str, Any] | None = None
+    is_default: bool = False
 
     @property
     def asks_first(self) -> bool:
@@ -125,9 +127,14 @@ class ServedTool:
 
 
 class Marks:
-    """The marks of one `Tasks` object, and the tools of its server that they were found to belong to."""
+    """The marks of one `Tasks` object, and the tools of its server that they were found to belong to.
 
-    def __init__(self) -> None:
+    Args:
+        default: What holds for tools that nobody marked; None if they are no tasks.
+    """
+
+    def __init__(self, default: TaskOptions | None = None) -> None:
+        self._default = default
         self._marks: dict[str, Mark] = {}
         self._served: dict[str, ServedTool] = {}
 
@@ -151,7 +158,7 @@ class Marks:
 
     def named(self, name: str) -> ServedTool:
         """The tool of that name, listed or not, with the mark of that name: for a server of which no more is known."""
-        mark = self._marks.get(name)
+        mark = self._marks.get(name) or self._default_for(name)
         # The function says nothing of the tool's arguments: a handler of the author's own makes what it likes of them.
         return replace(self._served.get(name, ServedTool()), mark=mark and replace(mark, function=None))
 
@@ -165,23 +172,37 @@ class Marks:
         marks = sorted(self._marks.values(), key=lambda mark: mark.is_named)
         owners = {tool.name: mark.for_tool(tool) for mark in marks for tool in mark.tools_among(tools)}
         self._served = {
-            tool.name: ServedTool(tool.annotations, owners.get(tool.name), tool.input_schema) for tool in tools
+            tool.name: ServedTool(
+                tool.annotations,
+                owners.get(tool.name) or self._default_for(tool.name, tool.input_schema),
+                tool.input_schema,
+            )
+            for tool in tools
         }
 
     def serve_by_name(self, tools: Sequence[Tool]) -> None:
         """The same for a low-level server: its schemas are its author's own, so names are all there is."""
-        self._served = {tool.name: ServedTool(tool.annotations, self._marks.get(tool.name)) for tool in tools}
+        self._served = {
+            tool.name: ServedTool(tool.annotations, self._marks.get(tool.name) or self._default_for(tool.name))
+            for tool in tools
+        }
 
     def warn_of_unused(self) -> None:
         """Log which marks belong to no tool of those listed. No error: a tool may be added later."""
-        used = {tool.mark.name for tool in self._served.values() if tool.mark is not None}
+        marks = [tool.mark for tool in self._served.values()]
+        used = {mark.name for mark in marks if mark is not None and not mark.is_default}
         if unused := sorted(self._marks.keys() - used):
             logger.warning(
                 "marked as tasks, but the server has no such tool: %s. It has %s. Put @server.tool() above "
                 "@tasks.task(), and check the names; a tool that is added later gets its mark then.",
-                _quoted(unused),
-                _quoted(sorted(self._served)) or "no tools",
+                quoted(unused),
+                quoted(sorted(self._served)) or "no tools",
             )
+
+    def _default_for(self, name: str, schema: Mapping[str, Any] | None = None) -> Mark | None:
+        if self._default is None:
+            return None
+        return Mark(name=name, options=self._default, schema=schema, is_default=True)
 
     def _put(self, mark: Mark) -> None:
         self._marks[mark.name] = mark
@@ -189,6 +210,7 @@ class Marks:
         self._served = {}
 
 
-def _quoted(names: Sequence[str]) -> str:
+def quoted(names: Sequence[str]) -> str:
+    """Names for a warning: the first of them, and how many there are beside."""
     shown = ", ".join(map(repr, names[:NAMES_SHOWN]))
     return shown if len(names) <= NAMES_SHOWN else f"{shown} and {len(names) - NAMES_SHOWN} more"

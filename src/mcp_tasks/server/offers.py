@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from mcp_tasks.adapters.era import Offer
 from mcp_tasks.server.catalogue import Catalogue
 from mcp_tasks.server.marks import Mark
-from mcp_tasks.server.options import DEFAULT_MAX_TTL
+from mcp_tasks.server.options import DEFAULT_MAX_TTL, TaskOptions
 
 
 class ServedOffers:
-    """The offers of one server, by what its author said of its tools.
+    """The offers of one server, by what its author said of its tools, prompts and resources.
 
     Args:
         max_ttl: The longest that a caller may have a task kept for, unless its tool keeps tasks for longer anyway.
@@ -25,25 +27,37 @@ class ServedOffers:
 
     def methods(self) -> frozenset[str]:
         """The methods whose calls may be tasks."""
-        return frozenset({"tools/call"})
+        return self._catalogue.reads.methods() | {"tools/call"}
 
     async def find(self, method: str, name: str) -> Offer | None:
-        """The offer for the tool of that name; None if there is no such tool."""
-        tool = await self._catalogue.tool(name) if method == "tools/call" else None
+        """The offer for the tool or prompt of that name, or the resource of that URI; None if there is none."""
+        if method != "tools/call":
+            return await self._read(method, name)
+        tool = await self._catalogue.tool(name)
         if tool is None:
             return None
         mark = tool.mark
         if mark is None:
             return Offer(support="forbidden")
-        retention = mark.options.retention(self._catalogue.usual)
+        offer = self._offer(mark.options)
+        return replace(offer, problem_with=partial(_problem, mark), may_refuse=mark.may_refuse)
+
+    async def _read(self, method: str, name: str) -> Offer | None:
+        read = await self._catalogue.read(method, name)
+        if read is None:
+            return None
+        if read.options is None:
+            return Offer(support="forbidden")
+        return replace(self._offer(read.options), problem_with=read.problem_with)
+
+    def _offer(self, options: TaskOptions) -> Offer:
+        retention = options.retention(self._catalogue.usual)
         return Offer(
-            support=mark.options.mode,
+            support=options.mode,
             retention=retention,
             max_retention=None if retention is None else max(retention, self._max_ttl),
-            poll_interval=mark.options.poll_interval,
-            immediate_response=mark.options.immediate_response,
-            problem_with=lambda arguments: _problem(mark, arguments),
-            may_refuse=mark.may_refuse,
+            poll_interval=options.poll_interval,
+            immediate_response=options.immediate_response,
         )
 
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
-from typing import Any, Never, TypeAlias, TypeVar, Unpack, cast, overload
+from typing import Any, Never, TypeAlias, TypeVar, Unpack, cast, get_args, overload
 
 from mcp.server import MCPServer, Server, ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
@@ -25,7 +26,7 @@ from mcp_types import CallToolRequestParams
 from mcp_tasks.adapters.era import EraParts
 from mcp_tasks.adapters.sdk import SdkAdapter
 from mcp_tasks.core.durations import check_duration
-from mcp_tasks.core.values import check_flag, check_function, check_instance, check_text
+from mcp_tasks.core.values import check_choice, check_flag, check_function, check_instance, check_text
 from mcp_tasks.engines import Engine
 from mcp_tasks.errors import InvalidMark, UsageError, WiringError
 from mcp_tasks.protocol import Caller, Dialects, ModernDialect, TasksProtocol
@@ -35,17 +36,20 @@ from mcp_tasks.server.catalogue import Catalogue
 from mcp_tasks.server.choice import chosen_engine, chosen_observers, chosen_store
 from mcp_tasks.server.eras import older_eras
 from mcp_tasks.server.lifecycle import Lifecycle, Setup
+from mcp_tasks.server.local import LocalCalls
 from mcp_tasks.server.marks import Mark
 from mcp_tasks.server.offers import ServedOffers
 from mcp_tasks.server.options import (
     DEFAULT_MAX_TTL,
     UNSET,
+    TaskMode,
     TaskOptions,
     ToolOptions,
     Unset,
     chosen_ttl,
     options_from,
 )
+from mcp_tasks.server.reads import Kind
 from mcp_tasks.server.stopping import until_told_to_stop
 from mcp_tasks.server.wiring import Lifespan, Wiring, check_lifespan, half_wired
 from mcp_tasks.stores import Store
@@ -69,14 +73,17 @@ def authenticated(caller: Caller) -> str | None:
     return caller.principal
 
 
-class Tasks(Extension):
-    """Makes tools of a server durable tasks (SEP-2663).
+class Tasks(LocalCalls, Extension):
+    """Makes tools of a server durable tasks (SEP-2663); prompts and resources too, where a caller can have them so.
 
     Args:
         store: Where tasks are kept: a URL (`sqlite:///tasks.db`, `memory://`), a `Store`, or nothing for a SQLite
             file of the server's own in the user's state folder (`MCP_TASKS_URL` in the environment overrides that).
-        augment: A rule over the validated `tools/call` params. Given one, it decides for tools that are not marked
-            as well; a marked tool becomes a task only if it agrees. `mode="required"` and `"forbidden"` stand above it.
+        default_mode: The mode of every tool, prompt and resource that is not marked; a mark says otherwise for one of
+            them. Without it, only what is marked becomes a task.
+        augment: A rule over the validated `tools/call` params, asked where the mode is `"optional"` and the server
+            decides: the call becomes a task only if the rule agrees. `"required"` and `"forbidden"` stand above it.
+            Without a `default_mode`, it decides for tools that are not marked as well.
         clock: Source of the current time, aware and in UTC.
         default_ttl_ms: How long a finished task is kept, in milliseconds; None keeps it for as long as the store lives.
         default_ttl: The same as a `timedelta`. Without either, a day.
@@ -109,6 +116,7 @@ class Tasks(Extension):
         self,
         store: Store | str | None = None,
         *,
+        default_mode: TaskMode | None = None,
         augment: Augment | None = None,
         clock: Callable[[], datetime] = utc_now,
         default_ttl_ms: int | Unset | None = UNSET,
@@ -128,6 +136,8 @@ class Tasks(Extension):
     ) -> None:
         check_function("clock", clock, "lambda: datetime.now(UTC)")
         check_function("principal", principal, "lambda caller: caller.principal")
+        if default_mode is not None:
+            check_choice("default_mode", default_mode, get_args(TaskMode))
         if augment is not None:
             check_function("augment", augment, "lambda params: params.name != 'ping'")
         if settings is not None:
@@ -138,7 +148,8 @@ class Tasks(Extension):
         check_flag("require_name_header", require_name_header)
         ttl = chosen_ttl(default_ttl_ms, default_ttl)
         check_duration("max_ttl", max_ttl)
-        self._catalogue = Catalogue(TaskOptions(ttl=ttl, grace=grace, max_wait=max_wait, max_lost_runs=max_lost_runs))
+        usual = TaskOptions(ttl=ttl, grace=grace, max_wait=max_wait, max_lost_runs=max_lost_runs)
+        self._catalogue = Catalogue(usual, default_mode)
         setup = Setup(
             store=chosen_store(store),
             engine=chosen_engine(engine, concurrency),
@@ -221,13 +232,17 @@ class Tasks(Extension):
         server.lifespan = self._lifecycle.around_lowlevel(server.lifespan, LowLevelHost(server, entry.handler))
 
     def task(
-        self, *misplaced: Never, name: str | None = None, **options: Unpack[ToolOptions]
+        self, *misplaced: Never, name: str | None = None, kind: Kind = "tool", **options: Unpack[ToolOptions]
     ) -> Callable[[FunctionT], FunctionT]:
         """Mark a tool: its calls may become tasks. Goes under `@server.tool()`; the tool stays as it is.
 
+        With `kind=`, mark a prompt or a resource in the same way, under `@server.prompt()` or `@server.resource(...)`.
+
         Args:
             name: The tool that is marked, by its name. Needed only where the function does not tell: for two functions
-                of the same name, or for a tool that is a wrapper with a signature of its own.
+                of the same name, or for a tool that is a wrapper with a signature of its own. For a prompt or a
+                resource, the name that it is registered under, if that is not the function's.
+            kind: What the function is registered as.
             options: See `ToolOptions`.
 
         Raises:
@@ -241,9 +256,13 @@ class Tasks(Extension):
             raise InvalidMark("@tasks.task is called before it decorates: write @tasks.task(), with parentheses")
         if name is not None:
             check_text("name", name)
-        chosen = options_from("@tasks.task", options, also=["name"])
+        check_choice("kind", kind, get_args(Kind))
+        chosen = options_from("@tasks.task", options, also=["name", "kind"])
 
         def mark(function: FunctionT) -> FunctionT:
+            if kind != "tool":
+                self._catalogue.reads.add(kind, name or function.__name__, chosen)
+                return function
             resolves = resolves_parameters(function)
             self._catalogue.marks.add(
                 Mark(
@@ -259,14 +278,21 @@ class Tasks(Extension):
 
         return mark
 
-    def mark(self, name: str, **options: Unpack[ToolOptions]) -> None:
+    def mark(self, name: str, *, kind: Kind = "tool", **options: Unpack[ToolOptions]) -> None:
         """Mark a tool by its name, for tools that are not functions. Replaces what was said of the tool before.
+
+        With `kind=`, mark a prompt by its name, or a resource by its name, its URI, or the template of its URI.
 
         Raises:
             InvalidOption: There is no such option, or it has a value that it cannot have.
         """
         check_text("the name that tasks.mark takes", name)
-        self._catalogue.marks.set(name, options_from("tasks.mark", options))
+        check_choice("kind", kind, get_args(Kind))
+        chosen = options_from("tasks.mark", options, also=["kind"])
+        if kind == "tool":
+            self._catalogue.marks.set(name, chosen)
+        else:
+            self._catalogue.reads.set(kind, name, chosen)
 
     async def work(self, server: MCPServer[Any] | Server[Any]) -> None:
         """Run tools of the server without serving anybody, until the process is told to stop (SIGTERM) or this is
@@ -280,6 +306,19 @@ class Tasks(Extension):
             raise UsageError("tasks.work(server) runs tools, and this Tasks object was made with runs_tools=False")
         async with self._lifecycle.living(server):
             await until_told_to_stop()
+
+    def running(self, server: MCPServer[Any] | Server[Any]) -> AbstractAsyncContextManager[None]:
+        """Keep tasks running while the block lasts, whether or not a client is connected:
+        `async with tasks.running(server): await tasks.call(...)`.
+
+        For scripts and tests that call a server in their own process. A server over Streamable HTTP runs its tasks by
+        itself; where the SDK enters the server's lifespan for each connection (the old HTTP+SSE transport), they would
+        stop with the last of them. Tools see the state of the lifespan that is entered here.
+
+        Raises:
+            WiringError: The server does not have these tasks.
+        """
+        return self._lifecycle.living(server)
 
     # For tests of tools
 
@@ -295,21 +334,6 @@ class Tasks(Extension):
         return await self._lifecycle.new_runtime(
             host, lambda: state, server_name=server.name, store=store, engine=engine, clock=clock
         )
-
-    async def check_call(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Refuse a call that cannot become a task. For tests of tools.
-
-        Raises:
-            UsageError: There is no such tool, it is not marked, or it does not take these arguments.
-        """
-        tool = await self._catalogue.tool(name)
-        if tool is None:
-            raise UsageError(f"the server has no tool {name!r}")
-        if not self._calls.can_become_task(tool.mark):
-            raise UsageError(f"tool {name!r} never becomes a task: it is not marked with @tasks.task()")
-        problem = None if tool.mark is None or tool.mark.resolves else tool.mark.problem_with(arguments)
-        if problem is not None:
-            raise UsageError(f"tool {name!r} does not take these arguments: {problem}") from problem
 
     # What the SDK calls
 

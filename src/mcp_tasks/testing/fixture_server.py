@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 from mcp.server import MCPServer
@@ -47,9 +48,9 @@ class Name(BaseModel):
     name: str
 
 
-def build(tasks: Tasks) -> MCPServer[dict[str, object]]:
-    """The fixture server with `tasks` as its extension."""
-    server = MCPServer("mcp-tasks-fixture", version="1", **tasks.wiring(), log_level="WARNING")
+def build(tasks: Tasks, **options: Any) -> MCPServer[dict[str, object]]:
+    """The fixture server with `tasks` as its extension, and with options of the SDK's server."""
+    server = MCPServer("mcp-tasks-fixture", version="1", **tasks.wiring(), log_level="WARNING", **options)
     _add_conformance_tools(server, tasks)
     _add_asking_tools(server, tasks)
     _add_measuring_tools(server, tasks)

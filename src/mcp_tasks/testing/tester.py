@@ -32,14 +32,12 @@ from mcp_tasks.protocol.answers import check_answers
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server import Tasks
+from mcp_tasks.server.local_start import ALL_CAPABILITIES
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 
 logger: Final = logging.getLogger(__name__)
-
-ALL_CAPABILITIES: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {"tools": {}}, "roots": {}}
-"""A client that can be asked anything."""
 
 LIMIT = timedelta(seconds=10)
 """How long, in real time, a test waits for its tool before it fails."""

@@ -1,20 +1,29 @@
 """Runs a tool from its record, the same in the server that took the call, after a restart, and in a worker.
 
-The tool gets the SDK's own context, built by hand over a `TaskChannel`, so it works in a task as in a call.
+The tool gets the SDK's own context, built by hand over a `TaskChannel`, so it works in a task as in a call. Prompts and
+resources are run in the same way; where nothing else is said, a tool here is any of the three.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from typing import Any, Final, cast
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any, Final, TypeAlias, cast
 
 from mcp.server import ServerRequestContext
 from mcp.server.connection import Connection
 from mcp.server.session import ServerSession
 from mcp.shared.exceptions import MCPError
-from mcp_types import INTERNAL_ERROR, CallToolRequestParams, InputRequiredResult
+from mcp_types import (
+    INTERNAL_ERROR,
+    CallToolRequestParams,
+    GetPromptRequestParams,
+    InputRequiredResult,
+    ReadResourceRequestParams,
+)
 from mcp_types import methods as mcp_methods
 from mcp_types.version import LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ValidationError
@@ -24,13 +33,30 @@ from mcp_tasks.core.text import valid_json
 from mcp_tasks.errors import AnswerRefused, UsageError
 from mcp_tasks.protocol.errors import RpcError, describe
 from mcp_tasks.runtime import AskedOnCall, Ending, Failure, Run, Success
+from mcp_tasks.runtime.context import current_run
 from mcp_tasks.tools.channel import TaskChannel, require_capability
 from mcp_tasks.tools.clients import ClientCache
-from mcp_tasks.tools.host import RequestContext, ToolHost
+from mcp_tasks.tools.host import Params, RequestContext, ToolHost
+from mcp_tasks.tools.lone import lone_context
 
 logger: Final = logging.getLogger(__name__)
 
 _COMPLETE = "complete"
+
+_NEEDED = {"tools/call": "content", "prompts/get": "messages", "resources/read": "contents"}
+"""What a result of each method has, and a question does not."""
+
+_PARAMS: dict[str, type[Params]] = {
+    "tools/call": CallToolRequestParams,
+    "prompts/get": GetPromptRequestParams,
+    "resources/read": ReadResourceRequestParams,
+}
+
+Answering: TypeAlias = Callable[[JsonObject], Awaitable[JsonObject]]
+"""Has a question answered that a tool asked by returning it."""
+
+body_at_work: ContextVar[ToolBody | None] = ContextVar("mcp_tasks_body_at_work", default=None)
+"""What runs the tool that the calling code is part of."""
 
 
 class ToolBody:
@@ -43,26 +69,54 @@ class ToolBody:
 
     async def __call__(self, run: Run) -> Ending:
         """Call the tool, as often as it takes to answer what it asks by returning, and say how it ended."""
-        request = run.request
-        context = self._context(run)
-        params = _params(request, request.input_responses, request.request_state)
+
+        async def answered(question: JsonObject) -> JsonObject:
+            # Somebody may be waiting on the original call, in this process or another. The record decides who was
+            # first: the question, or the announcement of the task; after that it is asked in the task.
+            if await run.ask_on_call(question):
+                raise _IsAskedOnCall
+            return await run.ask_all(questions_in(question, run.request.client_capabilities))
+
+        body_at_work.set(self)
         try:
-            while True:
-                result = await self._host.call(context, params)
-                if not mcp_methods.is_input_required(result):
-                    return Success(_neutral_result(request, result))
-                question = _question(request, result)
-                # Somebody may be waiting on the original call, in this process or another. The record decides who was
-                # first: the question, or the announcement of the task; after that it is asked in the task.
-                if await run.ask_on_call(question):
-                    return AskedOnCall()
-                responses = await run.ask_all(questions_in(question, request.client_capabilities))
-                params = _params(request, responses, question.get("requestState"))
+            return Success(await self._result(run.request, self._context(run), answered))
+        except _IsAskedOnCall:
+            return AskedOnCall()
         except Exception as exc:
             if not isinstance(exc, MCPError | RpcError | UsageError | AnswerRefused):
                 # The id is cut short: whoever knows all of it can see the task.
                 logger.exception("the run of task %s… failed", run.record.id[:12])
             return Failure(describe(exc))
+
+    async def call(self, request: TaskRequest) -> JsonObject:
+        """What the tool gives, called here and now, and without a task of its own.
+
+        In a tool that runs as a task it is a part of that: what it asks, the task asks.
+
+        Raises:
+            MCPError: The tool raised it.
+            RpcError: What it returned is not a result.
+            UsageError: It asks something, and there is nobody to answer.
+        """
+        run = current_run.get()
+        if run is None:
+            context = lone_context(request.method, self._lifespan_state(), _fields(request))
+            return await self._result(request, context, _unanswerable(request))
+
+        async def answered(question: JsonObject) -> JsonObject:
+            return await run.ask_all(questions_in(question, run.request.client_capabilities))
+
+        context = replace(self._context(run), method=request.method, params=_fields(request))
+        return await self._result(request, context, answered)
+
+    async def _result(self, request: TaskRequest, context: RequestContext, answered: Answering) -> JsonObject:
+        params = _params(request, request.input_responses, request.request_state)
+        while True:
+            result = await self._host.call(context, params)
+            if not mcp_methods.is_input_required(result):
+                return _neutral_result(request, result)
+            question = _question(request, result)
+            params = _params(request, await answered(question), question.get("requestState"))
 
     def _context(self, run: Run) -> RequestContext:
         request = run.request
@@ -76,7 +130,7 @@ class ToolBody:
             lifespan_context=self._lifespan_state(),
             protocol_version=request.protocol_version,
             method=request.method,
-            params={"name": request.name, "arguments": dict(request.arguments)},
+            params=_fields(request),
             request_id=run.record.id,
             meta=cast(Any, dict(request.meta)),
         )
@@ -95,13 +149,33 @@ def questions_in(question: JsonObject, capabilities: JsonObject) -> dict[str, In
     return questions
 
 
-def _params(request: TaskRequest, responses: JsonObject | None, state: str | None) -> CallToolRequestParams:
-    fields: dict[str, Any] = {"name": request.name, "arguments": dict(request.arguments)}
+class _IsAskedOnCall(Exception):
+    """The original call is answered with a question, and the task is over."""
+
+
+def _unanswerable(request: TaskRequest) -> Answering:
+    async def refused(question: JsonObject) -> JsonObject:
+        raise UsageError(
+            f"{request.name!r} asks something before it has a result, and a call in this process has nobody to answer: "
+            f"start it as a task, and answer with send_input"
+        )
+
+    return refused
+
+
+def _fields(request: TaskRequest) -> dict[str, Any]:
+    if request.method == "resources/read":
+        return {"uri": request.name}
+    return {"name": request.name, "arguments": dict(request.arguments)}
+
+
+def _params(request: TaskRequest, responses: JsonObject | None, state: str | None) -> Params:
+    fields = _fields(request)
     if responses is not None:
         fields["inputResponses"] = dict(responses)
     if state is not None:
         fields["requestState"] = state
-    return CallToolRequestParams.model_validate(fields, by_name=False)
+    return _PARAMS[request.method].model_validate(fields, by_name=False)
 
 
 def _neutral_result(request: TaskRequest, result: Any) -> JsonObject:
@@ -112,7 +186,7 @@ def _neutral_result(request: TaskRequest, result: Any) -> JsonObject:
         # plain JSON by now, and there is nothing to gain from another pass over it.
         structured = dumped.pop("structuredContent", None) if isinstance(result, BaseModel) else None
         neutral = mcp_methods.serialize_server_result(request.method, LATEST_MODERN_VERSION, dumped)
-        if "content" not in neutral:
+        if _NEEDED[request.method] not in neutral:
             # The schema takes it for a question, of which nothing is required.
             raise _InvalidResult
     del neutral["resultType"]

@@ -1,40 +1,46 @@
-"""A server of the SDK as the source of tools, whichever of its two kinds it is."""
+"""A server of the SDK as the source of tools, prompts and resources, whichever of its two kinds it is."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, TypeAlias, cast
+from typing import Any, Final, Protocol, TypeAlias
 
 from mcp.server import MCPServer, Server, ServerRequestContext
-from mcp.server.connection import Connection
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
-from mcp.server.session import ServerSession
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
+    METHOD_NOT_FOUND,
     CallToolRequestParams,
     CallToolResult,
     ErrorData,
-    ListToolsResult,
-    PaginatedRequestParams,
+    GetPromptRequestParams,
+    Prompt,
+    ReadResourceRequestParams,
+    Resource,
+    ResourceTemplate,
     TextContent,
     Tool,
 )
-from mcp_types.version import LATEST_MODERN_VERSION
 
 from mcp_tasks.core.text import valid_text
 from mcp_tasks.errors import StepError, TasksError
 from mcp_tasks.protocol.errors import to_error_data
 from mcp_tasks.tools.bus import ServerBus
+from mcp_tasks.tools.listing import listed
+from mcp_tasks.tools.reads import prompt_of, resource_of
 
 logger: Final = logging.getLogger(__name__)
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 
+Params: TypeAlias = CallToolRequestParams | GetPromptRequestParams | ReadResourceRequestParams
+"""What a tool is called, a prompt is got, or a resource is read with."""
+
 
 class ToolHost(Protocol):
-    """Where tools are found and called."""
+    """Where tools are found and called, and prompts and resources with them."""
 
     @property
     def publishes_schemas(self) -> bool:
@@ -45,12 +51,24 @@ class ToolHost(Protocol):
         """Get ready, before the server serves anybody."""
         ...
 
-    async def call(self, ctx: RequestContext, params: CallToolRequestParams) -> Any:
-        """Call the tool as the server would for a request."""
+    async def call(self, ctx: RequestContext, params: Params) -> Any:
+        """Call the tool, or get the prompt or the resource, as the server would for a request."""
         ...
 
     async def tools(self) -> Sequence[Tool]:
         """The tools, as clients see them."""
+        ...
+
+    async def prompts(self) -> Sequence[Prompt]:
+        """The prompts, as clients see them."""
+        ...
+
+    async def resources(self) -> Sequence[Resource]:
+        """The resources with a fixed URI, as clients see them."""
+        ...
+
+    async def resource_templates(self) -> Sequence[ResourceTemplate]:
+        """The resources with parameters in their URI, as clients see them."""
         ...
 
 
@@ -63,11 +81,18 @@ class MCPServerHost:
         self._server = server
         self._bus: ServerBus | None = None
 
-    async def call(self, ctx: RequestContext, params: CallToolRequestParams) -> Any:
-        """Call the tool; what it raises becomes an `isError` result, as in a plain call."""
+    async def call(self, ctx: RequestContext, params: Params) -> Any:
+        """Do what a plain call does; what a tool raises becomes an `isError` result."""
         context: Context[Any, Any] = Context(
             request_context=ctx, mcp_server=self._server, input_params=params, subscriptions=self._bus
         )
+        if isinstance(params, GetPromptRequestParams):
+            return await prompt_of(self._server, context, params)
+        if isinstance(params, ReadResourceRequestParams):
+            return await resource_of(self._server, context, params)
+        return await self._call_tool(ctx, context, params)
+
+    async def _call_tool(self, ctx: RequestContext, context: Context[Any, Any], params: CallToolRequestParams) -> Any:
         try:
             return await self._server.call_tool(params.name, params.arguments or {}, context)
         except MCPError:
@@ -89,6 +114,18 @@ class MCPServerHost:
         """The tools, as clients see them."""
         return await self._server.list_tools()
 
+    async def prompts(self) -> Sequence[Prompt]:
+        """The prompts, as clients see them."""
+        return await self._server.list_prompts()
+
+    async def resources(self) -> Sequence[Resource]:
+        """The resources with a fixed URI, as clients see them."""
+        return await self._server.list_resources()
+
+    async def resource_templates(self) -> Sequence[ResourceTemplate]:
+        """The resources with parameters in their URI, as clients see them."""
+        return await self._server.list_resource_templates()
+
 
 class LowLevelHost:
     """Tools of a low-level `Server`: whatever its handlers answer."""
@@ -102,9 +139,9 @@ class LowLevelHost:
     async def prepare(self) -> None:
         """Nothing to do."""
 
-    async def call(self, ctx: RequestContext, params: CallToolRequestParams) -> Any:
-        """Call the server's own `tools/call` handler."""
-        result = await self._call_tool(ctx, params)
+    async def call(self, ctx: RequestContext, params: Params) -> Any:
+        """Call the server's own handler."""
+        result = await self._handler(params)(ctx, params)
         if isinstance(result, ErrorData):
             # A server of the SDK takes it for an error that was raised.
             raise MCPError.from_error_data(result)
@@ -112,15 +149,29 @@ class LowLevelHost:
 
     async def tools(self) -> Sequence[Tool]:
         """The tools, as clients see them; none for a server whose listing needs a live request."""
-        entry = self._server.get_request_handler("tools/list")
+        return await listed(self._server, "tools/list")
+
+    async def prompts(self) -> Sequence[Prompt]:
+        """The prompts, as clients see them; none for a server whose listing needs a live request."""
+        return await listed(self._server, "prompts/list")
+
+    async def resources(self) -> Sequence[Resource]:
+        """The resources, as clients see them; none for a server whose listing needs a live request."""
+        return await listed(self._server, "resources/list")
+
+    async def resource_templates(self) -> Sequence[ResourceTemplate]:
+        """The templates, as clients see them; none for a server whose listing needs a live request."""
+        return await listed(self._server, "resources/templates/list")
+
+    def _handler(self, params: Params) -> Callable[[RequestContext, Any], Any]:
+        if isinstance(params, CallToolRequestParams):
+            # Not the server's own of now: that one makes tasks.
+            return self._call_tool
+        method = "prompts/get" if isinstance(params, GetPromptRequestParams) else "resources/read"
+        entry = self._server.get_request_handler(method)
         if entry is None:
-            return []
-        try:
-            listed = await entry.handler(_listing_context(), PaginatedRequestParams())
-        except Exception as exc:
-            logger.warning("tools could not be listed, so their annotations decide nothing: %s", exc)
-            return []
-        return listed.tools if isinstance(listed, ListToolsResult) else []
+            raise MCPError(METHOD_NOT_FOUND, f"The server has no handler for {method}")
+        return entry.handler
 
 
 def _told(exc: ToolError) -> str:
@@ -141,13 +192,3 @@ def _unexpected(exc: BaseException) -> BaseException | None:
     while isinstance(cause, UnexpectedToolError):
         cause = cause.__cause__
     return cause
-
-
-def _listing_context() -> RequestContext:
-    connection = Connection.from_envelope(LATEST_MODERN_VERSION, None, {})
-    return ServerRequestContext(
-        session=ServerSession(cast(Any, connection.outbound), connection),
-        lifespan_context={},
-        protocol_version=LATEST_MODERN_VERSION,
-        method="tools/list",
-    )

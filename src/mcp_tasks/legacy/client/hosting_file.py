@@ -41,13 +41,45 @@ _SCHEMA: Final = (
     """,
     "CREATE INDEX tasks_of_owner ON tasks (owner, number)",
     "CREATE INDEX tasks_by_expiry ON tasks (expires) WHERE expires IS NOT NULL",
+    # All that a poll needs: what was asked and answered may be large.
+    """
+    CREATE VIEW records AS SELECT number, task_id, owner, method, created, updated, status, message, finished,
+        retention, poll_interval, attempt, worker, lost, version FROM tasks
+    """,
     "CREATE TABLE owners (owner TEXT PRIMARY KEY, seen INTEGER NOT NULL)",
 )
 
-_COLUMNS: Final = (
-    "number, task_id, owner, method, created, updated, status, message, finished, retention, poll_interval,"
-    " attempt, worker, lost, version"
-)
+_INSERT: Final = """
+    INSERT INTO tasks (
+        task_id, owner, method, created, updated, status, message, finished, retention, poll_interval, attempt, worker,
+        lost, version, expires, request
+    ) VALUES (
+        :task_id, :owner, :method, :created, :updated, :status, :message, :finished, :retention, :poll_interval,
+        :attempt, :worker, :lost, :version, :expires, :request
+    )
+"""
+
+_UPDATE: Final = """
+    UPDATE tasks SET updated = :updated, status = :status, message = :message, finished = :finished,
+        attempt = :attempt, worker = :worker, lost = :lost, version = :version, expires = :expires,
+        outcome = coalesce(:outcome, outcome)
+    WHERE task_id = :task_id
+"""
+
+_ABANDONED: Final = """
+    DELETE FROM tasks WHERE finished IS NULL AND owner NOT IN (SELECT value FROM json_each(:connected))
+        AND coalesce((SELECT seen FROM owners WHERE owners.owner = tasks.owner), updated) + retention <= :before
+"""
+
+_LEFT: Final = """
+    DELETE FROM owners WHERE owner NOT IN (SELECT owner FROM tasks)
+        AND owner NOT IN (SELECT value FROM json_each(:connected))
+"""
+
+_COUNTS: Final = """
+    SELECT count(*) FILTER (WHERE owner = :owner AND finished IS NULL), count(*) FILTER (WHERE owner = :owner), count(*)
+    FROM tasks
+"""
 
 
 class HostedFile:
@@ -69,86 +101,68 @@ class HostedFile:
 
     def add(self, record: TaskRecord, request: Mapping[str, Any]) -> None:
         """Keep a new task, with what was asked for."""
-        values = {**_row(record), "request": json.dumps(request)}
-        names = ", ".join(values)
-        self._run(f"INSERT INTO tasks ({names}) VALUES ({', '.join('?' * len(values))})", list(values.values()))
+        self._run(_INSERT, {**_row(record), "request": json.dumps(request)})
 
     def save(self, record: TaskRecord, outcome: Mapping[str, Any] | None = None) -> None:
         """Keep the next state of a task; its outcome, if it has one now."""
-        values = _row(record)
-        if outcome is not None:
-            values["outcome"] = json.dumps(outcome)
-        sets = ", ".join(f"{name} = ?" for name in values)
-        self._run(f"UPDATE tasks SET {sets} WHERE task_id = ?", [*values.values(), record.id])
+        self._run(_UPDATE, {**_row(record), "outcome": None if outcome is None else json.dumps(outcome)})
 
     def get(self, owner: str, task_id: str) -> TaskRecord | None:
         """A task of this owner."""
-        rows = self._run(f"SELECT {_COLUMNS} FROM tasks WHERE owner = ? AND task_id = ?", [owner, task_id])
-        return self._records(rows)[0][1] if rows else None
-
-    def request(self, task_id: str) -> dict[str, Any]:
-        """What was asked for."""
-        return self._json("request", task_id) or {}
-
-    def outcome(self, task_id: str) -> dict[str, Any] | None:
-        """How the task ended."""
-        return self._json("outcome", task_id)
+        found = self._records("SELECT * FROM records WHERE owner = ? AND task_id = ?", (owner, task_id))
+        return found[0][1] if found else None
 
     def page(self, owner: str, *, after: int, limit: int) -> list[tuple[int, TaskRecord]]:
         """The tasks of an owner in the order they were made, each with its number, from behind the number `after`."""
-        rows = self._run(
-            f"SELECT {_COLUMNS} FROM tasks WHERE owner = ? AND number > ? ORDER BY number LIMIT ?",
-            [owner, after, limit],
-        )
-        return self._records(rows)
+        statement = "SELECT * FROM records WHERE owner = ? AND number > ? ORDER BY number LIMIT ?"
+        return self._records(statement, (owner, after, limit))
 
     def unfinished(self, owner: str) -> list[TaskRecord]:
         """The tasks of an owner that have not ended, oldest first."""
-        statement = f"SELECT {_COLUMNS} FROM tasks WHERE owner = ? AND finished IS NULL ORDER BY number"
-        return [record for _, record in self._records(self._run(statement, [owner]))]
+        statement = "SELECT * FROM records WHERE owner = ? AND finished IS NULL ORDER BY number"
+        return [record for _, record in self._records(statement, (owner,))]
+
+    def request(self, task_id: str) -> dict[str, Any]:
+        """What was asked for."""
+        return self._json("SELECT request FROM tasks WHERE task_id = ?", task_id)
+
+    def outcome(self, task_id: str) -> dict[str, Any]:
+        """How the task ended; empty if it has not, or was cancelled."""
+        return self._json("SELECT outcome FROM tasks WHERE task_id = ?", task_id)
 
     def counts(self, owner: str) -> tuple[int, int, int]:
         """How many tasks of the owner have not ended, how many it has, and how many there are in all."""
-        rows = self._run(
-            "SELECT count(*) FILTER (WHERE owner = ?1 AND finished IS NULL), count(*) FILTER (WHERE owner = ?1),"
-            " count(*) FROM tasks",
-            [owner],
-        )
-        running, kept, total = rows[0]
+        running, kept, total = self._run(_COUNTS, {"owner": owner})[0]
         return running, kept, total
 
     def saw(self, owner: str, now: datetime) -> None:
         """Note that the owner is connected: its unfinished tasks are worked on."""
-        self._run("INSERT OR REPLACE INTO owners (owner, seen) VALUES (?, ?)", [owner, _micros(now)])
+        self._run("INSERT OR REPLACE INTO owners (owner, seen) VALUES (?, ?)", (owner, _micros(now)))
 
     def delete_expired(self, now: datetime) -> None:
         """Delete finished tasks whose time is over."""
-        self._run("DELETE FROM tasks WHERE expires <= ?", [_micros(now)])
+        self._run("DELETE FROM tasks WHERE expires <= ?", (_micros(now),))
 
     def delete_abandoned(self, seen_before: datetime, *, connected: Iterable[str]) -> None:
         """Delete what is not finished of servers that are not connected, and that stayed away for the time to keep it.
 
         `seen_before` is now, less how old the news of a connection may be.
         """
-        here = list(connected)
-        self._run(
-            "DELETE FROM tasks WHERE finished IS NULL AND retention IS NOT NULL"
-            f" AND owner NOT IN ({', '.join('?' * len(here))})"
-            " AND coalesce((SELECT seen FROM owners WHERE owners.owner = tasks.owner), updated) + retention <= ?",
-            [*here, _micros(seen_before)],
-        )
-        self._run("DELETE FROM owners WHERE owner NOT IN (SELECT owner FROM tasks)", [])
+        here = json.dumps(list(connected))
+        self._run(_ABANDONED, {"before": _micros(seen_before), "connected": here})
+        self._run(_LEFT, {"connected": here})
 
-    def _json(self, column: str, task_id: str) -> dict[str, Any] | None:
-        rows = self._run(f"SELECT {column} FROM tasks WHERE task_id = ?", [task_id])
+    def _json(self, statement: str, task_id: str) -> dict[str, Any]:
+        rows = self._run(statement, (task_id,))
         with self._translated():
-            return None if not rows or rows[0][0] is None else json.loads(rows[0][0])
+            return json.loads(rows[0][0]) if rows and rows[0][0] is not None else {}
 
-    def _records(self, rows: Sequence[tuple[Any, ...]]) -> list[tuple[int, TaskRecord]]:
+    def _records(self, statement: str, values: Sequence[Any]) -> list[tuple[int, TaskRecord]]:
+        rows = self._run(statement, values)
         with self._translated():
-            return [(row[0], _record(row)) for row in rows]
+            return [(row["number"], _record(row)) for row in rows]
 
-    def _run(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    def _run(self, statement: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
         with self._translated():
             return self._db.execute(statement, values).fetchall()
 
@@ -173,6 +187,7 @@ def _open(path: str | Path | None) -> sqlite3.Connection:
         # For its owner alone: what servers asked and what people answered is in it.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None, timeout=LOCK_PATIENCE)
+    db.row_factory = sqlite3.Row
     try:
         _prepare(db, ":memory:" if path is None else str(path))
     except BaseException:
@@ -231,25 +246,24 @@ def _row(record: TaskRecord) -> dict[str, Any]:
     }
 
 
-def _record(row: tuple[Any, ...]) -> TaskRecord:
-    (_, task_id, owner, method, created, updated, status, message, finished, *rest) = row
-    retention, poll_interval, attempt, worker, lost, version = rest
+def _record(row: sqlite3.Row) -> TaskRecord:
+    retention, poll_interval, finished = row["retention"], row["poll_interval"], row["finished"]
     return TaskRecord(
-        id=task_id,
-        owner=owner,
-        name=method,
-        method=method,
-        created_at=_instant(created),
-        updated_at=_instant(updated),
-        status=TaskStatus(status),
-        status_message=message,
+        id=row["task_id"],
+        owner=row["owner"],
+        name=row["method"],
+        method=row["method"],
+        created_at=_instant(row["created"]),
+        updated_at=_instant(row["updated"]),
+        status=TaskStatus(row["status"]),
+        status_message=row["message"],
         finished_at=None if finished is None else _instant(finished),
         retention=None if retention is None else retention * _MICROSECOND,
         poll_interval=None if poll_interval is None else poll_interval * _MICROSECOND,
-        attempt=attempt,
-        worker=worker,
-        lost=lost,
-        version=version,
+        attempt=row["attempt"],
+        worker=row["worker"],
+        lost=row["lost"],
+        version=row["version"],
     )
 
 

@@ -195,9 +195,7 @@ class HostedPeer:
         outcome: Mapping[str, Any] | ErrorData
         try:
             if is_busy:
-                raise MCPError(
-                    code=INTERNAL_ERROR, message=f"{MAX_OPEN} requests about tasks are open; try again later"
-                )
+                raise MCPError(code=INTERNAL_ERROR, message=f"{MAX_OPEN} requests about tasks are open; try later")
             outcome = await self._result(message.method, message.params or {})
         except MCPError as exc:
             outcome = exc.error

@@ -18,7 +18,7 @@ from mcp_tasks.core.events import RunStarted, TaskCancelled
 from mcp_tasks.core.machine import apply
 from mcp_tasks.core.pacing import is_expired
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.errors import StoreError, TasksError, UnknownTask
+from mcp_tasks.errors import StoreError, StoreUnavailable, TasksError, UnknownTask
 from mcp_tasks.legacy.client.hosting import Hosting
 from mcp_tasks.legacy.client.hosting_file import HostedFile
 from mcp_tasks.legacy.client.hosting_runs import WORKER, Runner, Runs
@@ -57,7 +57,8 @@ class HostedTasks:
     @property
     def file(self) -> HostedFile:
         """Where the tasks are, while there are connections."""
-        assert self._file is not None, "hosted tasks are used without a connection"
+        if self._file is None:
+            raise StoreUnavailable("hosted tasks are open only while there is a connection")
         return self._file
 
     def of(self, server: str, identity: str = "") -> ServerTasks:
@@ -132,7 +133,11 @@ class ServerTasks:
 
     async def detach(self, runner: Runner) -> None:
         """The connection has ended."""
-        self._hosted.sweep()
+        try:
+            # From now on its time runs.
+            self._hosted.file.saw(self._owner, self._hosted.now())
+        except StoreError as exc:
+            logger.warning("the end of a connection was not noted: %s", exc)
         await self._runs.detach(runner)
 
     def create(self, method: str, request: Mapping[str, Any], requested_ttl: timedelta | None) -> TaskRecord:
@@ -202,7 +207,7 @@ class ServerTasks:
         """
         while not (record := self.get(task_id)).is_final:
             await self._runs.ended(task_id)
-        return record, self._hosted.file.outcome(task_id) or {}
+        return record, self._hosted.file.outcome(task_id)
 
     def _check_limits(self, request: Mapping[str, Any]) -> None:
         hosting = self._hosted.hosting

@@ -22,7 +22,7 @@ from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import StoreError, TasksError, UnknownTask
 from mcp_tasks.legacy.client.hosting_tasks import HostingFull, TaskHasEnded
-from mcp_tasks.legacy.shapes import VERSION, related_task
+from mcp_tasks.legacy.shapes import REQUEST_CANCELLED, VERSION, related_data, related_task
 
 AUGMENTABLE: Final[Mapping[str, tuple[str, str]]] = {
     "sampling/createMessage": ("sampling", "createMessage"),
@@ -33,8 +33,10 @@ AUGMENTABLE: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def tasks_capability(declared: Mapping[str, Any]) -> dict[str, Any] | None:
-    """`capabilities.tasks` for a client that declares these capabilities; None if it has no callback for any of them."""
-    requests = {name: {verb: {}} for name, verb in AUGMENTABLE.values() if declared.get(name) is not None}
+    """`capabilities.tasks` for a client that declares these; None if it has a callback for nothing that can be one."""
+    requests: dict[str, dict[str, dict[str, Any]]] = {
+        name: {verb: {}} for name, verb in AUGMENTABLE.values() if declared.get(name) is not None
+    }
     return {"list": {}, "cancel": {}, "requests": requests} if requests else None
 
 
@@ -103,10 +105,8 @@ def render_end(record: TaskRecord, outcome: Mapping[str, Any]) -> dict[str, Any]
         return {**result, "_meta": {**(result.get("_meta") or {}), **related_task(record.id)}}
     if record.status is TaskStatus.FAILED and "error" in outcome:
         error = outcome["error"]
-        raise MCPError(code=error["code"], message=error["message"], data=error.get("data"))
-    raise MCPError(
-        code=INTERNAL_ERROR, message="The task was cancelled, so it has no result", data=related_task(record.id)
-    )
+        raise MCPError(error["code"], error["message"], related_data(record.id, error.get("data")))
+    raise MCPError(REQUEST_CANCELLED, "The task was cancelled: it has no result", related_data(record.id, None))
 
 
 def refusal(exc: TasksError) -> MCPError:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, RootModel
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.text import valid_json
 from mcp_tasks.errors import AnswerRefused
-from mcp_tasks.legacy.server.render import related
+from mcp_tasks.legacy.shapes import related_task
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.tools.channel import require_capability
 from mcp_tasks.wire.models import QUESTION_META_KEY
@@ -89,7 +89,7 @@ class Carrier:
 
 def _related_params(task_id: str, key: str, question: InputRequest) -> dict[str, Any]:
     params: dict[str, Any] = valid_json(question.params)
-    return {**params, "_meta": {**params.get("_meta", {}), **related(task_id), QUESTION_META_KEY: key}}
+    return {**params, "_meta": {**params.get("_meta", {}), **related_task(task_id), QUESTION_META_KEY: key}}
 
 
 class _Question(BaseModel):

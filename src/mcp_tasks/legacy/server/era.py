@@ -16,8 +16,8 @@ from mcp_tasks.errors import TasksError
 from mcp_tasks.legacy.server.creation import Creation
 from mcp_tasks.legacy.server.methods import Methods
 from mcp_tasks.legacy.server.relay import Relay
-from mcp_tasks.legacy.server.render import VERSION
 from mcp_tasks.legacy.server.sessions import Sessions
+from mcp_tasks.legacy.shapes import VERSION
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 

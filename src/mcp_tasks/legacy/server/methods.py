@@ -7,7 +7,7 @@ from typing import Any
 from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
 
 from mcp_tasks.adapters.era import EraParts, RequestContext
-from mcp_tasks.adapters.sdk import caller_of, decoded
+from mcp_tasks.adapters.sdk import caller_of
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.legacy.server.listing import tasks_in_session, tasks_of_owner
@@ -24,7 +24,7 @@ from mcp_tasks.legacy.server.render import (
 from mcp_tasks.legacy.server.sessions import Session, Sessions
 from mcp_tasks.protocol.errors import RpcError, refusing
 from mcp_tasks.protocol.methods import CANCELLED_BY_CLIENT, actor_of
-from mcp_tasks.protocol.outcome import outcome_of
+from mcp_tasks.protocol.outcome import decoded, outcome_of
 
 
 class Methods:

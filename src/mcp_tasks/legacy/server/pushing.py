@@ -21,7 +21,8 @@ from mcp_tasks.errors import StoreError
 from mcp_tasks.legacy.server.asking import OpenQuestions
 from mcp_tasks.legacy.server.audience import Audience, Holder
 from mcp_tasks.legacy.server.carriers import Carrier
-from mcp_tasks.legacy.server.render import related, render_task
+from mcp_tasks.legacy.server.render import render_task
+from mcp_tasks.legacy.shapes import related_task
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.hints import Inbox
@@ -134,7 +135,7 @@ class Pushes:
 
 
 def _progress_params(task_id: str, token: str | int, progress: Progress) -> dict[str, Any]:
-    params: dict[str, Any] = {"progressToken": token, "progress": progress.progress, "_meta": related(task_id)}
+    params: dict[str, Any] = {"progressToken": token, "progress": progress.progress, "_meta": related_task(task_id)}
     if progress.total is not None:
         params["total"] = progress.total
     if progress.message is not None:

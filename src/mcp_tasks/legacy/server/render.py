@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, cast
 
-from mcp_types import INTERNAL_ERROR
+from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, MISSING_REQUIRED_CLIENT_CAPABILITY
 from mcp_types import methods as mcp_methods
 from pydantic import ValidationError
 
 from mcp_tasks.adapters.era import Offer
-from mcp_tasks.core.json import JsonObject, JsonValue
-from mcp_tasks.core.pacing import lifetime, poll_interval
+from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.text import valid_text
+from mcp_tasks.legacy.shapes import REQUEST_CANCELLED, VERSION, related_data, related_task, render_hosted
 from mcp_tasks.protocol.errors import RpcError
-from mcp_tasks.wire.render import milliseconds, progress_meta, status_message, timestamp
+from mcp_tasks.wire.render import progress_meta, status_message
 
-VERSION: Final = "2025-11-25"
-"""The one version of the protocol that has these tasks."""
-
-RELATED_TASK: Final = "io.modelcontextprotocol/related-task"
 IMMEDIATE_RESPONSE: Final = "io.modelcontextprotocol/model-immediate-response"
-
-REQUEST_CANCELLED: Final = -32800
-"""The error of a cancelled task. MCP gives a cancelled request no answer and so no code; this one is known from the
-Language Server Protocol, and outside of what JSON-RPC reserves."""
 
 
 def render_task(record: TaskRecord, now: datetime) -> dict[str, Any]:
     """`Task`, as it stands in every answer and notification."""
-    kept = lifetime(record, now)
-    task: dict[str, Any] = {
-        "taskId": record.id,
-        "status": status_of(record),
-        "createdAt": timestamp(record.created_at),
-        "lastUpdatedAt": timestamp(record.updated_at),
-        # Always there: null means for good.
-        "ttl": None if kept is None else milliseconds(kept),
-        "pollInterval": milliseconds(poll_interval(record, now)),
-    }
+    task = {**render_hosted(record, now), "status": status_of(record)}
     message = _message(record)
     if message is not None:
         task["statusMessage"] = valid_text(message)
@@ -70,11 +52,6 @@ def status_of(record: TaskRecord) -> str:
     return (TaskStatus.FAILED if record.is_error else record.status).value
 
 
-def related(task_id: str) -> dict[str, Any]:
-    """The `_meta` of what belongs to a task."""
-    return {RELATED_TASK: {"taskId": task_id}}
-
-
 def render_result(record: TaskRecord, result: JsonObject) -> dict[str, Any]:
     """The result of the request behind a task as a plain call of this era would have it, and whose it is.
 
@@ -84,31 +61,22 @@ def render_result(record: TaskRecord, result: JsonObject) -> dict[str, Any]:
     shaped = _shaped(record.method, result)
     own = shaped.get("_meta")
     meta = cast("dict[str, Any]", own) if isinstance(own, dict) else {}
-    return {**shaped, "_meta": {**meta, **related(record.id)}}
+    return {**shaped, "_meta": {**meta, **related_task(record.id)}}
 
 
 def render_error(record: TaskRecord, error: JsonObject) -> RpcError:
     """The error of the request behind a task. Whose it is stands in `data._meta`, where `data` can take it."""
-    return RpcError(error["code"], error["message"], _data_of(record, error.get("data")))
+    if error["code"] == MISSING_REQUIRED_CLIENT_CAPABILITY:
+        # A code of the newest era, of which this one knows neither the number nor the data. In a plain call the client
+        # would have refused the question itself.
+        error = {"code": INVALID_REQUEST, "message": error["message"]}
+    return RpcError(error["code"], error["message"], related_data(record.id, error.get("data")))
 
 
 def render_cancelled(record: TaskRecord) -> RpcError:
     """What there is to get of a cancelled task."""
     why = f": {record.status_message}" if record.status_message else ""
-    return RpcError(REQUEST_CANCELLED, f"The task was cancelled{why}", _data_of(record, None))
-
-
-def _data_of(record: TaskRecord, data: JsonValue) -> JsonValue:
-    if data is None:
-        return {"_meta": related(record.id)}
-    if not isinstance(data, Mapping):
-        # It is the tool's own, and must arrive as it is.
-        return data
-    fields = cast("Mapping[str, Any]", data)
-    own = fields.get("_meta", {})
-    if not isinstance(own, Mapping):
-        return fields
-    return {**fields, "_meta": {**cast("Mapping[str, Any]", own), **related(record.id)}}
+    return RpcError(REQUEST_CANCELLED, f"The task was cancelled{why}", related_data(record.id, None))
 
 
 def _shaped(method: str, result: JsonObject) -> dict[str, Any]:

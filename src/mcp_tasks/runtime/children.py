@@ -1,0 +1,74 @@
+"""The other tasks of a run: those that it starts, each once in the life of its own task, and those that it waits for.
+
+Both are steps as far as replay goes. A child is started under an idempotency key that its parent and its identity make:
+should the process die between the start and its entry in the journal, the next run finds the same child.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from mcp_tasks.core.json import JsonObject
+from mcp_tasks.runtime.replay import ResultId
+
+if TYPE_CHECKING:
+    from mcp_tasks.runtime.run import Run
+
+IDENTITY_SHOWN = 60
+"""Characters of an identity in the name of a step: enough to know it by, and a URI may be of any length."""
+
+
+class Children:
+    """The other tasks of one run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._met: Counter[str] = Counter()
+
+    async def start(self, identity: str, launch: Callable[[str], Awaitable[str]], *, key: str | None = None) -> str:
+        """The id of the child with this identity, launched now unless an earlier run did.
+
+        Args:
+            identity: What is started, and with what. The next one that equals it is another child.
+            launch: Starts it under the idempotency key that it is given, and returns its id.
+            key: The author's own name for the child: whatever is started under it in this task is that one child.
+        """
+        what = identity if key is None else f"key {key}"
+        name = self._step("start", what)
+        number = self._met[what] - 1 if key is None else 0
+        under = f"child/{self._run.record.id}/{_digest(what)}/{number}"
+
+        async def once() -> str:
+            return await launch(under)
+
+        return await self._run.step(name, once)
+
+    async def wait(self, task_id: str, end: Callable[[], Awaitable[JsonObject]]) -> JsonObject:
+        """How another task ended, as `end` says once it has; in every later run the same.
+
+        While it waits, the run occupies no slot: the other task may need just this one.
+        """
+        name = self._step("end of task", task_id)
+        ended: JsonObject = {}
+        if not self._run.deliveries.has(ResultId("step", name)):
+            # Standing, where there is no seat: to wait here with a slot could be to wait for oneself.
+            async with self._run.rest.waiting(parkable=True):
+                ended = await end()
+
+        async def kept() -> JsonObject:
+            return ended
+
+        return await self._run.step(name, kept)
+
+    def _step(self, what: str, identity: str) -> str:
+        """The name of a step that is there once for each time that something equal is done."""
+        self._met[identity] += 1
+        shown = identity[:IDENTITY_SHOWN] if what == "start" else identity[:12] + "…"
+        return f"{what} {shown} ({_digest(identity)}, #{self._met[identity]})"
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

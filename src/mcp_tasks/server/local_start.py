@@ -1,0 +1,102 @@
+"""A task that code in the server's own process starts: what is asked for, whose it is, and under which key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from mcp_types.version import LATEST_MODERN_VERSION
+
+from mcp_tasks.core.durations import check_duration
+from mcp_tasks.core.json_bytes import encode_json
+from mcp_tasks.core.record import TaskRecord, TaskRequest
+from mcp_tasks.core.values import check_text
+from mcp_tasks.errors import InvalidOption, UsageError
+from mcp_tasks.runtime import Run, TaskRuntime
+from mcp_tasks.server.options import TaskOptions, Unset
+
+ALL_CAPABILITIES: Final[Mapping[str, Any]] = {
+    "elicitation": {"form": {}, "url": {}},
+    "sampling": {"tools": {}},
+    "roots": {},
+}
+"""A task that is started in this process may ask anything: `send_input` can answer anything."""
+
+
+def request_for(method: str, name: str, arguments: Mapping[str, Any] | None) -> TaskRequest:
+    """The request that a client would have made.
+
+    Raises:
+        InvalidOption: The name is not one, or the arguments are not.
+    """
+    check_text("uri" if method == "resources/read" else "name", name)
+    if arguments is not None and not isinstance(arguments, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidOption(f"arguments must be a mapping of names to values, got {arguments!r}")
+    return TaskRequest(
+        method=method,
+        name=name,
+        arguments=dict(arguments or {}),
+        protocol_version=LATEST_MODERN_VERSION,
+        client_capabilities=ALL_CAPABILITIES,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalStart:
+    """A task to be started from code in this process."""
+
+    request: TaskRequest
+    options: TaskOptions
+    ttl: timedelta | Unset | None
+    owner: str | Unset | None
+    session: str | Unset | None
+    key: str | None
+
+    def __post_init__(self) -> None:
+        if self.ttl is not None and not isinstance(self.ttl, Unset):
+            check_duration("ttl", self.ttl)
+        for name in ("owner", "session"):
+            value: object = getattr(self, name)
+            if value is not None and not isinstance(value, str | Unset):
+                raise InvalidOption(f"{name} must be a string or None, got {value!r}")
+        if self.key is not None:
+            check_text("key", self.key)
+
+    @property
+    def identity(self) -> str:
+        """What is started, and with what."""
+        arguments = encode_json(dict(sorted(self.request.arguments.items())))
+        return f"{self.request.method} {self.request.name} {arguments.decode()}"
+
+    async def launch(self, runtime: TaskRuntime, usual: TaskOptions, key: str | None, run: Run | None = None) -> str:
+        """The id of the new task, or of the one that stands under the key."""
+        parent = None if run is None else run.record
+        owner = parent and parent.owner if isinstance(self.owner, Unset) else self.owner
+        session = parent and parent.session if isinstance(self.session, Unset) else self.session
+        record = await runtime.launch(
+            self.request,
+            owner=owner,
+            retention=self.options.retention(usual) if isinstance(self.ttl, Unset) else self.ttl,
+            poll_interval=self.options.poll_interval,
+            key=key,
+            session=session,
+            parent=None if parent is None else parent.id,
+        )
+        if self.key is not None:
+            await self._check_same(runtime, record)
+        return record.id
+
+    async def _check_same(self, runtime: TaskRuntime, record: TaskRecord) -> None:
+        standing = await runtime.store.request(record.id)
+        mine = self.request
+        if standing is not None and (standing.method, standing.name, dict(standing.arguments)) != (
+            mine.method,
+            mine.name,
+            dict(mine.arguments),
+        ):
+            raise UsageError(
+                f"under the key {self.key!r} stands another call, of {standing.name!r} or with other arguments: "
+                "one key is for one call"
+            )

@@ -1,0 +1,245 @@
+"""A server with all that MCP has for servers. With tasks every tool of it is marked, and nobody may notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeAlias
+
+import anyio
+from mcp.server import MCPServer
+from mcp.server.auth.provider import OAuthAuthorizationServerProvider
+from mcp.server.auth.settings import AuthSettings
+from mcp.server.mcpserver import Context, Elicit, Resolve
+from mcp.server.mcpserver.prompts.base import AssistantMessage, UserMessage
+from mcp_types import (
+    Annotations,
+    Completion,
+    CompletionArgument,
+    CompletionContext,
+    ElicitRequest,
+    ElicitRequestURLParams,
+    ElicitResult,
+    EmbeddedResource,
+    ImageContent,
+    InputRequiredResult,
+    PromptReference,
+    ResourceLink,
+    ResourceTemplateReference,
+    SamplingMessage,
+    TextContent,
+    TextResourceContents,
+    ToolAnnotations,
+)
+from pydantic import BaseModel
+
+from mcp_tasks import Tasks
+from mcp_tasks.server import ListChanges
+
+Mark: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+SIGN_IN = "https://login.example.com/start"
+CITIES = ("Paris", "Prague", "Porto")
+
+
+class Weather(BaseModel):
+    """What it is like somewhere."""
+
+    city: str
+    degrees: float
+    wind: float | None = None
+
+
+class Name(BaseModel):
+    """Somebody's name."""
+
+    name: str
+
+
+def ask_for_name() -> Elicit[Name]:
+    """Asked before the tool's body, in both eras."""
+    return Elicit("Who is it?", Name)
+
+
+def build(
+    tasks: Tasks | None,
+    changes: ListChanges | None = None,
+    *,
+    auth: AuthSettings | None = None,
+    provider: OAuthAuthorizationServerProvider[Any, Any, Any] | None = None,
+) -> MCPServer[Any]:
+    """The server: with tasks, or the same one without."""
+    more: Mapping[str, Any] = {**({} if changes is None else changes.wiring())}
+    if tasks is not None:
+        more = {**more, **tasks.wiring()}
+    server: MCPServer[Any] = MCPServer(
+        "everything",
+        title="Everything",
+        version="1",
+        instructions="Ask for anything.",
+        log_level="CRITICAL",
+        auth=auth,
+        auth_server_provider=provider,
+        **more,
+    )
+    mark: Mark = _unmarked if tasks is None else tasks.task()
+    _add_answering_tools(server, mark)
+    _add_asking_tools(server, mark)
+    _add_changing_tools(server, mark)
+    _add_resources(server)
+    _add_prompts(server)
+    return server
+
+
+def _unmarked(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+def _add_answering_tools(server: MCPServer[Any], mark: Mark) -> None:
+    @server.tool(title="Weather", annotations=ToolAnnotations(read_only_hint=True))
+    @mark
+    def weather(city: str) -> Weather:
+        """A structured result, with a null in it."""
+        return Weather(city=city, degrees=21.5)
+
+    @server.tool()
+    @mark
+    def gallery() -> list[Any]:
+        """Every kind of content, a link to a resource among them."""
+        contents = TextResourceContents(uri="memo://greeting", mime_type="text/plain", text="Good day.")
+        return [
+            TextContent(type="text", text="for people", annotations=Annotations(audience=["user"], priority=1)),
+            ImageContent(type="image", data=PIXEL, mime_type="image/png"),
+            ResourceLink(type="resource_link", name="greeting", uri="memo://greeting", mime_type="text/plain"),
+            EmbeddedResource(type="resource", resource=contents),
+        ]
+
+    @server.tool()
+    @mark
+    def fail() -> str:
+        """A defect."""
+        raise RuntimeError("out of paper")
+
+    @server.tool()
+    @mark
+    async def talk(ctx: Context) -> str:
+        """Logs and progress, then a resource read by the tool itself."""
+        await ctx.info("for the log")  # pyright: ignore[reportDeprecated]
+        await ctx.report_progress(1, 2, "half")
+        [content] = await ctx.read_resource("memo://greeting")
+        return str(content.content)
+
+    @server.tool()
+    @mark
+    async def linger(ctx: Context) -> str:
+        """Long enough for a client to lose its stream meanwhile."""
+        await ctx.report_progress(1, 2, "half")
+        await anyio.sleep(0.3)
+        await ctx.report_progress(2, 2, "all")
+        return "lingered"
+
+
+def _add_asking_tools(server: MCPServer[Any], mark: Mark) -> None:
+    @server.tool()
+    @mark
+    async def ask_form(ctx: Context) -> str:
+        """A form, in the middle of the tool."""
+        answer = await ctx.elicit("Who is it?", Name)
+        return f"Hello, {answer.data.name}!" if answer.action == "accept" else answer.action
+
+    @server.tool()
+    @mark
+    async def ask_before(who: Annotated[Name, Resolve(ask_for_name)]) -> str:
+        """A form, before the tool's body."""
+        return f"Hello, {who.name}!"
+
+    @server.tool()
+    @mark
+    async def ask_url(ctx: Context) -> str:
+        """Something to be done on a web page, and word when it is done."""
+        answer = await ctx.elicit_url("Please sign in", SIGN_IN, "sign-in-1")
+        await ctx.session.send_elicit_complete("sign-in-1", ctx.request_context.request_id)
+        return answer.action
+
+    @server.tool()
+    @mark
+    async def ask_url_by_returning(ctx: Context) -> str | InputRequiredResult:
+        """The same as a client without requests from servers is asked."""
+        answer = (ctx.input_responses or {}).get("page")
+        if not isinstance(answer, ElicitResult):
+            page = ElicitRequestURLParams(message="Please sign in", url=SIGN_IN, elicitation_id="sign-in-2")
+            return InputRequiredResult(input_requests={"page": ElicitRequest(params=page)})
+        return answer.action
+
+    @server.tool()
+    @mark
+    async def think(ctx: Context) -> str:
+        """A question to the client's model."""
+        question = SamplingMessage(role="user", content=TextContent(type="text", text="Six times seven?"))
+        answer = await ctx.session.create_message(  # pyright: ignore[reportDeprecated]
+            [question], max_tokens=10, related_request_id=ctx.request_context.request_id
+        )
+        return answer.content.text if isinstance(answer.content, TextContent) else "no text"
+
+    @server.tool()
+    @mark
+    async def roots(ctx: Context) -> str:
+        """The client's roots."""
+        listed = await ctx.session.list_roots()  # pyright: ignore[reportDeprecated]
+        return ", ".join(str(root.uri) for root in listed.roots)
+
+
+def _add_changing_tools(server: MCPServer[Any], mark: Mark) -> None:
+    @server.tool()
+    @mark
+    async def grow(count: int, ctx: Context) -> str:
+        """Add tools and prompts while the server runs, and say so after each."""
+        for number in range(count):
+            server.add_tool(lambda: "fresh", name=f"fresh-{number}", description="New.")
+            await ctx.notify_tools_changed()
+            await ctx.notify_prompts_changed()
+        return f"{count} more"
+
+    @server.tool()
+    @mark
+    async def shrink(count: int, ctx: Context) -> str:
+        """Take them away again."""
+        for number in range(count):
+            server.remove_tool(f"fresh-{number}")
+            await ctx.notify_tools_changed()
+        return f"{count} fewer"
+
+
+def _add_resources(server: MCPServer[Any]) -> None:
+    @server.resource("memo://greeting", mime_type="text/plain")
+    def greeting() -> str:
+        """A text."""
+        return "Good day."
+
+    @server.resource("image://pixel", mime_type="image/png")
+    def pixel() -> bytes:
+        """Bytes."""
+        return b"\x89PNG"
+
+    @server.resource("weather://{city}/today", mime_type="application/json")
+    def today(city: str) -> str:
+        """A template."""
+        return Weather(city=city, degrees=19).model_dump_json()
+
+
+def _add_prompts(server: MCPServer[Any]) -> None:
+    @server.prompt(title="Travel")
+    def travel(city: str, days: str = "3") -> list[UserMessage | AssistantMessage]:
+        """A prompt with an argument that may be left out."""
+        return [UserMessage(f"{days} days in {city}, please."), AssistantMessage("With pleasure.")]
+
+    @server.completion()
+    async def complete(
+        ref: PromptReference | ResourceTemplateReference,
+        argument: CompletionArgument,
+        context: CompletionContext | None,
+    ) -> Completion | None:
+        """Cities, but not where one has been already."""
+        been = (context.arguments or {}).get("last") if context is not None else None
+        found = [city for city in CITIES if city.startswith(argument.value) and city != been]
+        return Completion(values=found, total=len(found), has_more=False)

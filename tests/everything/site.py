@@ -1,0 +1,171 @@
+"""The servers of this folder in one process, each twice: with tasks (`/tasks/...`) and without (`/plain/...`).
+
+python -m tests.everything.site http --fd N
+python -m tests.everything.site stdio [--plain] [--low]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from datetime import timedelta
+from typing import Any, Final
+
+import uvicorn
+from mcp.server import MCPServer, Server
+from mcp.server.stdio import stdio_server
+from mcp.server.transport_security import TransportSecuritySettings
+from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Mount
+from starlette.types import ASGIApp
+
+from mcp_tasks import Tasks
+from mcp_tasks.server import ListChanges
+from tests.conformance.everything_server import MemoryEvents
+from tests.everything import oauth
+from tests.everything.lowlevel import build_lowlevel
+from tests.everything.server import build
+from tests.helpers.process import ENVIRONMENT, ROOT, STOP_LIMIT
+from tests.helpers.server import QUICK
+
+ORIGIN: Final = "https://app.example.com"
+HOST: Final = "tools.example.com"
+IDLE: Final = 0.3
+WINDOW: Final = timedelta(milliseconds=100)
+
+OWN_NAMES: Final = TransportSecuritySettings(allowed_hosts=[HOST], allowed_origins=[ORIGIN])
+FROM_ELSEWHERE: Final = TransportSecuritySettings(allowed_hosts=["127.0.0.1:*"], allowed_origins=[ORIGIN])
+
+WAYS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "stateful": {},
+    "json": {"json_response": True},
+    "stateless": {"stateless_http": True},
+    "stateless-json": {"stateless_http": True, "json_response": True},
+    "resumable": {"retry_interval": 10},
+    "idle": {"session_idle_timeout": IDLE},
+    "guarded": {"transport_security": OWN_NAMES},
+    "cors": {"transport_security": FROM_ELSEWHERE},
+    "changes": {},
+}
+"""How a server is served, by the name of the place that it is served at."""
+
+
+def command(*arguments: str) -> list[str]:
+    """The command line of such a process."""
+    return [sys.executable, "-m", "tests.everything.site", *arguments]
+
+
+@contextmanager
+def site_process(what: str = "http", *arguments: str) -> Generator[str]:
+    """A process that serves them over HTTP while the block lasts, or the one behind OAuth; gives its base URL."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(64)
+        listener.set_inheritable(True)
+        port, number = listener.getsockname()[1], listener.fileno()
+        url = f"http://127.0.0.1:{port}"
+        started = command(what, "--fd", str(number), "--url", url, *arguments)
+        process = subprocess.Popen(started, cwd=ROOT, env=ENVIRONMENT, pass_fds=[number])
+    try:
+        yield url
+        assert process.poll() is None, f"the servers ended by themselves with {process.returncode}"
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_LIMIT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+
+
+def new_tasks() -> Tasks:
+    """Tasks that are kept in memory."""
+    return Tasks("memory://", settings=QUICK)
+
+
+def site() -> Starlette:
+    """All servers in one app, each at its own place."""
+    managed: list[MCPServer[Any] | Server[Any]] = []
+    routes: list[Mount] = []
+    for kind, tasks in (("tasks", new_tasks), ("plain", _no_tasks)):
+        for way, options in WAYS.items():
+            changes = ListChanges(window=WINDOW) if way == "changes" else None
+            server = build(tasks(), changes)
+            managed.append(server)
+            routes.append(Mount(f"/{kind}/{way}", _app(server, way, options)))
+        low = build_lowlevel(tasks())
+        managed.append(low)
+        routes.append(Mount(f"/{kind}/low", low.streamable_http_app()))
+        routes.append(Mount(f"/{kind}/old", build(tasks()).sse_app()))
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        async with AsyncExitStack() as stack:
+            for server in managed:
+                await stack.enter_async_context(server.session_manager.run())
+            yield
+
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+def protected(url: str, tasks: Tasks | None) -> Starlette:
+    """A server that is its own authorization server."""
+    server = build(tasks, auth=oauth.settings(url), provider=oauth.Agreeable(url))
+    return server.streamable_http_app()
+
+
+def _no_tasks() -> None:
+    return None
+
+
+def _app(server: MCPServer[Any], way: str, options: Mapping[str, Any]) -> ASGIApp:
+    events: Mapping[str, Any] = {"event_store": MemoryEvents()} if way == "resumable" else {}
+    app = server.streamable_http_app(**options, **events)
+    if way != "cors":
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=[ORIGIN],
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=["Mcp-Session-Id"],
+    )
+
+
+def main() -> None:
+    """Serve until stopped."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("transport", choices=("stdio", "http", "oauth"))
+    parser.add_argument("--fd", type=int)
+    parser.add_argument("--url")
+    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--low", action="store_true")
+    parser.add_argument("--changes", action="store_true")
+    options = parser.parse_args()
+    tasks = None if options.plain else new_tasks()
+    if options.transport != "stdio":
+        app = site() if options.transport == "http" else protected(options.url, tasks)
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+        asyncio.run(uvicorn.Server(config).serve(sockets=[socket.socket(fileno=options.fd)]))
+        return
+    changes = ListChanges(window=WINDOW) if options.changes else None
+    asyncio.run(_serve_stdio(build_lowlevel(tasks) if options.low else build(tasks, changes)))
+
+
+async def _serve_stdio(server: MCPServer[Any] | Server[Any]) -> None:
+    if isinstance(server, MCPServer):
+        await server.run_stdio_async()
+        return
+    async with stdio_server() as (read, write):
+        await server.run(read, write, server.create_initialization_options())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""A server whose tools ask the client for sampling and elicitation as tasks.
+
+python -m tests.hosted.asking_server stdio
+python -m tests.hosted.asking_server http PORT [--stateless] [--json]
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+from mcp_types import SamplingMessage, TextContent
+from pydantic import BaseModel
+
+from mcp_tasks.legacy.server.client_tasks import (
+    ClientTasksUnsupported,
+    client_task,
+    elicit_as_task,
+    list_client_tasks,
+    sample_as_task,
+)
+
+
+class Approval(BaseModel):
+    """What is asked for."""
+
+    ok: bool
+
+
+def build() -> MCPServer:
+    """The server."""
+    server = MCPServer("asking")
+
+    @server.tool()
+    async def approve(question: str, ctx: Context) -> str:
+        task = await elicit_as_task(ctx, question, Approval, ttl=timedelta(minutes=5))
+        answer = await task.result(timedelta(seconds=30))
+        return f"{answer.action} {answer.data.ok}" if answer.action == "accept" else answer.action
+
+    @server.tool()
+    async def begin(question: str, ctx: Context) -> str:
+        return (await elicit_as_task(ctx, question, Approval)).id
+
+    @server.tool()
+    async def fetch(task_id: str, seconds: float, ctx: Context) -> str:
+        answer = await client_task(ctx, task_id, Approval).result(timedelta(seconds=seconds))
+        return answer.action
+
+    @server.tool()
+    async def status(task_id: str, ctx: Context) -> str:
+        return (await client_task(ctx, task_id).status()).status.value
+
+    @server.tool()
+    async def cancel(task_id: str, ctx: Context) -> str:
+        return (await client_task(ctx, task_id).cancel()).status.value
+
+    @server.tool()
+    async def listed(ctx: Context) -> list[str]:
+        return [task.id async for task in list_client_tasks(ctx)]
+
+    @server.tool()
+    async def write(text: str, ctx: Context) -> str:
+        message = SamplingMessage(role="user", content=TextContent(type="text", text=text))
+        sampled = await (await sample_as_task(ctx, [message], max_tokens=10)).result()
+        return sampled.content.text if isinstance(sampled.content, TextContent) else "?"
+
+    @server.tool()
+    async def try_to_ask(ctx: Context) -> str:
+        try:
+            await elicit_as_task(ctx, "Anybody there?", Approval)
+        except ClientTasksUnsupported as exc:
+            return exc.message
+        return "asked"
+
+    return server
+
+
+def main() -> None:
+    """Serve until stopped."""
+    server = build()
+    if sys.argv[1] == "stdio":
+        server.run("stdio")
+    else:
+        server.run(
+            "streamable-http",
+            port=int(sys.argv[2]),
+            stateless_http="--stateless" in sys.argv,
+            json_response="--json" in sys.argv,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""A 2025-11-25 server that says what a test wants it to say, to a client of the SDK over a transport of ours.
+
+Every message passes as JSON text, so that what is checked is what would be on the wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp import Client
+from mcp.client.session import ClientRequestContext
+from mcp.shared.message import SessionMessage
+from mcp_types import (
+    CreateMessageRequestParams,
+    CreateMessageResult,
+    ElicitRequestParams,
+    ElicitResult,
+    ErrorData,
+    TextContent,
+    jsonrpc_message_adapter,
+)
+
+from mcp_tasks.client import Hosting, TasksClient, with_tasks
+from tests.helpers.rpc import PATIENCE
+from tests.helpers.schema import check_legacy_result
+
+RELATED = "io.modelcontextprotocol/related-task"
+
+ELICIT: dict[str, Any] = {
+    "message": "Approve?",
+    "requestedSchema": {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]},
+}
+SAMPLE: dict[str, Any] = {
+    "messages": [{"role": "user", "content": {"type": "text", "text": "Hello"}}],
+    "maxTokens": 10,
+}
+
+_RESULTS = {"tasks/get": "GetTaskResult", "tasks/cancel": "CancelTaskResult", "tasks/list": "ListTasksResult"}
+
+
+class Refused(Exception):
+    """The client answered with an error."""
+
+    def __init__(self, error: Mapping[str, Any]) -> None:
+        self.code: int = error["code"]
+        self.message: str = error["message"]
+        self.data: Any = error.get("data")
+        super().__init__(f"{self.code}: {self.message}")
+
+
+class RawServer:
+    """The server's end of one connection."""
+
+    def __init__(self, version: str = "2025-11-25") -> None:
+        self.version = version
+        self.client_capabilities: dict[str, Any] = {}
+        self.notifications: list[dict[str, Any]] = []
+        self._ids = 0
+        self._waiting: dict[Any, asyncio.Future[dict[str, Any]]] = {}
+        self._arrived = asyncio.Event()
+        self._to_client: MemoryObjectSendStream[SessionMessage | Exception] | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def transport(self) -> AsyncGenerator[Any]:
+        """The client's end."""
+        to_client, read = anyio.create_memory_object_stream[SessionMessage | Exception](10_000)
+        write, from_client = anyio.create_memory_object_stream[SessionMessage](10_000)
+        self._to_client = to_client
+        async with to_client, read, write, from_client:
+            self._reading = asyncio.create_task(self._read(from_client))
+            try:
+                yield read, write
+            finally:
+                self._reading.cancel()
+
+    async def send(self, method: str, params: Mapping[str, Any] | None = None) -> asyncio.Future[dict[str, Any]]:
+        """Send a request; its answer comes as a message."""
+        self._ids += 1
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting[self._ids] = answer
+        message: dict[str, Any] = {"jsonrpc": "2.0", "id": self._ids, "method": method}
+        await self.write(message if params is None else {**message, "params": params})
+        return answer
+
+    async def ask(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Send a request and give its result, checked against the schema."""
+        with anyio.fail_after(PATIENCE):
+            answer = await (await self.send(method, params))
+        check_legacy_result("JSONRPCErrorResponse" if "error" in answer else "JSONRPCResultResponse", answer)
+        if "error" in answer:
+            raise Refused(answer["error"])
+        if method in _RESULTS:
+            check_legacy_result(_RESULTS[method], answer["result"])
+        return answer["result"]
+
+    async def create(self, method: str = "elicitation/create", ttl: Any = 60_000, **fields: Any) -> dict[str, Any]:
+        """Ask for something as a task, and give the task."""
+        params = {**(ELICIT if method == "elicitation/create" else SAMPLE), **fields}
+        params["task"] = {} if ttl is ... else {"ttl": ttl}
+        result = await self.ask(method, params)
+        check_legacy_result("CreateTaskResult", result)
+        return result["task"]
+
+    async def status(self, task_id: str) -> str:
+        """The status of a task."""
+        return (await self.ask("tasks/get", {"taskId": task_id}))["status"]
+
+    async def until(self, task_id: str, status: str) -> dict[str, Any]:
+        """Poll until the task has the status."""
+        with anyio.fail_after(PATIENCE):
+            while True:
+                task = await self.ask("tasks/get", {"taskId": task_id})
+                if task["status"] == status:
+                    return task
+                await anyio.sleep(0.01)
+
+    async def notification(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The first notification that is wanted, now or soon."""
+        with anyio.fail_after(PATIENCE):
+            while True:
+                for message in self.notifications:
+                    if wanted(message):
+                        return message
+                self._arrived.clear()
+                await self._arrived.wait()
+
+    async def write(self, message: Mapping[str, Any]) -> None:
+        """Send a message as it is."""
+        assert self._to_client is not None
+        parsed = jsonrpc_message_adapter.validate_json(json.dumps(message))
+        await self._to_client.send(SessionMessage(parsed))
+
+    async def _read(self, from_client: MemoryObjectReceiveStream[SessionMessage]) -> None:
+        async for item in from_client:
+            message: dict[str, Any] = json.loads(item.message.model_dump_json(by_alias=True, exclude_unset=True))
+            if "method" not in message:
+                answer = self._waiting.pop(message["id"])
+                if not answer.done():
+                    answer.set_result(message)
+            elif "id" not in message:
+                self.notifications.append(message)
+                self._arrived.set()
+            else:
+                await self.write(self._answer(message))
+
+    def _answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        head = {"jsonrpc": "2.0", "id": message["id"]}
+        if message["method"] == "initialize":
+            check_legacy_result("InitializeRequest", message)
+            self.client_capabilities = message["params"]["capabilities"]
+            info = {"name": "raw", "version": "1"}
+            result = {"protocolVersion": self.version, "capabilities": {}, "serverInfo": info}
+            return {**head, "result": result}
+        return {**head, "error": {"code": -32601, "message": "Method not found"}}
+
+
+class Host:
+    """The program that has the client: the person who is asked, and the model."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.meta: list[Any] = []
+        self.cancelled = 0
+        self.ready = asyncio.Event()
+        self.answer: ElicitResult | ErrorData = ElicitResult(action="accept", content={"ok": True})
+        self.report: float | None = None
+
+    async def elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
+        """The person."""
+        self.asked.append(params.message)
+        self.meta.append(context.meta)
+        try:
+            if self.report is not None and context.meta is not None:
+                token = context.meta.get("progress_token", "")
+                await context.session.send_progress_notification(token, self.report)  # pyright: ignore[reportDeprecated]
+            await self.ready.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return self.answer
+
+    async def sample(self, context: ClientRequestContext, params: CreateMessageRequestParams) -> CreateMessageResult:
+        """The model."""
+        self.asked.append("sample")
+        await self.ready.wait()
+        return CreateMessageResult(role="assistant", content=TextContent(type="text", text="Hi"), model="m")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return when it is so."""
+    with anyio.fail_after(PATIENCE):
+        while not condition():  # noqa: ASYNC110 - what is waited for is another's state
+            await anyio.sleep(0.01)
+
+
+@asynccontextmanager
+async def connected(
+    host: Host,
+    *,
+    tasks: TasksClient | None = None,
+    server: RawServer | None = None,
+    address: str = "raw:one",
+    hosting: Hosting | None = None,
+    samples: bool = True,
+) -> AsyncGenerator[RawServer]:
+    """A client that hosts tasks for a raw server."""
+    raw = server or RawServer()
+    client_tasks = tasks or TasksClient(hosting=hosting or Hosting())
+    async with Client(
+        client_tasks.host(with_tasks(raw.transport(), address=address)),
+        mode="legacy",
+        extensions=[client_tasks],
+        elicitation_callback=host.elicit,
+        sampling_callback=host.sample if samples else None,
+    ):
+        await raw.notification(lambda message: message["method"] == "notifications/initialized")
+        yield raw

@@ -1,0 +1,206 @@
+"""Clients that are killed while they host: what was accepted is there again, and is answered once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from mcp_tasks.client import Hosting, TasksClient
+from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
+from mcp_tasks.legacy.client.hosting_file import HostedFile
+from mcp_tasks.legacy.client.hosting_runs import MAX_LOST
+from tests.helpers.process import ENVIRONMENT, ROOT
+from tests.helpers.rpc import PATIENCE
+from tests.hosted.processes import http_server
+from tests.hosted.raw_server import Host, Refused, connected, until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def host() -> Host:
+    """Somebody who answers when `ready`."""
+    return Host()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    """Where clients keep what they host."""
+    return tmp_path / "hosted.db"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Where people write down what they were asked."""
+    path = tmp_path / "people.log"
+    path.touch()
+    return path
+
+
+@asynccontextmanager
+async def client_process(*arguments: object) -> AsyncGenerator[asyncio.subprocess.Process]:
+    """A client that hosts, and is killed at the end of the block."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "tests.hosted.hosting_client", *map(str, arguments)),
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def asked(log: Path) -> list[str]:
+    """What people were asked."""
+    return log.read_text().splitlines()
+
+
+async def line_of(process: asyncio.subprocess.Process) -> str:
+    """The next line that a process says."""
+    assert process.stdout is not None
+    with anyio.fail_after(PATIENCE):
+        return (await process.stdout.readline()).decode().strip()
+
+
+def begin() -> list[Any]:
+    """Have a tool ask something as a task, and stay."""
+    return ["--stay", "--call", "begin", json.dumps({"question": "Publish?"})]
+
+
+def fetch(task_id: str) -> list[Any]:
+    """Have a tool come back for the answer."""
+    return ["--call", "fetch", json.dumps({"task_id": task_id, "seconds": 20})]
+
+
+@pytest.mark.requirement("hosted/survives")
+async def test_what_a_killed_client_had_not_answered_is_asked_again_and_answered(ledger: Path, log: Path) -> None:
+    async with http_server() as url:
+        async with client_process(url, ledger, log, *begin()) as client:
+            task_id = await line_of(client)
+            await until(lambda: asked(log) == ["Publish?"])
+            client.kill()
+        async with client_process(url, ledger, log, "--answer", *fetch(task_id)) as client:
+            assert await line_of(client) == "accept"
+    assert asked(log) == ["Publish?", "Publish?"]
+
+
+@pytest.mark.requirement("hosted/survives")
+async def test_what_a_killed_client_had_answered_is_not_asked_again(ledger: Path, log: Path) -> None:
+    async with http_server() as url:
+        async with client_process(url, ledger, log, "--answer", *begin()) as client:
+            task_id = await line_of(client)
+            await until(lambda: _statuses(ledger, client) == ["completed"])
+        async with client_process(url, ledger, log, *fetch(task_id)) as client:
+            assert await line_of(client) == "accept"
+    assert asked(log) == ["Publish?"]
+
+
+def _statuses(ledger: Path, client: asyncio.subprocess.Process) -> list[str]:
+    """What the file says, once its process is dead: while it lives, nobody else can read it."""
+    if client.returncode is None and b"completed" in b"".join(path.read_bytes() for path in _files(ledger)):
+        client.kill()
+        return ["completed"]
+    return []
+
+
+def _files(ledger: Path) -> list[Path]:
+    return [path for path in (ledger, ledger.with_name(f"{ledger.name}-wal")) if path.exists()]
+
+
+async def test_an_orderly_end_leaves_the_question_for_the_next_time(ledger: Path, host: Host) -> None:
+    async with connected(host, hosting=Hosting(ledger=ledger)) as server:
+        task = await server.create()
+        await until(lambda: len(host.asked) == 1)
+    assert host.cancelled == 1
+    host.ready.set()
+    async with connected(host, hosting=Hosting(ledger=ledger)) as server:
+        assert (await server.ask("tasks/result", {"taskId": task["taskId"]}))["action"] == "accept"
+        shown = await server.ask("tasks/get", {"taskId": task["taskId"]})
+        assert shown["createdAt"] == task["createdAt"]
+    assert len(host.asked) == 2
+
+
+async def test_a_client_that_dies_of_a_question_is_not_asked_it_for_ever(ledger: Path, host: Host) -> None:
+    async with connected(host, hosting=Hosting(ledger=ledger)) as server:
+        task = await server.create()
+    for deaths in range(1, MAX_LOST + 1):
+        _pretend_to_have_died(ledger)
+        async with connected(host, hosting=Hosting(ledger=ledger)) as server:
+            state = await server.ask("tasks/get", {"taskId": task["taskId"]})
+            assert state["status"] == ("working" if deaths < MAX_LOST else "failed")
+            assert deaths < MAX_LOST or "died" in state["statusMessage"]
+
+
+def _pretend_to_have_died(ledger: Path) -> None:
+    """As a crash leaves it: the task still has its worker."""
+    with sqlite3.connect(ledger) as db:
+        db.execute("UPDATE tasks SET worker = 'client' WHERE finished IS NULL")
+    db.close()
+
+
+async def test_an_unfinished_task_is_forgotten_when_its_server_stays_away_for_its_ttl(ledger: Path, host: Host) -> None:
+    async with connected(host, hosting=Hosting(ledger=ledger)) as server:
+        kept = await server.create(ttl=3_600_000)
+        task = await server.create(ttl=60_000)
+    with sqlite3.connect(ledger) as db:
+        earlier = datetime.now(UTC) - timedelta(minutes=10)
+        db.execute("UPDATE owners SET seen = ?", [int(earlier.timestamp() * 1_000_000)])
+    db.close()
+    async with connected(host, hosting=Hosting(ledger=ledger)) as server:
+        with pytest.raises(Refused):
+            await server.status(task["taskId"])
+        assert await server.status(kept["taskId"]) == "working"
+
+
+async def test_a_ledger_is_open_in_one_place_at_a_time(ledger: Path, host: Host) -> None:
+    async with connected(host, hosting=Hosting(ledger=ledger)):
+        with pytest.raises(StoreUnavailable, match="another process has it open"):
+            async with connected(host, hosting=Hosting(ledger=ledger)):
+                pass
+    async with connected(host, hosting=Hosting(ledger=ledger)) as server:
+        assert (await server.ask("tasks/list"))["tasks"] == []
+
+
+async def test_a_file_of_another_kind_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE mine (x)")
+    db.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreCorrupt, match="another kind"):
+        HostedFile(path)
+    assert path.read_bytes() == before
+    garbage = tmp_path / "garbage.db"
+    garbage.write_bytes(b"not a database at all" * 100)
+    with pytest.raises(StoreCorrupt):
+        HostedFile(garbage)
+
+
+def test_a_ledger_is_for_its_owner_alone(ledger: Path) -> None:
+    HostedFile(ledger).close()
+    assert ledger.stat().st_mode & 0o077 == 0
+
+
+async def test_one_client_object_hosts_again_after_its_connection(ledger: Path, host: Host) -> None:
+    host.ready.set()
+    tasks = TasksClient(hosting=Hosting(ledger=ledger))
+    async with connected(host, tasks=tasks) as server:
+        task = await server.create()
+        await server.until(task["taskId"], "completed")
+    async with connected(host, tasks=tasks) as server:
+        assert await server.status(task["taskId"]) == "completed"

@@ -1,0 +1,256 @@
+"""Hosted tasks on the wire: what 002 asks of a client that receives them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp_types import ElicitResult, ErrorData
+
+from mcp_tasks.client import Hosting, TasksClient
+from tests.hosted.raw_server import ELICIT, RELATED, Host, RawServer, Refused, connected, until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def host() -> Host:
+    """Somebody who answers when `ready`."""
+    return Host()
+
+
+@pytest.mark.requirement("hosted/declares")
+async def test_the_handshake_declares_what_there_are_callbacks_for(host: Host) -> None:
+    async with connected(host) as server:
+        requests: dict[str, Any] = {"sampling": {"createMessage": {}}, "elicitation": {"create": {}}}
+        assert server.client_capabilities["tasks"] == {"list": {}, "cancel": {}, "requests": requests}
+    async with connected(host, samples=False) as server:
+        assert server.client_capabilities["tasks"]["requests"] == {"elicitation": {"create": {}}}
+
+
+@pytest.mark.requirement("hosted/undeclared-is-plain")
+async def test_a_request_of_a_kind_that_is_not_declared_is_answered_as_if_it_had_no_task(host: Host) -> None:
+    host.ready.set()
+    async with connected(host, server=RawServer("2025-06-18")) as server:
+        result = await server.ask("elicitation/create", {**ELICIT, "task": {"ttl": 1000}})
+        assert result == {"action": "accept", "content": {"ok": True}}
+        with pytest.raises(Refused) as refused:
+            await server.ask("tasks/list")
+        assert refused.value.code == -32601
+
+
+@pytest.mark.requirement("hosted/plain-stays-plain")
+async def test_a_request_without_a_task_is_answered_with_its_result(host: Host) -> None:
+    host.ready.set()
+    async with connected(host) as server:
+        assert await server.ask("elicitation/create", ELICIT) == {"action": "accept", "content": {"ok": True}}
+        assert await server.ask("ping") == {}
+        assert (await server.ask("tasks/list"))["tasks"] == []
+
+
+@pytest.mark.requirement("hosted/create-result", "hosted/begins-working", "hosted/ids", "hosted/timestamps")
+async def test_a_task_is_answered_at_once_and_begins_as_working(host: Host) -> None:
+    async with connected(host) as server:
+        tasks = [await server.create(method) for method in ("elicitation/create", "sampling/createMessage")]
+        assert [task["status"] for task in tasks] == ["working", "working"]
+        assert len({task["taskId"] for task in tasks}) == 2
+        assert all(len(task["taskId"]) >= 32 for task in tasks)
+        for task in tasks:
+            assert task["ttl"] == 60_000
+            assert datetime.fromisoformat(task["createdAt"]) <= datetime.fromisoformat(task["lastUpdatedAt"])
+
+
+@pytest.mark.requirement("hosted/result", "hosted/result-related-task")
+async def test_the_result_is_what_the_request_would_have_been_answered_with(host: Host) -> None:
+    host.ready.set()
+    async with connected(host) as server:
+        for method in ("elicitation/create", "sampling/createMessage"):
+            plain = await server.ask(method, {**ELICIT} if method.startswith("e") else {**_sample()})
+            task = await server.create(method)
+            result = await server.ask("tasks/result", {"taskId": task["taskId"]})
+            assert result.pop("_meta") == {RELATED: {"taskId": task["taskId"]}}
+            assert result == plain
+            assert await server.status(task["taskId"]) == "completed"
+
+
+def _sample() -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": {"type": "text", "text": "Hello"}}], "maxTokens": 10}
+
+
+@pytest.mark.requirement("hosted/result-blocks")
+async def test_the_result_is_waited_for(host: Host) -> None:
+    async with connected(host) as server:
+        task = await server.create()
+        waiting = [await server.send("tasks/result", {"taskId": task["taskId"]}) for _ in range(2)]
+        assert await server.status(task["taskId"]) == "working"
+        assert not any(answer.done() for answer in waiting)
+        host.ready.set()
+        for answer in waiting:
+            assert (await answer)["result"]["action"] == "accept"
+    assert host.asked == ["Approve?"]
+
+
+@pytest.mark.requirement("hosted/result-error", "hosted/failed-message")
+async def test_an_error_of_the_callback_is_the_error_of_the_result(host: Host) -> None:
+    host.answer = ErrorData(code=-1, message="User rejected", data={"why": "no"})
+    host.ready.set()
+    async with connected(host) as server:
+        task = await server.create()
+        shown = await server.until(task["taskId"], "failed")
+        assert shown["statusMessage"] == "User rejected"
+        with pytest.raises(Refused) as refused:
+            await server.ask("tasks/result", {"taskId": task["taskId"]})
+        assert (refused.value.code, refused.value.message) == (-1, "User rejected")
+        assert refused.value.data == {"why": "no", "_meta": {RELATED: {"taskId": task["taskId"]}}}
+
+
+@pytest.mark.requirement("hosted/failed-message")
+async def test_an_answer_that_is_none_fails_the_task(host: Host) -> None:
+    host.answer = ElicitResult.model_construct(action="maybe")  # pyright: ignore[reportArgumentType]
+    host.ready.set()
+    async with connected(host) as server:
+        task = await server.create()
+        assert (await server.until(task["taskId"], "failed"))["statusMessage"]
+
+
+@pytest.mark.requirement("hosted/cancel", "hosted/cancel-stops")
+async def test_a_task_is_cancelled_before_the_answer_and_its_callback_with_it(host: Host) -> None:
+    async with connected(host) as server:
+        task = await server.create()
+        await until(lambda: host.asked == ["Approve?"])
+        waiting = await server.send("tasks/result", {"taskId": task["taskId"]})
+        cancelled = await server.ask("tasks/cancel", {"taskId": task["taskId"]})
+        assert cancelled["status"] == "cancelled"
+        error = (await waiting)["error"]
+        assert error["code"] == -32800
+        assert error["data"] == {"_meta": {RELATED: {"taskId": task["taskId"]}}}
+        await until(lambda: host.cancelled == 1)
+        host.ready.set()
+        assert await server.status(task["taskId"]) == "cancelled"
+
+
+@pytest.mark.requirement("hosted/cancel-finished")
+async def test_a_finished_task_is_not_cancelled(host: Host) -> None:
+    host.ready.set()
+    async with connected(host) as server:
+        task = await server.create()
+        await server.until(task["taskId"], "completed")
+        with pytest.raises(Refused) as refused:
+            await server.ask("tasks/cancel", {"taskId": task["taskId"]})
+        assert refused.value.code == -32602
+        assert await server.status(task["taskId"]) == "completed"
+
+
+@pytest.mark.requirement("hosted/list", "hosted/cursors")
+async def test_a_listing_comes_in_pages_that_hold_every_task_once(host: Host) -> None:
+    host.ready.set()
+    async with connected(host) as server:
+        made = [(await server.create())["taskId"] for _ in range(12)]
+        assert [task["taskId"] for task in (await server.ask("tasks/list", {}))["tasks"]] == made
+    async with connected(host, hosting=Hosting(max_tasks=200, max_running=200)) as server:
+        made = [(await server.create())["taskId"] for _ in range(120)]
+        listed: list[str] = []
+        params: dict[str, str] = {}
+        while True:
+            page = await server.ask("tasks/list", params)
+            listed += [task["taskId"] for task in page["tasks"]]
+            if "nextCursor" not in page:
+                break
+            params = {"cursor": page["nextCursor"]}
+        assert listed == made
+
+
+@pytest.mark.requirement("hosted/no-related-task")
+async def test_related_task_is_neither_given_nor_heeded_where_the_id_is_in_the_message(host: Host) -> None:
+    async with connected(host) as server:
+        one, other = await server.create(), await server.create()
+        meta = {RELATED: {"taskId": other["taskId"]}}
+        shown = await server.ask("tasks/get", {"taskId": one["taskId"], "_meta": meta})
+        assert shown["taskId"] == one["taskId"]
+        listed = await server.ask("tasks/list", {"_meta": meta})
+        cancelled = await server.ask("tasks/cancel", {"taskId": one["taskId"], "_meta": meta})
+        assert cancelled["taskId"] == one["taskId"]
+        assert all("_meta" not in result for result in (shown, listed, cancelled, *listed["tasks"]))
+        told = await server.notification(lambda message: message["method"] == "notifications/tasks/status")
+        assert told["params"] == cancelled
+
+
+@pytest.mark.requirement("hosted/status-notification")
+async def test_the_end_of_a_task_is_told(host: Host) -> None:
+    host.ready.set()
+    async with connected(host) as server:
+        task = await server.create()
+        told = await server.notification(lambda message: message["method"] == "notifications/tasks/status")
+        assert told["params"]["taskId"] == task["taskId"]
+        assert told["params"]["status"] == "completed"
+        assert {"createdAt", "lastUpdatedAt", "ttl"} <= told["params"].keys()
+
+
+@pytest.mark.requirement("hosted/progress")
+async def test_progress_of_the_callback_goes_out_under_the_token_of_the_request(host: Host) -> None:
+    host.report = 0.5
+    async with connected(host) as server:
+        task = await server.create(_meta={"progressToken": "token"})
+        told = await server.notification(lambda message: message["method"] == "notifications/progress")
+        assert told["params"]["progressToken"] == "token"
+        assert told["params"]["_meta"] == {RELATED: {"taskId": task["taskId"]}}
+        assert host.meta[0][RELATED] == {"taskId": task["taskId"]}
+
+
+@pytest.mark.requirement("hosted/ttl", "hosted/max-ttl")
+async def test_ttl_counts_from_the_end_and_has_a_maximum(host: Host) -> None:
+    async with connected(host, hosting=Hosting(max_ttl=timedelta(minutes=5))) as server:
+        assert (await server.create(ttl=60_000))["ttl"] == 60_000
+        assert (await server.create(ttl=10**30))["ttl"] == 300_000
+        assert (await server.create(ttl=...))["ttl"] == 300_000
+
+
+@pytest.mark.requirement("hosted/ttl")
+async def test_a_task_that_waits_outlives_its_ttl_and_is_gone_a_ttl_after_its_end(host: Host) -> None:
+    async with connected(host) as server:
+        task = await server.create(ttl=100)
+        await anyio.sleep(0.3)
+        shown = await server.ask("tasks/get", {"taskId": task["taskId"]})
+        age = datetime.fromisoformat(shown["createdAt"]) + timedelta(milliseconds=shown["ttl"])
+        assert shown["status"] == "working"
+        assert age > datetime.now(age.tzinfo)
+        host.ready.set()
+        assert (await server.ask("tasks/result", {"taskId": task["taskId"]}))["action"] == "accept"
+        await anyio.sleep(0.15)
+        for method in ("tasks/get", "tasks/result", "tasks/cancel"):
+            with pytest.raises(Refused) as refused:
+                await server.ask(method, {"taskId": task["taskId"]})
+            assert refused.value.code == -32602
+        assert (await server.ask("tasks/list"))["tasks"] == []
+
+
+@pytest.mark.requirement("hosted/owner")
+async def test_the_task_of_another_server_does_not_exist(host: Host, tmp_path: Path) -> None:
+    tasks = TasksClient(hosting=Hosting(ledger=tmp_path / "hosted.db"))
+    async with (
+        connected(host, tasks=tasks, address="raw:one") as one,
+        connected(host, tasks=tasks, address="raw:two") as two,
+    ):
+        task = await one.create()
+        for method in ("tasks/get", "tasks/result", "tasks/cancel"):
+            with pytest.raises(Refused) as refused:
+                await two.ask(method, {"taskId": task["taskId"]})
+            assert refused.value.code == -32602
+        assert (await two.ask("tasks/list"))["tasks"] == []
+        assert await one.status(task["taskId"]) == "working"
+
+
+@pytest.mark.requirement("hosted/owner")
+async def test_a_second_connection_to_the_same_server_sees_its_tasks_and_takes_them_over(host: Host) -> None:
+    tasks = TasksClient(hosting=Hosting())
+    async with connected(host, tasks=tasks) as one:
+        async with connected(host, tasks=tasks) as two:
+            task = await two.create()
+            await until(lambda: host.asked == ["Approve?"])
+            assert await one.status(task["taskId"]) == "working"
+        await until(lambda: len(host.asked) == 2)
+        host.ready.set()
+        assert (await one.ask("tasks/result", {"taskId": task["taskId"]}))["action"] == "accept"

@@ -1,0 +1,62 @@
+"""Clients of the older era: how they reach our server, and what happens to it between their two visits."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .driving import Outcomes, drive
+from .shared import CHECKOUT, serving
+
+WAYS = ("stdio", "sse", "json")
+"""Over stdio, and over Streamable HTTP with either kind of answer."""
+OLDER_CLIENTS = {
+    "typescript": ("npm", "older_sdk.mjs"),
+    "python": ("python_sdk", "older_sdk.py"),
+    "ext_tasks_v1": ("npm", "older_ext_tasks.mjs"),
+    "strands_older": ("older_strands", "older_strands.py"),
+}
+"""For each client what it needs installed, and its driver."""
+VISIT_LIMIT = 90.0
+
+
+def our_command(directory: Path, *options: str) -> list[str]:
+    """The command of our server, whose file and process id are in `directory`."""
+    files = ["--db", str(directory / "tasks.db"), "--pid", str(directory / "pid")]
+    # Clients that start a server hand it little of their environment.
+    ours = ["env", f"PYTHONPATH={CHECKOUT / 'src'}:{CHECKOUT}", sys.executable, "-m", "tests.interop.our_server"]
+    return [*ours, *files, *options]
+
+
+@contextmanager
+def reached(directory: Path, way: str, *options: str) -> Generator[dict[str, Any]]:
+    """Our server as a plan for a driver: where it is, or how to start it."""
+    if way == "stdio":
+        yield {"command": our_command(directory, *options), "cwd": str(CHECKOUT)}
+        return
+    body = ("--json",) if way == "json" else ()
+    with serving([*our_command(directory, *options), "--port", "{port}", *body], cwd=CHECKOUT) as url:
+        yield {"url": url}
+
+
+def visit(driver: Sequence[str], way: str) -> Outcomes:
+    """Both visits of a client: at the end of the first it kills the server, the second finds it started again."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+        directory = Path(place)
+        with reached(directory, way) as server:
+            first = _drive(driver, {**server, "pid": str(directory / "pid")})
+        left = first.get("left")
+        if left is None or "running" not in left:
+            return first
+        with reached(directory, way) as server:
+            second = _drive(driver, {**server, "left": left})
+    return {**first, "resume": second["resume"], "wire_again": second.get("wire")}
+
+
+def _drive(driver: Sequence[str], plan: dict[str, Any]) -> Outcomes:
+    return drive(driver, [json.dumps(plan)], limit=VISIT_LIMIT)

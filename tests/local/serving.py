@@ -1,0 +1,185 @@
+"""A server with a little of everything that can be a task, for code in its own process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import anyio
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.shared.exceptions import MCPError
+from mcp_types import SamplingMessage, TextContent
+from pydantic import BaseModel
+
+from mcp_tasks import Settings, Tasks, current_task
+from mcp_tasks.server import LocalSnapshot, LocalTask
+
+QUICK = Settings(drain_timeout=timedelta(0), stop_timeout=timedelta(seconds=1), progress_interval=timedelta(0))
+
+
+LIMIT = 10
+"""Seconds to wait for what takes none."""
+
+
+class Confirmed(BaseModel):
+    """What `approve` asks for."""
+
+    confirmed: bool
+
+
+@dataclass
+class Office:
+    """A server, its tasks, and what its tools did."""
+
+    tasks: Tasks
+    server: MCPServer[Any]
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    seen: list[Any] = field(default_factory=list[Any])
+
+
+def new_office(**options: Any) -> Office:
+    """A server with tools, prompts and resources."""
+    tasks = Tasks(options.pop("store", "memory://"), settings=QUICK, **options)
+    office = Office(tasks, MCPServer("office", **tasks.wiring()))
+    add_tools(office)
+    add_asking_tools(office)
+    add_reads(office)
+    return office
+
+
+@asynccontextmanager
+async def open_office(**options: Any) -> AsyncGenerator[Office]:
+    """The same, running."""
+    office = new_office(**options)
+    async with office.tasks.running(office.server):
+        yield office
+
+
+async def until(task: LocalTask[Any], condition: Callable[[LocalSnapshot], bool]) -> LocalSnapshot:
+    """The task once the condition holds for it."""
+    with anyio.fail_after(LIMIT):
+        while not condition(seen := await task.fetch()):  # noqa: ASYNC110 - fetching is what is tested
+            await anyio.sleep(0.01)
+    return seen
+
+
+def add_tools(office: Office) -> None:
+    """Tools that end in every way."""
+    server, tasks = office.server, office.tasks
+
+    @server.tool()
+    @tasks.task(ttl=timedelta(hours=6))
+    async def report(id: int, ctx: Context) -> dict[str, Any]:  # noqa: A002 - document 004's example
+        await ctx.report_progress(1, 3, f"Loading release {id}")
+        office.seen.append(current_task().id)
+        return {"id": id, "status": "ready"}
+
+    @server.tool()
+    @tasks.task()
+    async def slow(ctx: Context) -> str:
+        await ctx.report_progress(2, 3, "Rendering report")
+        await office.gate.wait()
+        return "done"
+
+    @server.tool()
+    @tasks.task(mode="required")
+    def deploy(environment: str) -> str:
+        return f"deployed to {environment}"
+
+    @server.tool()
+    @tasks.task(mode="forbidden")
+    def ping() -> str:
+        return "pong"
+
+    @server.tool()
+    def plain() -> str:
+        return "plain"
+
+    @server.tool()
+    @tasks.task()
+    def broken() -> str:
+        raise ToolError("the disk is full")
+
+    @server.tool()
+    @tasks.task()
+    def refusing() -> str:
+        raise MCPError(-32099, "not today", {"why": "closed"})
+
+
+def add_asking_tools(office: Office) -> None:
+    """Tools that ask."""
+    server, tasks = office.server, office.tasks
+
+    @server.tool()
+    @tasks.task()
+    async def approve(ctx: Context) -> str:
+        answer = await ctx.elicit("Deploy to production?", Confirmed)
+        return f"{answer.action} {getattr(answer, 'data', None)}"
+
+    @server.tool()
+    @tasks.task()
+    async def two_questions(ctx: Context) -> list[str]:
+        async def ask(what: str) -> str:
+            return (await ctx.elicit(what, Confirmed)).action
+
+        return list(await asyncio.gather(ask("First?"), ask("Second?")))
+
+    @server.tool()
+    @tasks.task()
+    async def write(ctx: Context) -> str:
+        message = SamplingMessage(role="user", content=TextContent(type="text", text="Write."))
+        written = await ctx.session.create_message([message], max_tokens=9)  # pyright: ignore[reportDeprecated]
+        assert isinstance(written.content, TextContent)
+        return written.content.text
+
+
+def add_reads(office: Office) -> None:
+    """Prompts and resources, and a tool, all of the same name."""
+    server, tasks = office.server, office.tasks
+
+    @server.tool(name="echo")
+    @tasks.task(name="echo")
+    def echo_tool() -> str:
+        return "tool"
+
+    @server.prompt(name="echo")
+    @tasks.task(kind="prompt", name="echo")
+    async def echo_prompt(title: str, ctx: Context) -> str:
+        await ctx.report_progress(1, 1, "rendered")
+        office.seen.append(current_task().id)
+        return f"Ship {title}."
+
+    @server.resource("memo://echo", name="echo")
+    @tasks.task(kind="resource", name="echo")
+    async def echo_resource() -> str:
+        office.seen.append(current_task().id)
+        return "1.2.3"
+
+    @server.resource("memo://{day}/notes")
+    @tasks.task(kind="resource", ttl=timedelta(minutes=5))
+    async def notes(day: str) -> bytes:
+        return f"notes of {day}".encode()
+
+    @server.prompt()
+    def plain_prompt() -> str:
+        return "plain"
+
+    @server.prompt()
+    @tasks.task(kind="prompt")
+    def broken_prompt() -> str:
+        raise RuntimeError("no template")
+
+    @server.resource("memo://broken")
+    @tasks.task(kind="resource")
+    def broken_resource() -> str:
+        raise RuntimeError("secret path")
+
+    @server.resource("memo://plain")
+    def plain_resource() -> str:
+        return "plain"

@@ -1,0 +1,244 @@
+"""A task as code in the server's own process sees it: fetch, wait, result, cancel, and how it ended (document 004)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from mcp import Client
+from mcp.shared.exceptions import MCPError
+from mcp_types import TextContent
+
+from mcp_tasks.client import TaskFailed, TaskHandle, TasksClient, resume_task, start_task
+from mcp_tasks.core.record import Progress
+from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.errors import (
+    InvalidDuration,
+    InvalidOption,
+    TaskWasCancelled,
+    UnknownTask,
+    UsageError,
+    WaitTimedOut,
+)
+from tests.local.serving import LIMIT, open_office, until
+
+pytestmark = pytest.mark.anyio
+
+FULL = "Error executing tool broken: the disk is full"
+"""What the SDK makes of a tool's error."""
+
+RELATED_TASK = "io.modelcontextprotocol/related-task"
+
+
+@pytest.mark.requirement("local/as-a-task")
+async def test_a_tool_started_as_a_task_gives_a_handle_with_which_to_fetch_and_wait() -> None:
+    async with open_office() as office:
+        task = await office.tasks.start("report", {"id": 42}, owner="alice", session="release-session")
+        result = await task.wait(timeout=LIMIT)
+        assert result.structured_content == {"id": 42, "status": "ready"}
+        assert office.seen == [task.id]
+        seen = await task.fetch()
+        assert (seen.id, seen.kind, seen.name) == (task.id, "tool", "report")
+        assert (seen.status, seen.is_final, seen.is_error) == (TaskStatus.COMPLETED, True, False)
+        assert (seen.owner, seen.session, seen.parent) == ("alice", "release-session", None)
+        assert seen.finished_at is not None
+        assert seen.finished_at >= seen.created_at
+        assert seen.expires_at == seen.finished_at + timedelta(hours=6)
+        assert await task.result() == result
+
+
+@pytest.mark.requirement("local/result-related-task")
+async def test_a_result_names_its_task_and_keeps_what_else_is_in_its_meta() -> None:
+    async with open_office() as office:
+        task = await office.tasks.start("report", {"id": 1})
+        result = await task.result()
+        assert result.meta == {RELATED_TASK: {"taskId": task.id}}
+
+
+@pytest.mark.requirement("local/progress-is-state")
+async def test_progress_is_part_of_the_state() -> None:
+    async with open_office() as office:
+        task = await office.tasks.start("slow")
+        seen = await until(task, lambda task: task.progress is not None)
+        assert seen.progress == Progress(progress=2, total=3, message="Rendering report")
+        assert (seen.status, seen.is_final, seen.expires_at) == (TaskStatus.WORKING, False, None)
+        office.gate.set()
+        await task.wait(LIMIT)
+
+
+@pytest.mark.requirement("local/await-timeout")
+@pytest.mark.parametrize("timeout", [0.05, timedelta(milliseconds=50), 0])
+async def test_a_wait_that_takes_too_long_leaves_the_task_alone(timeout: float | timedelta) -> None:
+    async with open_office() as office:
+        task = await office.tasks.start("slow")
+        with pytest.raises(WaitTimedOut, match="did not end within") as waited:
+            await task.wait(timeout)
+        assert isinstance(waited.value, TimeoutError)
+        assert f"tasks.handle({task.id!r})" in str(waited.value)
+        office.gate.set()
+        result = await office.tasks.handle(task.id).wait(LIMIT)
+        assert result.content == [TextContent(type="text", text="done")]
+
+
+@pytest.mark.requirement("local/outcome-error-result")
+async def test_an_error_result_is_a_failed_task_whose_result_is_returned() -> None:
+    async with open_office() as office:
+        task = await office.tasks.start("broken")
+        result = await task.wait(LIMIT)
+        assert result.is_error
+        assert result.content == [TextContent(type="text", text=FULL)]
+        seen = await task.fetch()
+        assert (seen.status, seen.is_error) == (TaskStatus.FAILED, True)
+
+
+@pytest.mark.requirement("local/outcome-message")
+async def test_the_message_of_a_failure_is_the_tools_own_text_or_that_of_the_error() -> None:
+    async with open_office() as office:
+        for tool, message in (("broken", FULL), ("refusing", "not today")):
+            task = await office.tasks.start(tool)
+            seen = await until(task, lambda task: task.is_final)
+            assert (seen.status, seen.message) == (TaskStatus.FAILED, message)
+
+
+@pytest.mark.requirement("local/outcome-raised")
+async def test_a_raised_error_is_raised_again_with_all_that_it_carries() -> None:
+    async with open_office() as office:
+        task = await office.tasks.start("refusing")
+        for _ in range(2):
+            with pytest.raises(TaskFailed) as failed:
+                await task.wait(LIMIT)
+            assert isinstance(failed.value, MCPError)
+            assert (failed.value.code, failed.value.message) == (-32099, "not today")
+            assert (failed.value.data, failed.value.task_id) == ({"why": "closed"}, task.id)
+        assert (await task.fetch()).status is TaskStatus.FAILED
+
+
+@pytest.mark.requirement("local/cancel")
+async def test_a_cancelled_task_is_cancelled_and_stays_so() -> None:
+    async with open_office() as office:
+        task = await office.tasks.start("slow")
+        seen = await task.cancel("not needed any more")
+        assert (seen.status, seen.message) == (TaskStatus.CANCELLED, "not needed any more")
+        with pytest.raises(TaskWasCancelled, match="not needed any more"):
+            await task.wait(LIMIT)
+        office.gate.set()
+        assert (await task.cancel()).message == "not needed any more"
+
+
+async def test_a_task_that_has_ended_is_not_cancelled() -> None:
+    async with open_office() as office:
+        task = await office.tasks.start("report", {"id": 1})
+        await task.wait(LIMIT)
+        assert (await task.cancel()).status is TaskStatus.COMPLETED
+
+
+@pytest.mark.requirement("local/ttl")
+async def test_a_ttl_is_given_with_the_start_and_otherwise_is_the_tools_own() -> None:
+    async with open_office(default_ttl=timedelta(hours=2)) as office:
+        kept: list[timedelta | None] = []
+        for start in (
+            office.tasks.start("report", {"id": 1}, ttl=timedelta(seconds=30)),
+            office.tasks.start("report", {"id": 1}, ttl=None),
+            office.tasks.start("report", {"id": 1}),
+            office.tasks.start("deploy", {"environment": "x"}),
+            office.tasks.start_resource("memo://monday/notes", ttl=timedelta(seconds=15)),
+            office.tasks.start_resource("memo://monday/notes"),
+        ):
+            task = await start
+            await task.wait(LIMIT)
+            seen = await task.fetch()
+            assert seen.finished_at is not None
+            kept.append(None if seen.expires_at is None else seen.expires_at - seen.finished_at)
+        seconds, hours = timedelta(seconds=1), timedelta(hours=1)
+        assert kept == [30 * seconds, None, 6 * hours, 2 * hours, 15 * seconds, timedelta(minutes=5)]
+
+
+@pytest.mark.requirement("local/modes")
+async def test_what_never_becomes_a_task_or_is_not_there_is_not_started() -> None:
+    async with open_office() as office:
+        tasks = office.tasks
+        for start, why in (
+            (tasks.start("ping"), "tool 'ping' never becomes a task: its mode is \"forbidden\""),
+            (tasks.start("plain"), "tool 'plain' never becomes a task: it is not marked"),
+            (tasks.start("nothing"), "the server has no tool 'nothing'"),
+            (tasks.start("report", {"id": "x"}), "tool 'report' does not take these arguments"),
+            (tasks.start_prompt("plain_prompt"), "prompt 'plain_prompt' never becomes a task: it is not marked"),
+            (tasks.start_prompt("nothing"), "the server has no prompt 'nothing'"),
+            (tasks.start_resource("memo://plain"), "resource 'memo://plain' never becomes a task"),
+            (tasks.start_resource("memo://nothing"), "the server has no resource 'memo://nothing'"),
+        ):
+            with pytest.raises(UsageError) as refused:
+                await start
+            assert str(refused.value).startswith(why)
+        assert (await tasks.list(everybody=True)).tasks == []
+
+
+async def test_values_that_are_none_are_refused_before_anything_is_started() -> None:
+    async with open_office() as office:
+        tasks = office.tasks
+        with pytest.raises(InvalidDuration, match="ttl"):
+            await tasks.start("report", {"id": 1}, ttl=5)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(InvalidDuration, match="ttl"):
+            await tasks.start("report", {"id": 1}, ttl=timedelta(0))
+        with pytest.raises(InvalidOption, match="owner"):
+            await tasks.start("report", {"id": 1}, owner=7)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(InvalidOption, match="session"):
+            await tasks.start("report", {"id": 1}, session=7)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(InvalidOption, match="key"):
+            await tasks.start("report", {"id": 1}, key="")
+        with pytest.raises(InvalidOption, match="task_id"):
+            tasks.handle("")
+        assert (await tasks.list(everybody=True)).tasks == []
+        task = await tasks.start("report", {"id": 1})
+        with pytest.raises(InvalidDuration, match="timeout"):
+            await task.wait("soon")  # pyright: ignore[reportArgumentType]
+
+
+async def test_a_task_that_is_not_there_is_unknown() -> None:
+    async with open_office() as office:
+        task = office.tasks.handle("x" * 40)
+        for attempt in (task.fetch, task.wait, task.result, task.cancel, task.send_input, task.until_asked):
+            with pytest.raises(UnknownTask):
+                await attempt()
+
+
+async def test_of_starts_under_one_key_one_makes_a_task() -> None:
+    async with open_office() as office:
+        tasks = office.tasks
+        first = await tasks.start("report", {"id": 1}, key="release 1")
+        again = await tasks.start("report", {"id": 1}, key="release 1")
+        others = await tasks.start("report", {"id": 1}, key="release 1", owner="alice")
+        assert first.id == again.id != others.id
+        with pytest.raises(UsageError, match="under the key 'release 1' stands another call, of 'report'"):
+            await tasks.start("report", {"id": 2}, key="release 1")
+        with pytest.raises(UsageError, match="stands another call, of 'report'"):
+            await tasks.start("slow", key="release 1")
+
+
+async def test_a_handle_is_made_of_an_id_after_a_restart() -> None:
+    async with open_office(store="memory://") as office:
+        task = await office.tasks.start("report", {"id": 7})
+        await task.wait(LIMIT)
+    async with office.tasks.running(office.server):
+        result = await office.tasks.handle(task.id).result()
+        assert result.structured_content == {"id": 7, "status": "ready"}
+
+
+async def test_a_task_started_here_is_its_owners_on_the_wire() -> None:
+    async with open_office() as office, Client(office.server, extensions=[TasksClient()]) as client:
+        mine = await office.tasks.start("slow")
+        others = await office.tasks.start("slow", owner="alice")
+        assert (await resume_task(client, mine.id).status()).status is TaskStatus.WORKING
+        with pytest.raises(UnknownTask):
+            await resume_task(client, others.id).status()
+        office.gate.set()
+        result = await resume_task(client, mine.id).result(LIMIT)
+        assert result.content == [TextContent(type="text", text="done")]
+
+
+async def test_a_task_of_a_client_is_seen_here() -> None:
+    async with open_office() as office, Client(office.server, extensions=[TasksClient()]) as client:
+        handle = await start_task(client, "report", {"id": 3})
+        assert isinstance(handle, TaskHandle)
+        result = await office.tasks.handle(handle.id).wait(LIMIT)
+        assert result.structured_content == {"id": 3, "status": "ready"}

@@ -1,0 +1,87 @@
+"""A furnished server, and raw clients of the 2025-11-25 wire over every transport."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import pytest
+from mcp.server.auth.provider import AccessToken
+from mcp.server.auth.settings import AuthSettings
+from pydantic import AnyHttpUrl
+
+from mcp_tasks import Tasks
+from mcp_tasks.stores.memory import MemoryStore
+from tests.helpers.http import HttpWire, serving
+from tests.helpers.older import HttpClient, OlderClient, http_session, pipe_session
+from tests.helpers.server import QUICK, Desk
+from tests.helpers.stdio import stdio_process
+from tests.spec.legacy.furnished import furnished
+
+
+@pytest.fixture
+async def wire(desk: Desk, store: MemoryStore) -> AsyncGenerator[HttpWire]:
+    """A way to the server over HTTP, with sessions and streams."""
+    async with serving(furnished(Tasks(store, settings=QUICK), desk)) as way:
+        yield way
+
+
+@pytest.fixture
+async def client(wire: HttpWire) -> AsyncGenerator[HttpClient]:
+    """A session over HTTP that listens on no stream of its own."""
+    async with http_session(wire) as session:
+        yield session
+
+
+@pytest.fixture
+async def listener(wire: HttpWire) -> AsyncGenerator[HttpClient]:
+    """A session over HTTP that listens on a stream of its own."""
+    async with http_session(wire) as session, session.listening():
+        yield session
+
+
+@pytest.fixture(params=["sse", "json", "stdio"])
+async def everywhere(request: pytest.FixtureRequest) -> AsyncGenerator[OlderClient]:
+    """A session that can be reached at any time: over HTTP with its own stream open, and over stdio."""
+    if request.param == "stdio":
+        async with (
+            stdio_process(module="tests.spec.legacy.furnished") as pipes,
+            pipe_session(pipes) as session,
+        ):
+            yield session
+        return
+    server = furnished(Tasks("memory://", settings=QUICK))
+    async with (
+        serving(server, json_response=request.param == "json") as way,
+        http_session(way) as session,
+        session.listening(),
+    ):
+        yield session
+
+
+class Verifier:
+    """Knows a token for every user whose name it is."""
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        """Whose token it is; a part after a dash tells tokens of one user apart."""
+        user = token.partition("-")[0]
+        if user not in ("alice", "bob"):
+            return None
+        return AccessToken(
+            token=token, client_id="app", scopes=[], subject=user, claims={"iss": "https://issuer.example"}
+        )
+
+
+@pytest.fixture(params=["stateful", "stateless"])
+async def guarded(request: pytest.FixtureRequest, desk: Desk) -> AsyncGenerator[HttpWire]:
+    """A way to a server that lets nobody in without a token, with sessions and without."""
+    auth = AuthSettings(issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=None)
+    server = furnished(Tasks("memory://", settings=QUICK), desk, auth=auth, verifier=Verifier())
+    async with serving(server, stateless=request.param == "stateless") as way:
+        yield way
+
+
+@pytest.fixture
+async def stateless(desk: Desk, store: MemoryStore) -> AsyncGenerator[HttpWire]:
+    """A way to a server that keeps no sessions and asks for no token."""
+    async with serving(furnished(Tasks(store, settings=QUICK), desk), stateless=True) as way:
+        yield way
