@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-from typing import Any, ClassVar, Final, cast
+from typing import Any, cast
 
 from mcp.server.session import ServerSession
 from mcp.shared.exceptions import MCPError, NoBackChannelError
-from mcp.shared.message import ServerMessageMetadata
 from mcp_types import CONNECTION_CLOSED, RequestId
-from pydantic import BaseModel, Field, RootModel
 
+from mcp_tasks.adapters.sdk_listen import PlainNotification
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.text import valid_json
 from mcp_tasks.errors import AnswerRefused
+from mcp_tasks.legacy.server.raw import raw_request
 from mcp_tasks.legacy.shapes import related_task
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.tools.channel import require_capability
 from mcp_tasks.wire.models import QUESTION_META_KEY
-
-logger: Final = logging.getLogger(__name__)
 
 
 class StreamLost(Exception):
@@ -68,10 +65,9 @@ class Carrier:
             AnswerRefused: The client answered with an error.
             StreamLost: It did not answer, and cannot any more.
         """
-        request = _Question(asked=question.method, params=_related_params(task_id, key, question))
-        metadata = None if self._request_id is None else ServerMessageMetadata(related_request_id=self._request_id)
+        params = _related_params(task_id, key, question)
         try:
-            answer = await self._session.send_request(cast(Any, request), _Answer, metadata=metadata)
+            return await raw_request(self._session, question.method, params, request_id=self._request_id)
         except NoBackChannelError as exc:
             raise StreamLost from exc
         except MCPError as exc:
@@ -80,32 +76,14 @@ class Carrier:
             if (error.code, error.message, error.data) == (CONNECTION_CLOSED, "Connection closed", None):
                 raise StreamLost from exc
             raise AnswerRefused(error.code, error.message, error.data) from exc
-        return answer.root
 
     async def tell(self, method: str, params: dict[str, Any]) -> None:
         """Send a notification; nobody knows whether it arrives."""
-        await self._session.send_notification(cast(Any, _Notification(method=method, params=params)), self._request_id)
+        await self._session.send_notification(
+            cast(Any, PlainNotification(method=method, params=params)), self._request_id
+        )
 
 
 def _related_params(task_id: str, key: str, question: InputRequest) -> dict[str, Any]:
     params: dict[str, Any] = valid_json(question.params)
     return {**params, "_meta": {**params.get("_meta", {}), **related_task(task_id), QUESTION_META_KEY: key}}
-
-
-class _Question(BaseModel):
-    """A request whose answer the SDK hands on unchecked: it checks by `method`, and knows none of that name."""
-
-    method: ClassVar[str] = "mcp_tasks/question"
-    asked: str = Field(serialization_alias="method")
-    params: dict[str, Any]
-
-
-class _Answer(RootModel[dict[str, Any]]):
-    """Whatever a client answers."""
-
-
-class _Notification(BaseModel):
-    """The params are a plain dict: the SDK drops nulls from models, and `ttl` may be one."""
-
-    method: str
-    params: dict[str, Any]
