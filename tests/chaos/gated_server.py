@@ -1,6 +1,8 @@
 """A server whose tools stop at gates: files that a test makes when the tool may go on.
 
 python -m tests.chaos.gated_server --port 8000 --db tasks.db --concurrency 4
+
+Without a port it serves stdio.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from pathlib import Path
 import anyio
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
+from mcp.shared.exceptions import MCPError
 from mcp_types import ToolAnnotations
 from pydantic import BaseModel
 
@@ -80,6 +83,19 @@ def build(tasks: Tasks) -> MCPServer[dict[str, object]]:
 
     @server.tool(annotations=REPEATABLE)
     @tasks.task()
+    async def petition(folder: str, ctx: Context) -> str:
+        """Ask once, and say which error came back."""
+        try:
+            answer = await ctx.elicit("May I?", Confirmation)
+        except MCPError as exc:
+            said = f"{exc.code} {exc.message} {exc.data}"
+        else:
+            said = answer.action
+        await pass_gate(folder, "deciding")
+        return said
+
+    @server.tool(annotations=REPEATABLE)
+    @tasks.task()
     async def hog(folder: str) -> str:
         """Use a slot."""
         await pass_gate(folder, "hogging")
@@ -103,13 +119,17 @@ def build(tasks: Tasks) -> MCPServer[dict[str, object]]:
 def main() -> None:
     """Serve until stopped."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--port", type=int, default=None)
     parser.add_argument("--db", type=Path, required=True)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--concurrency", type=int, default=None)
     options = parser.parse_args()
     tasks = Tasks(f"sqlite:///{options.db}", concurrency=options.concurrency)
-    build(tasks).run("streamable-http", host="127.0.0.1", port=options.port, json_response=options.json)
+    server = build(tasks)
+    if options.port is None:
+        server.run("stdio")
+    else:
+        server.run("streamable-http", host="127.0.0.1", port=options.port, json_response=options.json)
 
 
 if __name__ == "__main__":

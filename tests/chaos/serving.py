@@ -223,9 +223,10 @@ class Site:
     def db(self) -> Path:
         return self.folder / "tasks.db"
 
-    def serve(self, *options: str, module: str = FIXTURE) -> Server:
+    def serve(self, *options: str, module: str = FIXTURE, json_response: bool = True) -> Server:
         """One more server on the database, started."""
-        server = Server(self.folder, f"server-{len(self._servers)}", module, ("--json", *options))
+        chosen = ("--json", *options) if json_response else options
+        server = Server(self.folder, f"server-{len(self._servers)}", module, chosen)
         self._servers.append(server)
         server.start()
         return server

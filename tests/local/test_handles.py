@@ -194,6 +194,15 @@ async def test_values_that_are_none_are_refused_before_anything_is_started() -> 
             await task.wait("soon")  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.requirement("local/poll-interval")
+async def test_a_task_carries_the_poll_interval_that_its_author_fixed() -> None:
+    async with open_office() as office:
+        task = await office.tasks.start("deploy", {"environment": "test"})
+        assert (await task.fetch()).poll_interval == timedelta(seconds=1)
+        adapted = await office.tasks.start("slow")
+        assert timedelta(0) < (await adapted.fetch()).poll_interval < timedelta(seconds=1)
+
+
 async def test_a_task_that_is_not_there_is_unknown() -> None:
     async with open_office() as office:
         task = office.tasks.handle("x" * 40)

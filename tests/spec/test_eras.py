@@ -54,7 +54,8 @@ async def test_versions_before_tasks_have_none(
     assert hello["protocolVersion"] == version
     assert "tasks" not in hello["capabilities"]
     for method in ("tasks/get", "tasks/update", "tasks/cancel", "tasks/result", "tasks/list"):
-        for params in ({"taskId": task_id, "inputResponses": {}}, {"taskId": 7}):
+        both: list[dict[str, Any]] = [{"taskId": task_id, "inputResponses": {}}, {"taskId": 7}]
+        for params in both:
             assert (await session.ask(method, params)).code == METHOD_NOT_FOUND
     tools = (await session.ask("tools/list")).result["tools"]
     assert [tool["name"] for tool in tools if "execution" in tool] == []

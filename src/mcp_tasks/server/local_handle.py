@@ -17,7 +17,7 @@ from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.durations import seconds_of
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.json import JsonObject
-from mcp_tasks.core.pacing import expires_at
+from mcp_tasks.core.pacing import expires_at, poll_interval
 from mcp_tasks.core.record import Progress, TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.values import check_choice
@@ -59,6 +59,7 @@ class LocalSnapshot:
         message: What is said of the status: of a failure, the tool's own words where it has some.
         questions: What the task asks now, by the keys to answer under.
         expires_at: When the task is deleted; None while it runs, and for one that is kept for good.
+        poll_interval: How often clients are told to look: as the author fixed it, or growing with the task's age.
         parent: The task in whose run this one was started.
     """
 
@@ -74,6 +75,7 @@ class LocalSnapshot:
     updated_at: datetime
     finished_at: datetime | None
     expires_at: datetime | None
+    poll_interval: timedelta
     owner: str | None
     session: str | None
     parent: str | None
@@ -89,7 +91,7 @@ def status_of(record: TaskRecord) -> TaskStatus:
     return TaskStatus.FAILED if record.is_error else record.status
 
 
-def snapshot_of(record: TaskRecord) -> LocalSnapshot:
+def snapshot_of(record: TaskRecord, now: datetime) -> LocalSnapshot:
     """The task as code in this process sees it."""
     return LocalSnapshot(
         id=record.id,
@@ -104,6 +106,7 @@ def snapshot_of(record: TaskRecord) -> LocalSnapshot:
         updated_at=record.updated_at,
         finished_at=record.finished_at,
         expires_at=expires_at(record),
+        poll_interval=poll_interval(record, now),
         owner=record.owner,
         session=record.session,
         parent=record.parent,
@@ -126,7 +129,8 @@ class LocalTask(Generic[ResultT]):
         Raises:
             UnknownTask: There is no such task (any more).
         """
-        return snapshot_of(await self._runtime().find(self.id))
+        runtime = self._runtime()
+        return snapshot_of(await runtime.find(self.id), runtime.now())
 
     async def wait(self, timeout: timedelta | float | None = None) -> ResultT:
         """Wait for the task to end; what a plain call would have returned, or raised.
@@ -219,7 +223,8 @@ class LocalTask(Generic[ResultT]):
         """
         runtime = self._runtime()
         record = await runtime.find(self.id)
-        return snapshot_of(await runtime.cancel(record, reason, actor=Actor("client", record.owner)))
+        cancelled = await runtime.cancel(record, reason, actor=Actor("client", record.owner))
+        return snapshot_of(cancelled, runtime.now())
 
     def _asked(self, record: TaskRecord, key: str | None) -> str:
         open_keys = sorted(record.inputs.outstanding)

@@ -128,7 +128,7 @@ def require_capability(question: InputRequest, declared: JsonObject) -> None:
         return
     raise RpcError(
         MISSING_REQUIRED_CLIENT_CAPABILITY,
-        f"The tool asks with {question.method}, and the client did not declare the {name} capability on its call. "
-        "A client of the Python SDK declares it by having a callback for it.",
+        f"The tool asks with {question.method}, and the client did not declare the {name} capability (over stateless "
+        "HTTP, one of 2025-11-25 cannot). A client of the Python SDK declares it by having a callback for it.",
         {"requiredCapabilities": required},
     )

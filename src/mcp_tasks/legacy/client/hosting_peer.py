@@ -275,6 +275,9 @@ class HostedPeer:
 
     def ended(self, record: TaskRecord) -> None:
         """Tell the server that a task has ended. Without `related-task`: the id is in the task."""
+        # From now on nothing of its progress goes out, though its callback may take a while to end.
+        for token in [token for token, (task_id, _) in self._tokens.items() if task_id == record.id]:
+            self._tokens[token] = (record.id, False)
         self._wire.spawn(self._wire.notify(STATUS_NOTIFICATION, self._render(record)))
 
 

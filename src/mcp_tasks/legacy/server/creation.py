@@ -64,6 +64,20 @@ class Creation:
         record = await self._launch(ctx, offer, name, arguments, task)
         return render_created(record, offer, self._parts.runtime().now())
 
+    async def check_plain(self, ctx: RequestContext) -> None:
+        """Refuse a plain request for a prompt or a resource that must be a task.
+
+        Raises:
+            RpcError: -32601.
+        """
+        offers, (key, kind) = self._parts.offers, _NAMED_BY[ctx.method]
+        name = (ctx.params or {}).get(key)
+        if ctx.method not in offers.methods() or not isinstance(name, str):
+            return
+        offer = await offers.find(ctx.method, name)
+        if offer is not None and offer.support == "required":
+            raise RpcError(METHOD_NOT_FOUND, f"{kind} {name!r} can only be called as a task")
+
     async def _launch(
         self, ctx: RequestContext, offer: Offer, name: str, arguments: Mapping[str, Any], task: Any
     ) -> TaskRecord:

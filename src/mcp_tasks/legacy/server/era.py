@@ -71,10 +71,15 @@ class LegacyEra:
         """Serve one message: what has nothing to do with tasks goes on as it is."""
         if ctx.method in _REQUESTS:
             task = None if ctx.params is None else ctx.params.get("task")
-            if task is None or not _is_open(ctx):
+            if not _is_open(ctx):
                 return await call_next(ctx)
             with _answered():
-                return await self._creation.answer(task, ctx, call_next)
+                if task is not None:
+                    return await self._creation.answer(task, ctx, call_next)
+                # Of tools, the server says it by itself, and to every era.
+                if ctx.method != "tools/call":
+                    await self._creation.check_plain(ctx)
+            return await call_next(ctx)
         handler = self._handlers.get(ctx.method)
         return await (call_next(ctx) if handler is None else handler(ctx, call_next))
 

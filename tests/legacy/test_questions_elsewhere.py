@@ -1,0 +1,155 @@
+"""Questions and pushes where the tool runs in another process, over stdio, and on streams that are resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp.server.streamable_http import EventCallback, EventId, EventMessage, EventStore, StreamId
+from mcp_types import JSONRPCMessage
+
+from mcp_tasks import Tasks
+from tests.helpers.http import HttpWire, http_client, serving, serving_app
+from tests.helpers.process import http_process
+from tests.helpers.rpc import EVERYTHING, LEGACY, PATIENCE, legacy_request
+from tests.helpers.server import QUICK, Desk
+from tests.helpers.stdio import StdioWire, stdio_process
+from tests.legacy.asking_server import build_asking
+from tests.legacy.http_session import RELATED, open_session
+
+pytestmark = pytest.mark.anyio
+
+ELICIT, STATUS = "elicitation/create", "notifications/tasks/status"
+
+
+# Another process
+
+
+async def test_the_session_is_asked_here_although_the_tool_runs_in_another_process(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path / 'tasks.db'}"
+    with http_process("--store", store):
+        here = build_asking(Tasks(store, settings=QUICK, runs_tools=False, namespace="furnished"))
+        async with serving(here) as wire:
+            client = await open_session(wire)
+            async with client.listen() as own:
+                task_id = await client.create("ask_name")
+                await client.accept(await own.request(ELICIT), name="Ada")
+                await own.until(lambda each: each.get("params", {}).get("status") == "completed")
+                assert await client.result(task_id) == "Hello, Ada!"
+
+
+# Over stdio
+
+
+async def _initialize(wire: StdioWire) -> None:
+    params = {"protocolVersion": LEGACY, "capabilities": EVERYTHING, "clientInfo": {"name": "raw", "version": "1"}}
+    await wire.send(legacy_request("initialize", params))
+    await wire.write(json.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"}))
+
+
+async def _create(wire: StdioWire, tool: str, token: str | None = None, **arguments: Any) -> str:
+    meta = {} if token is None else {"_meta": {"progressToken": token}}
+    params = {"name": tool, "arguments": arguments, "task": {}, **meta}
+    return (await wire.send(legacy_request("tools/call", params))).result["task"]["taskId"]
+
+
+def _of(wire: StdioWire, method: str) -> list[dict[str, Any]]:
+    return [message for message in wire.others if message.get("method") == method]
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["polling", "waiting for the result"])
+async def test_over_stdio_a_question_is_asked_once(*, waits: bool) -> None:
+    async with stdio_process() as wire, anyio.create_task_group() as group:
+        await _initialize(wire)
+        task_id = await _create(wire, "ask_name")
+        if waits:
+            group.start_soon(wire.send, legacy_request("tasks/result", {"taskId": task_id}))
+        asked = await wire.wait_for(lambda each: each.get("method") == ELICIT)
+        assert asked["params"]["_meta"][RELATED] == {"taskId": task_id}
+        answer = {"action": "accept", "content": {"name": "Ada"}}
+        await wire.write(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": answer}))
+        result = await wire.send(legacy_request("tasks/result", {"taskId": task_id}))
+        assert result.result["content"][0]["text"] == "Hello, Ada!"
+        assert len(_of(wire, ELICIT)) == 1
+        await wire.wait_for(lambda each: each.get("params", {}).get("status") == "completed")
+
+
+async def test_a_client_hears_of_a_task_only_after_it_knows_it() -> None:
+    async with stdio_process() as wire:
+        await _initialize(wire)
+        seen: list[str] = []
+        for number in range(20):
+            request = legacy_request("tools/call", {"name": "echo", "arguments": {"value": number}, "task": {}})
+            reply = await wire.send(request)
+            seen.append(reply.result["task"]["taskId"])
+            assert {each["params"]["taskId"] for each in _of(wire, STATUS)} <= set(seen)
+
+
+# Streams that are cut off and resumed
+
+
+class Events(EventStore):
+    """Every message of every stream, in memory."""
+
+    def __init__(self) -> None:
+        self.stored: list[tuple[StreamId, JSONRPCMessage | None]] = []
+
+    async def store_event(self, stream_id: StreamId, message: JSONRPCMessage | None) -> EventId:
+        self.stored.append((stream_id, message))
+        return str(len(self.stored))
+
+    async def replay_events_after(self, last_event_id: EventId, send_callback: EventCallback) -> StreamId | None:
+        stream_id, _ = self.stored[int(last_event_id) - 1]
+        for number, (stream, message) in enumerate(self.stored, start=1):
+            if stream == stream_id and number > int(last_event_id) and message is not None:
+                await send_callback(EventMessage(message, str(number)))
+        return stream_id
+
+
+@asynccontextmanager
+async def resumable(desk: Desk) -> AsyncGenerator[tuple[HttpWire, Events]]:
+    events = Events()
+    app = build_asking(Tasks("memory://", settings=QUICK), desk).streamable_http_app(event_store=events)
+    async with serving_app(app) as base, http_client() as http:
+        yield HttpWire(f"{base}/mcp", http), events
+
+
+async def test_a_question_on_a_result_that_is_resumed_stays_asked() -> None:
+    desk = Desk()
+    async with resumable(desk) as (wire, events):
+        client = await open_session(wire)
+        task_id = await client.create("knock")
+        await desk.started.wait()
+        async with client.open("tasks/result", taskId=task_id) as cut_off:
+            first_event = next(
+                number for number, (stream, _) in enumerate(events.stored, 1) if stream == str(cut_off.request_id)
+            )
+        await anyio.sleep(0.2)
+        async with client.listen(**{"last-event-id": str(first_event)}) as resumed:
+            desk.gate.set()
+            asked = await resumed.request(ELICIT)
+            await client.accept(asked, name="Ada")
+            answer = await resumed.answer()
+        assert answer["result"]["content"][0]["text"] == "Hello, Ada!"
+
+
+async def test_a_question_on_the_sessions_own_stream_that_is_resumed_is_not_asked_again() -> None:
+    desk = Desk()
+    async with resumable(desk) as (wire, events):
+        client = await open_session(wire)
+        async with client.listen() as cut_off:
+            task_id = await client.create("ask_name")
+            asked = await cut_off.request(ELICIT)
+            last = max(number for number, (stream, _) in enumerate(events.stored, 1) if stream == "_GET_stream")
+        await anyio.sleep(0.2)
+        async with client.listen(**{"last-event-id": str(last)}) as resumed:
+            await anyio.sleep(0.2)
+            assert resumed.messages == []
+            await client.accept(asked, name="Ada")
+            with anyio.fail_after(PATIENCE):
+                assert await client.result(task_id) == "Hello, Ada!"
