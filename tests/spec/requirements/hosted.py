@@ -174,7 +174,7 @@ REQUIREMENTS = (
     Requirement(
         id="hosted/no-related-task",
         section="Associating Task-Related Messages",
-        says="`tasks/get`, `tasks/list`, `tasks/cancel` and status notifications neither carry nor heed `related-task`.",
+        says="`get`, `list`, `cancel` and status notifications neither carry nor heed `related-task`.",
         level="SHOULD NOT",
         source="2025-11-25",
         party="client",
