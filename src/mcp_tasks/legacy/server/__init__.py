@@ -13,13 +13,11 @@ from mcp_tasks.legacy.server.client_tasks import (
     list_client_tasks,
     sample_as_task,
 )
-from mcp_tasks.legacy.server.era import LegacyEra
 
 __all__ = [
     "ClientTask",
     "ClientTaskTimedOut",
     "ClientTasksUnsupported",
-    "LegacyEra",
     "client_task",
     "elicit_as_task",
     "list_client_tasks",
