@@ -23,7 +23,7 @@ from mcp.server.subscriptions import (
 from mcp_tasks.client import TaskHandle, TasksClient, start_task
 from mcp_tasks.errors import InvalidDuration
 from mcp_tasks.server import ListChanges
-from tests.everything.connecting import ERAS, Host, Visit, visiting
+from tests.everything.connecting import ERAS, Host, Visit, target, visiting
 from tests.everything.lowlevel import build_lowlevel
 from tests.everything.site import WINDOW, new_tasks
 from tests.helpers.rpc import PATIENCE
@@ -57,7 +57,7 @@ async def visit(request: pytest.FixtureRequest, site: str, way: str) -> AsyncGen
     era = request.param
     async with AsyncExitStack() as stack:
         options = ["--changes"] if way == "stdio" else []
-        connected = await stack.enter_async_context(visiting(site, "tasks", way, ERAS[era], *options))
+        connected = await stack.enter_async_context(visiting(target(site, "tasks", way, options), ERAS[era]))
         if era == "newer":
             listening = connected.client.listen(tools_list_changed=True, prompts_list_changed=True)
             await stack.enter_async_context(listening)
@@ -94,8 +94,10 @@ async def test_fifty_changes_in_one_go_are_told_of_once(visit: Visit) -> None:
 
 async def test_a_change_reaches_every_session_and_listener(site: str) -> None:
     async with AsyncExitStack() as stack:
-        older = [await stack.enter_async_context(visiting(site, "tasks", "changes", ERAS["older"])) for _ in range(2)]
-        newer = await stack.enter_async_context(visiting(site, "tasks", "changes", ERAS["newer"]))
+        older = [
+            await stack.enter_async_context(visiting(target(site, "tasks", "changes"), ERAS["older"])) for _ in range(2)
+        ]
+        newer = await stack.enter_async_context(visiting(target(site, "tasks", "changes"), ERAS["newer"]))
         await stack.enter_async_context(newer.client.listen(tools_list_changed=True))
         for visit in older:
             await _open_stream(visit)
@@ -112,7 +114,7 @@ async def test_a_change_reaches_every_session_and_listener(site: str) -> None:
 
 
 async def test_a_tool_that_runs_as_a_task_changes_the_list_too(site: str) -> None:
-    async with visiting(site, "tasks", "changes", ERAS["newer"], extensions=[TasksClient()]) as visit:
+    async with visiting(target(site, "tasks", "changes"), ERAS["newer"], extensions=[TasksClient()]) as visit:
         async with visit.client.listen(tools_list_changed=True):
             handle = await start_task(visit.client, "grow", {"count": 5})
             assert isinstance(handle, TaskHandle)
@@ -125,12 +127,12 @@ async def test_a_tool_that_runs_as_a_task_changes_the_list_too(site: str) -> Non
 
 @pytest.mark.parametrize("kind", ["tasks", "plain"])
 async def test_an_older_client_is_told_in_the_handshake_that_it_will_hear_of_changes(site: str, kind: str) -> None:
-    async with visiting(site, kind, "changes", ERAS["older"]) as visit:
+    async with visiting(target(site, kind, "changes"), ERAS["older"]) as visit:
         capabilities = visit.client.server_capabilities
     for has in (capabilities.tools, capabilities.prompts, capabilities.resources):
         assert has is not None
         assert has.list_changed
-    async with visiting(site, kind, "stateful", ERAS["older"]) as visit:
+    async with visiting(target(site, kind, "stateful"), ERAS["older"]) as visit:
         tools = visit.client.server_capabilities.tools
     assert tools is not None
     assert not tools.list_changed
