@@ -149,12 +149,6 @@ def test_a_stdio_task_goes_on_when_somebody_comes_back_from_another_folder(cli: 
     assert (done.returncode, done.stdout) == (0, "slow done\n"), done.stderr
 
 
-def test_the_older_protocol_calls_plainly(cli: Cli, fixture_url: str) -> None:
-    done = cli("call", "--era", "legacy", fixture_url, "slow_compute", "seconds=0.6", "label=old")
-    assert (done.returncode, done.stdout) == (0, "old: done after 0.6 s\n")
-    assert "old: 0 s of 0.6 s" in done.stderr
-
-
 def test_a_server_that_cannot_be_used_says_why(cli: Cli, fixture_url: str) -> None:
     with _refusing(401) as closed, _refusing(200) as page:
         refused, nowhere, not_mcp, no_command, address, quitter, token = cli.together(

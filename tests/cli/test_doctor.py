@@ -178,6 +178,19 @@ async def test_a_server_without_the_extension_is_told_so(replies: Mapping[str, R
 
 
 @pytest.mark.anyio
+async def test_a_server_of_2025_11_25_is_said_to_be_one_and_has_no_fault() -> None:
+    tasks = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
+    replies = {
+        "server/discover": error(-32601, 404),
+        "initialize": result({"protocolVersion": "2025-11-25", "capabilities": {"tasks": tasks}}),
+    }
+    wire = FakeWire(lambda method, params, declare: replies[method])
+    [finding] = (await Checkup(wire, tool=None, words=()).run()).findings
+    assert finding.verdict == "warn"
+    assert "only 2025-11-25, with the tasks of that version (tools/call, list, cancel)" in finding.says
+
+
+@pytest.mark.anyio
 async def test_a_server_that_answers_directly_has_no_fault_and_the_rest_is_skipped() -> None:
     def answer(method: str, params: JsonObject, declare: bool) -> Reply:
         match method:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import aclosing
 from typing import Any
 
+import anyio
 import click
 from mcp import Client, MCPError
 
@@ -12,7 +14,9 @@ from mcp_tasks.cli.arguments import read_arguments, read_object
 from mcp_tasks.cli.connection import connect
 from mcp_tasks.cli.desk import Desk
 from mcp_tasks.cli.exits import TASK_NOT_KNOWN, Detached, Exit, Problem
+from mcp_tasks.cli.following import nobody
 from mcp_tasks.cli.forms import Later
+from mcp_tasks.cli.keyboard import is_terminal
 from mcp_tasks.cli.looking import look
 from mcp_tasks.cli.options import TaskOptions, takes_on_abandon, takes_task_options
 from mcp_tasks.cli.outcomes import print_json, report, say
@@ -22,9 +26,15 @@ from mcp_tasks.cli.running import run
 from mcp_tasks.cli.target import label_of
 from mcp_tasks.cli.views import LineBoard, clean
 from mcp_tasks.cli.wait import wait_for
-from mcp_tasks.client import LedgerEntry, resume_task
+from mcp_tasks.client import LedgerEntry, TaskHandle, TaskSnapshot, resume_task
 from mcp_tasks.client.handle import OnAbandon
+from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import UnknownTask, UsageError
+
+FETCH_LIMIT = 15.0
+"""Seconds for a server to send what a task asks."""
+
+FETCH_MORE = 0.2
 
 EPILOG = """\
 \b
@@ -73,7 +83,7 @@ def command(
         with opened_ledger(options.ledger_path) as ledger:
             [entry] = find_tasks(ledger, [task_id], options)
             [(target, spoken, _)] = by_server([entry], options.access)
-            async with connect(target, spoken, ledger=ledger) as client:
+            async with connect(target, spoken, ledger=ledger, elicit=nobody) as client:
                 given = _Given(words=words, json_text=json_text, key=key, action=action)
                 answered = await given.send(client, entry)
             if wait:
@@ -100,10 +110,14 @@ class _Given:
     async def send(self, client: Client, entry: LedgerEntry) -> list[str]:
         """Answer; gives the keys of what was answered."""
         snapshot = await look(client, entry)
+        handle = resume_task(client, entry.task_id, tool=entry.tool)
+        if snapshot.status is TaskStatus.INPUT_REQUIRED and not snapshot.input_requests:
+            if not (self._words or self._json_text or self._action or is_terminal()):
+                raise Problem("there is no terminal to ask at, and no answer was given", Exit.INPUT_REQUIRED)
+            snapshot = await _fetch_questions(handle, snapshot)
         questions = questions_of(snapshot.input_requests, entry.tool or entry.task_id, label_of(entry))
         if not questions:
             raise Problem(f"the task has no open question; it is {snapshot.status.value}", Exit.USAGE)
-        handle = resume_task(client, entry.task_id, tool=entry.tool)
         answers = await self._answers(self._chosen(questions), entry)
         try:
             await handle.answer(answers)
@@ -155,6 +169,22 @@ class _Given:
         if question.url is not None:
             return {"action": "accept"}
         return {"action": "accept", "content": read_arguments(question.schema, self._words, self._json_text)}
+
+
+async def _fetch_questions(handle: TaskHandle, snapshot: TaskSnapshot) -> TaskSnapshot:
+    """The task with what it asks, from a server that sends that only to one who waits."""
+    with anyio.move_on_after(FETCH_LIMIT):
+        async with aclosing(handle.watch()) as states:
+            async for snapshot in states:
+                if snapshot.is_final or snapshot.input_requests:
+                    # There may be more; they come one after the other.
+                    await anyio.sleep(FETCH_MORE)
+                    return await handle.status()
+    raise Problem(
+        f"the task asks something, and its server did not send it within {FETCH_LIMIT:g} s",
+        Exit.FAILED,
+        hint="Some servers of 2025-11-25 send a question only once. Is somebody else about to answer it?",
+    )
 
 
 async def _ask_all(questions: Sequence[Question], entry: LedgerEntry) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from mcp_tasks.client import Ledger, LedgerEntry, TaskHandle, TaskSnapshot, resu
 from mcp_tasks.client.handle import OnAbandon
 from mcp_tasks.client.requests import is_transient
 from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import Fate, InvalidResponse, TasksError, UnknownTask, UsageError
 
 Key = tuple[str, str, str]
@@ -156,7 +157,7 @@ class _Wait:
         """Wait until the task has ended, was left with an open question (True), or has nobody to ask (False)."""
         follower = self._follower
         while True:
-            snapshot = await self._until(lambda state: state.is_final or (follower.asks and bool(self._open(state))))
+            snapshot = await self._until(lambda state: state.is_final or (follower.asks and self._is_stuck(state)))
             if snapshot.is_final:
                 return True
             if not follower.desk.is_staffed:
@@ -168,12 +169,21 @@ class _Wait:
                 return True
 
     async def _until(self, reached: Callable[[TaskSnapshot], bool]) -> TaskSnapshot:
-        async with aclosing(self._handle.watch()) as states:
+        follower = self._follower
+        # To a server of 2025-11-25, fetching a question is promising to answer it.
+        async with aclosing(self._handle.watch(questions=follower.asks and follower.desk.is_staffed)) as states:
             async for snapshot in states:
                 self._follower.saw(self._entry, snapshot)
                 if reached(snapshot):
                     return snapshot
         raise AssertionError("unreachable: a task is watched to its end")
+
+    def _is_stuck(self, snapshot: TaskSnapshot) -> bool:
+        """Whether the task goes no further without us."""
+        if self._follower.desk.is_staffed:
+            return bool(self._open(snapshot))
+        # With nobody to answer, what is asked makes no difference.
+        return snapshot.status is TaskStatus.INPUT_REQUIRED
 
     def _open(self, snapshot: TaskSnapshot) -> list[Question]:
         asked = questions_of(snapshot.input_requests, self._entry.tool or self._handle.id, label_of(self._entry))

@@ -51,8 +51,9 @@ class Outcome:
         if self.code is not None:
             return self.code
         match self.status:
-            case "completed":
-                return Exit.TOOL_ERROR if (self.result or {}).get("isError") else Exit.OK
+            case "completed" | "failed" if (self.result or {}).get("isError"):
+                # What is a result to newer servers is a failure to those of 2025-11-25.
+                return Exit.TOOL_ERROR
             case "failed":
                 return Exit.FAILED
             case "cancelled":
@@ -181,8 +182,8 @@ def _print(outcome: Outcome, *, named: bool) -> None:
             say_how_to_return(outcome.task_id, outcome.server)
         return
     match outcome.status:
-        case "completed":
-            print_result(outcome.result or {})
+        case "completed" | "failed" if outcome.error is None and outcome.result is not None:
+            print_result(outcome.result)
         case "failed":
             say(f"The call failed: {_error_text(outcome)}", "red")
         case "cancelled":
@@ -202,6 +203,10 @@ def _error_text(outcome: Outcome) -> str:
 def _print_questions(outcome: Outcome) -> None:
     questions = questions_of(outcome.requests or {}, outcome.tool)
     task_id = outcome.task_id or ""
+    if not questions:
+        # A server of 2025-11-25 says what to whoever stays to answer.
+        say(f"The task asks something. Answer it on a terminal:\n  mcp-tasks answer {short_id(task_id)}")
+        return
     say("The task asks:")
     for question in questions:
         for line in describe(question):

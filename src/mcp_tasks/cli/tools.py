@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import click
 from mcp import Client, MCPError
-from mcp_types import PaginatedRequestParams, Tool
+from mcp_types import PaginatedRequestParams, ServerCapabilities, Tool
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from rich.table import Table
 from rich.text import Text
@@ -72,7 +72,7 @@ async def list_tools(client: Client) -> list[Tool]:
 async def _list(target: Target, access: Access, output: Output) -> int:
     async with connect(target, access) as client:
         modern = client.protocol_version in MODERN_PROTOCOL_VERSIONS
-        declared = modern and EXTENSION_ID in (client.server_capabilities.extensions or {})
+        declared = _has_tasks(client.server_capabilities, modern=modern)
         # Pinned to the modern protocol, nobody asked the server what it can do.
         unasked = access.era == "modern"
         tools = await list_tools(client)
@@ -97,12 +97,20 @@ def _json(tool: Tool, *, modern: bool, declared: bool) -> dict[str, Any]:
 
 def can_be_task(tool: Tool, *, modern: bool, declared: bool) -> str:
     """What is known about whether calls of a tool become tasks."""
-    if modern and not declared:
+    if not declared:
         return "never"
     hint = _task_support(tool)
     if hint is not None and hint in _HINTS:
         return _HINTS[hint]
     return "the server decides" if modern else "never"
+
+
+def _has_tasks(capabilities: ServerCapabilities, *, modern: bool) -> bool:
+    """Whether the server says that calls of tools may become tasks."""
+    if modern:
+        return EXTENSION_ID in (capabilities.extensions or {})
+    requests = None if capabilities.tasks is None else capabilities.tasks.requests
+    return requests is not None and requests.tools is not None and requests.tools.call is not None
 
 
 def _task_support(tool: Tool) -> str | None:
@@ -126,7 +134,8 @@ def _print(tools: list[Tool], *, modern: bool, declared: bool) -> None:
 
 def _summary(version: str, *, modern: bool, declared: bool, unasked: bool) -> str:
     if not modern:
-        return f"The server speaks {version}. This command calls its tools, but not as tasks: those need 2026-07-28."
+        has = "tasks of its own. The client decides which calls become one" if declared else "no tasks"
+        return f"The server speaks {version}, with {has}."
     if unasked:
         return f"Spoken: {version}, without asking what the server supports."
     if not declared:

@@ -57,12 +57,30 @@ async def _look_for_legacy(subject: Subject, area: Area, reply: Reply) -> None:
         return
     version = old.result.get("protocolVersion", LATEST_HANDSHAKE_VERSION)
     capabilities = cast("JsonObject", old.result.get("capabilities") or {})
-    has = "with the tasks of 2025-11-25" if "tasks" in capabilities else "without tasks"
+    if "tasks" in capabilities:
+        area.warn(
+            probe,
+            f"the server speaks only {version}, with the tasks of that version ({_older_tasks(capabilities)})",
+            f"Clients of this package drive them. The tasks extension, which this command examines, needs "
+            f"{LATEST_MODERN_VERSION}.",
+        )
+        return
     area.fail(
         probe,
-        f"the server speaks only {version}, {has}",
+        f"the server speaks only {version}, without tasks",
         f"The tasks extension needs {LATEST_MODERN_VERSION}; update the server's SDK.",
     )
+
+
+def _older_tasks(capabilities: JsonObject) -> str:
+    """What a server of 2025-11-25 says that it does with tasks."""
+    tasks = _object(capabilities.get("tasks"))
+    calls = [f"{area}/{verb}" for area, verbs in _object(tasks.get("requests")).items() for verb in _object(verbs)]
+    return ", ".join([*calls, *(verb for verb in ("list", "cancel") if verb in tasks)]) or "none of its calls"
+
+
+def _object(value: object) -> JsonObject:
+    return cast("JsonObject", value) if isinstance(value, Mapping) else {}
 
 
 def _is_declared(area: Area, capabilities: JsonObject) -> bool:

@@ -120,6 +120,9 @@ class DrivenTask:
                 await self._wire.reply(question.request_id, response)
                 self._questions.pop(key, None)
                 self._given[key] = response
+        # A reply is not acknowledged. What is sent after it is answered after the server has it, and whoever only came
+        # to answer may leave then.
+        await self._request("tasks/get")
         self._let_go()
 
     async def ask(self, key: str, request: JsonObject) -> dict[str, Any]:
