@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
@@ -19,6 +19,7 @@ from mcp.server.subscriptions import (
     ServerEvent,
     ToolsListChanged,
 )
+from mcp_types import InitializedNotification
 
 from mcp_tasks.client import TaskHandle, TasksClient, start_task
 from mcp_tasks.errors import InvalidDuration
@@ -156,6 +157,44 @@ async def test_a_low_level_server_has_it_too(era: str) -> None:
         await _until_told(host, TOOLS)
         await _settle()
         assert host.told.count(TOOLS) == 1
+
+
+class Counting(InMemorySubscriptionBus):
+    """A bus that knows how many listen to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listening = 0
+
+    def subscribe(self, listener: Callable[[ServerEvent], None]) -> Callable[[], None]:
+        forget = super().subscribe(listener)
+        self.listening += 1
+
+        def leave() -> None:
+            self.listening -= 1
+            forget()
+
+        return leave
+
+
+async def test_a_session_is_told_once_however_often_it_says_that_it_is_there() -> None:
+    bus, host = Counting(), Host()
+    changes = ListChanges(bus, window=SHORT)
+    server: Server[Any] = build_lowlevel(new_tasks())
+    changes.attach(server)
+    async with Client(server, mode="legacy", message_handler=host.hear) as client:
+        for _ in range(5):
+            await client.session.send_notification(InitializedNotification())
+        await client.call_tool("tool-1", {})
+        assert bus.listening == 1
+        await changes.publish(ToolsListChanged())
+        await _until_told(host, TOOLS)
+        await _settle()
+        assert host.told.count(TOOLS) == 1
+    with anyio.fail_after(PATIENCE):
+        # And when it has left, nobody is there to be told.
+        while bus.listening:  # noqa: ASYNC110 - the server notices by itself
+            await anyio.sleep(0.01)
 
 
 # The window itself
