@@ -26,7 +26,9 @@ from mcp_tasks.errors import InvalidDuration
 from mcp_tasks.server import ListChanges
 from tests.everything.connecting import ERAS, Host, Visit, target, visiting
 from tests.everything.lowlevel import build_lowlevel
+from tests.everything.server import build
 from tests.everything.site import WINDOW, new_tasks
+from tests.helpers.http import serving
 from tests.helpers.rpc import PATIENCE
 
 pytestmark = pytest.mark.anyio
@@ -137,6 +139,17 @@ async def test_an_older_client_is_told_in_the_handshake_that_it_will_hear_of_cha
         tools = visit.client.server_capabilities.tools
     assert tools is not None
     assert not tools.list_changed
+
+
+async def test_without_sessions_nothing_is_promised_and_nothing_is_waited_for() -> None:
+    bus = Counting()
+    server = build(new_tasks(), ListChanges(bus, window=SHORT))
+    async with serving(server, stateless=True) as wire, visiting(wire.url, ERAS["older"]) as visit:
+        tools = visit.client.server_capabilities.tools
+        assert tools is not None
+        assert not tools.list_changed
+        await visit.client.call_tool("grow", {"count": 2})
+        assert bus.listening == 0
 
 
 @pytest.mark.parametrize("era", ERAS)
