@@ -1,4 +1,4 @@
-"""The MCP Inspector's command lines: `inspector --cli`, which does one thing, and `mcpdo`, which stays connected."""
+"""The MCP Inspector: `inspector --cli`, which does one thing, `mcpdo`, which stays connected, and its page."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 import secrets
 import subprocess
 import tempfile
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .driving import quiet_environment
-from .shared import find_node
+from .shared import CHECKOUT, find_node, free_port, serving
 
 COMMAND_LIMIT = 30.0
 
@@ -41,9 +41,12 @@ class Inspector:
 
     def cli(self, url: str, tool: str, arguments: Mapping[str, Any]) -> Reply:
         """Call a tool with the one-shot command line."""
-        chosen = ["--transport", "http", "--protocol-era", "modern", "--format", "json", "--method", "tools/call"]
-        call = ["--tool-name", tool, "--tool-args-json", json.dumps(dict(arguments))]
-        reply = self._run("launcher/build/index.js", "--cli", url, *chosen, *call)
+        call = ["--method", "tools/call", "--tool-name", tool, "--tool-args-json", json.dumps(dict(arguments))]
+        return self.cli_method([url], "--transport", "http", "--protocol-era", "modern", *call)
+
+    def cli_method(self, target: Sequence[str], *options: str) -> Reply:
+        """Do what the options of the one-shot command line say, at a URL or a command."""
+        reply = self._run("launcher/build/index.js", "--cli", *options, "--format", "json", "--", *target)
         return Reply(code=reply.code, value=reply.value.get("result", {}), error=reply.error)
 
     def mcpdo(self, *arguments: str) -> Reply:
@@ -53,6 +56,12 @@ class Inspector:
     def connect(self, url: str) -> Reply:
         """Connect `mcpdo`; the connection is named by the URL."""
         return self.mcpdo("connect", url, "--transport", "http", "--era", "modern")
+
+    def connect_older(self, name: str, target: Sequence[str], *options: str) -> Reply:
+        """Connect `mcpdo` on the older wire, to a URL or a command, under a name."""
+        transport = "http" if len(target) == 1 else "stdio"
+        chosen = ["--transport", transport, "--era", "legacy", "--cwd", str(CHECKOUT), *options]
+        return self.mcpdo("--connection", name, "connect", *chosen, "--", *target)
 
     def call(self, url: str, tool: str, arguments: Mapping[str, Any] | None = None) -> Reply:
         """Call a tool over a connection of `mcpdo`."""
@@ -73,6 +82,27 @@ class Inspector:
             env=self._environment,
         )
         return Reply(code=done.returncode, value=json.loads(done.stdout or "{}"), error=_error(done.stderr))
+
+
+@contextmanager
+def page_of(home: Path, target: Sequence[str], *options: str) -> Generator[str]:
+    """The address of the Inspector's page, with a server in its list that is to be reached on the older wire."""
+    with tempfile.TemporaryDirectory(prefix="inspector-", ignore_cleanup_errors=True) as directory:
+        settings = {
+            "HOME": directory,
+            "MCP_STORAGE_DIR": f"{directory}/storage",
+            "MCP_INSPECTOR_SECRET_STORE": "file",
+            "MCP_AUTO_OPEN_ENABLED": "false",
+            "DANGEROUSLY_OMIT_AUTH": "true",
+            "CLIENT_PORT": "{port}",
+            "MCP_SANDBOX_PORT": str(free_port()),
+        }
+        launcher = home / "node_modules" / "@modelcontextprotocol" / "inspector" / "clients" / "launcher"
+        web = [*find_node()[0], str(launcher / "build" / "index.js"), "--web", "--protocol-era", "legacy", *options]
+        command = ["env", *(f"{key}={value}" for key, value in settings.items()), *web]
+        where = ["--transport", "http", "--server-url", *target] if len(target) == 1 else ["--", *target]
+        with serving([*command, *where], cwd=CHECKOUT) as url:
+            yield url.removesuffix("/mcp")
 
 
 def _error(printed: str) -> dict[str, Any]:

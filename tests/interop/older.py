@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import tempfile
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,50 @@ def reached(directory: Path, way: str, *options: str) -> Generator[dict[str, Any
     body = ("--json",) if way == "json" else ()
     with serving([*our_command(directory, *options), "--port", "{port}", *body], cwd=CHECKOUT) as url:
         yield {"url": url}
+
+
+class Ours:
+    """Our server as the Inspector reaches it; killed, it is there again with the same file.
+
+    Attributes:
+        target: Its URL, or the command that starts it.
+    """
+
+    def __init__(self, directory: Path, way: str, *options: str) -> None:
+        self.directory = directory
+        self.target: list[str] = []
+        self._way = way
+        self._options = options
+        self._running = ExitStack()
+
+    def start(self) -> None:
+        """Start it, if that is not for the client to do."""
+        plan = self._running.enter_context(reached(self.directory, self._way, *self._options))
+        self.target = plan["command"] if self._way == "stdio" else [plan["url"]]
+
+    def kill(self) -> None:
+        """As `kill -9` does, and start it again."""
+        pid = self.directory / "pid"
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+        pid.unlink()
+        self.stop()
+        self.start()
+
+    def stop(self) -> None:
+        """Stop it."""
+        self._running.close()
+
+
+@contextmanager
+def ours(way: str, *options: str) -> Generator[Ours]:
+    """Our server while the block lasts."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+        server = Ours(Path(place), way, *options)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
 
 
 def visit(driver: Sequence[str], way: str) -> Outcomes:

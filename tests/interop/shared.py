@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.conformance.serving import serving
+from tests.conformance.serving import free_port, serving
 from tests.conformance.suite import CHECKOUT, find_node
 
-__all__ = ["CHECKOUT", "find_node", "serving"]
+__all__ = ["CHECKOUT", "find_node", "free_port", "serving"]

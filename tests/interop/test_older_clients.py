@@ -99,7 +99,7 @@ def test_a_tool_that_must_not_be_a_task_is_refused_as_one(outcomes: Outcomes) ->
 @pytest.mark.parametrize("older", ALL)
 def test_result(outcomes: Outcomes) -> None:
     outcome = _of(outcomes, "result")
-    assert (outcome["text"], outcome["isError"]) == ("result: done after 1.2 s", False)
+    assert (outcome["text"], outcome["isError"]) == ("result: done after 3 s", False)
 
 
 @pytest.mark.parametrize("older", WITH_HANDLES)
@@ -171,6 +171,17 @@ def test_question(outcomes: Outcomes) -> None:
     outcome = _of(outcomes, "question")
     assert outcome["text"] == "deleted a.txt"
     assert outcome["asked"] == ["Delete a.txt?"]
+
+
+@pytest.mark.parametrize("older", ALL)
+def test_two_questions(outcomes: Outcomes) -> None:
+    assert _of(outcomes, "two_questions")["text"] == "name: accept, confirmation: accept"
+
+
+@pytest.mark.parametrize("older", ALL)
+def test_a_question_that_comes_first(outcomes: Outcomes) -> None:
+    """A tool that asks by returning what it asks, which on this wire is asked like any other question of a task."""
+    assert _of(outcomes, "question_first")["text"] == "Hello, Ada!"
 
 
 @pytest.mark.parametrize("older", ALL)
@@ -287,4 +298,4 @@ class TestStrands:
         assert _of(outcomes, "without_tasks")["text"] == "ok"
 
     def test_without_tasks_a_tool_that_must_be_one_is_refused(self, outcomes: Outcomes) -> None:
-        assert _of(outcomes, "without_tasks_required")["isError"]
+        assert _of(outcomes, "without_tasks_required")["status"] == "error"

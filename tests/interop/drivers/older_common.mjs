@@ -9,10 +9,10 @@ export const PARKED = 30; // seconds of the task that is cancelled: longer than 
 const SCENARIO_LIMIT_MS = 25_000;
 
 export const plan = JSON.parse(process.argv[2]);
-export const answerTo = (request) =>
-  request.params.message.includes("keep.txt")
-    ? { action: "decline" }
-    : { action: "accept", content: { confirm: true } };
+export function answerTo({ params }) {
+  if (params.message.includes("keep.txt")) return { action: "decline" };
+  return { action: "accept", content: "name" in params.requestedSchema.properties ? { name: "Ada" } : { confirm: true } };
+}
 export const related = (value) => value?._meta?.["io.modelcontextprotocol/related-task"]?.taskId ?? null;
 export const shown = (result) => ({ text: result.content[0].text, isError: result.isError ?? false });
 

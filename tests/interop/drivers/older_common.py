@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ async def visit(
 
 def kill_server() -> None:
     """As `kill -9` does."""
-    os.kill(int(Path(PLAN["pid"]).read_text()), signal.SIGKILL)
+    with suppress(ProcessLookupError):  # a scenario may have been the one that did it
+        os.kill(int(Path(PLAN["pid"]).read_text()), signal.SIGKILL)
 
 
 def related(meta: Mapping[str, Any] | None) -> str | None:

@@ -102,11 +102,13 @@ const scenarios = {
     return { kind: execution.kind, ...shown(resultFromTaskOutcome(outcome)) };
   },
   create: async () => {
-    const execution = await session.callTool("slow_compute", { seconds: 0.2, label: "create" }, REQUIRED);
+    const execution = await session.callTool("slow_compute", { seconds: 5, label: "create" }, REQUIRED);
     return { kind: execution.kind, task: await look(execution.handle.taskId)() };
   },
-  result: () => settled("slow_compute", { seconds: 1.2, label: "result" }),
+  result: () => settled("slow_compute", { seconds: 3, label: "result" }),
   question: () => settled("confirm_delete", { filename: "a.txt" }),
+  two_questions: () => settled("multi_input", {}),
+  question_first: () => settled("test_tool_with_task", {}),
   question_declined: () => settled("confirm_delete", { filename: "keep.txt" }),
   cancel: async () => {
     const execution = await session.callTool("park", { seconds: PARKED }, REQUIRED);

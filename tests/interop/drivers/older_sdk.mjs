@@ -90,14 +90,16 @@ const scenarios = {
     };
   },
   plain: async () => shown(await client.callTool({ name: "greet", arguments: { name: "Ada" } })),
-  create: async () => ({ task: await create("slow_compute", { seconds: 0.2, label: "create" }) }),
-  result: () => followed("slow_compute", { seconds: 1.2, label: "result" }),
+  create: async () => ({ task: await create("slow_compute", { seconds: 5, label: "create" }) }),
+  result: () => followed("slow_compute", { seconds: 3, label: "result" }),
   blocked: async () => {
     const task = await create("slow_compute", { seconds: 1, label: "blocked" });
     const result = await resultOf(task);
     return { ...shown(result), related: related(result) === task.taskId };
   },
   question: () => followed("confirm_delete", { filename: "a.txt" }),
+  two_questions: () => followed("multi_input", {}),
+  question_first: () => followed("test_tool_with_task", {}),
   question_declined: () => followed("confirm_delete", { filename: "keep.txt" }),
   question_pushed: async () => {
     // It asks for the result only at the end; the question has to find it without that.

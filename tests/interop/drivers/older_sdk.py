@@ -25,16 +25,20 @@ heard: dict[str, list[str]] = defaultdict(list)
 """By task: the statuses that were pushed."""
 silent = asyncio.Event()
 """Set when questions shall stay without an answer."""
+unanswered = asyncio.Event()
+"""Set when one does."""
 
 
 async def answer(context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
     about = params.model_dump(by_alias=True).get("_meta")
     asked[related(about)].append(params.message)
     if silent.is_set():
+        unanswered.set()
         await asyncio.Event().wait()
     if "keep.txt" in params.message:
         return types.ElicitResult(action="decline")
-    return types.ElicitResult(action="accept", content={"confirm": True})
+    asks_name = "name" in params.requestedSchema["properties"]
+    return types.ElicitResult(action="accept", content={"name": "Ada"} if asks_name else {"confirm": True})
 
 
 async def hear(message: Any) -> None:
@@ -84,10 +88,10 @@ class Visitor:
 
     def scenarios(self) -> dict[str, Callable[[], Awaitable[dict[str, Any]]]]:
         named = (
-            *(self.handshake, self.plain, self.create, self.result, self.blocked, self.question),
-            *(self.question_declined, self.question_pushed, self.cancel, self.cancelled_result, self.list),
-            *(self.failed, self.protocol_error, self.unknown, self.required_plainly, self.forbidden_as_task),
-            self.undeclared,
+            *(self.handshake, self.plain, self.create, self.result, self.blocked, self.cancel, self.cancelled_result),
+            *(self.question, self.two_questions, self.question_first, self.question_declined, self.question_pushed),
+            *(self.list, self.failed, self.protocol_error, self.unknown, self.undeclared),
+            *(self.required_plainly, self.forbidden_as_task),
         )
         return {scenario.__name__: scenario for scenario in named}
 
@@ -103,10 +107,10 @@ class Visitor:
         return shown(await self.session.call_tool("greet", {"name": "Ada"}))
 
     async def create(self) -> dict[str, Any]:
-        return {"task": (await self._created("slow_compute", seconds=0.2, label="create")).model_dump(mode="json")}
+        return {"task": (await self._created("slow_compute", seconds=5, label="create")).model_dump(mode="json")}
 
     async def result(self) -> dict[str, Any]:
-        task = await self._created("slow_compute", seconds=1.2, label="result")
+        task = await self._created("slow_compute", seconds=3, label="result")
         states = [state async for state in self.tasks.poll_task(task.taskId)]
         return {
             "statuses": [state.status for state in states],
@@ -120,6 +124,12 @@ class Visitor:
 
     async def question(self) -> dict[str, Any]:
         return await self._question("a.txt")
+
+    async def two_questions(self) -> dict[str, Any]:
+        return await self._asked("multi_input")
+
+    async def question_first(self) -> dict[str, Any]:
+        return await self._asked("test_tool_with_task")
 
     async def question_declined(self) -> dict[str, Any]:
         return await self._question("keep.txt")
@@ -183,10 +193,11 @@ class Visitor:
     async def leave(self) -> dict[str, Any]:
         running = await self._created("slow_compute", seconds=3, label="left")
         ended = await self._created("slow_compute", seconds=0, label="ended")
+        await self._until(ended.taskId, "completed")
         silent.set()
         question = await self._created("confirm_delete", filename="left.txt")
-        await self._until(ended.taskId, "completed")
-        await self._until(question.taskId, "input_required")
+        # Nothing else is received while a callback of this client is at work.
+        await unanswered.wait()
         return {"running": running.taskId, "ended": ended.taskId, "question": question.taskId}
 
     async def resume(self, left: dict[str, str]) -> dict[str, Any]:
@@ -216,7 +227,10 @@ class Visitor:
         return {**shown(result), "related": related(result.meta) == task_id}
 
     async def _question(self, filename: str) -> dict[str, Any]:
-        task = await self._created("confirm_delete", filename=filename)
+        return await self._asked("confirm_delete", filename=filename)
+
+    async def _asked(self, tool: str, **arguments: object) -> dict[str, Any]:
+        task = await self._created(tool, **arguments)
         # As its own example does: poll until it needs input, and ask for the result then.
         state = await self._until(task.taskId, "input_required", "completed")
         return {"statuses": [state.status], **await self._result(task.taskId), "asked": asked[task.taskId]}

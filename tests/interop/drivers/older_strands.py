@@ -27,7 +27,8 @@ async def answer(context: Any, params: ElicitRequestParams) -> ElicitResult:
     asked[related(params.model_dump(by_alias=True).get("_meta"))].append(params.message)
     if "keep.txt" in params.message:
         return ElicitResult(action="decline")
-    return ElicitResult(action="accept", content={"confirm": True})
+    asks_name = "name" in params.requestedSchema["properties"]
+    return ElicitResult(action="accept", content={"name": "Ada"} if asks_name else {"confirm": True})
 
 
 def client(**options: Any) -> MCPClient:
@@ -84,10 +85,12 @@ async def drive(tasked: MCPClient, untasked: MCPClient) -> None:
     scenarios = {
         "plain": lambda: call("greet", {"name": "Ada"}),
         "create": lambda: call("slow_compute", {"seconds": 0.2, "label": "create"}),
-        "result": lambda: call("slow_compute", {"seconds": 1.2, "label": "result"}),
+        "result": lambda: call("slow_compute", {"seconds": 3, "label": "result"}),
         "failed": lambda: call("failing_job"),
         "protocol_error": lambda: call("protocol_error_job"),
         "question": question,
+        "two_questions": lambda: call("multi_input"),
+        "question_first": lambda: call("test_tool_with_task"),
         "question_declined": lambda: call("confirm_delete", {"filename": "keep.txt"}),
         "cancel": lambda: give_up(signalled),
         "no_handle": no_handle,

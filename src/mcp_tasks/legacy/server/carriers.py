@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 from mcp.server.session import ServerSession
@@ -13,7 +14,7 @@ from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.text import valid_json
 from mcp_tasks.errors import AnswerRefused
 from mcp_tasks.legacy.server.raw import raw_request
-from mcp_tasks.legacy.shapes import related_task
+from mcp_tasks.legacy.shapes import VERSION, related_task
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.tools.channel import require_capability
 from mcp_tasks.wire.models import QUESTION_META_KEY
@@ -56,6 +57,13 @@ class Carrier:
             return False
         return True
 
+    def hosts(self, question: InputRequest) -> bool:
+        """Whether the client declared that it takes such questions as tasks of its own."""
+        declared: Any = self._declared
+        for name in ("tasks", "requests", *question.method.split("/")):
+            declared = cast("dict[str, Any]", declared).get(name) if isinstance(declared, dict) else None
+        return declared is not None and self._session.protocol_version == VERSION
+
     async def ask(self, task_id: str, key: str, question: InputRequest) -> dict[str, Any]:
         """The client's answer, whatever it is: what does not fit is for the tool to see, as in a plain call.
 
@@ -65,9 +73,20 @@ class Carrier:
             AnswerRefused: The client answered with an error.
             StreamLost: It did not answer, and cannot any more.
         """
-        params = _related_params(task_id, key, question)
         try:
-            return await raw_request(self._session, question.method, params, request_id=self._request_id)
+            return await self.request(question.method, related_params(task_id, key, question))
+        except MCPError as exc:
+            raise AnswerRefused(exc.error.code, exc.error.message, exc.error.data) from exc
+
+    async def request(self, method: str, params: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
+        """What the client answers to a request of any kind.
+
+        Raises:
+            MCPError: It answered with this error, or did not in time.
+            StreamLost: It did not answer, and cannot any more.
+        """
+        try:
+            return await raw_request(self._session, method, params, request_id=self._request_id, timeout=timeout)
         except NoBackChannelError as exc:
             raise StreamLost from exc
         except MCPError as exc:
@@ -75,7 +94,7 @@ class Carrier:
             # The SDK's own words for a connection that went away; a client that says just that is as good as gone.
             if (error.code, error.message, error.data) == (CONNECTION_CLOSED, "Connection closed", None):
                 raise StreamLost from exc
-            raise AnswerRefused(error.code, error.message, error.data) from exc
+            raise
 
     async def tell(self, method: str, params: dict[str, Any]) -> None:
         """Send a notification; nobody knows whether it arrives."""
@@ -84,6 +103,7 @@ class Carrier:
         )
 
 
-def _related_params(task_id: str, key: str, question: InputRequest) -> dict[str, Any]:
+def related_params(task_id: str, key: str, question: InputRequest) -> dict[str, Any]:
+    """The params of a question, which task it is of, and which of its questions it is."""
     params: dict[str, Any] = valid_json(question.params)
     return {**params, "_meta": {**params.get("_meta", {}), **related_task(task_id), QUESTION_META_KEY: key}}

@@ -17,7 +17,7 @@ from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.legacy.server.parse import check_task, parse_retention, progress_token
 from mcp_tasks.legacy.server.render import render_created
 from mcp_tasks.legacy.server.sessions import Sessions
-from mcp_tasks.protocol.errors import RpcError, refusing
+from mcp_tasks.protocol.errors import RpcError, discreet, refusing
 from mcp_tasks.tools.creation import ANNOUNCE_AFTER
 
 _NAMED_BY: Final[Mapping[str, tuple[str, str]]] = {
@@ -61,7 +61,8 @@ class Creation:
         problem = offer.problem_with(arguments)
         if problem is not None:
             raise RpcError(INVALID_PARAMS, f"{kind} {name!r} does not take these arguments: {problem}")
-        record = await self._launch(ctx, offer, name, arguments, task)
+        with discreet(ctx.method):
+            record = await self._launch(ctx, offer, name, arguments, task)
         return render_created(record, offer, self._parts.runtime().now())
 
     async def check_plain(self, ctx: RequestContext) -> None:

@@ -18,7 +18,7 @@ from mcp_tasks.legacy.server.methods import Methods
 from mcp_tasks.legacy.server.relay import Relay
 from mcp_tasks.legacy.server.sessions import Sessions
 from mcp_tasks.legacy.shapes import VERSION
-from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.protocol.errors import RpcError, discreet
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 
 _Handler: TypeAlias = Callable[[RequestContext, CallNext], Awaitable[HandlerResult]]
@@ -126,7 +126,7 @@ def _answering(method: Callable[[RequestContext], Awaitable[dict[str, Any]]]) ->
     async def handler(ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         if not _is_open(ctx):
             return await call_next(ctx)
-        with _answered():
+        with _answered(), discreet(ctx.method):
             return await method(ctx)
 
     return handler

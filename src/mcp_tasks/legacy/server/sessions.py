@@ -7,11 +7,12 @@ nothing of it is kept.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import weakref
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from mcp.server import MCPServer, Server
 from mcp.server.context import CallNext
@@ -31,6 +32,10 @@ from mcp_tasks.stores.hints import Inbox
 
 _Key: TypeAlias = str | int
 """What tells connections apart: the HTTP session, or which object the handshake is."""
+
+HEAD_START: Final = 0.1
+"""Seconds that the answer to a request has before its session is told of the task that it is about. Over HTTP they are
+on two streams, and nothing orders those: ext-tasks refuses a question about a task that it does not know yet."""
 
 
 class Session:
@@ -109,14 +114,15 @@ class Session:
     def _follow(self, record: TaskRecord, followed: Followed) -> None:
         self._followed[record.id] = followed
         self._audience.join(record.id, self)
-        self._look_at(record.id)
+        asyncio.get_running_loop().call_later(HEAD_START, self._look_at, record.id)
 
     def _look_at(self, task_id: str) -> None:
         """Have the task looked at: it may have changed before it was listened to."""
-        if self._listening is not None:
+        followed = self._followed.get(task_id)
+        if self._listening is not None and followed is not None:
             runtime, inbox = self._listening
             runtime.hints.add(inbox, task_id)
-            inbox.put(Hint(task_id, self._followed[task_id].seen + 1))
+            inbox.put(Hint(task_id, followed.seen + 1))
 
 
 class Sessions:
