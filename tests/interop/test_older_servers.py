@@ -1,0 +1,336 @@
+"""Our client and our command line against servers of the TypeScript and Python SDKs 1.x, with their experimental tasks.
+
+Both keep tasks in memory, and give them only to the session that made them. So there a task is resumed in its session;
+from another one, or after a restart, it is not known any more, and our client has to say just that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Generator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+import pytest
+from mcp import Client
+from mcp.client.session import ClientRequestContext
+from mcp.client.stdio import StdioServerParameters
+from mcp.shared.exceptions import MCPError
+from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, TextContent
+
+from mcp_tasks.client import (
+    ServerTransport,
+    TaskFailed,
+    TaskHandle,
+    TasksClient,
+    call_tool,
+    list_tasks,
+    pending_tasks,
+    reconnecting_http,
+    resume_task,
+    start_task,
+    stdio_transport,
+)
+from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.errors import TaskWasCancelled, UnknownTask, WaitTimedOut
+
+from .conftest import Installs
+from .driving import command, quiet_environment
+from .shared import CHECKOUT, serving
+
+pytestmark = pytest.mark.anyio
+
+PARKED = 30.0
+PATIENCE = 20.0
+TYPESCRIPT, PYTHON = "typescript", "python"
+SERVERS = {TYPESCRIPT: ("npm", "older_server.mjs"), PYTHON: ("python_sdk", "older_server.py")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """A server of others: where it is, or how to start it."""
+
+    sdk: str
+    command: list[str]
+    url: str | None
+
+    @property
+    def transport(self) -> ServerTransport:
+        """A transport of ours to it."""
+        if self.url is not None:
+            return reconnecting_http(self.url)
+        program, *arguments = self.command
+        return stdio_transport(StdioServerParameters(command=program, args=arguments, env=quiet_environment()))
+
+    @property
+    def word(self) -> str:
+        """What the command line knows it by."""
+        return self.url or " ".join(self.command)
+
+
+@pytest.fixture(scope="module", params=["stdio", "http"])
+def way(request: pytest.FixtureRequest) -> str:
+    """How our client reaches it."""
+    return request.param
+
+
+@pytest.fixture(scope="module", params=[TYPESCRIPT, PYTHON])
+def peer(request: pytest.FixtureRequest, way: str, installs: Installs) -> Generator[Peer]:
+    """A server of each of them."""
+    needs, driver = SERVERS[request.param]
+    server = command(installs[needs], driver)
+    with ExitStack() as stack:
+        url = stack.enter_context(serving([*server, "--port", "{port}"], cwd=CHECKOUT)) if way == "http" else None
+        yield Peer(sdk=request.param, command=server, url=url)
+
+
+class Person:
+    """Answers questions, and remembers them."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def __call__(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+        self.asked.append(params.message)
+        if "keep.txt" in params.message:
+            return ElicitResult(action="decline")
+        return ElicitResult(action="accept", content={"confirm": True})
+
+
+@asynccontextmanager
+async def _connected(peer: Peer, person: Person | None = None, **options: Any) -> AsyncGenerator[Client]:
+    async with Client(peer.transport, extensions=[TasksClient(**options)], elicitation_callback=person) as client:
+        assert client.protocol_version == "2025-11-25"
+        yield client
+
+
+def _text(result: CallToolResult) -> str:
+    block = result.content[0]
+    assert isinstance(block, TextContent)
+    return block.text
+
+
+async def _started(client: Client, tool: str, **arguments: object) -> TaskHandle:
+    handle = await start_task(client, tool, arguments)
+    assert isinstance(handle, TaskHandle)
+    return handle
+
+
+async def test_plain_call(peer: Peer) -> None:
+    async with _connected(peer) as client:
+        assert _text(await client.call_tool("greet", {"name": "Ada"})) == "Hello, Ada!"
+
+
+# --- create -------------------------------------------------------------------------------------------------
+
+
+async def test_create(peer: Peer) -> None:
+    async with _connected(peer) as client:
+        handle = await _started(client, "park", seconds=PARKED)
+        assert (await handle.status()).status is TaskStatus.WORKING
+        await handle.cancel()
+
+
+# --- result -------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_waits_for_its_task(peer: Peer) -> None:
+    async with _connected(peer) as client:
+        result = await client.call_tool("slow_compute", {"seconds": 0.6, "label": "task"})
+    assert _text(result) == "task: done after 0.6 s"
+    assert not result.is_error
+
+
+async def test_states_on_the_way_to_the_result(peer: Peer) -> None:
+    async with _connected(peer) as client:
+        handle = await _started(client, "slow_compute", seconds=3, label="watch")
+        states = [state async for state in handle.watch()]
+        result = await handle.result(PATIENCE)
+    messages = [state.message for state in states if state.message is not None]
+    assert messages
+    assert all(message.startswith("watch: step ") for message in messages)
+    assert states[-1].status is TaskStatus.COMPLETED
+    assert _text(result) == "watch: done after 3 s"
+
+
+async def test_a_tool_that_fails(peer: Peer) -> None:
+    """The TypeScript SDK keeps the result of a failed task; the Python SDK keeps what was raised as `statusMessage`."""
+    async with _connected(peer) as client:
+        handle = await _started(client, "failing_job")
+        if peer.sdk == TYPESCRIPT:
+            result = await handle.result(PATIENCE)
+            assert result.is_error
+            assert "the job failed, as it always does" in _text(result)
+        else:
+            with pytest.raises(TaskFailed, match="the job failed, as it always does"):
+                await handle.result(PATIENCE)
+        assert (await handle.status()).status is TaskStatus.FAILED
+
+
+# --- question -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("filename", "text"), [("a.txt", "deleted a.txt"), ("keep.txt", "kept keep.txt")])
+async def test_question(peer: Peer, filename: str, text: str) -> None:
+    person = Person()
+    async with _connected(peer, person) as client:
+        assert _text(await call_tool(client, "confirm_delete", {"filename": filename}, timeout=PATIENCE)) == text
+    assert person.asked == [f"Delete {filename}?"]
+
+
+async def test_question_to_who_holds_a_handle(peer: Peer) -> None:
+    person = Person()
+    async with _connected(peer, person) as client:
+        handle = await _started(client, "confirm_delete", filename="handle.txt")
+        assert _text(await handle.result(PATIENCE)) == "deleted handle.txt"
+    assert person.asked == ["Delete handle.txt?"]
+
+
+# --- cancel -------------------------------------------------------------------------------------------------
+
+
+async def test_cancel(peer: Peer) -> None:
+    async with _connected(peer) as client:
+        handle = await _started(client, "park", seconds=PARKED)
+        await handle.cancel()
+        with pytest.raises(TaskWasCancelled):
+            await handle.result(PATIENCE)
+        assert (await handle.status()).status is TaskStatus.CANCELLED
+
+
+async def test_a_wait_that_times_out_cancels(peer: Peer) -> None:
+    async with _connected(peer) as client:
+        handle = await _started(client, "park", seconds=PARKED)
+        with pytest.raises(WaitTimedOut):
+            await handle.result(0.3, on_abandon="cancel")
+        with pytest.raises(TaskWasCancelled):
+            await handle.result(PATIENCE)
+
+
+# --- list ---------------------------------------------------------------------------------------------------
+
+
+async def test_list(peer: Peer) -> None:
+    """Twelve, which are two pages of the TypeScript SDK's."""
+    async with _connected(peer) as client:
+        made = [await _started(client, "slow_compute", seconds=0, label=f"list {number}") for number in range(12)]
+        listed = [snapshot.id async for snapshot in list_tasks(client)]
+    assert {handle.id for handle in made} <= set(listed)
+    assert len(listed) == len(set(listed))
+
+
+# --- resume -------------------------------------------------------------------------------------------------
+
+
+async def test_resume_in_the_session(peer: Peer) -> None:
+    async with _connected(peer) as client:
+        task_id = (await _started(client, "slow_compute", seconds=0.6, label="resumed")).id
+        assert _text(await resume_task(client, task_id).result(PATIENCE)) == "resumed: done after 0.6 s"
+
+
+async def test_resume_from_another_session_is_told_that_the_task_is_unknown(peer: Peer, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.db"
+    async with _connected(peer, ledger=ledger) as client:
+        task_id = (await _started(client, "slow_compute", seconds=0.2, label="lost")).id
+    async with _connected(peer, ledger=ledger) as other:
+        [handle] = pending_tasks(other)
+        assert handle.id == task_id
+        with pytest.raises(UnknownTask):
+            await handle.result(PATIENCE)
+        # It stays until it is given up: the credentials may have been the wrong ones.
+        assert [handle.id for handle in pending_tasks(other)] == [task_id]
+
+
+async def test_unknown_task(peer: Peer) -> None:
+    async with _connected(peer) as client:
+        with pytest.raises(UnknownTask):
+            await resume_task(client, "no-such-task").status()
+
+
+async def test_a_restart_in_the_middle(installs: Installs) -> None:
+    """Who waits for a task is told when its server comes back without it, and does not wait for ever."""
+    needs, driver = SERVERS[TYPESCRIPT]
+    server = command(installs[needs], driver)
+    with ExitStack() as running:
+        url = running.enter_context(serving([*server, "--port", "{port}"], cwd=CHECKOUT))
+        async with _connected(Peer(sdk=TYPESCRIPT, command=server, url=url)) as client:
+            handle = await _started(client, "park", seconds=PARKED)
+            await anyio.to_thread.run_sync(running.close)
+            with _serving_again([*server, "--port", str(urlsplit(url).port)]), pytest.raises((UnknownTask, MCPError)):
+                await handle.result(PATIENCE)
+
+
+@contextmanager
+def _serving_again(words: list[str]) -> Generator[None]:
+    with subprocess.Popen(words, cwd=CHECKOUT, env=quiet_environment()) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+# --- the command line ---------------------------------------------------------------------------------------
+
+
+class CommandLine:
+    """`mcp-tasks` with a ledger of its own."""
+
+    def __init__(self, peer: Peer, folder: Path) -> None:
+        self._peer = peer
+        self._environment = {
+            **quiet_environment(),
+            "PYTHONPATH": f"{CHECKOUT / 'src'}{os.pathsep}{CHECKOUT}",
+            "MCP_TASKS_LEDGER": str(folder / "ledger.db"),
+        }
+
+    async def __call__(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-m", "mcp_tasks", command, self._peer.word, *arguments]
+        return await self._run(words)
+
+    async def about(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A command about remembered tasks."""
+        return await self._run([sys.executable, "-m", "mcp_tasks", command, *arguments])
+
+    async def _run(self, words: list[str]) -> subprocess.CompletedProcess[str]:
+        def run() -> subprocess.CompletedProcess[str]:
+            return subprocess.run(words, capture_output=True, text=True, timeout=60, env=self._environment, check=False)
+
+        return await anyio.to_thread.run_sync(run)
+
+
+@pytest.fixture
+def mcp_tasks(peer: Peer, tmp_path: Path) -> CommandLine:
+    """The command line at a server of others."""
+    return CommandLine(peer, tmp_path)
+
+
+async def test_the_command_line_calls(mcp_tasks: CommandLine) -> None:
+    done = await mcp_tasks("call", "slow_compute", "seconds=0.6", "label=cli")
+    assert (done.returncode, done.stdout) == (0, "cli: done after 0.6 s\n"), done.stderr
+    [entry] = json.loads((await mcp_tasks.about("ls", "-o", "json")).stdout)
+    assert (entry["tool"], entry["status"]) == ("slow_compute", "completed")
+
+
+async def test_the_command_line_says_how_a_task_failed(peer: Peer, mcp_tasks: CommandLine) -> None:
+    done = await mcp_tasks("call", "failing_job")
+    # A tool that failed, or a call: see above.
+    assert done.returncode == (1 if peer.sdk == TYPESCRIPT else 3)
+    assert "the job failed, as it always does" in done.stderr + done.stdout
+
+
+async def test_the_command_line_lists_the_tools(mcp_tasks: CommandLine) -> None:
+    done = await mcp_tasks("tools")
+    assert done.returncode == 0, done.stderr
+    assert "slow_compute" in done.stdout
+
+
+async def test_the_doctor_knows_the_era(mcp_tasks: CommandLine) -> None:
+    done = await mcp_tasks("doctor")
+    assert "2025-11-25" in done.stdout + done.stderr
