@@ -6,10 +6,7 @@ from another one, or after a restart, it is not known any more, and our client h
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
 from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -40,12 +37,12 @@ from mcp_tasks.client import (
 )
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskWasCancelled, UnknownTask, WaitTimedOut
+from tests.cli.running import Cli, zygote
+from tests.cli.terminal import on_terminal
 
 from .conftest import Installs
 from .driving import command, quiet_environment
 from .shared import CHECKOUT, serving
-
-pytestmark = pytest.mark.anyio
 
 PARKED = 30.0
 PATIENCE = 20.0
@@ -123,6 +120,7 @@ async def _started(client: Client, tool: str, **arguments: object) -> TaskHandle
     return handle
 
 
+@pytest.mark.anyio
 async def test_plain_call(peer: Peer) -> None:
     async with _connected(peer) as client:
         assert _text(await client.call_tool("greet", {"name": "Ada"})) == "Hello, Ada!"
@@ -131,6 +129,7 @@ async def test_plain_call(peer: Peer) -> None:
 # --- create -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.anyio
 async def test_create(peer: Peer) -> None:
     async with _connected(peer) as client:
         handle = await _started(client, "park", seconds=PARKED)
@@ -141,6 +140,7 @@ async def test_create(peer: Peer) -> None:
 # --- result -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.anyio
 async def test_a_call_waits_for_its_task(peer: Peer) -> None:
     async with _connected(peer) as client:
         result = await client.call_tool("slow_compute", {"seconds": 0.6, "label": "task"})
@@ -148,6 +148,7 @@ async def test_a_call_waits_for_its_task(peer: Peer) -> None:
     assert not result.is_error
 
 
+@pytest.mark.anyio
 async def test_states_on_the_way_to_the_result(peer: Peer) -> None:
     async with _connected(peer) as client:
         handle = await _started(client, "slow_compute", seconds=3, label="watch")
@@ -160,6 +161,7 @@ async def test_states_on_the_way_to_the_result(peer: Peer) -> None:
     assert _text(result) == "watch: done after 3 s"
 
 
+@pytest.mark.anyio
 async def test_a_tool_that_fails(peer: Peer) -> None:
     """The TypeScript SDK keeps the result of a failed task; the Python SDK keeps what was raised as `statusMessage`."""
     async with _connected(peer) as client:
@@ -177,6 +179,7 @@ async def test_a_tool_that_fails(peer: Peer) -> None:
 # --- question -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize(("filename", "text"), [("a.txt", "deleted a.txt"), ("keep.txt", "kept keep.txt")])
 async def test_question(peer: Peer, filename: str, text: str) -> None:
     person = Person()
@@ -185,6 +188,7 @@ async def test_question(peer: Peer, filename: str, text: str) -> None:
     assert person.asked == [f"Delete {filename}?"]
 
 
+@pytest.mark.anyio
 async def test_question_to_who_holds_a_handle(peer: Peer) -> None:
     person = Person()
     async with _connected(peer, person) as client:
@@ -196,6 +200,7 @@ async def test_question_to_who_holds_a_handle(peer: Peer) -> None:
 # --- cancel -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.anyio
 async def test_cancel(peer: Peer) -> None:
     async with _connected(peer) as client:
         handle = await _started(client, "park", seconds=PARKED)
@@ -205,6 +210,7 @@ async def test_cancel(peer: Peer) -> None:
         assert (await handle.status()).status is TaskStatus.CANCELLED
 
 
+@pytest.mark.anyio
 async def test_a_wait_that_times_out_cancels(peer: Peer) -> None:
     async with _connected(peer) as client:
         handle = await _started(client, "park", seconds=PARKED)
@@ -217,6 +223,7 @@ async def test_a_wait_that_times_out_cancels(peer: Peer) -> None:
 # --- list ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.anyio
 async def test_list(peer: Peer) -> None:
     """Twelve, which are two pages of the TypeScript SDK's."""
     async with _connected(peer) as client:
@@ -229,12 +236,14 @@ async def test_list(peer: Peer) -> None:
 # --- resume -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.anyio
 async def test_resume_in_the_session(peer: Peer) -> None:
     async with _connected(peer) as client:
         task_id = (await _started(client, "slow_compute", seconds=0.6, label="resumed")).id
         assert _text(await resume_task(client, task_id).result(PATIENCE)) == "resumed: done after 0.6 s"
 
 
+@pytest.mark.anyio
 async def test_resume_from_another_session_is_told_that_the_task_is_unknown(peer: Peer, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.db"
     async with _connected(peer, ledger=ledger) as client:
@@ -248,12 +257,14 @@ async def test_resume_from_another_session_is_told_that_the_task_is_unknown(peer
         assert [handle.id for handle in pending_tasks(other)] == [task_id]
 
 
+@pytest.mark.anyio
 async def test_unknown_task(peer: Peer) -> None:
     async with _connected(peer) as client:
         with pytest.raises(UnknownTask):
             await resume_task(client, "no-such-task").status()
 
 
+@pytest.mark.anyio
 async def test_a_restart_in_the_middle(installs: Installs) -> None:
     """Who waits for a task is told when its server comes back without it, and does not wait for ever."""
     needs, driver = SERVERS[TYPESCRIPT]
@@ -279,58 +290,70 @@ def _serving_again(words: list[str]) -> Generator[None]:
 # --- the command line ---------------------------------------------------------------------------------------
 
 
-class CommandLine:
-    """`mcp-tasks` with a ledger of its own."""
-
-    def __init__(self, peer: Peer, folder: Path) -> None:
-        self._peer = peer
-        self._environment = {
-            **quiet_environment(),
-            "PYTHONPATH": f"{CHECKOUT / 'src'}{os.pathsep}{CHECKOUT}",
-            "MCP_TASKS_LEDGER": str(folder / "ledger.db"),
-        }
-
-    async def __call__(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        words = [sys.executable, "-m", "mcp_tasks", command, self._peer.word, *arguments]
-        return await self._run(words)
-
-    async def about(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """A command about remembered tasks."""
-        return await self._run([sys.executable, "-m", "mcp_tasks", command, *arguments])
-
-    async def _run(self, words: list[str]) -> subprocess.CompletedProcess[str]:
-        def run() -> subprocess.CompletedProcess[str]:
-            return subprocess.run(words, capture_output=True, text=True, timeout=60, env=self._environment, check=False)
-
-        return await anyio.to_thread.run_sync(run)
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
+    """What commands are forked from."""
+    with zygote(tmp_path_factory.mktemp("zygote")) as path:
+        yield path
 
 
 @pytest.fixture
-def mcp_tasks(peer: Peer, tmp_path: Path) -> CommandLine:
-    """The command line at a server of others."""
-    return CommandLine(peer, tmp_path)
+def cli(commands: Path, tmp_path: Path) -> Cli:
+    """`mcp-tasks` with a ledger of its own."""
+    return Cli(commands, tmp_path)
 
 
-async def test_the_command_line_calls(mcp_tasks: CommandLine) -> None:
-    done = await mcp_tasks("call", "slow_compute", "seconds=0.6", "label=cli")
+def test_the_command_line_calls_and_lists(cli: Cli, peer: Peer) -> None:
+    done = cli("call", peer.word, "slow_compute", "seconds=0.6", "label=cli")
     assert (done.returncode, done.stdout) == (0, "cli: done after 0.6 s\n"), done.stderr
-    [entry] = json.loads((await mcp_tasks.about("ls", "-o", "json")).stdout)
+    [entry] = cli.json("ls")
     assert (entry["tool"], entry["status"]) == ("slow_compute", "completed")
 
 
-async def test_the_command_line_says_how_a_task_failed(peer: Peer, mcp_tasks: CommandLine) -> None:
-    done = await mcp_tasks("call", "failing_job")
+def test_the_command_line_says_how_a_task_failed(cli: Cli, peer: Peer) -> None:
+    done = cli("call", peer.word, "failing_job")
     # A tool that failed, or a call: see above.
     assert done.returncode == (1 if peer.sdk == TYPESCRIPT else 3)
     assert "the job failed, as it always does" in done.stderr + done.stdout
 
 
-async def test_the_command_line_lists_the_tools(mcp_tasks: CommandLine) -> None:
-    done = await mcp_tasks("tools")
-    assert done.returncode == 0, done.stderr
-    assert "slow_compute" in done.stdout
+def test_the_command_line_asks_at_the_terminal(cli: Cli, peer: Peer) -> None:
+    with on_terminal(cli, "call", peer.word, "confirm_delete", "filename=a.txt") as terminal:
+        terminal.expect("Delete a.txt?")
+        terminal.expect("confirm (yes or no")
+        terminal.enter("yes")
+        terminal.expect("deleted a.txt")
+        assert terminal.wait() == 0
 
 
-async def test_the_doctor_knows_the_era(mcp_tasks: CommandLine) -> None:
-    done = await mcp_tasks("doctor")
-    assert "2025-11-25" in done.stdout + done.stderr
+def test_the_command_line_has_nobody_to_ask(cli: Cli, peer: Peer) -> None:
+    done = cli("call", peer.word, "confirm_delete", "filename=a.txt", "--on-abandon", "cancel")
+    assert done.returncode == 7
+    assert "no terminal to ask at; it was cancelled" in done.stderr
+
+
+def test_the_command_line_cancels(cli: Cli, peer: Peer) -> None:
+    done = cli("call", peer.word, "park", "seconds=30", "--timeout", "0.5", "--on-abandon", "cancel")
+    assert done.returncode == 5
+    assert "cancelled" in done.stderr
+
+
+def test_the_command_line_comes_back_to_a_task_that_is_not_known_any_more(cli: Cli, peer: Peer) -> None:
+    """The task was given to the session of the command that started it, and that one has ended."""
+    task_id = cli.start(peer.word, "slow_compute", "seconds=0.2", "label=left")
+    done = cli("wait", task_id)
+    assert done.returncode != 0
+    assert [entry["status"] for entry in cli.json("ls")] == ["unknown"]
+
+
+def test_the_command_line_tells_which_tools_can_be_tasks(cli: Cli, peer: Peer) -> None:
+    told = cli.json("tools", peer.word)
+    assert (told["protocolVersion"], told["tasks"]) == ("2025-11-25", True)
+    can_be = {tool["name"]: tool["task"] for tool in told["tools"]}
+    assert (can_be["greet"], can_be["slow_compute"], can_be["failing_job"]) == ("never", "can be", "always")
+
+
+def test_the_doctor_knows_the_era(cli: Cli, peer: Peer) -> None:
+    done = cli("doctor", peer.word)
+    assert done.returncode == 0
+    assert "the server speaks only 2025-11-25, with the tasks of that version" in " ".join(done.stdout.split())
