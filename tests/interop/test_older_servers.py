@@ -72,15 +72,18 @@ class Peer:
         return self.url or " ".join(self.command)
 
 
-@pytest.fixture(scope="module", params=["stdio", "http"])
+@pytest.fixture(params=["stdio", "http"])
 def way(request: pytest.FixtureRequest) -> str:
     """How our client reaches it."""
     return request.param
 
 
-@pytest.fixture(scope="module", params=[TYPESCRIPT, PYTHON])
+@pytest.fixture(params=[TYPESCRIPT, PYTHON])
 def peer(request: pytest.FixtureRequest, way: str, installs: Installs) -> Generator[Peer]:
-    """A server of each of them."""
+    """A server of each of them, for one test.
+
+    The Python SDK runs the tasks of all sessions in that of the last one: what one leaves behind may end another.
+    """
     needs, driver = SERVERS[request.param]
     server = command(installs[needs], driver)
     with ExitStack() as stack:
