@@ -46,7 +46,7 @@ said to be."""
 LINE = 100
 """Longer signatures have an argument per line."""
 
-NOT_MADE_BY_CALLERS = frozenset({"TaskContext", "TaskHandle"})
+NOT_MADE_BY_CALLERS = frozenset({"LocalTask", "TaskContext", "TaskHandle"})
 """What is handed out by functions; its constructor is for this package alone."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

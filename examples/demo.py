@@ -10,9 +10,6 @@ import asyncio
 import logging
 import os
 import shutil
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +20,7 @@ from typing import Any, TypeAlias
 from mcp import Client, MCPError
 from mcp.client.session import ClientRequestContext
 from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, TextContent
+from server_process import ServerProcess
 
 from mcp_tasks.client import TaskHandle, TasksClient, TaskSnapshot, reconnecting_http, start_task
 
@@ -83,64 +81,6 @@ def _bar(snapshot: TaskSnapshot) -> str:
     return "█" * filled + "░" * (BAR - filled)
 
 
-class Server:
-    """The demo's server as a process of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port: int = probe.getsockname()[1]
-        self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        """Where it serves."""
-        return f"http://127.0.0.1:{self._port}/mcp"
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        assert self._process is not None
-        return self._process.pid
-
-    async def start(self) -> None:
-        """Start it and wait until it accepts connections."""
-        script = Path(__file__).with_name("demo_server.py")
-        arguments = ["--port", str(self._port), "--db", self._folder / "tasks.db", "--log", self._folder / "work.log"]
-        self._process = _spawn(script, *arguments)
-        for _ in range(200):
-            if self._process.poll() is not None:
-                raise SystemExit("the demo's server did not start")
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", self._port)
-            except OSError:
-                await asyncio.sleep(0.05)
-                continue
-            writer.close()
-            return
-        raise SystemExit("the demo's server did not answer")
-
-    def kill(self) -> None:
-        """As a crash would: no warning, no cleaning up."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
-
-    def stop(self) -> None:
-        """Properly."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                self.kill()
-
-
-def _spawn(script: Path, *arguments: str | Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, script, *arguments], stderr=subprocess.DEVNULL)
-
-
 class Person:
     """Whoever is asked for approval. Takes some time to notice, then says yes."""
 
@@ -160,7 +100,8 @@ async def main() -> int:
     """The demo from beginning to end; the exit code."""
     screen = Screen()
     with tempfile.TemporaryDirectory(prefix="mcp-tasks-demo-") as folder:
-        server = Server(Path(folder))
+        script = Path(__file__).with_name("demo_server.py")
+        server = ServerProcess(script, "--db", Path(folder) / "tasks.db", "--log", Path(folder) / "work.log")
         await server.start()
         try:
             outcomes, person = await _play(screen, server)
@@ -169,7 +110,7 @@ async def main() -> int:
             server.stop()
 
 
-async def _play(screen: Screen, server: Server) -> tuple[Outcomes, Person]:
+async def _play(screen: Screen, server: ServerProcess) -> tuple[Outcomes, Person]:
     person = Person(screen)
     screen.say(f"An MCP server (pid {server.pid}) keeps its tasks in a SQLite file. Three tools are called:\n")
     transport = reconnecting_http(server.url)

@@ -48,6 +48,7 @@ PARTS: Mapping[str, Sequence[str]] = {
     # Needs no database driver, and never meets the server.
     "client": ("errors", "core", "wire", "failure", "legacy.client"),
     # The older era. Imported by the two modules that pass it in, and by nothing else (see `PASSED_IN_BY`).
+    # What both sides of it say alike; the sides never meet.
     "legacy": ("errors", "core", "wire"),
     "legacy.server": (*_BELOW_SERVER, "legacy"),
     "legacy.client": ("errors", "core", "wire", "failure", "client", "legacy"),

@@ -17,11 +17,11 @@ from mcp.server.mcpserver import Context
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from mcp_tasks.client import TaskHandle, TasksClient, resume_task, start_task
-from tests.everything.connecting import Host
+from mcp_tasks.client import TaskHandle, TasksClient, resume_task, start_task, with_tasks
+from tests.everything.connecting import ERAS, Host
 from tests.everything.site import new_tasks
 from tests.helpers.http import serving_app
-from tests.helpers.rpc import MODERN, PATIENCE
+from tests.helpers.rpc import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -75,14 +75,16 @@ async def old() -> AsyncGenerator[tuple[str, list[Shelf]]]:
         yield f"{base}/sse", shelves
 
 
-def _client(url: str) -> Client:
-    host = Host()
-    return Client(sse_client(url), extensions=[TasksClient()], mode=MODERN, list_roots_callback=host.roots)
+def _client(url: str, era: str) -> Client:
+    mode: Any = ERAS[era]
+    transport = with_tasks(sse_client(url))
+    return Client(transport, extensions=[TasksClient()], mode=mode, list_roots_callback=Host().roots)
 
 
-async def test_a_task_goes_on_when_its_client_leaves(old: tuple[str, list[Shelf]]) -> None:
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_task_goes_on_when_its_client_leaves(old: tuple[str, list[Shelf]], era: str) -> None:
     url, shelves = old
-    async with _client(url) as client:
+    async with _client(url, era) as client:
         handle = await start_task(client, "fetch", {})
         assert isinstance(handle, TaskHandle)
         assert (await handle.status()).status == "working"
@@ -91,13 +93,16 @@ async def test_a_task_goes_on_when_its_client_leaves(old: tuple[str, list[Shelf]
         while any(shelf.open for shelf in shelves[1:]):  # noqa: ASYNC110 - the server notices by itself
             await anyio.sleep(0.01)
     shelves[0].gate.set()
-    async with _client(url) as client:
+    async with _client(url, era) as client:
         answer = await resume_task(client, handle.id).result(timeout=PATIENCE)
     # And it was given what lives as long as the process, not what lives as long as the connection.
     assert answer.structured_content == {"result": "shelf 0 is open"}
 
 
-async def test_a_task_asks_over_the_old_transport(old: tuple[str, list[Shelf]]) -> None:
-    async with _client(old[0]) as client:
-        answer = await client.call_tool("ask", {})
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_task_asks_over_the_old_transport(old: tuple[str, list[Shelf]], era: str) -> None:
+    async with _client(old[0], era) as client:
+        handle = await start_task(client, "ask", {})
+        assert isinstance(handle, TaskHandle)
+        answer = await handle.result(timeout=PATIENCE)
     assert answer.structured_content == {"result": "file:///home/ada"}

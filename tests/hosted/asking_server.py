@@ -1,19 +1,21 @@
 """A server whose tools ask the client for sampling and elicitation as tasks.
 
-python -m tests.hosted.asking_server stdio
-python -m tests.hosted.asking_server http PORT [--stateless] [--json]
+python -m tests.hosted.asking_server stdio [--store URL]
+python -m tests.hosted.asking_server http PORT [--stateless] [--json] [--store URL]
 """
 
 from __future__ import annotations
 
 import sys
 from datetime import timedelta
+from typing import Any
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
-from mcp_types import SamplingMessage, TextContent
+from mcp_types import SamplingMessage, TextContent, ToolAnnotations
 from pydantic import BaseModel
 
+from mcp_tasks import Tasks
 from mcp_tasks.legacy.server.client_tasks import (
     ClientTasksUnsupported,
     client_task,
@@ -21,6 +23,7 @@ from mcp_tasks.legacy.server.client_tasks import (
     list_client_tasks,
     sample_as_task,
 )
+from tests.helpers.server import QUICK
 
 
 class Approval(BaseModel):
@@ -29,9 +32,28 @@ class Approval(BaseModel):
     ok: bool
 
 
-def build() -> MCPServer:
+def build(store: str = "memory://") -> MCPServer[Any]:
     """The server."""
-    server = MCPServer("asking")
+    tasks = Tasks(store, settings=QUICK)
+    server = MCPServer("asking", **tasks.wiring())
+
+    @server.tool(annotations=ToolAnnotations(idempotent_hint=True))
+    @tasks.task()
+    async def publish(ctx: Context) -> str:
+        """A task that asks as a task."""
+        task = await elicit_as_task(ctx, "Publish?", Approval, ttl=timedelta(minutes=5))
+        answer = await task.result()
+        return f"published {answer.data.ok}" if answer.action == "accept" else answer.action
+
+    @server.tool(annotations=ToolAnnotations(idempotent_hint=True))
+    @tasks.task()
+    async def publish_soon(ctx: Context) -> str:
+        """A task that waits for an answer for a moment only."""
+        try:
+            await (await elicit_as_task(ctx, "Soon?", Approval)).result(timedelta(seconds=0.5))
+        except TimeoutError:
+            return "too late"
+        return "in time"
 
     @server.tool()
     async def approve(question: str, ctx: Context) -> str:
@@ -79,7 +101,7 @@ def build() -> MCPServer:
 
 def main() -> None:
     """Serve until stopped."""
-    server = build()
+    server = build(sys.argv[sys.argv.index("--store") + 1] if "--store" in sys.argv else "memory://")
     if sys.argv[1] == "stdio":
         server.run("stdio")
     else:

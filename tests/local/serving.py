@@ -88,7 +88,7 @@ def add_tools(office: Office) -> None:
         return "done"
 
     @server.tool()
-    @tasks.task(mode="required")
+    @tasks.task(mode="required", poll_interval=timedelta(seconds=1))
     def deploy(environment: str) -> str:
         return f"deployed to {environment}"
 

@@ -141,6 +141,10 @@ RECORD_4 = replace(RECORD_3, session="s1", parent="p1")
 ENDED_STATE_4 = ENDED_STATE_3.replace(b'"format":3', b'"format":4')
 
 
+HOSTED_STATE_4 = STATE_4.replace(b'["roots/list",{},-1]', b'["roots/list",{},-1,"theirs"]')
+HOSTED_4 = replace(RECORD_4, inputs=RECORD_4.inputs.host("q3", "theirs"))
+
+
 def upgraded(state: bytes, request: bytes) -> bytes:
     """The state as a migration leaves it."""
     with closing(sqlite3.connect(":memory:")) as connection:
@@ -158,8 +162,9 @@ def upgraded(state: bytes, request: bytes) -> bytes:
         (ENDED_REQUEST_1, ENDED_STATE_3, ENDED_1),
         (REQUEST_1, STATE_4, RECORD_4),
         (ENDED_REQUEST_1, ENDED_STATE_4, ENDED_1),
+        (REQUEST_1, HOSTED_STATE_4, HOSTED_4),
     ],
-    ids=["running 1", "ended 1", "running 2", "running 3", "ended 3", "running 4", "ended 4"],
+    ids=["running 1", "ended 1", "running 2", "running 3", "ended 3", "running 4", "ended 4", "hosted 4"],
 )
 def test_what_any_release_wrote_still_loads(request_data: bytes, state: bytes, record: TaskRecord) -> None:
     assert CODEC.decode_state(record.id, upgraded(state, request_data), namespace="") == record

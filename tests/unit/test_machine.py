@@ -9,6 +9,7 @@ import pytest
 from mcp_tasks.core import (
     Event,
     InputAnswered,
+    InputHosted,
     InputRequest,
     InputRequested,
     InputWithdrawn,
@@ -202,6 +203,18 @@ def test_a_question_that_the_tool_gave_up_on_is_closed_and_its_key_stays_used() 
     record = after(InputWithdrawn(attempt=1, keys={"b"}), record=record)
     assert (record.status, record.inputs.used) == (TaskStatus.WORKING, {"a", "b"})
     assert after(InputAnswered(keys={"a", "b"}), record=record) is record
+
+
+def test_a_question_that_the_client_holds_as_a_task_stays_open_and_says_so() -> None:
+    record = asking("a", "b")
+    hosted = apply(record, InputHosted(key="a", task_id="theirs"), LATER)
+    assert (hosted.status, hosted.updated_at) == (TaskStatus.INPUT_REQUIRED, record.updated_at)
+    assert hosted.inputs.outstanding["a"].hosted_as == "theirs"
+    assert hosted.inputs.outstanding["b"] is record.inputs.outstanding["b"]
+    assert apply(hosted, InputHosted(key="a", task_id="theirs"), LATER) is hosted
+    assert apply(record, InputHosted(key="never asked", task_id="theirs"), LATER) is record
+    answered = after(InputAnswered(keys={"a", "b"}), record=hosted)
+    assert apply(answered, InputHosted(key="a", task_id="theirs"), LATER) is answered
 
 
 def test_asking_nothing_is_refused() -> None:

@@ -77,6 +77,13 @@ def test_all_open_questions_are_shown_and_only_while_they_are_open() -> None:
     assert "inputRequests" not in render_task(apply(record, TaskCancelled(reason="enough"), NOON), NOON)
 
 
+def test_what_asks_a_client_for_a_task_of_its_own_is_not_of_this_era() -> None:
+    params = {"message": "Sure?", "task": {"ttl": 1000}}
+    question = InputRequest(method="elicitation/create", params=params, hosted_as="theirs")
+    shown = render_task(running(InputRequested(attempt=1, requests={"a": question})), NOON)
+    assert shown["inputRequests"] == {"a": {"method": "elicitation/create", "params": {"message": "Sure?"}}}
+
+
 def outcome(body: Any, meta: Any = None) -> Outcome:
     return Outcome(body=encode_json(body), meta=None if meta is None else encode_json(meta))
 

@@ -23,7 +23,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CONNECTION_CLOSED
 
 from mcp_tasks.client.http_session import RenewsSession
-from mcp_tasks.client.transport import ServerTransport, http_address
+from mcp_tasks.client.transport import ServerTransport, http_address, leaving_quietly
 from mcp_tasks.core.pacing import backoff
 
 logger: Final = logging.getLogger(__name__)
@@ -61,13 +61,8 @@ async def _streams(
         # Each wait for a result of 2025-11-25 holds a connection, and looks must not queue up behind them.
         transport=RenewsSession(_FailsAlone(httpx2.AsyncHTTPTransport(retries=0, limits=_LIMITS))),
     )
-    try:
-        async with client, streamable_http_client(url, http_client=client) as streams:
-            yield streams
-    except* anyio.BrokenResourceError as late:
-        # An answer that arrives while its client leaves finds nobody to take it: the session has closed its end, which
-        # it does only then. The SDK lets that out as an error of the whole client.
-        logger.debug("an answer came after its client had left: %r", late)
+    async with client, leaving_quietly(streamable_http_client(url, http_client=client)) as streams:
+        yield streams
 
 
 class _FailsAlone(httpx2.AsyncBaseTransport):

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, TextIO, cast
@@ -32,6 +33,8 @@ from mcp_types import JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONR
 from mcp_tasks.client.eras import older_tasks
 from mcp_tasks.client.port import Finish, OlderTasks
 from mcp_tasks.client.wire import Handler, Wire
+
+logger: Final = logging.getLogger(__name__)
 
 TASK_NOTIFICATION: Final = "notifications/tasks"
 
@@ -200,7 +203,21 @@ def with_tasks(transport: AbstractAsyncContextManager[Any], *, address: str = ""
     Args:
         address: What a ledger is to know the server by; without one, no ledger can be used.
     """
-    return ServerTransport(address, transport)
+    return ServerTransport(address, leaving_quietly(transport))
+
+
+@asynccontextmanager
+async def leaving_quietly(transport: AbstractAsyncContextManager[Any]) -> AsyncGenerator[Any]:
+    """The transport, without the error that the SDK's transports over HTTP make of a late answer.
+
+    An answer that arrives while its client leaves finds nobody to take it: the session has closed its end, which it
+    does only then. The SDK lets that out as an error of the whole client.
+    """
+    try:
+        async with transport as streams:
+            yield streams
+    except* anyio.BrokenResourceError as late:
+        logger.debug("an answer came after its client had left: %r", late)
 
 
 def http_address(url: str) -> str:

@@ -17,6 +17,7 @@ Glossary, used throughout the package:
 from mcp_tasks.core.events import (
     Event,
     InputAnswered,
+    InputHosted,
     InputRequested,
     InputWithdrawn,
     ProgressReported,
@@ -46,6 +47,7 @@ __all__ = [
     "Event",
     "InputAnswered",
     "InputBook",
+    "InputHosted",
     "InputRequest",
     "InputRequested",
     "InputWithdrawn",

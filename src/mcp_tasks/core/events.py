@@ -96,6 +96,14 @@ class InputAnswered:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class InputHosted:
+    """The client took an open question as a task of its own, by whose id its answer is fetched after a restart too."""
+
+    key: str
+    task_id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunCompleted:
     """The tool returned a result, which goes into the task's outcome; an `isError` one is a result too.
 
@@ -160,6 +168,7 @@ Event: TypeAlias = (
     | InputWithdrawn
     | StepRecorded
     | InputAnswered
+    | InputHosted
     | RunCompleted
     | RunFailed
     | RunAskedOnCall

@@ -22,11 +22,15 @@ class InputRequest:
     """One question to the client: the method and params of the server-to-client request it stands for.
 
     From `deadline` on no answer counts: the tool has been told, or will be, that it waited in vain.
+
+    Attributes:
+        hosted_as: The id of the client's own task that holds the question, where the client has taken it as one.
     """
 
     method: str
     params: JsonObject
     deadline: datetime | None = None
+    hosted_as: str | None = None
 
     def is_overdue(self, now: datetime) -> bool:
         """Whether it is too late for an answer."""
@@ -63,6 +67,13 @@ class InputBook:
         """
         named = frozenset(keys)
         return frozenset(key for key, ask in self.outstanding.items() if key in named and not ask.is_overdue(now))
+
+    def host(self, key: str, task_id: str) -> InputBook:
+        """The book with a question noted as held by a task of the client; the same if it is not open."""
+        ask = self.outstanding.get(key)
+        if ask is None or ask.hosted_as == task_id:
+            return self
+        return replace(self, outstanding={**self.outstanding, key: replace(ask, hosted_as=task_id)})
 
     def close(self, keys: Iterable[str]) -> InputBook:
         """The book with these questions closed; keys that are not open are ignored."""

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 from mcp_tasks.core.events import (
     Event,
     InputAnswered,
+    InputHosted,
     InputRequested,
     InputWithdrawn,
     ProgressReported,
@@ -130,6 +131,12 @@ def _answer(record: TaskRecord, event: InputAnswered, now: datetime) -> Fields:
     return _close(record, record.inputs.answerable(event.keys, now))
 
 
+def _host(record: TaskRecord, event: InputHosted, now: datetime) -> Fields:
+    # One that is closed already was answered otherwise, and nobody will look for it.
+    inputs = record.inputs.host(event.key, event.task_id)
+    return None if inputs is record.inputs else {"inputs": inputs}
+
+
 def _withdraw(record: TaskRecord, event: InputWithdrawn, now: datetime) -> Fields:
     return _close(record, event.keys & record.inputs.outstanding.keys())
 
@@ -198,6 +205,7 @@ TABLE: Mapping[TaskStatus, Mapping[type[Event], Rule]] = {
         InputRequested: Rule(_ask, (INPUT_REQUIRED,)),
         # Nothing is outstanding while working: the answer is late, and late answers are ignored.
         InputAnswered: Rule(_answer, (WORKING,)),
+        InputHosted: Rule(_host, (WORKING,), visible=False),
         InputWithdrawn: Rule(_withdraw, (WORKING,)),
         **_ENDINGS,
     },
@@ -213,6 +221,7 @@ TABLE: Mapping[TaskStatus, Mapping[type[Event], Rule]] = {
         StepRecorded: Rule(_journalled, (INPUT_REQUIRED,), visible=False),
         InputRequested: Rule(_ask, (INPUT_REQUIRED,)),
         InputAnswered: Rule(_answer, (INPUT_REQUIRED, WORKING)),
+        InputHosted: Rule(_host, (INPUT_REQUIRED,), visible=False),
         InputWithdrawn: Rule(_withdraw, (INPUT_REQUIRED, WORKING)),
         **_ENDINGS,
     },

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, cast
 
 from mcp_tasks.core.pacing import lifetime, poll_interval
 from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.text import valid_text
+from mcp_tasks.errors import InvalidResponse
 from mcp_tasks.wire.parse import TaskSnapshot, parse_task
 from mcp_tasks.wire.render import milliseconds, timestamp
 
@@ -24,6 +26,8 @@ REQUEST_CANCELLED: Final = -32800
 Language Server Protocol, and outside of what JSON-RPC reserves."""
 
 STATUS_NOTIFICATION: Final = "notifications/tasks/status"
+
+_INSTANTS: Final = ("createdAt", "lastUpdatedAt")
 
 
 def related_task(task_id: str) -> dict[str, Any]:
@@ -45,29 +49,48 @@ def related_data(task_id: str, data: Any) -> Any:
     return {**fields, "_meta": {**cast("Mapping[str, Any]", own), **related_task(task_id)}}
 
 
-def parse_state(data: Mapping[str, Any]) -> TaskSnapshot:
-    """A `Task` of this era, which never carries its outcome.
-
-    Raises:
-        InvalidResponse: Something that a task must have is missing or of another type.
-    """
-    renamed = {"ttlMs": data.get("ttl"), "pollIntervalMs": data.get("pollInterval")}
-    nothing: dict[str, Any] = {"result": {}, "error": {}, "inputRequests": {}}
-    shown = {name: value for name, value in data.items() if name not in ("_meta", *nothing)}
-    return replace(parse_task({**shown, **renamed, **nothing}), result=None, error=None)
-
-
-def render_hosted(record: TaskRecord, now: datetime) -> dict[str, Any]:
-    """`Task`. `ttl` is always there, null included; whatever else is unset is left out."""
+def task_fields(record: TaskRecord, now: datetime, *, status: str, message: str | None) -> dict[str, Any]:
+    """`Task`, in the words of whoever hosts it."""
     kept = lifetime(record, now)
     task: dict[str, Any] = {
         "taskId": record.id,
-        "status": record.status.value,
+        "status": status,
         "createdAt": timestamp(record.created_at),
         "lastUpdatedAt": timestamp(record.updated_at),
+        # Always there: null means for good.
         "ttl": None if kept is None else milliseconds(kept),
         "pollInterval": milliseconds(poll_interval(record, now)),
     }
-    if record.status_message is not None:
-        task["statusMessage"] = valid_text(record.status_message)
+    if message is not None:
+        task["statusMessage"] = valid_text(message)
     return task
+
+
+def read_task(data: object) -> TaskSnapshot:
+    """A `Task`, which carries neither questions nor an outcome in this era.
+
+    Raises:
+        InvalidResponse: It is not one.
+    """
+    task: Mapping[str, Any] = cast("Mapping[str, Any]", data) if isinstance(data, Mapping) else {}
+    try:
+        status = TaskStatus(task.get("status"))
+    except ValueError as exc:
+        raise InvalidResponse(f"the server sent something that is not a valid task: {exc}") from exc
+    seed = {
+        **task,
+        "status": TaskStatus.WORKING.value,
+        "ttlMs": task.get("ttl"),
+        "pollIntervalMs": task.get("pollInterval"),
+        **{name: _with_offset(task[name]) for name in _INSTANTS if name in task},
+    }
+    return replace(parse_task(seed), status=status)
+
+
+def _with_offset(value: object) -> object:
+    # Without one, what else could it be? Some servers leave it out.
+    try:
+        instant = datetime.fromisoformat(cast(str, value))
+    except (TypeError, ValueError):
+        return value
+    return value if instant.tzinfo is not None else instant.replace(tzinfo=UTC).isoformat()

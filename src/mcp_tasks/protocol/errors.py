@@ -6,9 +6,10 @@ does go out is valid Unicode: an error that no client can parse answers nobody.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT, ErrorData
 
@@ -25,6 +26,8 @@ from mcp_tasks.errors import (
     TaskUnreadable,
     UnknownTask,
 )
+
+logger: Final = logging.getLogger(__name__)
 
 _STORE_UNAVAILABLE = "The task store cannot take the request now; try again later"
 _TASK_UNREADABLE = "This task cannot be read; the server's log says why"
@@ -59,6 +62,24 @@ def refusing() -> Generator[None]:
     try:
         yield
     except TasksError as exc:
+        error = to_error_data(exc)
+        raise RpcError(error.code, error.message, error.data) from exc
+
+
+@contextmanager
+def discreet(method: str) -> Generator[None]:
+    """In here, a defect of ours refuses the request with an internal error that says nothing of it; the log does.
+
+    For wires on which the SDK would send the text of an exception that it does not know.
+    """
+    try:
+        yield
+    except (RpcError, TasksError):
+        raise
+    except Exception as exc:
+        if isinstance(getattr(exc, "error", None), ErrorData):
+            raise
+        logger.exception("%s failed, and its client was told of an internal error", method)
         error = to_error_data(exc)
         raise RpcError(error.code, error.message, error.data) from exc
 

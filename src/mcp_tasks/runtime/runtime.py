@@ -16,7 +16,7 @@ from typing import Final
 import anyio
 
 from mcp_tasks.core.actor import Actor
-from mcp_tasks.core.events import InputAnswered, TaskAnnounced, TaskCancelled
+from mcp_tasks.core.events import InputAnswered, InputHosted, TaskAnnounced, TaskCancelled
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json import JsonObject, JsonValue
 from mcp_tasks.core.pacing import is_expired
@@ -294,6 +294,10 @@ class TaskRuntime:
         """Write down that an open question was answered with an error, for the tool. Wakes the run that asked."""
         error = {"code": refused.code, "message": refused.message, "data": refused.data}
         return await self._take(record, {key: JournalEntry(kind="refusal", key=key, value=error)}, actor)
+
+    async def host(self, record: TaskRecord, key: str, client_task: str, *, actor: Actor) -> TaskRecord:
+        """Write down that the client holds an open question as a task of its own."""
+        return await self.changes.change(record, InputHosted(key=key, task_id=client_task), actor=actor)
 
     async def _take(
         self,

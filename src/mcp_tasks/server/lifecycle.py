@@ -215,11 +215,10 @@ class Lifecycle:
     async def _start(self, server_name: str, host: ToolHost) -> TaskRuntime:
         if self._store is None:
             self._store = default_store(server_name, self._setup.origin)
-        self._body = ToolBody(host, lambda: self._states[-1])
+        self._body = ToolBody(host, self._state)
         runtime = await self.new_runtime(
             host,
-            # The one that was entered first is usually the one that is left last: that of the process, not of a client.
-            lambda: self._states[0],
+            self._state,
             server_name=server_name,
             store=self._store,
             engine=self._setup.engine,
@@ -228,6 +227,11 @@ class Lifecycle:
         await runtime.start()
         logger.info("tasks of %r are kept in %s", server_name, self._store)
         return runtime
+
+    def _state(self) -> Any:
+        """What the lifespan gave: of those that are entered now the first, which is usually the last to be left (the
+        process's own, not a client's)."""
+        return self._states[0]
 
     async def _leave(self, state: Any) -> None:
         # By identity: two clients of a server may have equal states, and each must take its own away.

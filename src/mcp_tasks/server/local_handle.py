@@ -6,18 +6,20 @@ other task ended is recorded in the tool's own, so that every run of the tool is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar, get_args
 
+import anyio
 from mcp_types import CallToolResult, GetPromptResult, ReadResourceResult
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.durations import seconds_of
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.json import JsonObject
-from mcp_tasks.core.pacing import expires_at
+from mcp_tasks.core.pacing import expires_at, poll_interval
 from mcp_tasks.core.record import Progress, TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.values import check_choice
@@ -44,7 +46,9 @@ _RESULTS: Final[Mapping[str, type[LocalResult]]] = {
     "prompts/get": GetPromptResult,
     "resources/read": ReadResourceResult,
 }
-_FOR_EVER: Final = timedelta.max
+_LOOK_INTERVAL: Final = timedelta(seconds=3)
+"""How often a wait looks whether the server still runs."""
+
 _GOES_ON: Final = "The task goes on: come back with tasks.handle({task_id!r})."
 
 
@@ -59,6 +63,7 @@ class LocalSnapshot:
         message: What is said of the status: of a failure, the tool's own words where it has some.
         questions: What the task asks now, by the keys to answer under.
         expires_at: When the task is deleted; None while it runs, and for one that is kept for good.
+        poll_interval: How often clients are told to look: as the author fixed it, or growing with the task's age.
         parent: The task in whose run this one was started.
     """
 
@@ -74,6 +79,7 @@ class LocalSnapshot:
     updated_at: datetime
     finished_at: datetime | None
     expires_at: datetime | None
+    poll_interval: timedelta
     owner: str | None
     session: str | None
     parent: str | None
@@ -89,7 +95,7 @@ def status_of(record: TaskRecord) -> TaskStatus:
     return TaskStatus.FAILED if record.is_error else record.status
 
 
-def snapshot_of(record: TaskRecord) -> LocalSnapshot:
+def snapshot_of(record: TaskRecord, now: datetime) -> LocalSnapshot:
     """The task as code in this process sees it."""
     return LocalSnapshot(
         id=record.id,
@@ -104,6 +110,7 @@ def snapshot_of(record: TaskRecord) -> LocalSnapshot:
         updated_at=record.updated_at,
         finished_at=record.finished_at,
         expires_at=expires_at(record),
+        poll_interval=poll_interval(record, now),
         owner=record.owner,
         session=record.session,
         parent=record.parent,
@@ -126,7 +133,8 @@ class LocalTask(Generic[ResultT]):
         Raises:
             UnknownTask: There is no such task (any more).
         """
-        return snapshot_of(await self._runtime().find(self.id))
+        runtime = self._runtime()
+        return snapshot_of(await runtime.find(self.id), runtime.now())
 
     async def wait(self, timeout: timedelta | float | None = None) -> ResultT:
         """Wait for the task to end; what a plain call would have returned, or raised.
@@ -219,7 +227,8 @@ class LocalTask(Generic[ResultT]):
         """
         runtime = self._runtime()
         record = await runtime.find(self.id)
-        return snapshot_of(await runtime.cancel(record, reason, actor=Actor("client", record.owner)))
+        cancelled = await runtime.cancel(record, reason, actor=Actor("client", record.owner))
+        return snapshot_of(cancelled, runtime.now())
 
     def _asked(self, record: TaskRecord, key: str | None) -> str:
         open_keys = sorted(record.inputs.outstanding)
@@ -233,13 +242,15 @@ class LocalTask(Generic[ResultT]):
 
     async def _until(self, condition: Callable[[TaskRecord], bool], seconds: float | None) -> TaskRecord:
         """The task once the condition holds for it, or as it is when the time is over."""
-        runtime = self._runtime()
-        limit = _FOR_EVER if seconds is None or seconds > _FOR_EVER.total_seconds() else timedelta(seconds=seconds)
-        # First of all, because the store is asked without regard to whose server the task is.
-        record = await runtime.find(self.id)
-        if condition(record):
-            return record
-        return await runtime.wait_until(self.id, condition, limit) or await runtime.find(self.id)
+        deadline = anyio.current_time() + (math.inf if seconds is None else seconds)
+        while True:
+            # Each time anew: it raises when the server has stopped, and nothing of it will ever end any more.
+            runtime = self._runtime()
+            record = await runtime.find(self.id)
+            left = deadline - anyio.current_time()
+            if condition(record) or left <= 0:
+                return record
+            await runtime.wait_until(self.id, condition, min(_LOOK_INTERVAL, timedelta(seconds=min(left, 60))))
 
     async def _end(self, seconds: float | None) -> JsonObject:
         """How the task ended, as JSON, for the journal of a tool that waits for it; nothing if it has not in time."""

@@ -46,7 +46,8 @@ async def page_of(
         found += [record for record in page.records if wanted is None or status_of(record) is wanted]
         cursor = page.cursor
         if cursor is None or len(found) >= page_size:
-            return TaskPage(tasks=[snapshot_of(record) for record in found], next_cursor=cursor)
+            now = runtime.now()
+            return TaskPage(tasks=[snapshot_of(record, now) for record in found], next_cursor=cursor)
 
 
 def whose_tasks(owner: str | Unset | None, session: str | None, parent: str | None, *, everybody: bool) -> Whose:

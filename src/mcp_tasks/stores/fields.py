@@ -3,9 +3,9 @@
 The *state* is a record but for its id and namespace, which a backend keeps beside it. Durations are microseconds, as
 instants are (`columns`).
 
-Format 4 may have a session and a parent, and is format 3 otherwise: a record without its request and its result.
-Formats 1 and 2 had both in it; the one backend that ever wrote them brings them to format 3 when it migrates its file,
-so only 3 and 4 are read here.
+Format 4 may have a session, a parent, and questions that the client holds as tasks of its own, and is format 3
+otherwise: a record without its request and its result. Formats 1 and 2 had both in it; the one backend that ever wrote
+them brings them to format 3 when it migrates its file, so only 3 and 4 are read here.
 
 Changing what is written: raise `FORMAT`, keep reading every older number, and add a row to the tests that load states
 as older releases wrote them.
@@ -178,12 +178,14 @@ def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _inputs(inputs: InputBook) -> dict[str, Any]:
     return {
-        "open": {
-            key: [ask.method, _plain(ask.params), None if ask.deadline is None else to_micros(ask.deadline)]
-            for key, ask in inputs.outstanding.items()
-        },
+        "open": {key: _ask(ask) for key, ask in inputs.outstanding.items()},
         "used": sorted(inputs.used),
     }
+
+
+def _ask(ask: InputRequest) -> list[Any]:
+    fields = [ask.method, _plain(ask.params), None if ask.deadline is None else to_micros(ask.deadline)]
+    return fields if ask.hosted_as is None else [*fields, ask.hosted_as]
 
 
 def _put_times(state: dict[str, Any], record: TaskRecord) -> None:
@@ -223,11 +225,15 @@ def _inputs_from(fields: JsonObject) -> InputBook:
     )
 
 
-def _ask_from(method: str, params: JsonObject, deadline: int | None = None) -> InputRequest:
+def _ask_from(
+    method: str, params: JsonObject, deadline: int | None = None, hosted_as: str | None = None
+) -> InputRequest:
     # The first release had no deadlines.
     if not isinstance(method, str) or not isinstance(params, dict):
         raise TypeError("an open question is not a method with its params")
-    return InputRequest(method=method, params=params, deadline=_instant(deadline))
+    if not isinstance(hosted_as, str | None):
+        raise TypeError("the client's task that holds a question is not named by a string")
+    return InputRequest(method=method, params=params, deadline=_instant(deadline), hosted_as=hosted_as)
 
 
 def _instant(micros: int | None) -> datetime | None:

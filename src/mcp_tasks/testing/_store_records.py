@@ -52,7 +52,7 @@ def full_record() -> TaskRecord:
         progress=Progress(progress=0.1, total=3, message="one of three"),
         inputs=InputBook(
             outstanding={
-                "q2": InputRequest(method="elicitation/create", params=ANY_VALUE),
+                "q2": InputRequest(method="elicitation/create", params=ANY_VALUE, hosted_as="theirs"),
                 "q3": InputRequest(method="roots/list", params={}, deadline=created + timedelta(microseconds=11)),
             },
             used=frozenset({"q1", "q2", "q3"}),

@@ -14,6 +14,7 @@ from mcp_tasks.core import (
     Event,
     InputAnswered,
     InputBook,
+    InputHosted,
     InputRequest,
     InputRequested,
     InputWithdrawn,
@@ -159,7 +160,7 @@ class Chance:
     def for_record(self, record: TaskRecord, now: datetime) -> Happening:
         """An event that fits the state of `record`, with realistic journal entries."""
         now_possible = _OF_A_RUN if record.worker is not None else (_started, _started)
-        fitting = (*now_possible, _answered, _answered, _cancelled)
+        fitting = (*now_possible, _answered, _answered, _hosted, _cancelled)
         return fitting[self.choice % len(fitting)](self, record, now)
 
 
@@ -184,6 +185,11 @@ def _answered(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
     keys = frozenset([*list(record.inputs.outstanding)[: 1 + chance.choice % 2], "never asked"])
     answers = sorted(record.inputs.answerable(keys, now))
     return InputAnswered(keys=keys), [JournalEntry(kind="answer", key=key, value=chance.value) for key in answers]
+
+
+def _hosted(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
+    key = next(iter(record.inputs.outstanding), "never asked")
+    return InputHosted(key=key, task_id=f"theirs-{chance.seconds}"), ()
 
 
 def _started(chance: Chance, record: TaskRecord, now: datetime) -> Happening:

@@ -12,6 +12,8 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, Final
 
+from mcp_tasks.core.inputs import InputRequest
+from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.json_bytes import decode_json, encode_json
 from mcp_tasks.core.pacing import lifetime, poll_interval
 from mcp_tasks.core.record import Outcome, Progress, TaskRecord
@@ -43,10 +45,15 @@ def render_detailed(record: TaskRecord, now: datetime) -> dict[str, Any]:
     if record.status is TaskStatus.INPUT_REQUIRED:
         # MUST contain all outstanding requests.
         task["inputRequests"] = {
-            key: {"method": ask.method, "params": valid_json(ask.params)}
+            key: {"method": ask.method, "params": valid_json(_params(ask))}
             for key, ask in record.inputs.outstanding.items()
         }
     return task
+
+
+def _params(ask: InputRequest) -> JsonObject:
+    # `task` is how an older era asks for a task of the client's own. Here clients have none.
+    return {name: value for name, value in ask.params.items() if name != "task"} if "task" in ask.params else ask.params
 
 
 def render_outcome(record: TaskRecord, outcome: Outcome | None) -> tuple[str, bytes] | None:

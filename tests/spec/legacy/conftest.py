@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 import pytest
-from mcp.server.auth.provider import AccessToken
-from mcp.server.auth.settings import AuthSettings
-from pydantic import AnyHttpUrl
 
 from mcp_tasks import Tasks
 from mcp_tasks.stores.memory import MemoryStore
@@ -58,24 +55,10 @@ async def everywhere(request: pytest.FixtureRequest) -> AsyncGenerator[OlderClie
         yield session
 
 
-class Verifier:
-    """Knows a token for every user whose name it is."""
-
-    async def verify_token(self, token: str) -> AccessToken | None:
-        """Whose token it is; a part after a dash tells tokens of one user apart."""
-        user = token.partition("-")[0]
-        if user not in ("alice", "bob"):
-            return None
-        return AccessToken(
-            token=token, client_id="app", scopes=[], subject=user, claims={"iss": "https://issuer.example"}
-        )
-
-
 @pytest.fixture(params=["stateful", "stateless"])
 async def guarded(request: pytest.FixtureRequest, desk: Desk) -> AsyncGenerator[HttpWire]:
     """A way to a server that lets nobody in without a token, with sessions and without."""
-    auth = AuthSettings(issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=None)
-    server = furnished(Tasks("memory://", settings=QUICK), desk, auth=auth, verifier=Verifier())
+    server = furnished(Tasks("memory://", settings=QUICK), desk, guarded=True)
     async with serving(server, stateless=request.param == "stateless") as way:
         yield way
 

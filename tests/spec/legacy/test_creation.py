@@ -197,19 +197,25 @@ async def test_what_the_model_may_be_told_at_once_is_in_the_meta_of_the_created_
         assert IMMEDIATE not in (await client.call("gated", task={})).result.get("_meta", {})
 
 
-@pytest.mark.requirement("older/create-soon")
-async def test_a_call_whose_task_cannot_be_kept_is_an_error_and_runs_nothing(desk: Desk) -> None:
+@pytest.mark.requirement("older/create-soon", "older/internal-error")
+@pytest.mark.parametrize("failure", [StoreUnavailable("secret disk is full"), RuntimeError("secret defect")], ids=repr)
+async def test_a_call_whose_task_cannot_be_kept_is_an_error_and_runs_nothing(desk: Desk, failure: Exception) -> None:
     store = _FullStore()
+    store.failure = failure
     async with _served(Tasks(store, settings=QUICK), desk) as way, http_session(way) as client:
-        assert (await client.call("gated", task={})).code == INTERNAL_ERROR
+        reply = await client.call("gated", task={})
+        assert reply.code == INTERNAL_ERROR
+        assert "secret" not in str(reply.message)
     assert not desk.started.is_set()
 
 
 class _FullStore(MemoryStore):
     """A store with no room left."""
 
+    failure: Exception
+
     async def create(self, record: TaskRecord, request: TaskRequest, *, key: str | None = None) -> TaskRecord:
-        raise StoreUnavailable("the disk is full")
+        raise self.failure
 
 
 @pytest.mark.requirement("older/transitions")

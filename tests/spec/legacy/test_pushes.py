@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import anyio
 import pytest
 
-from tests.helpers.http import HttpWire
+from mcp_tasks import Tasks
+from tests.helpers.http import HttpWire, serving
 from tests.helpers.older import OWN_STREAM, RELATED, Arrived, HttpClient, OlderClient, http_session
 from tests.helpers.rpc import EVERYTHING, PATIENCE, Tasking, accept
-from tests.helpers.server import Desk
+from tests.helpers.server import QUICK, Desk
+from tests.spec.legacy.furnished import furnished
 
 pytestmark = pytest.mark.anyio
 
@@ -57,22 +62,38 @@ async def test_sessions_that_have_nothing_to_do_with_a_task_are_told_nothing(lis
         assert {one.params["taskId"] for one in _of(other, STATUS)} == {own}
 
 
-@pytest.mark.requirement("older/progress-token", "older/related-task-on-notifications")
-@pytest.mark.parametrize("token", ["a token", 0, 7], ids=repr)
-async def test_progress_comes_under_the_token_of_the_call_and_names_its_task(
-    everywhere: OlderClient, token: str | int
-) -> None:
-    arguments = {"steps": 3, "total": 4.0, "message": "a step"}
-    reply = await everywhere.call("progressing", arguments, task={}, _meta={"progressToken": token})
-    task_id = reply.result["task"]["taskId"]
-    last = await everywhere.wait_for(lambda seen: seen.method == PROGRESS and seen.params["progress"] == 3)
-    assert (last.params["total"], last.params["message"]) == (4, "a step")
-    for one in _of(everywhere, PROGRESS):
-        assert one.params["progressToken"] == token
-        assert type(one.params["progressToken"]) is type(token)
-        assert one.related == task_id
-    values = [one.params["progress"] for one in _of(everywhere, PROGRESS)]
-    assert values == sorted(set(values))
+@pytest.mark.requirement(
+    "older/progress-token",
+    "older/progress-same-token",
+    "older/progress-increases",
+    "older/progress-tokens-are-tracked",
+    "older/related-task-on-notifications",
+)
+async def test_progress_comes_under_the_token_of_the_call_and_names_its_task(everywhere: OlderClient) -> None:
+    tokens: dict[str, str | int] = {}
+    for token in ("a token", 0, 7):
+        arguments = {"steps": 3, "total": 4.0, "message": repr(token)}
+        reply = await everywhere.call("progressing", arguments, task={}, _meta={"progressToken": token})
+        tokens[reply.result["task"]["taskId"]] = token
+    for token in tokens.values():
+        last = await everywhere.wait_for(_reached(3, token))
+        assert (last.params["total"], last.params["message"]) == (4, repr(token))
+    for task_id, token in tokens.items():
+        own = [one for one in _of(everywhere, PROGRESS) if one.related == task_id]
+        assert {(type(one.params["progressToken"]), one.params["progressToken"]) for one in own} == {
+            (type(token), token)
+        }
+        values = [one.params["progress"] for one in own]
+        assert values == sorted(set(values))
+    assert {one.related for one in _of(everywhere, PROGRESS)} == tokens.keys()
+
+
+def _reached(progress: float, token: str | int) -> Callable[[Arrived], bool]:
+    def wanted(seen: Arrived) -> bool:
+        said = seen.params
+        return seen.method == PROGRESS and said["progress"] == progress and said["progressToken"] == token
+
+    return wanted
 
 
 @pytest.mark.requirement("older/progress-token")
@@ -125,13 +146,28 @@ async def test_no_progress_comes_after_a_cancellation(listener: HttpClient, desk
 
 @pytest.mark.requirement("older/progress-token")
 async def test_progress_comes_on_an_open_result_where_nothing_else_is_open(client: HttpClient, desk: Desk) -> None:
-    arguments = {"steps": 2, "total": None, "message": None}
-    reply = await client.call("progressing", arguments, task={}, _meta={"progressToken": "p"})
-    waiting = client.begin_result(reply.result["task"]["taskId"])
-    told = await client.wait_for(lambda seen: seen.method == PROGRESS and seen.params["progress"] == 2)
-    assert told.stream == "tasks/result"
+    reply = await client.call("ask_late", task={}, _meta={"progressToken": "p"})
+    task_id = reply.result["task"]["taskId"]
+    waiting = client.begin_result(task_id)
+    await client.answer(await client.question(task_id), {"roots": []})
+    told = await client.wait_for(_reached(2, "p"))
+    assert (told.stream, told.related) == ("tasks/result", task_id)
     desk.gate.set()
     await waiting.reply()
+
+
+@pytest.mark.requirement("older/progress-rate")
+async def test_progress_that_comes_too_quickly_is_told_less_often() -> None:
+    settings = replace(QUICK, progress_interval=timedelta(milliseconds=200))
+    server = furnished(Tasks("memory://", settings=settings))
+    async with serving(server) as way, http_session(way) as client, client.listening():
+        arguments = {"steps": 500, "total": 500, "message": None}
+        reply = await client.call("progressing", arguments, task={}, _meta={"progressToken": "p"})
+        await client.wait_for(_reached(500, "p"))
+        await client.call("release")
+        await client.status(reply.result["task"]["taskId"], "completed")
+        # All of them at once: with one look in 200 ms there is time for a few, on the slowest machine too.
+        assert len(_of(client, PROGRESS)) < 100
 
 
 @pytest.mark.requirement("older/related-task-on-notifications")

@@ -20,6 +20,15 @@ ADA = accept(name="Ada")
 MODEL: dict[str, Any] = {"role": "assistant", "content": {"type": "text", "text": "42"}, "model": "m"}
 ROOTS: dict[str, Any] = {"roots": [{"uri": "file:///home"}]}
 
+ASKING: list[tuple[str, str, dict[str, Any], str]] = [
+    ("ask_name", "elicitation/create", ADA, "Hello, Ada!"),
+    ("ask_by_returning", "elicitation/create", ADA, "Hello, Ada!"),
+    ("ask_before", "elicitation/create", ADA, "Hello, Ada!"),
+    ("ask_model", "sampling/createMessage", MODEL, "42"),
+    ("ask_roots", "roots/list", ROOTS, "file:///home"),
+]
+"""Tools that ask, what they ask, an answer, and what they make of it."""
+
 
 def _questions(client: OlderClient) -> list[Arrived]:
     return [one for one in client.arrived if "id" in one.message]
@@ -28,27 +37,16 @@ def _questions(client: OlderClient) -> list[Arrived]:
 @pytest.mark.requirement(
     "older/asks-as-input-required", "older/leaves-input-required", "older/related-task-on-requests"
 )
-@pytest.mark.parametrize(
-    ("tool", "method", "answer", "said"),
-    [
-        ("ask_name", "elicitation/create", ADA, "Hello, Ada!"),
-        ("ask_by_returning", "elicitation/create", ADA, "Hello, Ada!"),
-        ("ask_before", "elicitation/create", ADA, "Hello, Ada!"),
-        ("ask_model", "sampling/createMessage", MODEL, "42"),
-        ("ask_roots", "roots/list", ROOTS, "file:///home"),
-    ],
-)
-async def test_a_question_goes_to_the_session_and_its_answer_to_the_tool(
-    everywhere: OlderClient, tool: str, method: str, answer: dict[str, Any], said: str
-) -> None:
-    task_id = await everywhere.start(tool)
-    assert (await everywhere.until(task_id, "input_required"))["status"] == "input_required"
-    question = await everywhere.question(task_id)
-    assert (question.method, question.stream) == (method, OWN_STREAM)
-    assert question.params["_meta"][RELATED] == {"taskId": task_id}
-    await everywhere.answer(question, answer)
-    assert text_of((await everywhere.result(task_id)).result) == said
-    assert len(_questions(everywhere)) == 1
+async def test_a_question_goes_to_the_session_and_its_answer_to_the_tool(everywhere: OlderClient) -> None:
+    for tool, method, answer, said in ASKING:
+        task_id = await everywhere.start(tool)
+        assert (await everywhere.until(task_id, "input_required"))["status"] == "input_required"
+        question = await everywhere.question(task_id)
+        assert (question.method, question.stream) == (method, OWN_STREAM)
+        assert question.params["_meta"][RELATED] == {"taskId": task_id}
+        await everywhere.answer(question, answer)
+        assert text_of((await everywhere.result(task_id)).result) == said
+    assert len(_questions(everywhere)) == len(ASKING)
 
 
 @pytest.mark.requirement("older/leaves-input-required")
@@ -147,12 +145,12 @@ async def test_an_answer_of_the_other_era_counts_and_ends_the_question(wire: Htt
 @pytest.mark.parametrize("tool", ["ask_name", "ask_model", "ask_roots"])
 async def test_a_client_is_never_asked_what_it_did_not_declare(wire: HttpWire, tool: str) -> None:
     async with http_session(wire, {}) as session, session.listening():
-        plain = await session.call(tool)
         task_id = await session.start(tool)
-        reply = await session.result(task_id)
+        await session.result(task_id)
         assert _questions(session) == []
-        assert (await session.get(task_id))["status"] == "failed"
-        assert ("error" in reply.message) == ("error" in plain.message)
+        task = await session.get(task_id)
+        assert task["status"] == "failed"
+        assert task["statusMessage"]
 
 
 @pytest.mark.requirement("older/refused-question")

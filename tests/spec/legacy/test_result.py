@@ -49,29 +49,46 @@ def _error_without_related(error: dict[str, Any], task_id: str) -> dict[str, Any
     "older/result-is-a-response",
 )
 @pytest.mark.parametrize("ending", ENDINGS)
-async def test_the_result_is_what_the_plain_call_gives_and_names_its_task(everywhere: OlderClient, ending: str) -> None:
+async def test_the_result_is_what_the_plain_call_gives_and_names_its_task(client: HttpClient, ending: str) -> None:
+    await _compare(client, ending)
+
+
+@pytest.mark.requirement("older/result-is-exact", "older/result-has-related-task")
+async def test_the_result_is_what_the_plain_call_gives_on_every_transport(everywhere: OlderClient) -> None:
+    for ending in ENDINGS:
+        await _compare(everywhere, ending)
+
+
+@pytest.mark.requirement("older/related-task-on-errors", "older/same-error")
+async def test_an_error_whose_data_is_no_object_is_left_as_it_is(client: HttpClient) -> None:
+    plain = (await client.call("breaks_with_list")).error
+    assert (await client.result(await client.start("breaks_with_list"))).error == plain
+    assert plain["data"] == ["first", 2]
+
+
+async def _compare(client: OlderClient, ending: str) -> None:
+    """Call a tool plainly and as a task, and see that the two end in the same way."""
     tool, arguments = ENDINGS[ending]
-    plain = (await everywhere.call(tool, arguments)).message
-    task_id = await everywhere.start(tool, **arguments)
-    reply = await everywhere.result(task_id)
+    plain = (await client.call(tool, arguments)).message
+    task_id = await client.start(tool, **arguments)
+    reply = await client.result(task_id)
     expected = plain["result"] if "result" in plain else plain["error"]
     assert _without_related(reply.message, task_id) == expected
     if "result" in plain:
         check_legacy_result("CallToolResult", reply.result)
     assert ("error" in reply.message) == (ending in ERRORS)
     # Asked again, it is the same again.
-    assert (await everywhere.result(task_id)).message | {"id": 0} == reply.message | {"id": 0}
+    assert (await client.result(task_id)).message | {"id": 0} == reply.message | {"id": 0}
 
 
-@pytest.mark.requirement("older/result-is-exact", "older/internal-error")
-async def test_a_crash_that_the_server_does_not_catch_is_the_error_of_the_plain_call() -> None:
+@pytest.mark.requirement("older/uncaught-crash", "older/internal-error")
+async def test_a_crash_that_the_server_does_not_catch_is_an_internal_error_that_gives_nothing_away() -> None:
     server = build_lowlevel(Tasks("memory://", settings=QUICK))
     async with serving(server) as way, http_session(way) as client:
-        plain = await client.call("crashes")
         task_id = await client.start("crashes")
         reply = await client.result(task_id)
-        assert _without_related(reply.message, task_id) == plain.error
         assert reply.code == INTERNAL_ERROR
+        assert reply.error["data"]["_meta"][RELATED] == {"taskId": task_id}
         assert "secret" not in str(reply.message)
         assert "secret" not in str(await client.until(task_id, "failed"))
 
@@ -155,11 +172,11 @@ async def test_the_cancelled_notification_does_not_cancel_a_task(client: HttpCli
 
 @pytest.mark.requirement("older/failed", "older/failed-says-why")
 @pytest.mark.parametrize("ending", [*FAILURES, *ERRORS])
-async def test_work_that_goes_wrong_is_a_failed_task_that_says_why(everywhere: OlderClient, ending: str) -> None:
+async def test_work_that_goes_wrong_is_a_failed_task_that_says_why(client: HttpClient, ending: str) -> None:
     tool, arguments = ENDINGS[ending]
-    task_id = await everywhere.start(tool, **arguments)
-    reply: Reply = await everywhere.result(task_id)
-    task = await everywhere.until(task_id, *FINAL)
+    task_id = await client.start(tool, **arguments)
+    reply: Reply = await client.result(task_id)
+    task = await client.until(task_id, *FINAL)
     assert task["status"] == "failed"
     assert task["statusMessage"]
     if ending in FAILURES:

@@ -26,7 +26,7 @@ async def test_with_json_answers_a_poll_opens_no_stream() -> None:
         assert reply.headers["content-type"] == "application/json"
 
 
-@pytest.mark.requirement("older/get-opens-no-stream")
+@pytest.mark.requirement("older/get-opens-no-stream", "older/streamable-http")
 async def test_a_poll_that_is_answered_on_a_stream_ends_it_at_once(client: HttpClient) -> None:
     task_id = await client.start("gated")
     headers = [("content-type", "application/json"), ("accept", "application/json, text/event-stream")]
@@ -39,7 +39,7 @@ async def test_a_poll_that_is_answered_on_a_stream_ends_it_at_once(client: HttpC
     assert response.status_code == 200
 
 
-@pytest.mark.requirement("older/may-disconnect")
+@pytest.mark.requirement("older/may-disconnect", "older/streamable-http")
 async def test_a_client_may_leave_the_stream_of_a_poll(client: HttpClient, desk: Desk) -> None:
     task_id = await client.start("gated")
     for _ in range(5):

@@ -29,7 +29,11 @@ REQUIREMENTS = (
         section="Backward Compatibility",
         says="A server that supports both lets such clients get and cancel tasks created under the legacy flow.",
         level="SHOULD",
-        gap="the 2025-11-25 tasks are not implemented, so there are none to reach",
+        tests=(
+            "spec/legacy/test_interplay::test_a_client_on_the_newer_wire_without_the_extension_is_told_to_declare_it",
+        ),
+        deviation="-32021, as for any other task: the same release makes that a MUST for every request about tasks "
+        "from a client that does not declare the extension, and whoever made the task on the older wire still has it there",
     ),
     Requirement(
         id="eras/no-tasks-result",

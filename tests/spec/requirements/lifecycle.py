@@ -10,7 +10,10 @@ REQUIREMENTS = (
         section="Task Status",
         says='"failed" is not used for anything but JSON-RPC errors.',
         level="MUST NOT",
-        tests=("test_errors::test_a_tool_that_fails_as_tools_fail_completes_with_is_error",),
+        tests=(
+            "test_errors::test_a_tool_that_fails_as_tools_fail_completes_with_is_error",
+            "spec/legacy/test_interplay::test_a_result_that_is_an_error_is_worded_by_each_era_in_its_own_way",
+        ),
     ),
     Requirement(
         id="get/by-status",

@@ -116,7 +116,7 @@ REQUIREMENTS = (
         level="MAY",
         source="2025-11-25",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_negotiation::test_a_tool_that_must_be_a_task_is_not_found_otherwise",),
     ),
     Requirement(
         id="older/task-param",

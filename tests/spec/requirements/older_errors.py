@@ -46,8 +46,9 @@ REQUIREMENTS = (
         source="2025-11-25",
         era="2025-11-25",
         tests=(
+            "spec/legacy/test_creation::test_a_call_whose_task_cannot_be_kept_is_an_error_and_runs_nothing",
             "spec/legacy/test_errors::test_a_store_that_fails_is_an_internal_error_that_gives_nothing_away",
-            "spec/legacy/test_result::test_a_crash_that_the_server_does_not_catch_is_the_error_of_the_plain_call",
+            "spec/legacy/test_result::test_a_crash_that_the_server_does_not_catch_is_an_internal_error_that_gives_nothing_away",
         ),
     ),
     Requirement(
@@ -88,7 +89,10 @@ REQUIREMENTS = (
         level="MUST",
         source="2025-11-25",
         era="2025-11-25",
-        tests=("spec/legacy/test_result::test_the_result_is_what_the_plain_call_gives_and_names_its_task",),
+        tests=(
+            "spec/legacy/test_result::test_an_error_whose_data_is_no_object_is_left_as_it_is",
+            "spec/legacy/test_result::test_the_result_is_what_the_plain_call_gives_and_names_its_task",
+        ),
     ),
     Requirement(
         id="older/result-is-a-response",
@@ -152,7 +156,7 @@ REQUIREMENTS = (
         level="SHOULD",
         source="2025-11-25",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_operation::test_it_is_documented_that_without_authentication_the_id_is_the_key",),
     ),
     Requirement(
         id="older/rate-limits",
@@ -198,7 +202,7 @@ REQUIREMENTS = (
         level="SHOULD",
         source="2025-11-25",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_operation::test_the_longest_ttl_is_documented",),
     ),
     Requirement(
         id="older/documented-concurrency",
@@ -207,7 +211,8 @@ REQUIREMENTS = (
         level="SHOULD",
         source="2025-11-25",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_operation::test_it_is_documented_that_there_is_no_limit_per_requestor",),
+        deviation="there is none, and that is documented",
     ),
     Requirement(
         id="older/monitoring",
@@ -216,7 +221,7 @@ REQUIREMENTS = (
         level="SHOULD",
         source="2025-11-25",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_operation::test_an_observer_is_told_whose_task_was_made_and_how_it_ended",),
     ),
     Requirement(
         id="older/audit-log",
@@ -225,7 +230,7 @@ REQUIREMENTS = (
         level="SHOULD",
         source="2025-11-25",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_operation::test_the_log_has_a_line_for_the_creation_and_one_for_the_end",),
     ),
     Requirement(
         id="older/audit-retrieval",
@@ -244,7 +249,9 @@ REQUIREMENTS = (
         level="SHOULD",
         source="2025-11-25",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_operation::test_an_observer_is_told_whose_task_was_made_and_how_it_ended",),
+        deviation="observers are told the owner with every change; our own log lines leave out who it is, because "
+        "they are read by more people than that is meant for",
     ),
     Requirement(
         id="older/audit-patterns",

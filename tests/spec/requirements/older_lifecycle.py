@@ -236,10 +236,23 @@ REQUIREMENTS = (
         source="2025-11-25",
         era="2025-11-25",
         tests=(
-            "spec/legacy/test_result::test_a_crash_that_the_server_does_not_catch_is_the_error_of_the_plain_call",
             "spec/legacy/test_result::test_a_result_is_the_same_from_another_session_and_after_it_was_read",
             "spec/legacy/test_result::test_the_result_is_what_the_plain_call_gives_and_names_its_task",
+            "spec/legacy/test_result::test_the_result_is_what_the_plain_call_gives_on_every_transport",
         ),
+    ),
+    Requirement(
+        id="older/uncaught-crash",
+        section="Result Retrieval",
+        says="That includes a crash that the server does not catch.",
+        level="MUST",
+        source="2025-11-25",
+        era="2025-11-25",
+        tests=(
+            "spec/legacy/test_result::test_a_crash_that_the_server_does_not_catch_is_an_internal_error_that_gives_nothing_away",
+        ),
+        deviation="the SDK answers a plain call on the low-level server with the text of the exception and the code "
+        "0; a task keeps -32603 and no text, which may hold anything",
     ),
     Requirement(
         id="older/completed",

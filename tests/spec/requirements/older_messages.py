@@ -39,6 +39,7 @@ REQUIREMENTS = (
         tests=(
             "spec/legacy/test_result::test_a_cancelled_task_has_an_error_as_its_result",
             "spec/legacy/test_result::test_the_result_is_what_the_plain_call_gives_and_names_its_task",
+            "spec/legacy/test_result::test_the_result_is_what_the_plain_call_gives_on_every_transport",
         ),
     ),
     Requirement(
@@ -48,7 +49,7 @@ REQUIREMENTS = (
         level="MUST",
         source="2025-11-25",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_result::test_an_error_whose_data_is_no_object_is_left_as_it_is",),
         deviation="the data of an error that is neither absent nor an object is left as the tool gave it: to return "
         "exactly what the request would have returned is a MUST too, and a list has no place for it",
     ),
@@ -118,7 +119,7 @@ REQUIREMENTS = (
         level="MUST",
         source="2025-11-25",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_pushes::test_progress_comes_under_the_token_of_the_call_and_names_its_task",),
     ),
     Requirement(
         id="older/progress-increases",
@@ -127,7 +128,7 @@ REQUIREMENTS = (
         level="MUST",
         source="2025-11-25",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_pushes::test_progress_comes_under_the_token_of_the_call_and_names_its_task",),
     ),
     Requirement(
         id="older/progress-ends",
@@ -148,7 +149,7 @@ REQUIREMENTS = (
         level="SHOULD",
         source="2025-11-25",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_pushes::test_progress_that_comes_too_quickly_is_told_less_often",),
     ),
     Requirement(
         id="older/progress-tokens-are-tracked",
@@ -157,7 +158,7 @@ REQUIREMENTS = (
         level="SHOULD",
         source="2025-11-25",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_pushes::test_progress_comes_under_the_token_of_the_call_and_names_its_task",),
     ),
     Requirement(
         id="older/may-disconnect",
@@ -179,7 +180,10 @@ REQUIREMENTS = (
         level="MUST",
         source="2025-11-25",
         era="2025-11-25",
-        tests=(),
+        tests=(
+            "spec/legacy/test_transport::test_a_client_may_leave_the_stream_of_a_poll",
+            "spec/legacy/test_transport::test_a_poll_that_is_answered_on_a_stream_ends_it_at_once",
+        ),
     ),
     Requirement(
         id="older/get-opens-no-stream",

@@ -42,7 +42,7 @@ from mcp_tasks.legacy.client.hosting_wire import (
     tasks_capability,
     ttl_of,
 )
-from mcp_tasks.legacy.shapes import STATUS_NOTIFICATION, VERSION, related_task, render_hosted
+from mcp_tasks.legacy.shapes import STATUS_NOTIFICATION, VERSION, related_task, task_fields
 
 logger: Final = logging.getLogger(__name__)
 
@@ -236,7 +236,7 @@ class HostedPeer:
         return page
 
     def _render(self, record: TaskRecord) -> dict[str, Any]:
-        return render_hosted(record, self._hosted.now())
+        return task_fields(record, self._hosted.now(), status=record.status.value, message=record.status_message)
 
     # What runs over this connection
 
@@ -245,12 +245,11 @@ class HostedPeer:
         request_id = self._wire.new_id()
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._callbacks[request_id] = answer
-        meta: dict[str, Any] = {**(request.get("_meta") or {}), **related_task(record.id)}
-        token = _hashable(meta.get("progressToken"))
+        token = _hashable((request.get("_meta") or {}).get("progressToken"))
         self._remember(token, record.id, is_running=True)
-        params = {**request, "_meta": meta}
+        plain = JSONRPCRequest(jsonrpc="2.0", id=request_id, method=record.method, params=dict(request))
         try:
-            await self._wire.deliver(JSONRPCRequest(jsonrpc="2.0", id=request_id, method=record.method, params=params))
+            await self._wire.deliver(plain)
             return await answer
         except asyncio.CancelledError:
             await self._cancel_callback(request_id)

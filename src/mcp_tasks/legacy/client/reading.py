@@ -3,39 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any, cast
 
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import Progress
-from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import InvalidResponse
-from mcp_tasks.legacy.shapes import RELATED_TASK
-from mcp_tasks.wire.parse import TaskSnapshot, parse_task
-
-_INSTANTS = ("createdAt", "lastUpdatedAt")
-
-
-def read_task(data: object) -> TaskSnapshot:
-    """A `Task`, which carries neither questions nor an outcome in this era.
-
-    Raises:
-        InvalidResponse: It is not one.
-    """
-    task = mapping(data)
-    try:
-        status = TaskStatus(task.get("status"))
-    except ValueError as exc:
-        raise InvalidResponse(f"the server sent something that is not a valid task: {exc}") from exc
-    seed = {
-        **task,
-        "status": TaskStatus.WORKING.value,
-        "ttlMs": task.get("ttl"),
-        "pollIntervalMs": task.get("pollInterval"),
-        **{name: _with_offset(task[name]) for name in _INSTANTS if name in task},
-    }
-    return replace(parse_task(seed), status=status)
+from mcp_tasks.legacy.shapes import RELATED_TASK, read_task
+from mcp_tasks.wire.parse import TaskSnapshot
 
 
 def read_created(result: Mapping[str, Any]) -> TaskSnapshot | None:
@@ -69,15 +42,6 @@ def read_progress(params: Mapping[str, Any]) -> Progress | None:
 def mapping(value: object) -> JsonObject:
     """An object of JSON; an empty one in place of anything else."""
     return cast("JsonObject", value) if isinstance(value, Mapping) else {}
-
-
-def _with_offset(value: object) -> object:
-    # Without one, what else could it be? Some servers leave it out.
-    try:
-        instant = datetime.fromisoformat(cast(str, value))
-    except (TypeError, ValueError):
-        return value
-    return value if instant.tzinfo is not None else instant.replace(tzinfo=UTC).isoformat()
 
 
 def _is_number(value: object) -> bool:

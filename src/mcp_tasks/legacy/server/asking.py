@@ -25,6 +25,7 @@ from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import AnswerRefused, StoreError, TasksError, ValueNotStorable
 from mcp_tasks.legacy.server.audience import Audience
 from mcp_tasks.legacy.server.carriers import Carrier, StreamLost
+from mcp_tasks.legacy.server.hosted_questions import HostedQuestions
 from mcp_tasks.protocol.answers import check_answers
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.runtime import TaskRuntime
@@ -74,6 +75,7 @@ class OpenQuestions:
         self._audience = audience
         self._tasks: dict[str, _Asking] = {}
         self._running: set[asyncio.Task[None]] = set()
+        self._hosted = HostedQuestions(runtime)
 
     @property
     def is_empty(self) -> bool:
@@ -153,7 +155,7 @@ class OpenQuestions:
 
     async def _ask(self, record: TaskRecord, key: str, question: InputRequest, sent: _Sent) -> None:
         try:
-            answer = await sent.carrier.ask(record.id, key, question)
+            answer = await self._hosted.ask(record, key, question, sent.carrier)
         except AnswerRefused as refused:
             sent.is_answered = True
             await self._take(record, key, refused)

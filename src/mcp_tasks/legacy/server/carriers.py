@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-from typing import Any, ClassVar, Final, cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 from mcp.server.session import ServerSession
 from mcp.shared.exceptions import MCPError, NoBackChannelError
-from mcp.shared.message import ServerMessageMetadata
 from mcp_types import CONNECTION_CLOSED, RequestId
-from pydantic import BaseModel, Field, RootModel
 
+from mcp_tasks.adapters.sdk_listen import PlainNotification
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.text import valid_json
 from mcp_tasks.errors import AnswerRefused
-from mcp_tasks.legacy.shapes import related_task
+from mcp_tasks.legacy.server.raw import raw_request
+from mcp_tasks.legacy.shapes import VERSION, related_task
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.tools.channel import require_capability
 from mcp_tasks.wire.models import QUESTION_META_KEY
-
-logger: Final = logging.getLogger(__name__)
 
 
 class StreamLost(Exception):
@@ -59,6 +57,13 @@ class Carrier:
             return False
         return True
 
+    def hosts(self, question: InputRequest) -> bool:
+        """Whether the client declared that it takes such questions as tasks of its own."""
+        declared: Any = self._declared
+        for name in ("tasks", "requests", *question.method.split("/")):
+            declared = cast("dict[str, Any]", declared).get(name) if isinstance(declared, dict) else None
+        return declared is not None and self._session.protocol_version == VERSION
+
     async def ask(self, task_id: str, key: str, question: InputRequest) -> dict[str, Any]:
         """The client's answer, whatever it is: what does not fit is for the tool to see, as in a plain call.
 
@@ -68,10 +73,20 @@ class Carrier:
             AnswerRefused: The client answered with an error.
             StreamLost: It did not answer, and cannot any more.
         """
-        request = _Question(asked=question.method, params=_related_params(task_id, key, question))
-        metadata = None if self._request_id is None else ServerMessageMetadata(related_request_id=self._request_id)
         try:
-            answer = await self._session.send_request(cast(Any, request), _Answer, metadata=metadata)
+            return await self.request(question.method, related_params(task_id, key, question))
+        except MCPError as exc:
+            raise AnswerRefused(exc.error.code, exc.error.message, exc.error.data) from exc
+
+    async def request(self, method: str, params: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
+        """What the client answers to a request of any kind.
+
+        Raises:
+            MCPError: It answered with this error, or did not in time.
+            StreamLost: It did not answer, and cannot any more.
+        """
+        try:
+            return await raw_request(self._session, method, params, request_id=self._request_id, timeout=timeout)
         except NoBackChannelError as exc:
             raise StreamLost from exc
         except MCPError as exc:
@@ -79,33 +94,16 @@ class Carrier:
             # The SDK's own words for a connection that went away; a client that says just that is as good as gone.
             if (error.code, error.message, error.data) == (CONNECTION_CLOSED, "Connection closed", None):
                 raise StreamLost from exc
-            raise AnswerRefused(error.code, error.message, error.data) from exc
-        return answer.root
+            raise
 
     async def tell(self, method: str, params: dict[str, Any]) -> None:
         """Send a notification; nobody knows whether it arrives."""
-        await self._session.send_notification(cast(Any, _Notification(method=method, params=params)), self._request_id)
+        await self._session.send_notification(
+            cast(Any, PlainNotification(method=method, params=params)), self._request_id
+        )
 
 
-def _related_params(task_id: str, key: str, question: InputRequest) -> dict[str, Any]:
+def related_params(task_id: str, key: str, question: InputRequest) -> dict[str, Any]:
+    """The params of a question, which task it is of, and which of its questions it is."""
     params: dict[str, Any] = valid_json(question.params)
     return {**params, "_meta": {**params.get("_meta", {}), **related_task(task_id), QUESTION_META_KEY: key}}
-
-
-class _Question(BaseModel):
-    """A request whose answer the SDK hands on unchecked: it checks by `method`, and knows none of that name."""
-
-    method: ClassVar[str] = "mcp_tasks/question"
-    asked: str = Field(serialization_alias="method")
-    params: dict[str, Any]
-
-
-class _Answer(RootModel[dict[str, Any]]):
-    """Whatever a client answers."""
-
-
-class _Notification(BaseModel):
-    """The params are a plain dict: the SDK drops nulls from models, and `ttl` may be one."""
-
-    method: str
-    params: dict[str, Any]

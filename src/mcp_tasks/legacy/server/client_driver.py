@@ -15,7 +15,7 @@ from mcp_types import INVALID_PARAMS, REQUEST_TIMEOUT
 
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import InvalidResponse, TaskWasCancelled, UnknownTask
-from mcp_tasks.legacy.shapes import parse_state
+from mcp_tasks.legacy.shapes import read_task
 from mcp_tasks.wire.parse import TaskSnapshot
 from mcp_tasks.wire.render import milliseconds
 
@@ -53,8 +53,7 @@ class Driver:
             InvalidResponse: It answered with something else.
             MCPError: It refused.
         """
-        task = {} if ttl is None else {"ttl": milliseconds(ttl)}
-        result = await self._send(method, {**params, "task": task}, ANSWER_LIMIT)
+        result = await self._send(method, {**params, "task": task_params(ttl)}, ANSWER_LIMIT)
         created = result.get("task")
         if not isinstance(created, Mapping):
             raise InvalidResponse(f"the client declared tasks for {method}, and answered with something else")
@@ -134,6 +133,11 @@ class Driver:
             raise
 
 
+def task_params(ttl: timedelta | None) -> dict[str, Any]:
+    """What makes a request one for a task."""
+    return {} if ttl is None else {"ttl": milliseconds(ttl)}
+
+
 def _same(task_id: str, data: Any) -> TaskSnapshot:
     state = _checked(data)
     if state.id != task_id:
@@ -142,9 +146,10 @@ def _same(task_id: str, data: Any) -> TaskSnapshot:
 
 
 def _checked(data: object) -> TaskSnapshot:
-    if not isinstance(data, Mapping):
-        raise InvalidResponse("the client answered with something that is not a task")
-    return parse_state(cast("Mapping[str, Any]", data))
+    try:
+        return read_task(data)
+    except InvalidResponse as exc:
+        raise InvalidResponse("the client answered with something that is not a valid task") from exc
 
 
 def _pause(state: TaskSnapshot) -> timedelta:

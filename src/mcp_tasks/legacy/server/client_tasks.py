@@ -12,7 +12,7 @@ Only where the client declared it in its 2025-11-25 handshake: anywhere else the
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, Generic, TypeAlias, TypeVar, overload
 
@@ -42,10 +42,11 @@ from mcp_types import (
 from pydantic import BaseModel, ValidationError
 
 from mcp_tasks.core.durations import check_duration
-from mcp_tasks.errors import InvalidResponse, TasksError
-from mcp_tasks.legacy.server.client_driver import Driver
+from mcp_tasks.errors import InvalidResponse, TasksError, UsageError
+from mcp_tasks.legacy.server.client_driver import Driver, task_params
 from mcp_tasks.legacy.server.raw import raw_request
 from mcp_tasks.legacy.shapes import VERSION
+from mcp_tasks.runtime import current_task
 from mcp_tasks.wire.parse import TaskSnapshot
 
 T = TypeVar("T")
@@ -53,6 +54,14 @@ SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
 AnyContext: TypeAlias = Context[Any, Any] | ServerRequestContext[Any, Any]
 """The context of a tool, or of a low-level handler."""
+
+Parse: TypeAlias = Callable[[dict[str, Any]], T]
+"""Makes an answer of what the client sent."""
+
+_IN_TASK: Final = (
+    "a task sees to its questions itself, in whatever session its client has: in a task, await the result of "
+    "elicit_as_task or sample_as_task, and nothing else"
+)
 
 _ELICITATION: Final = "elicitation/create"
 _SAMPLING: Final = "sampling/createMessage"
@@ -82,12 +91,10 @@ class ClientTask(Generic[T]):
     """A task that the client hosts for this server.
 
     Attributes:
-        id: Its id, by which `client_task` finds it again.
+        id: Its id, by which `client_task` finds it again. Empty in a task of this server, which finds it by itself.
     """
 
-    def __init__(
-        self, driver: Driver, task_id: str, parse: Callable[[dict[str, Any]], T], *, check_cancel: Callable[[], object]
-    ) -> None:
+    def __init__(self, driver: Driver, task_id: str, parse: Parse[T], *, check_cancel: Callable[[], object]) -> None:
         self.id = task_id
         self._driver = driver
         self._parse = parse
@@ -130,6 +137,42 @@ class ClientTask(Generic[T]):
         """
         self._check_cancel()
         return await self._driver.cancel(self.id)
+
+
+class AskedInTask(ClientTask[T]):
+    """A question of a task of this server: the task keeps it, and sees to it that the client is asked for a task once.
+
+    It is put when its result is awaited, and is part of the task from then on: the run may leave memory, and after a
+    restart the answer is fetched from the client's task, whatever session the client then has.
+    """
+
+    def __init__(self, ask: Callable[[float | None], Awaitable[dict[str, Any]]], parse: Parse[T]) -> None:
+        self.id = ""
+        self._ask = ask
+        self._parse = parse
+
+    async def status(self) -> TaskSnapshot:
+        """Raises:
+        UsageError: The task sees to the question; all that a tool can do is to await its result.
+        """
+        raise UsageError(_IN_TASK)
+
+    async def result(self, timeout: timedelta | None = None) -> T:
+        """Ask, unless an earlier run did, and wait for the answer.
+
+        Raises:
+            QuestionTimedOut: It takes longer than `timeout`, restarts included.
+            MCPError: The client answered with this error.
+            InvalidResponse: The client answered with something that is not an answer.
+        """
+        seconds = None if timeout is None else check_duration("timeout", timeout).total_seconds()
+        return self._parse(await self._ask(seconds))
+
+    async def cancel(self) -> TaskSnapshot:
+        """Raises:
+        UsageError: A question is taken back by cancelling the await of its result.
+        """
+        raise UsageError(_IN_TASK)
 
 
 async def elicit_as_task(
@@ -191,6 +234,8 @@ def client_task(ctx: AnyContext, task_id: str, schema: type[BaseModel] | None = 
         ClientTasksUnsupported: The client hosts no tasks.
     """
     _require(ctx.session)
+    if current_task().id is not None:
+        raise UsageError(_IN_TASK)
     return _handle(ctx, task_id, dict if schema is None else _elicited(schema))
 
 
@@ -201,21 +246,32 @@ def list_client_tasks(ctx: AnyContext) -> AsyncIterator[TaskSnapshot]:
         ClientTasksUnsupported: The client did not declare that its tasks can be listed. Nothing was sent.
     """
     _require(ctx.session, "list")
+    if current_task().id is not None:
+        raise UsageError(_IN_TASK)
     return _driver(ctx).list()
 
 
 async def _create(
-    ctx: AnyContext, method: str, params: BaseModel, parse: Callable[[dict[str, Any]], T], ttl: timedelta | None
+    ctx: AnyContext, method: str, params: BaseModel, parse: Parse[T], ttl: timedelta | None
 ) -> ClientTask[T]:
     if ttl is not None:
         check_duration("ttl", ttl)
     _require(ctx.session, "requests", *method.split("/"))
     asked = params.model_dump(by_alias=True, mode="json", exclude_none=True)
+    if current_task().id is not None:
+        return _in_task(ctx, method, {**asked, "task": task_params(ttl)}, parse)
     created = await _driver(ctx).create(method, asked, ttl)
     return _handle(ctx, created.id, parse)
 
 
-def _handle(ctx: AnyContext, task_id: str, parse: Callable[[dict[str, Any]], T]) -> ClientTask[T]:
+def _in_task(ctx: AnyContext, method: str, params: Mapping[str, Any], parse: Parse[T]) -> ClientTask[T]:
+    async def ask(seconds: float | None) -> dict[str, Any]:
+        return await raw_request(ctx.session, method, params, request_id=ctx.request_id, timeout=seconds)
+
+    return AskedInTask(ask, parse)
+
+
+def _handle(ctx: AnyContext, task_id: str, parse: Parse[T]) -> ClientTask[T]:
     return ClientTask(_driver(ctx), task_id, parse, check_cancel=lambda: _require(ctx.session, "cancel"))
 
 
@@ -245,7 +301,7 @@ def _unsupported(why: str) -> ClientTasksUnsupported:
     return ClientTasksUnsupported(INVALID_REQUEST, f"The client hosts no such task: {why}. Ask with a plain request.")
 
 
-def _elicited(schema: type[SchemaT]) -> Callable[[dict[str, Any]], ElicitationResult[SchemaT]]:
+def _elicited(schema: type[SchemaT]) -> Parse[ElicitationResult[SchemaT]]:
     def parse(raw: dict[str, Any]) -> ElicitationResult[SchemaT]:
         try:
             answer = ElicitResult.model_validate(raw, by_name=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -14,11 +15,14 @@ from mcp_tasks.adapters.era import EraParts, Offer, RequestContext
 from mcp_tasks.adapters.sdk import caller_of, request_meta, request_of
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.errors import StoreError
 from mcp_tasks.legacy.server.parse import check_task, parse_retention, progress_token
 from mcp_tasks.legacy.server.render import render_created
 from mcp_tasks.legacy.server.sessions import Sessions
-from mcp_tasks.protocol.errors import RpcError, refusing
+from mcp_tasks.protocol.errors import RpcError, discreet, refusing
 from mcp_tasks.tools.creation import ANNOUNCE_AFTER
+
+logger: Final = logging.getLogger(__name__)
 
 _NAMED_BY: Final[Mapping[str, tuple[str, str]]] = {
     "tools/call": ("name", "Tool"),
@@ -61,8 +65,23 @@ class Creation:
         problem = offer.problem_with(arguments)
         if problem is not None:
             raise RpcError(INVALID_PARAMS, f"{kind} {name!r} does not take these arguments: {problem}")
-        record = await self._launch(ctx, offer, name, arguments, task)
+        with discreet(ctx.method):
+            record = await self._launch(ctx, offer, name, arguments, task)
         return render_created(record, offer, self._parts.runtime().now())
+
+    async def check_plain(self, ctx: RequestContext) -> None:
+        """Refuse a plain request for a prompt or a resource that must be a task.
+
+        Raises:
+            RpcError: -32601.
+        """
+        offers, (key, kind) = self._parts.offers, _NAMED_BY[ctx.method]
+        name = (ctx.params or {}).get(key)
+        if ctx.method not in offers.methods() or not isinstance(name, str):
+            return
+        offer = await offers.find(ctx.method, name)
+        if offer is not None and offer.support == "required":
+            raise RpcError(METHOD_NOT_FOUND, f"{kind} {name!r} can only be called as a task")
 
     async def _launch(
         self, ctx: RequestContext, offer: Offer, name: str, arguments: Mapping[str, Any], task: Any
@@ -91,7 +110,16 @@ class Creation:
             RpcError: -32602, with what the tool said; there is no task then.
         """
         runtime = self._parts.runtime()
-        ended = await runtime.wait_until(record.id, lambda task: task.status is not TaskStatus.WORKING, ANNOUNCE_AFTER)
+        try:
+            ended = await runtime.wait_until(record.id, _is_settled, ANNOUNCE_AFTER)
+        except StoreError as exc:
+            # The task is kept and may be running; to answer with an error now would have the client start it twice.
+            logger.warning("task %s… is not waited for any longer: %s", record.id[:12], exc)
+            return
         if ended is not None and ended.is_error:
             await runtime.discard(ended)
             raise RpcError(INVALID_PARAMS, ended.status_message or "The tool does not take these arguments")
+
+
+def _is_settled(task: TaskRecord) -> bool:
+    return task.status is not TaskStatus.WORKING

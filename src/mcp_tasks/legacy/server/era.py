@@ -18,7 +18,7 @@ from mcp_tasks.legacy.server.methods import Methods
 from mcp_tasks.legacy.server.relay import Relay
 from mcp_tasks.legacy.server.sessions import Sessions
 from mcp_tasks.legacy.shapes import VERSION
-from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.protocol.errors import RpcError, discreet
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 
 _Handler: TypeAlias = Callable[[RequestContext, CallNext], Awaitable[HandlerResult]]
@@ -71,10 +71,15 @@ class LegacyEra:
         """Serve one message: what has nothing to do with tasks goes on as it is."""
         if ctx.method in _REQUESTS:
             task = None if ctx.params is None else ctx.params.get("task")
-            if task is None or not _is_open(ctx):
+            # A plain call of a tool, first: it is what is called most, and whether it must be a task the server says by
+            # itself, to every era.
+            if (task is None and ctx.method == "tools/call") or not _is_open(ctx):
                 return await call_next(ctx)
             with _answered():
-                return await self._creation.answer(task, ctx, call_next)
+                if task is not None:
+                    return await self._creation.answer(task, ctx, call_next)
+                await self._creation.check_plain(ctx)
+            return await call_next(ctx)
         handler = self._handlers.get(ctx.method)
         return await (call_next(ctx) if handler is None else handler(ctx, call_next))
 
@@ -121,7 +126,7 @@ def _answering(method: Callable[[RequestContext], Awaitable[dict[str, Any]]]) ->
     async def handler(ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         if not _is_open(ctx):
             return await call_next(ctx)
-        with _answered():
+        with _answered(), discreet(ctx.method):
             return await method(ctx)
 
     return handler

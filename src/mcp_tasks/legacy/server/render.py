@@ -14,7 +14,7 @@ from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.text import valid_text
-from mcp_tasks.legacy.shapes import REQUEST_CANCELLED, VERSION, related_data, related_task, render_hosted
+from mcp_tasks.legacy.shapes import REQUEST_CANCELLED, VERSION, related_data, related_task, task_fields
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.wire.render import progress_meta, status_message
 
@@ -23,11 +23,7 @@ IMMEDIATE_RESPONSE: Final = "io.modelcontextprotocol/model-immediate-response"
 
 def render_task(record: TaskRecord, now: datetime) -> dict[str, Any]:
     """`Task`, as it stands in every answer and notification."""
-    task = {**render_hosted(record, now), "status": status_of(record)}
-    message = _message(record)
-    if message is not None:
-        task["statusMessage"] = valid_text(message)
-    return task
+    return task_fields(record, now, status=status_of(record), message=_message(record))
 
 
 def render_detailed(record: TaskRecord, now: datetime) -> dict[str, Any]:

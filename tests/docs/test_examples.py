@@ -1,0 +1,92 @@
+"""The examples, as real processes: they assert what they show, and show what their page says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.helpers.process import ENVIRONMENT, ROOT
+from tests.helpers.rpc import LEGACY, legacy_request
+from tests.helpers.schema import check_legacy_result
+from tests.helpers.stdio import StdioWire
+
+PAGE = (ROOT / "docs" / "examples.md").read_text()
+SHOWN = dict(re.findall(r"^\$ python (examples/\w+\.py)\n((?:(?!\$|```).*\n)+)", PAGE, flags=re.MULTILINE))
+LIMIT = 110
+
+
+@pytest.mark.parametrize("script", SHOWN)
+def test_an_example_does_what_its_page_shows(script: str) -> None:
+    done = subprocess.run(
+        [sys.executable, script], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=LIMIT
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == SHOWN[script]
+
+
+def test_every_example_is_on_the_page() -> None:
+    parts_of_others = {"demo_server", "server_process"}
+    for script in (ROOT / "examples").glob("*.py"):
+        named = f"examples/{script.name}" if script.stem != "demo" else "make demo"
+        assert script.stem in parts_of_others or named in PAGE
+    assert len(SHOWN) == 4
+
+
+# The echo server's prompt and resource as tasks on the older wire: no client of the SDK asks for that.
+
+READS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "prompt": (
+        "prompts/get",
+        {"name": "echo", "arguments": {"message": "hi"}},
+        "Please process this message: hi",
+    ),
+    "resource": ("resources/read", {"uri": "echo://hi"}, "Resource echo: hi"),
+    "tool": ("tools/call", {"name": "echo", "arguments": {"message": "hi"}}, "Tool echo: hi"),
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", READS)
+async def test_everything_named_echo_is_a_task_on_the_older_wire(kind: str) -> None:
+    method, params, expected = READS[kind]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "examples/echo.py", "serve", cwd=ROOT, env=ENVIRONMENT, stdin=pipe, stdout=pipe
+    )
+    wire = StdioWire(process)
+    reading = asyncio.create_task(wire.read())
+    try:
+        welcome = await _ask(
+            wire,
+            "initialize",
+            {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}},
+        )
+        assert welcome["capabilities"]["tasks"]["requests"] == {
+            "tools": {"call": {}},
+            "prompts": {"get": {}},
+            "resources": {"read": {}},
+        }
+        await wire.write('{"jsonrpc":"2.0","method":"notifications/initialized"}')
+        created = await _ask(wire, method, {**params, "task": {"ttl": 60_000}})
+        check_legacy_result("CreateTaskResult", created)
+        result = await _ask(wire, "tasks/result", {"taskId": created["task"]["taskId"]})
+        assert expected in json.dumps(result)
+        plain = await _ask(wire, method, params)
+        result.pop("_meta")
+        plain.pop("_meta", None)
+        assert result == plain
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        await process.wait()
+        await reading
+
+
+async def _ask(wire: StdioWire, method: str, params: dict[str, Any]) -> dict[str, Any]:
+    return (await wire.send(legacy_request(method, params))).result

@@ -1,0 +1,154 @@
+"""Tools that ask as a task of the client in a task of the server: the person is asked once, whoever dies in between."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+from mcp import Client
+from mcp_types import ErrorData
+
+from mcp_tasks.client import Hosting, ServerTransport, TaskHandle, TasksClient, reconnecting_http
+from mcp_tasks.legacy.client.hosting_file import HostedFile
+from tests.client.connecting import text
+from tests.helpers.rpc import PATIENCE
+from tests.hosted.processes import HttpServer, http_server, over_stdio
+from tests.hosted.raw_server import RELATED, Host, until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def host() -> Host:
+    """Somebody who answers when `ready`."""
+    return Host()
+
+
+@asynccontextmanager
+async def hosting(tasks: TasksClient, transport: ServerTransport, host: Host) -> AsyncGenerator[Client]:
+    """A client that hosts tasks."""
+    async with Client(
+        tasks.host(transport), mode="legacy", extensions=[tasks], elicitation_callback=host.elicit
+    ) as client:
+        yield client
+
+
+@asynccontextmanager
+async def connected(kind: str, tasks: TasksClient, host: Host) -> AsyncGenerator[Client]:
+    """A client of a server of its own."""
+    if kind == "stdio":
+        async with hosting(tasks, over_stdio(), host) as client:
+            yield client
+        return
+    async with http_server() as url, hosting(tasks, reconnecting_http(url), host) as client:
+        yield client
+
+
+async def result_of(handle: TaskHandle) -> str:
+    """What a task says at its end."""
+    with anyio.fail_after(PATIENCE):
+        return text(await handle.result())
+
+
+async def begin(tasks: TasksClient, client: Client, tool: str) -> TaskHandle:
+    """Start a tool as a task."""
+    handle = await tasks.start(client, tool)
+    assert isinstance(handle, TaskHandle)
+    return handle
+
+
+@pytest.mark.parametrize("kind", ["stdio", "http"])
+async def test_a_task_asks_as_a_task_of_the_client(kind: str, host: Host, tmp_path: Path) -> None:
+    tasks = TasksClient(hosting=Hosting(ledger=tmp_path / "hosted.db"))
+    async with connected(kind, tasks, host) as client:
+        handle = await begin(tasks, client, "publish")
+        async with anyio.create_task_group() as group:
+
+            async def answer() -> None:
+                await until(lambda: host.asked == ["Publish?"])
+                host.ready.set()
+
+            group.start_soon(answer)
+            assert await result_of(handle) == "published True"
+    assert host.asked == ["Publish?"]
+    assert host.meta[0][RELATED] == {"taskId": handle.id}
+    kept = HostedFile(tmp_path / "hosted.db")
+    assert kept.counts("")[2] == 1
+    kept.close()
+
+
+async def test_an_error_of_the_person_reaches_the_tool(host: Host) -> None:
+    host.answer = ErrorData(code=-1, message="User rejected")
+    host.ready.set()
+    tasks = TasksClient(hosting=Hosting())
+    async with connected("stdio", tasks, host) as client:
+        handle = await begin(tasks, client, "publish")
+        with pytest.raises(Exception, match="User rejected"):
+            await result_of(handle)
+
+
+async def test_a_question_that_is_withdrawn_is_cancelled_at_the_client(host: Host) -> None:
+    tasks = TasksClient(hosting=Hosting())
+    async with connected("stdio", tasks, host) as client:
+        handle = await begin(tasks, client, "publish_soon")
+        assert await result_of(handle) == "too late"
+        await until(lambda: host.cancelled == len(host.asked))
+
+
+async def test_a_client_that_hosts_no_tasks_is_told_so(host: Host) -> None:
+    tasks = TasksClient()
+    transport = over_stdio()
+    async with Client(transport, mode="legacy", extensions=[tasks], elicitation_callback=host.elicit) as client:
+        handle = await begin(tasks, client, "publish")
+        with pytest.raises(Exception, match=r"did not declare tasks\.requests\.elicitation\.create"):
+            await result_of(handle)
+    assert host.asked == []
+
+
+async def test_a_person_is_asked_once_though_the_server_is_killed(host: Host, tmp_path: Path) -> None:
+    server = HttpServer("--store", f"sqlite:///{tmp_path}/tasks.db")
+    tasks = TasksClient(hosting=Hosting(ledger=tmp_path / "hosted.db"), ledger=tmp_path / "ledger.db")
+    try:
+        await server.start()
+        async with hosting(tasks, reconnecting_http(server.url), host) as client:
+            handle = await begin(tasks, client, "publish")
+            async with anyio.create_task_group() as group:
+
+                async def crash() -> None:
+                    await until(lambda: host.asked == ["Publish?"])
+                    # The client's task is noted in the server's.
+                    await anyio.sleep(0.5)
+                    server.kill()
+                    await server.start()
+                    await anyio.sleep(1)
+                    host.ready.set()
+
+                group.start_soon(crash)
+                assert await result_of(handle) == "published True"
+        assert host.asked == ["Publish?"]
+    finally:
+        server.kill()
+
+
+async def test_a_person_who_answered_while_the_server_was_down_is_not_asked_again(host: Host, tmp_path: Path) -> None:
+    server = HttpServer("--store", f"sqlite:///{tmp_path}/tasks.db")
+    tasks = TasksClient(hosting=Hosting(ledger=tmp_path / "hosted.db"), ledger=tmp_path / "ledger.db")
+    try:
+        await server.start()
+        async with hosting(tasks, reconnecting_http(server.url), host) as client:
+            await begin(tasks, client, "publish")
+            await until(lambda: host.asked == ["Publish?"])
+            await anyio.sleep(0.5)
+            server.kill()
+            host.ready.set()
+            await anyio.sleep(0.2)
+        await server.start()
+        async with hosting(tasks, reconnecting_http(server.url), host) as client:
+            [handle] = tasks.pending(client)
+            assert await result_of(handle) == "published True"
+        assert host.asked == ["Publish?"]
+    finally:
+        server.kill()
