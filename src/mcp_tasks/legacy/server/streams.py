@@ -19,6 +19,8 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mcp_tasks.legacy.server.polls import PollAnswer, may_poll
+
 _EXCHANGE: Final = "mcp_tasks.exchange"
 """Where in the scope of a POST its exchange is found."""
 
@@ -125,6 +127,9 @@ class _WatchedApp:
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = scope[_EXCHANGE] = Exchange(can_resume=self._manager.event_store is not None)
+        if may_poll(scope):
+            poll = PollAnswer(receive, send)
+            receive, send = poll.receive, poll.send
         try:
             await self._app(scope, receive, send)
         finally:
