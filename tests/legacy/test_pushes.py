@@ -181,9 +181,11 @@ async def test_progress_that_falls_back_is_not_told() -> None:
             await anyio.sleep(HEAD_START)
             await go_on(desk)
             await own.request(PROGRESS)
-            for _ in range(4):
+            for _ in range(3):
                 await go_on(desk)
                 await anyio.sleep(0.05)
+            await own.until(lambda each: each.get("params", {}).get("progress") == 6)
+            await go_on(desk)
             await told(own, task_id, "completed")
             assert [each["params"]["progress"] for each in own.sent(PROGRESS)] == [5, 6]
 
