@@ -12,7 +12,7 @@ Only where the client declared it in its 2025-11-25 handshake: anywhere else the
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, Generic, TypeAlias, TypeVar, overload
 
@@ -231,7 +231,13 @@ def list_client_tasks(ctx: AnyContext) -> AsyncIterator[TaskSnapshot]:
     _require(ctx.session, "list")
     if current_task().id is not None:
         raise UsageError(_IN_TASK)
-    return _driver(ctx).list()
+    return _listed(_driver(ctx))
+
+
+async def _listed(driver: Driver) -> AsyncGenerator[TaskSnapshot]:
+    with for_tools():
+        async for state in driver.list():
+            yield state
 
 
 async def _create(
