@@ -56,4 +56,10 @@ def build_asking(tasks: Tasks, desk: Desk | None = None) -> MCPServer[Any]:
         await place.gate.wait()
         return "done"
 
+    @server.tool()
+    @tasks.task()
+    async def delegate() -> str:
+        """Have a child ask."""
+        return (await tasks.start("ask_name")).id
+
     return server

@@ -192,6 +192,18 @@ async def test_sampling_and_roots_are_asked_like_any_question() -> None:
             assert await client.result(roots) == "file:///home"
 
 
+async def test_a_child_of_a_task_is_asked_about_once_its_id_is_presented() -> None:
+    async with served() as wire:
+        client = await open_session(wire)
+        async with client.listen() as own:
+            child = await client.result(await client.create("delegate"))
+            await client.until_status(child, "input_required")
+            asked = await own.request(ELICIT)
+            assert asked["params"]["_meta"][RELATED] == {"taskId": child}
+            await client.accept(asked, name="Ada")
+            assert await client.result(child) == "Hello, Ada!"
+
+
 async def test_a_kind_that_the_client_did_not_declare_is_not_asked() -> None:
     async with served() as wire:
         client = await open_session(wire, NOTHING)

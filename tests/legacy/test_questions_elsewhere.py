@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from mcp.server import Server, ServerRequestContext
 from mcp.server.streamable_http import EventCallback, EventId, EventMessage, EventStore, StreamId
-from mcp_types import JSONRPCMessage
+from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
+from mcp_types import (
+    CallToolRequestParams,
+    CallToolResult,
+    JSONRPCMessage,
+    ListToolsResult,
+    PaginatedRequestParams,
+    TextContent,
+    Tool,
+)
+from starlette.applications import Starlette
+from starlette.routing import Route
 
 from mcp_tasks import Tasks
 from tests.helpers.http import HttpWire, http_client, serving, serving_app
@@ -21,6 +36,8 @@ from tests.helpers.server import QUICK, Desk
 from tests.helpers.stdio import StdioWire, stdio_process
 from tests.legacy.asking_server import build_asking
 from tests.legacy.http_session import RELATED, open_session
+from tests.push.test_failing_store import MoodyStore
+from tests.unit.running import FailingStore
 
 pytestmark = pytest.mark.anyio
 
@@ -153,3 +170,132 @@ async def test_a_question_on_the_sessions_own_stream_that_is_resumed_is_not_aske
             await client.accept(asked, name="Ada")
             with anyio.fail_after(PATIENCE):
                 assert await client.result(task_id) == "Hello, Ada!"
+
+
+# Other ways to serve
+
+
+@asynccontextmanager
+async def own_manager() -> AsyncGenerator[HttpWire]:
+    """A low-level server behind a session manager of the author's own, whose streams nobody watches."""
+    tasks = Tasks("memory://", settings=QUICK)
+    manager = StreamableHTTPSessionManager(_asking_lowlevel(tasks))
+    app = Starlette(
+        routes=[Route("/mcp", StreamableHTTPASGIApp(manager), methods=["GET", "POST", "DELETE"])],
+        lifespan=lambda _: manager.run(),
+    )
+    async with serving_app(app) as base, http_client() as http:
+        yield HttpWire(f"{base}/mcp", http)
+
+
+def _asking_lowlevel(tasks: Tasks) -> Server[Any]:
+    async def call_tool(ctx: ServerRequestContext[Any, Any], params: CallToolRequestParams) -> CallToolResult:
+        answer = await ctx.session.elicit_form("Who is there?", {"type": "object", "properties": {}})
+        return CallToolResult(content=[TextContent(type="text", text=answer.action)])
+
+    async def list_tools(ctx: ServerRequestContext[Any, Any], params: PaginatedRequestParams | None) -> ListToolsResult:
+        return ListToolsResult(tools=[Tool(name="ask", input_schema={"type": "object"})])
+
+    server: Server[Any] = Server("asking", on_call_tool=call_tool, on_list_tools=list_tools)
+    tasks.mark("ask")
+    tasks.attach(server)
+    return server
+
+
+async def test_where_nobody_watches_streams_a_question_goes_to_the_newest_result() -> None:
+    async with own_manager() as wire:
+        client = await open_session(wire)
+        task_id = await client.create("ask")
+        async with client.open("tasks/result", taskId=task_id) as hung_up:
+            await hung_up.request(ELICIT)
+        async with client.open("tasks/result", taskId=task_id) as result:
+            await client.reply(await result.request(ELICIT), {"action": "decline"})
+            assert (await result.answer())["result"]["content"][0]["text"] == "decline"
+
+
+async def test_over_the_old_sse_transport_questions_and_pushes_come_on_its_one_stream() -> None:
+    app = build_asking(Tasks("memory://", settings=QUICK)).sse_app()
+    async with serving_app(app) as base, http_client() as http, http.stream("GET", f"{base}/sse") as response:
+        lines = response.aiter_lines()
+
+        async def data() -> str:
+            with anyio.fail_after(PATIENCE):
+                async for line in lines:
+                    if line.startswith("data:"):
+                        return line.removeprefix("data:").strip()
+            raise AssertionError("the stream ended")
+
+        endpoint = await data()
+
+        async def message(wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+            while True:
+                found = json.loads(await data())
+                if wanted(found):
+                    return found
+
+        async def send(body: dict[str, Any]) -> None:
+            assert (await http.post(f"{base}{endpoint}", json=body)).status_code == 202
+
+        params = {"protocolVersion": LEGACY, "capabilities": EVERYTHING, "clientInfo": {"name": "raw", "version": "1"}}
+        await send(legacy_request("initialize", params))
+        await message(lambda each: "result" in each)
+        await send({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        await send(legacy_request("tools/call", {"name": "ask_name", "arguments": {}, "task": {}}))
+        asked = await message(lambda each: each.get("method") == ELICIT)
+        answer = {"action": "accept", "content": {"name": "Ada"}}
+        await send({"jsonrpc": "2.0", "id": asked["id"], "result": answer})
+        await message(lambda each: each.get("method") == STATUS and each["params"]["status"] == "completed")
+
+
+# A client that has left
+
+
+@pytest.mark.parametrize("json_response", [False, True], ids=["stream", "json"])
+async def test_a_result_whose_client_has_left_does_not_wait_on(*, json_response: bool) -> None:
+    desk = Desk()
+    server = build_asking(Tasks("memory://", settings=QUICK), desk)
+    async with serving(server, json_response=json_response) as wire:
+        client = await open_session(wire)
+        task_id = await client.create("gated")
+        before = _tasks_of_relay()
+        with anyio.move_on_after(0.5):
+            await client.ask("tasks/result", taskId=task_id)
+        with anyio.fail_after(PATIENCE):
+            while _tasks_of_relay() != before:  # noqa: ASYNC110 - nobody tells when a handler has ended
+                await anyio.sleep(0.05)
+        desk.gate.set()
+        assert await client.result(task_id) == "through"
+
+
+def _tasks_of_relay() -> int:
+    return sum("end_with" in task.get_name() for task in asyncio.all_tasks())
+
+
+# A store that is away
+
+
+async def test_an_answer_is_kept_until_the_store_takes_it() -> None:
+    store = FailingStore()
+    async with serving(build_asking(Tasks(store, settings=QUICK))) as wire:
+        client = await open_session(wire)
+        async with client.listen() as own:
+            task_id = await client.create("ask_name")
+            asked = await own.request(ELICIT)
+            store.refuse_save(lambda record: not record.inputs.outstanding, times=3)
+            await client.accept(asked, name="Ada")
+            assert await client.result(task_id) == "Hello, Ada!"
+
+
+async def test_a_session_is_told_of_a_task_that_could_not_be_looked_at() -> None:
+    store = MoodyStore()
+    settings = replace(QUICK, look_interval=timedelta(milliseconds=50))
+    desk = Desk()
+    async with serving(build_asking(Tasks(store, settings=settings), desk)) as wire:
+        client = await open_session(wire)
+        async with client.listen() as own:
+            task_id = await client.create("gated")
+            await desk.started.wait()
+            store.failures = 3
+            desk.gate.set()
+            told = await own.until(lambda each: each.get("params", {}).get("status") == "completed")
+            assert told["params"]["taskId"] == task_id

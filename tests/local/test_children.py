@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import anyio
+import anyio.from_thread
 import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
-from mcp_types import CallToolResult
+from mcp_types import CallToolResult, TextContent
 
 from mcp_tasks import Tasks, current_task
 from mcp_tasks.client import TaskFailed
@@ -21,7 +23,7 @@ from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import WaitTimedOut
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import TaskTester
-from tests.local.serving import LIMIT, QUICK, Confirmed
+from tests.local.serving import LIMIT, QUICK, Confirmed, open_office
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +35,7 @@ class Family:
         self.tasks = tasks = Tasks("memory://", settings=QUICK, **options)
         self.server = server = MCPServer("family", **tasks.wiring())
         self.born: list[str] = []
+        self.seen: list[tuple[str | None, str | None]] = []
         self.gate = asyncio.Event()
 
         @server.tool()
@@ -44,6 +47,7 @@ class Family:
         @tasks.task(ttl=timedelta(minutes=3), recover="rerun")
         async def child(name: str) -> str:
             self.born.append(name)
+            self.seen.append((current_task().parent, current_task().session))
             return f"{name} of {current_task().owner}"
 
         @server.tool()
@@ -85,6 +89,7 @@ async def test_a_child_has_its_parent_its_own_ttl_and_the_parents_owner_and_sess
         assert (bea.parent, bea.owner, bea.session) == (parent.id, "bea", "s2")
         kept = [task.expires_at - task.finished_at for task in (ann, bea) if task.expires_at and task.finished_at]
         assert kept == [timedelta(minutes=3), timedelta(seconds=30)]
+        assert set(family.seen) == {(parent.id, "s1"), (parent.id, "s2")}
         assert (await parent.fetch()).parent is None
         assert (await family.tasks.list(parent=ann.id)).tasks == []
 
@@ -283,3 +288,51 @@ async def test_children_are_started_at_once_in_branches_and_from_steps() -> None
         await tester.answer(task, action="decline")
         assert text(await tester.result(task)) == ["Ann of None", "Bea of None", "Cid of None"]
         assert sorted(family.born) == ["Ann", "Bea", "Cid"]
+
+
+async def test_a_wait_that_the_tool_gave_up_is_given_up_in_every_run() -> None:
+    async def body(family: Family, ctx: Context) -> Any:
+        slow = await family.tasks.start("slow_child")
+        try:
+            said = await asyncio.wait_for(slow.wait(), 0.3)
+        except TimeoutError:
+            said = None
+        late = await current_task().step("late", note)
+        await ctx.elicit("More?", Confirmed)
+        return [said, late, text(await slow.wait())]
+
+    async def note() -> str:
+        noted.append("late")
+        return "late"
+
+    noted: list[str] = []
+    family = Family(body)
+    async with TaskTester(family.server, family.tasks) as tester:
+        task = await tester.call("parent")
+        await tester.until_asked(task)
+        await tester.crash()
+        family.gate.set()
+        await tester.answer(task, action="decline")
+        assert text(await tester.result(task)) == [None, "late", "slow"]
+        assert noted == ["late"]
+
+
+async def test_a_sync_tool_starts_and_waits_from_its_thread() -> None:
+    async with open_office(concurrency=1) as office:
+
+        @office.server.tool()
+        @office.tasks.task()
+        def from_a_thread() -> list[str]:
+            child = anyio.from_thread.run(partial(office.tasks.start, "report", {"id": 5}))
+            result = anyio.from_thread.run(child.wait)
+            return [child.id, text_of(result)]
+
+        task = await office.tasks.start("from_a_thread")
+        child, said = text(await task.wait(LIMIT))
+        assert "ready" in said
+        assert (await office.tasks.handle(child).fetch()).parent == task.id
+
+
+def text_of(result: CallToolResult) -> str:
+    assert isinstance(result.content[0], TextContent)
+    return result.content[0].text

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 
+import anyio
 import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
@@ -18,7 +20,9 @@ from mcp_tasks.errors import (
     TaskWasCancelled,
     UnknownTask,
     UsageError,
+    ValueNotStorable,
     WaitTimedOut,
+    WiringError,
 )
 from tests.local.serving import LIMIT, open_office, until
 
@@ -201,6 +205,24 @@ async def test_a_task_carries_the_poll_interval_that_its_author_fixed() -> None:
         assert (await task.fetch()).poll_interval == timedelta(seconds=1)
         adapted = await office.tasks.start("slow")
         assert timedelta(0) < (await adapted.fetch()).poll_interval < timedelta(seconds=1)
+
+
+async def test_a_wait_ends_when_the_server_stops() -> None:
+    async with open_office() as office:
+        task = await office.tasks.start("slow")
+        waiting = asyncio.create_task(task.wait())
+        await until(task, lambda seen: seen.progress is not None)
+    with pytest.raises(WiringError, match="tasks are not running"), anyio.fail_after(LIMIT):
+        await waiting
+
+
+async def test_arguments_that_are_no_json_are_refused() -> None:
+    async with open_office() as office:
+        with pytest.raises(InvalidOption, match="the names of arguments must be strings, got 7"):
+            await office.tasks.start("report", {7: 1})  # pyright: ignore[reportArgumentType]
+        with pytest.raises(ValueNotStorable):
+            await office.tasks.start("echo", {"extra": object()})
+        assert (await office.tasks.list(everybody=True)).tasks == []
 
 
 async def test_a_task_that_is_not_there_is_unknown() -> None:

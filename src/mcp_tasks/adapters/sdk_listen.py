@@ -99,12 +99,12 @@ class _Stream:
     async def send_state(self, params: dict[str, Any]) -> None:
         """Send the state of a task, with the id of this subscription."""
         meta = {**params.get("_meta", {}), SUBSCRIPTION_ID_META_KEY: self._request_id}
-        notification = _Notification(method=self._listening.method, params={**params, "_meta": meta})
+        notification = PlainNotification(method=self._listening.method, params={**params, "_meta": meta})
         await self._session.send_notification(cast(Any, notification), self._request_id)
 
 
-class _Notification(BaseModel):
-    """The params are a plain dict: the SDK drops nulls from models, and `ttlMs` may be one."""
+class PlainNotification(BaseModel):
+    """A notification whose params are a plain dict: the SDK drops nulls from models, and `ttlMs` may be one."""
 
     method: str
     params: dict[str, Any]

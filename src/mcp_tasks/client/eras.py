@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
+from mcp import Client
+
 from mcp_tasks.client.port import OlderTasks
 from mcp_tasks.client.wire import Wire
 from mcp_tasks.legacy.client.driving import LegacyTasks
@@ -15,7 +17,12 @@ from mcp_tasks.legacy.client.hosting_tasks import HostedTasks
 if TYPE_CHECKING:
     from mcp_tasks.client.transport import ServerTransport
 
-__all__ = ["HostedTasks", "Hosting", "host_over", "older_tasks"]
+__all__ = ["HostedTasks", "Hosting", "has_older_tasks", "host_over", "older_tasks"]
+
+
+def has_older_tasks(client: Client) -> bool:
+    """Whether the server of a client has tasks of an era that the SDK's session does not know."""
+    return client.protocol_version == LegacyTasks.version and client.server_capabilities.tasks is not None
 
 
 def older_tasks(wire: Wire) -> OlderTasks | None:

@@ -22,10 +22,9 @@ from mcp.client.extension import ClaimContext, ClientExtension, NotificationBind
 from mcp.client.session import ClientSession
 from mcp.shared.dispatcher import ProgressFnT
 from mcp_types import CallToolResult
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ConfigDict
 
-from mcp_tasks.client.eras import HostedTasks, Hosting, host_over
+from mcp_tasks.client.eras import HostedTasks, Hosting, has_older_tasks, host_over
 from mcp_tasks.client.handle import (
     OnAbandon,
     OnProgress,
@@ -196,7 +195,7 @@ class TasksClient(ClientExtension):
         """
         older = self._check(client)
         options = CallOptions(timeout=timeout, on_progress=on_progress, on_abandon=on_abandon, ttl=ttl)
-        handle = None if older is None else await self._start_older(older, client, name, arguments, ttl)
+        handle = None if older is None else await self._start_older(older, client, name, arguments, ttl, None)
         if handle is None:
             return await client.call_tool(ToolName(name, options), arguments)
         result = handle if isinstance(handle, CallToolResult) else await self._finish(handle, options)
@@ -229,9 +228,10 @@ class TasksClient(ClientExtension):
         """
         older = self._check(client)
         tool = ToolName(name, CallOptions(want_handle=True, ttl=ttl))
-        handle = None if older is None else await self._start_older(older, client, name, arguments, ttl)
-        if handle is not None:
-            return handle
+        if older is not None:
+            handle = await self._start_older(older, client, name, arguments, ttl, read_timeout_seconds)
+            if handle is not None:
+                return handle
         try:
             return await client.call_tool(tool, arguments, read_timeout_seconds, progress_callback)
         except HandleWanted as signal:
@@ -286,17 +286,24 @@ class TasksClient(ClientExtension):
         transport = _transport_of(client)
         if self.ledger is not None:
             self._address(client.session, transport)
-        if client.protocol_version in MODERN_PROTOCOL_VERSIONS or client.server_capabilities.tasks is None:
+        if not has_older_tasks(client):
             return None
         if transport is None or transport.older is None or not transport.older.is_spoken:
             raise UsageError(_NO_WIRE.format(version=client.protocol_version))
         return transport.older
 
     async def _start_older(
-        self, older: OlderTasks, client: Client, name: str, arguments: dict[str, Any] | None, ttl: timedelta | None
+        self,
+        older: OlderTasks,
+        client: Client,
+        name: str,
+        arguments: dict[str, Any] | None,
+        ttl: timedelta | None,
+        timeout: float | None,
     ) -> TaskHandle | CallToolResult | None:
         """Call a tool as a task in an older era; None if it is not offered as one."""
-        started = await older.start(name, arguments, ttl=ttl)
+        timeout = client.read_timeout_seconds if timeout is None else timeout
+        started = await older.start(name, arguments, ttl=ttl, timeout=timeout)
         if started is None:
             return None
         if not isinstance(started, TaskSnapshot):

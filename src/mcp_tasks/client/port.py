@@ -101,9 +101,12 @@ class OlderTasks(Protocol):
         ...
 
     async def start(
-        self, tool: str, arguments: Mapping[str, Any] | None, *, ttl: timedelta | None
+        self, tool: str, arguments: Mapping[str, Any] | None, *, ttl: timedelta | None, timeout: float | None
     ) -> TaskSnapshot | JsonObject | None:
         """Call a tool as a task: the task, the result if the server answered inline, None if the tool takes no tasks.
+
+        Args:
+            timeout: Seconds for the server to answer, which is not to end the task.
 
         Raises:
             MCPError: The call failed.

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mcp_tasks.core.json import JsonObject
-from mcp_tasks.runtime.replay import ResultId
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.run import Run
@@ -51,17 +50,15 @@ class Children:
 
         While it waits, the run occupies no slot: the other task may need just this one.
         """
-        name = self._step("end of task", task_id)
-        ended: JsonObject = {}
-        if not self._run.deliveries.has(ResultId("step", name)):
-            # Standing, where there is no seat: to wait here with a slot could be to wait for oneself.
-            async with self._run.rest.waiting(parkable=True):
-                ended = await end()
+        ended: dict[str, Any] = {}
 
-        async def kept() -> JsonObject:
+        async def wait() -> None:
+            ended.update(await end())
+
+        async def kept() -> dict[str, Any]:
             return ended
 
-        return await self._run.step(name, kept)
+        return await self._run.step(self._step("end of task", task_id), kept, after=wait)
 
     def _step(self, what: str, identity: str) -> str:
         """The name of a step that is there once for each time that something equal is done."""

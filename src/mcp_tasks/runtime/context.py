@@ -67,6 +67,16 @@ class TaskContext:
         return None if self._run is None else self._run.record.owner
 
     @property
+    def session(self) -> str | None:
+        """The session that the task belongs to, None without one or in a plain call."""
+        return None if self._run is None else self._run.record.session
+
+    @property
+    def parent(self) -> str | None:
+        """The id of the task that started this one, None if no task did or in a plain call."""
+        return None if self._run is None else self._run.record.parent
+
+    @property
     def attempt(self) -> int:
         """Which run of the tool this is, from 1. More than 1 means that an earlier one did not come to its end."""
         return 1 if self._run is None else self._run.attempt

@@ -162,9 +162,13 @@ class Run:
         *,
         function: Callable[..., Any] | None = None,
         retry: Retry | None = None,
+        after: Callable[[], Awaitable[None]] | None = None,
     ) -> Any:
-        """Do something once in the life of the task. `function` is what says what the value is, if it is not `call`."""
-        return await self._steps.do(name, call, function or call, retry or Retry(attempts=1))
+        """Do something once in the life of the task. `function` is what says what the value is, if it is not `call`.
+
+        What comes `after` another wait gives the slot back meanwhile, and need not wait again once it is recorded.
+        """
+        return await self._steps.do(name, call, function or call, retry or Retry(attempts=1), after)
 
     async def sleep(
         self, duration: timedelta | None = None, *, until: datetime | None = None, name: str | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -91,8 +91,15 @@ class Steps:
         self._given_up: dict[str, tuple[dict[str, Any], Any]] = {}
         """What steps gave whose work was done when the tool gave up on them: done is done, should it come again."""
 
-    async def do(self, name: str, call: Callable[[], Any], function: Callable[..., Any], retry: Retry) -> Any:
-        """The value of the step, from the journal or by doing it now."""
+    async def do(
+        self,
+        name: str,
+        call: Callable[[], Any],
+        function: Callable[..., Any],
+        retry: Retry,
+        after: Callable[[], Awaitable[None]] | None = None,
+    ) -> Any:
+        """The value of the step, from the journal or by doing it now; `after` this was waited for, at rest."""
         run = self._run
         kept_as = StepValue(name, function)
         self._replay.enter_step(name)
@@ -108,6 +115,11 @@ class Steps:
                     return kept_as.restore(stored)
                 if name not in self._replay.reopened:
                     await run.deliveries.caught_up(str(result))
+                if after is not None:
+                    await run.make_sure()
+                    # Standing, where there is no seat: what is waited for may need the very slot that is given back.
+                    async with run.rest.waiting(parkable=True):
+                        await after()
                 # A step counts as running until it is recorded.
                 async with run.rest.stepping():
                     await run.make_sure()

@@ -6,11 +6,13 @@ other task ended is recorded in the tool's own, so that every run of the tool is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar, get_args
 
+import anyio
 from mcp_types import CallToolResult, GetPromptResult, ReadResourceResult
 
 from mcp_tasks.core.actor import Actor
@@ -44,7 +46,9 @@ _RESULTS: Final[Mapping[str, type[LocalResult]]] = {
     "prompts/get": GetPromptResult,
     "resources/read": ReadResourceResult,
 }
-_FOR_EVER: Final = timedelta.max
+_LOOK_INTERVAL: Final = timedelta(seconds=3)
+"""How often a wait looks whether the server still runs."""
+
 _GOES_ON: Final = "The task goes on: come back with tasks.handle({task_id!r})."
 
 
@@ -238,13 +242,15 @@ class LocalTask(Generic[ResultT]):
 
     async def _until(self, condition: Callable[[TaskRecord], bool], seconds: float | None) -> TaskRecord:
         """The task once the condition holds for it, or as it is when the time is over."""
-        runtime = self._runtime()
-        limit = _FOR_EVER if seconds is None or seconds > _FOR_EVER.total_seconds() else timedelta(seconds=seconds)
-        # First of all, because the store is asked without regard to whose server the task is.
-        record = await runtime.find(self.id)
-        if condition(record):
-            return record
-        return await runtime.wait_until(self.id, condition, limit) or await runtime.find(self.id)
+        deadline = anyio.current_time() + (math.inf if seconds is None else seconds)
+        while True:
+            # Each time anew: it raises when the server has stopped, and nothing of it will ever end any more.
+            runtime = self._runtime()
+            record = await runtime.find(self.id)
+            left = deadline - anyio.current_time()
+            if condition(record) or left <= 0:
+                return record
+            await runtime.wait_until(self.id, condition, min(_LOOK_INTERVAL, timedelta(seconds=min(left, 60))))
 
     async def _end(self, seconds: float | None) -> JsonObject:
         """How the task ended, as JSON, for the journal of a tool that waits for it; nothing if it has not in time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,10 +11,9 @@ from typing import Any, Final
 from mcp_types.version import LATEST_MODERN_VERSION
 
 from mcp_tasks.core.durations import check_duration
-from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.core.values import check_text
-from mcp_tasks.errors import InvalidOption, UsageError
+from mcp_tasks.errors import InvalidOption, UsageError, ValueNotStorable
 from mcp_tasks.runtime import Run, TaskRuntime
 from mcp_tasks.server.options import TaskOptions, Unset
 
@@ -34,6 +34,8 @@ def request_for(method: str, name: str, arguments: Mapping[str, Any] | None) -> 
     check_text("uri" if method == "resources/read" else "name", name)
     if arguments is not None and not isinstance(arguments, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidOption(f"arguments must be a mapping of names to values, got {arguments!r}")
+    if wrong := [key for key in arguments or () if not isinstance(key, str)]:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidOption(f"the names of arguments must be strings, got {wrong[0]!r}")
     return TaskRequest(
         method=method,
         name=name,
@@ -67,8 +69,11 @@ class LocalStart:
     @property
     def identity(self) -> str:
         """What is started, and with what."""
-        arguments = encode_json(dict(sorted(self.request.arguments.items())))
-        return f"{self.request.method} {self.request.name} {arguments.decode()}"
+        try:
+            arguments = json.dumps(self.request.arguments, sort_keys=True)
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise ValueNotStorable(f"the arguments of {self.request.name!r} are not JSON: {exc}") from exc
+        return f"{self.request.method} {self.request.name} {arguments}"
 
     async def launch(self, runtime: TaskRuntime, usual: TaskOptions, key: str | None, run: Run | None = None) -> str:
         """The id of the new task, or of the one that stands under the key."""

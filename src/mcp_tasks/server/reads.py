@@ -98,6 +98,8 @@ class Reads:
 
     async def warn_of_unused(self, host: ToolHost) -> None:
         """Log which marks belong to nothing that the server lists. No error: it may be added later."""
+        if not self._marks:
+            return
         there = {("prompt", name) for name in await _prompt_names(host)}
         there |= {("resource", name) for name in await _resource_names(host)}
         unused = sorted(f"{kind} {name}" for kind, name in self._marks if (kind, name) not in there)

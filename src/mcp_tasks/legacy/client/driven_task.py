@@ -35,7 +35,7 @@ from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import InvalidResponse, UnknownTask, UsageError
 from mcp_tasks.legacy.client.connection import Box, Connection
 from mcp_tasks.legacy.client.reading import mapping, read_task
-from mcp_tasks.legacy.client.slots import Slots
+from mcp_tasks.legacy.client.slots import Bounded, Slots
 from mcp_tasks.legacy.shapes import related_task
 from mcp_tasks.wire.models import QUESTION_META_KEY
 from mcp_tasks.wire.parse import TaskSnapshot
@@ -85,8 +85,9 @@ class DrivenTask:
         self._last: TaskSnapshot | None = None
         self._progress: Progress | None = None
         self._questions: dict[str, Question] = {}
-        self._given: dict[str, Mapping[str, Any]] = {}
-        self._asked: set[str] = set()
+        # The last ones are enough: a server that asks without end gets no more of our memory than that.
+        self._given: Bounded[Mapping[str, Any]] = Bounded(MAX_QUESTIONS)
+        self._asked: Bounded[bool] = Bounded(10 * MAX_QUESTIONS)
         self._keeper: asyncio.Task[None] | None = None
         self._outcome: JsonObject | ErrorData | None = None
         self._cuts = 0
@@ -108,7 +109,7 @@ class DrivenTask:
 
     async def answer(self, responses: Mapping[str, Any]) -> None:
         """Reply to the requests that ask."""
-        unknown = responses.keys() - self._asked
+        unknown = responses.keys() - self._asked.keys()
         if unknown:
             raise UsageError(
                 f"task {self.id} has not asked {', '.join(map(repr, sorted(unknown)))} over this connection: a server "
@@ -172,7 +173,7 @@ class DrivenTask:
             return True
         if key not in self._questions and len(self._questions) >= MAX_QUESTIONS:
             return False
-        self._asked.add(key)
+        self._asked[key] = True
         self._questions[key] = Question(request.id, request.method, dict(params))
         self._show()
         return True

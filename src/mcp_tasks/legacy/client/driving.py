@@ -14,12 +14,13 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from weakref import WeakValueDictionary
 
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     METHOD_NOT_FOUND,
+    JSONRPCError,
     JSONRPCMessage,
     JSONRPCNotification,
     JSONRPCRequest,
@@ -53,8 +54,11 @@ class LegacyTasks:
     """The tasks of one server, and a handler of the messages of the connection to it.
 
     Attributes:
+        version: The version of the protocol that has these tasks.
         finish: Sees the tasks to their ends that the session's own calls become; without it, they become none.
     """
+
+    version: ClassVar[str] = VERSION
 
     def __init__(self, wire: Connection) -> None:
         self.finish: Callable[[TaskSnapshot, str], Awaitable[JsonObject]] | None = None
@@ -93,7 +97,7 @@ class LegacyTasks:
         return known
 
     async def start(
-        self, tool: str, arguments: Mapping[str, Any] | None, *, ttl: timedelta | None
+        self, tool: str, arguments: Mapping[str, Any] | None, *, ttl: timedelta | None, timeout: float | None
     ) -> TaskSnapshot | JsonObject | None:
         """Call a tool as a task: the task, the result if the server answered inline, None if the tool takes no tasks.
 
@@ -102,7 +106,7 @@ class LegacyTasks:
             InvalidResponse: The server answered with something that is not a valid task.
         """
         params: dict[str, Any] = {"name": tool} if arguments is None else {"name": tool, "arguments": dict(arguments)}
-        return await self._start(params, ttl=ttl)
+        return await self._start(params, ttl=ttl, timeout=timeout)
 
     async def tasks(self) -> AsyncIterator[TaskSnapshot]:
         """The tasks that the server lists, without their outcomes.
@@ -153,6 +157,8 @@ class LegacyTasks:
             case JSONRPCResponse(id=request_id, result=result) if request_id in self._lists:
                 self._lists.discard(request_id)
                 self._tools.saw(result)
+            case JSONRPCError(id=request_id) if request_id is not None:
+                self._lists.discard(request_id)
             case JSONRPCNotification(method="notifications/tools/list_changed"):
                 self._tools.forget()
             case JSONRPCNotification():
@@ -215,16 +221,24 @@ class LegacyTasks:
 
     async def _call(self, request: JSONRPCRequest) -> JsonObject | None:
         params = request.params or {}
-        started = await self._start(params, ttl=None)
+        try:
+            await self._tools.find(str(params.get("name")))
+        except MCPError as exc:
+            # Nothing is known of the tool, so it is called as it would have been without us.
+            logger.info("the server does not list its tools, so they are not called as tasks: %s", exc)
+            return None
+        started = await self._start(params)
         if not isinstance(started, TaskSnapshot) or self.finish is None:
             return started if not isinstance(started, TaskSnapshot) else None
         return await self.finish(started, str(params.get("name")))
 
-    async def _start(self, params: Mapping[str, Any], *, ttl: timedelta | None) -> TaskSnapshot | JsonObject | None:
+    async def _start(
+        self, params: Mapping[str, Any], *, ttl: timedelta | None = None, timeout: float | None = None
+    ) -> TaskSnapshot | JsonObject | None:
         tool = str(params.get("name"))
         if not self.is_offered or await self._tools.find(tool) == "forbidden":
             return None
-        creation = asyncio.create_task(self._create(params, ttl=ttl))
+        creation = asyncio.create_task(self._create(params, ttl=ttl, timeout=timeout))
         self._creations.add(creation)
         creation.add_done_callback(self._creations.discard)
         try:
@@ -241,7 +255,9 @@ class LegacyTasks:
                 return None
             raise
 
-    async def _create(self, params: Mapping[str, Any], *, ttl: timedelta | None) -> TaskSnapshot | JsonObject:
+    async def _create(
+        self, params: Mapping[str, Any], *, ttl: timedelta | None, timeout: float | None
+    ) -> TaskSnapshot | JsonObject:
         meta = dict(mapping(params.get("_meta")))
         token: str | int = meta.setdefault("progressToken", self._wire.new_id())
         made: list[TaskSnapshot] = []
@@ -257,7 +273,7 @@ class LegacyTasks:
         self._creating[token] = None
         try:
             result = await self._wire.request(
-                "tools/call", {**params, "_meta": meta, "task": wanted}, on_result=register
+                "tools/call", {**params, "_meta": meta, "task": wanted}, timeout=timeout, on_result=register
             )
         finally:
             self._creating.pop(token, None)

@@ -1,14 +1,17 @@
-"""How many waits for results a connection keeps open at once.
+"""Limits: on what a connection keeps open, and on what is kept of what a server says.
 
-Over HTTP each of them is a connection of its own to the server. Whoever finds no slot polls, which is slower to notice
-the end and nothing worse; a task that asks something needs no slot.
+Over HTTP each wait for a result is a connection of its own to the server. Whoever finds no slot for one polls, which is
+slower to notice the end and nothing worse; a task that asks something needs no slot.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections import OrderedDict
+from typing import Final, TypeVar
 
 MOST: Final = 20
+
+V = TypeVar("V")
 
 
 class Slots:
@@ -28,3 +31,16 @@ class Slots:
     def give_back(self, who: object) -> None:
         """Give the slot back, if there is one to give."""
         self._taken.discard(who)
+
+
+class Bounded(OrderedDict[str, V]):
+    """A dictionary of the last entries."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: str, value: V) -> None:
+        super().__setitem__(key, value)
+        while len(self) > self._most:
+            self.popitem(last=False)

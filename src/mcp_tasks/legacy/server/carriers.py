@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from mcp.server.session import ServerSession
 from mcp.shared.exceptions import MCPError, NoBackChannelError
 from mcp_types import CONNECTION_CLOSED, RequestId
-from pydantic import BaseModel
 
+from mcp_tasks.adapters.sdk_listen import PlainNotification
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.text import valid_json
 from mcp_tasks.errors import AnswerRefused
@@ -19,8 +18,6 @@ from mcp_tasks.legacy.shapes import VERSION, related_task
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.tools.channel import require_capability
 from mcp_tasks.wire.models import QUESTION_META_KEY
-
-logger: Final = logging.getLogger(__name__)
 
 
 class StreamLost(Exception):
@@ -101,17 +98,12 @@ class Carrier:
 
     async def tell(self, method: str, params: dict[str, Any]) -> None:
         """Send a notification; nobody knows whether it arrives."""
-        await self._session.send_notification(cast(Any, _Notification(method=method, params=params)), self._request_id)
+        await self._session.send_notification(
+            cast(Any, PlainNotification(method=method, params=params)), self._request_id
+        )
 
 
 def related_params(task_id: str, key: str, question: InputRequest) -> dict[str, Any]:
     """The params of a question, which task it is of, and which of its questions it is."""
     params: dict[str, Any] = valid_json(question.params)
     return {**params, "_meta": {**params.get("_meta", {}), **related_task(task_id), QUESTION_META_KEY: key}}
-
-
-class _Notification(BaseModel):
-    """The params are a plain dict: the SDK drops nulls from models, and `ttl` may be one."""
-
-    method: str
-    params: dict[str, Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -14,11 +15,14 @@ from mcp_tasks.adapters.era import EraParts, Offer, RequestContext
 from mcp_tasks.adapters.sdk import caller_of, request_meta, request_of
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.errors import StoreError
 from mcp_tasks.legacy.server.parse import check_task, parse_retention, progress_token
 from mcp_tasks.legacy.server.render import render_created
 from mcp_tasks.legacy.server.sessions import Sessions
 from mcp_tasks.protocol.errors import RpcError, discreet, refusing
 from mcp_tasks.tools.creation import ANNOUNCE_AFTER
+
+logger: Final = logging.getLogger(__name__)
 
 _NAMED_BY: Final[Mapping[str, tuple[str, str]]] = {
     "tools/call": ("name", "Tool"),
@@ -106,7 +110,16 @@ class Creation:
             RpcError: -32602, with what the tool said; there is no task then.
         """
         runtime = self._parts.runtime()
-        ended = await runtime.wait_until(record.id, lambda task: task.status is not TaskStatus.WORKING, ANNOUNCE_AFTER)
+        try:
+            ended = await runtime.wait_until(record.id, _is_settled, ANNOUNCE_AFTER)
+        except StoreError as exc:
+            # The task is kept and may be running; to answer with an error now would have the client start it twice.
+            logger.warning("task %s… is not waited for any longer: %s", record.id[:12], exc)
+            return
         if ended is not None and ended.is_error:
             await runtime.discard(ended)
             raise RpcError(INVALID_PARAMS, ended.status_message or "The tool does not take these arguments")
+
+
+def _is_settled(task: TaskRecord) -> bool:
+    return task.status is not TaskStatus.WORKING

@@ -71,14 +71,14 @@ class LegacyEra:
         """Serve one message: what has nothing to do with tasks goes on as it is."""
         if ctx.method in _REQUESTS:
             task = None if ctx.params is None else ctx.params.get("task")
-            if not _is_open(ctx):
+            # A plain call of a tool, first: it is what is called most, and whether it must be a task the server says by
+            # itself, to every era.
+            if (task is None and ctx.method == "tools/call") or not _is_open(ctx):
                 return await call_next(ctx)
             with _answered():
                 if task is not None:
                     return await self._creation.answer(task, ctx, call_next)
-                # Of tools, the server says it by itself, and to every era.
-                if ctx.method != "tools/call":
-                    await self._creation.check_plain(ctx)
+                await self._creation.check_plain(ctx)
             return await call_next(ctx)
         handler = self._handlers.get(ctx.method)
         return await (call_next(ctx) if handler is None else handler(ctx, call_next))

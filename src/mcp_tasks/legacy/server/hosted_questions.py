@@ -38,7 +38,7 @@ REMEMBERED: Final = 10_000
 """Questions whose tasks are known here before the record says so; the record is the truth."""
 
 FAREWELL: Final = 4.0
-"""Seconds to cancel a task that nobody waits for. Less than a stream waits for its questions when it goes."""
+"""Seconds to cancel a task that nobody waits for."""
 
 
 class HostedQuestions:

@@ -93,6 +93,6 @@ class Methods:
         """The task that a request names, which from now on belongs to the caller's session as well."""
         record = await self._parts.protocol.find(caller_of(ctx), parse_task_id(ctx.params or {}))
         session = self._sessions.of(ctx)
-        if session is not None and record.session != session.id:
+        if session is not None:
             session.adopt(record)
         return record, session

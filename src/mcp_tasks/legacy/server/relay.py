@@ -15,7 +15,7 @@ from mcp_tasks.errors import StoreError, TaskUnreadable, UnknownTask
 from mcp_tasks.legacy.server.audience import OpenResult
 from mcp_tasks.legacy.server.carriers import Carrier
 from mcp_tasks.legacy.server.sessions import Session, Sessions
-from mcp_tasks.legacy.server.streams import exchange_of
+from mcp_tasks.legacy.server.streams import exchange_of, is_pipe
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.runtime import TaskRuntime
 
@@ -47,11 +47,19 @@ class Relay:
             # The answer will be all there is room for.
             return await self._wait(ctx, record, None)
         carrier = Carrier(ctx.session, ctx.request_id)
+        if not is_pipe(ctx) and exchange_of(ctx) is None:
+            self._supersede(record.id, session)
         try:
             with self._audience.waiting(OpenResult(record.id, carrier, session)):
                 return await self._wait(ctx, record, carrier)
         finally:
             await self._questions.leave(carrier, record.id)
+
+    def _supersede(self, task_id: str, session: Session | None) -> None:
+        """A client asks again on a server where nobody tells whether it has hung up before: it has, for all we know."""
+        if session is not None:
+            for result in self._audience.results_of(session, task_id):
+                result.carrier.is_open = False
 
     async def _wait(self, ctx: RequestContext, record: TaskRecord, carrier: Carrier | None) -> TaskRecord:
         exchange = exchange_of(ctx)
@@ -66,9 +74,9 @@ class Relay:
 
             group.start_soon(end_with, self._parts.stopping, STOPPING)
             if exchange is not None and not exchange.can_resume:
-                group.start_soon(end_with, exchange.over.wait, LEFT)
+                group.start_soon(end_with, exchange.ended, LEFT)
             elif exchange is not None and carrier is not None:
-                group.start_soon(self._cut_off, exchange.over.wait, carrier, record.id)
+                group.start_soon(self._cut_off, exchange.ended, carrier, record.id)
             found = await self._follow(self._parts.runtime(), record)
             group.cancel_scope.cancel()
         if isinstance(found, TaskRecord):

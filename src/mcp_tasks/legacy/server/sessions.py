@@ -71,11 +71,11 @@ class Session:
         self._follow(record, Followed(told=TaskStatus.WORKING, token=progress_token))
 
     def adopt(self, record: TaskRecord) -> None:
-        """Take in a task that was made elsewhere, and whose id the client presented. Does nothing if it has it."""
-        if record.session == self.id or record.id in self._adopted:
-            return
-        self._adopted[record.id] = expires_at(record)
-        if not record.is_final:
+        """Take in a task whose id the client presented, and tell it what happens to it. Does nothing if it has it."""
+        if record.session != self.id and record.id not in self._adopted:
+            self._adopted[record.id] = expires_at(record)
+        # Also one of its own that it did not make by a call: a child of one of its tasks.
+        if not record.is_final and record.id not in self._followed:
             self._follow(record, Followed(told=record.status))
 
     def adopted(self) -> Sequence[str]:

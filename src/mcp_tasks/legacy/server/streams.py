@@ -23,17 +23,28 @@ _EXCHANGE: Final = "mcp_tasks.exchange"
 """Where in the scope of a POST its exchange is found."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Exchange:
     """One POST and its answer.
 
     Attributes:
-        over: Set when the answer has been sent, or the client has left.
         can_resume: Whether a client that left can still come back for the rest of the answer.
+        over: Set when the answer has been sent, or the SDK has noticed that the client has left.
+        receive: What tells that the client has left, where the SDK does not look: it does so only while it streams.
     """
 
     can_resume: bool
+    receive: Receive | None
     over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def ended(self) -> None:
+        """Return when it is over."""
+        if self.receive is None:
+            await self.over.wait()
+            return
+        while (await self.receive())["type"] != "http.disconnect":
+            # The rest of the request; the SDK has read all that there is.
+            pass
 
 
 class StreamWatcher(Protocol):
@@ -124,7 +135,11 @@ class _WatchedApp:
                 await self._app(scope, receive, send)
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = scope[_EXCHANGE] = Exchange(can_resume=self._manager.event_store is not None)
+        manager = self._manager
+        exchange = scope[_EXCHANGE] = Exchange(
+            can_resume=manager.event_store is not None and not manager.json_response,
+            receive=receive if manager.json_response else None,
+        )
         try:
             await self._app(scope, receive, send)
         finally:

@@ -1,0 +1,412 @@
+"""Servers of 2025-11-25 that do as they like: slow, forgetful, wrong, hostile, or just unlike ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+import pytest
+from mcp.shared.exceptions import MCPError
+from mcp_types import CONNECTION_CLOSED, ErrorData, JSONRPCResponse
+
+from mcp_tasks.client import (
+    InvalidResponse,
+    Progress,
+    TaskFailed,
+    TaskHandle,
+    TaskStatus,
+    UnknownTask,
+    call_tool,
+    list_tasks,
+    resume_task,
+    start_task,
+)
+from mcp_tasks.errors import UsageError
+from tests.client.connecting import LONG, SHORT, Person, begin, text, until
+from tests.client.old_peer import EVERYTHING, RELATED, TASK_ID, Answer, OldPeer, connected, result, task
+from tests.helpers.rpc import PATIENCE
+
+pytestmark = pytest.mark.anyio
+
+FORM: dict[str, Any] = {
+    "mode": "form",
+    "message": "Your name?",
+    "requestedSchema": {"type": "object", "properties": {}},
+}
+
+
+async def never(params: Mapping[str, Any]) -> Answer:
+    """Leave a request without an answer."""
+    return None
+
+
+# What is asked of a server
+
+
+async def test_a_task_is_asked_for_as_the_protocol_has_it() -> None:
+    peer = OldPeer()
+    peer.on("tasks/get", task("completed"))
+    peer.on("tasks/result", result())
+    async with connected(peer) as client:
+        assert text(await client.call_tool("x", {"a": 1})) == "done"
+    [call] = peer.asked("tools/call")
+    assert (call["name"], call["arguments"], call["task"]) == ("x", {"a": 1}, {})
+    assert call["_meta"]["progressToken"]
+    for method in ("tasks/get", "tasks/result"):
+        assert all(params == {"taskId": TASK_ID} for params in peer.asked(method)), method
+
+
+@pytest.mark.parametrize(
+    "tasks", [None, {}, {"list": {}, "cancel": {}}, {"requests": {"tools": {}}}, {"requests": None}]
+)
+async def test_a_server_that_takes_no_calls_as_tasks_is_not_asked_to(tasks: Any) -> None:
+    peer = OldPeer(tasks)
+    peer.on("tools/call", result("plain"))
+    async with connected(peer) as client:
+        assert text(await client.call_tool("x")) == text(await call_tool(client, "x")) == "plain"
+    assert all("task" not in call for call in peer.asked("tools/call"))
+
+
+async def test_an_older_version_has_no_tasks_whatever_the_server_declares() -> None:
+    peer = OldPeer(EVERYTHING, version="2025-06-18")
+    peer.on("tools/call", result("plain"))
+    async with connected(peer) as client:
+        assert text(await client.call_tool("x")) == "plain"
+
+
+@pytest.mark.parametrize("support", [None, "forbidden"])
+async def test_a_tool_that_does_not_say_it_takes_tasks_is_not_called_as_one(support: str | None) -> None:
+    peer = OldPeer()
+    peer.offer(x=support)
+    peer.on("tools/call", result("plain"))
+    async with connected(peer) as client:
+        assert text(await call_tool(client, "x")) == text(await client.call_tool("x")) == "plain"
+    assert all("task" not in call for call in peer.asked("tools/call"))
+
+
+async def test_tools_are_found_on_later_pages_and_a_list_that_never_ends_is_given_up() -> None:
+    peer = OldPeer()
+    tool = {"name": "x", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}
+    peer.on(
+        "tools/list",
+        {"tools": [], "nextCursor": "2"},
+        {"tools": [tool], "nextCursor": "3"},
+        {"tools": [], "nextCursor": "3"},
+    )
+    peer.on("tasks/get", task("completed"))
+    peer.on("tasks/result", result())
+    async with connected(peer) as client:
+        with anyio.fail_after(PATIENCE):
+            handle = await begin(client, "x")
+            assert text(await handle.result()) == "done"
+    assert {"cursor": "2"} in peer.asked("tools/list")
+
+
+async def test_a_tool_that_takes_no_tasks_any_more_is_called_plainly() -> None:
+    peer = OldPeer()
+    async with connected(peer) as client:
+        await client.list_tools()
+        peer.offer(x="forbidden")
+        peer.on("tools/call", ErrorData(code=-32601, message="not as a task"), result("plain"))
+        assert text(await call_tool(client, "x")) == "plain"
+
+
+async def test_a_server_that_answers_at_once_has_its_result_taken() -> None:
+    peer = OldPeer()
+    peer.on("tools/call", result("at once"))
+    async with connected(peer) as client:
+        started = await start_task(client, "x")
+        assert not isinstance(started, TaskHandle)
+        assert text(started) == text(await client.call_tool("x")) == "at once"
+
+
+async def test_what_a_server_does_not_offer_is_not_sent_and_says_why() -> None:
+    peer = OldPeer({"requests": {"tools": {"call": {}}}})
+    async with connected(peer) as client:
+        handle = await begin(client, "x")
+        with pytest.raises(UsageError, match=r"tasks\.cancel"):
+            await handle.cancel()
+        assert await handle.abandon("cancel") == "not cancelled"
+        with pytest.raises(UsageError, match=r"tasks\.list"):
+            await anext(aiter(list_tasks(client)))
+    assert not peer.asked("tasks/cancel")
+    assert not peer.asked("tasks/list")
+
+
+async def test_a_call_that_is_given_up_before_it_has_a_task_cancels_the_task() -> None:
+    peer = OldPeer()
+    created = asyncio.Event()
+
+    async def create(params: Mapping[str, Any]) -> Answer:
+        await created.wait()
+        return {"task": task()}
+
+    peer.on("tools/call", create)
+    peer.on("tasks/cancel", task("cancelled"))
+    async with connected(peer) as client:
+        calling = asyncio.create_task(client.call_tool("x"))
+        await until(lambda: peer.asked("tools/call"))
+        calling.cancel()
+        created.set()
+        await until(lambda: peer.asked("tasks/cancel"))
+    # 2025-11-25: a call that asked for a task MUST NOT be cancelled with a notification.
+    assert not peer.asked("notifications/cancelled")
+
+
+# Waiting
+
+
+async def test_a_result_that_is_cut_off_is_asked_for_again() -> None:
+    peer = OldPeer()
+    cut = ErrorData(code=CONNECTION_CLOSED, message="SSE stream ended without a response")
+    peer.on("tasks/result", cut, cut, result())
+    peer.on("tasks/get", task(), task(), task(), task("completed"))
+    async with connected(peer, patience=LONG) as client:
+        handle = await begin(client, "x")
+        assert text(await handle.result(PATIENCE)) == "done"
+
+
+async def test_a_server_that_refuses_to_wait_is_polled() -> None:
+    peer = OldPeer()
+    refusal = ErrorData(code=-32602, message="Task is not finished")
+    peer.on("tasks/result", refusal, refusal, result())
+    peer.on("tasks/get", task(), task(), task(), task("completed"))
+    async with connected(peer) as client:
+        handle = await begin(client, "x")
+        assert text(await handle.result(PATIENCE)) == "done"
+
+
+async def test_a_failed_task_whose_result_is_a_plain_error_of_the_tool_raises_it() -> None:
+    peer = OldPeer()
+    peer.on("tasks/get", task("failed", statusMessage="no such table"))
+    peer.on("tasks/result", ErrorData(code=-32602, message="Invalid arguments", data={"field": "a"}))
+    async with connected(peer) as client:
+        with pytest.raises(TaskFailed) as failed:
+            await (await begin(client, "x")).result(PATIENCE)
+    assert (failed.value.code, failed.value.message, failed.value.data) == (-32602, "Invalid arguments", {"field": "a"})
+
+
+async def test_a_failed_task_without_a_result_says_what_its_state_says() -> None:
+    peer = OldPeer()
+    peer.on("tasks/get", task("failed", statusMessage="no such table"))
+    peer.on("tasks/result", {"_meta": dict(RELATED)})
+    async with connected(peer) as client:
+        with pytest.raises(TaskFailed, match="no such table"):
+            await (await begin(client, "x")).result(PATIENCE)
+
+
+async def test_an_error_that_looks_like_a_broken_connection_is_the_tasks_own_after_some_tries() -> None:
+    peer = OldPeer()
+    peer.on("tasks/get", task("failed"))
+    peer.on("tasks/result", ErrorData(code=CONNECTION_CLOSED, message="the database went away"))
+    async with connected(peer, patience=LONG) as client:
+        with anyio.fail_after(PATIENCE), pytest.raises(TaskFailed, match="the database went away"):
+            await (await begin(client, "x")).result()
+
+
+async def test_a_task_that_expires_before_its_result_was_fetched_is_unknown() -> None:
+    peer = OldPeer()
+    peer.on("tasks/get", task("completed"))
+    peer.on("tasks/result", ErrorData(code=-32602, message="Task has expired"))
+    async with connected(peer) as client:
+        with pytest.raises(UnknownTask):
+            await (await begin(client, "x")).result(PATIENCE)
+
+
+async def test_a_server_that_never_answers_is_given_up_when_the_time_is_over() -> None:
+    peer = OldPeer()
+    peer.on("tasks/get", never)
+    peer.on("tasks/result", never)
+    async with connected(peer, patience=SHORT) as client:
+        handle = await begin(client, "x")
+        with anyio.fail_after(PATIENCE), pytest.raises(TimeoutError):
+            await handle.result(0.1)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"status": "working"},
+        task("sleeping"),
+        task(taskId=7),
+        task(taskId="another-task"),
+        task(createdAt="yesterday"),
+        {**task(), "status": ["working"]},
+    ],
+)
+async def test_something_that_is_not_the_task_is_an_invalid_response(said: Mapping[str, Any]) -> None:
+    peer = OldPeer()
+    peer.on("tasks/get", said)
+    async with connected(peer) as client:
+        with pytest.raises(InvalidResponse):
+            await resume_task(client, TASK_ID).status()
+
+
+@pytest.mark.parametrize("said", [{"task": None}, {"task": {}}, {"task": task("sleeping")}, {"task": [task()]}])
+async def test_a_call_that_is_answered_with_something_that_is_not_a_task_fails(said: Mapping[str, Any]) -> None:
+    peer = OldPeer()
+    peer.on("tools/call", said)
+    async with connected(peer) as client:
+        with pytest.raises(InvalidResponse):
+            await start_task(client, "x")
+        with pytest.raises(MCPError, match="not a valid task"):
+            await client.call_tool("x")
+
+
+async def test_instants_without_an_offset_are_utc() -> None:
+    peer = OldPeer()
+    peer.on("tasks/get", task(createdAt="2025-11-25T10:30:00", lastUpdatedAt="2025-11-25T10:40:00"))
+    async with connected(peer) as client:
+        snapshot = await resume_task(client, TASK_ID).status()
+    assert snapshot.created_at.isoformat() == "2025-11-25T10:30:00+00:00"
+
+
+# Listing
+
+
+async def test_every_page_of_a_list_is_asked_for_with_the_cursor_as_it_came() -> None:
+    peer = OldPeer()
+    peer.on("tasks/list", {"tasks": [task()], "nextCursor": "§ opaque §"}, {"tasks": [task("completed")]})
+    async with connected(peer) as client:
+        listed = [snapshot.status async for snapshot in list_tasks(client)]
+    assert listed == [TaskStatus.WORKING, TaskStatus.COMPLETED]
+    assert peer.asked("tasks/list") == [{}, {"cursor": "§ opaque §"}]
+
+
+@pytest.mark.parametrize("page", [{}, {"tasks": {}}, {"tasks": [7]}, {"tasks": [{"taskId": "t"}]}])
+async def test_a_list_of_something_else_is_an_invalid_response(page: Mapping[str, Any]) -> None:
+    peer = OldPeer()
+    peer.on("tasks/list", page)
+    async with connected(peer) as client:
+        with pytest.raises(InvalidResponse):
+            await anext(aiter(list_tasks(client)))
+
+
+# What a server sends by itself
+
+
+async def test_status_notifications_are_hints_and_not_believed() -> None:
+    peer = OldPeer()
+    peer.on("tasks/get", task(pollInterval=60_000), task("completed"))
+    peer.on("tasks/result", never, result())
+    async with connected(peer) as client:
+        handle = await begin(client, "x")
+        waiting = asyncio.create_task(handle.result())
+        await until(lambda: peer.asked("tasks/result"))
+        for lie in ({}, {"taskId": 7}, {"taskId": TASK_ID, "status": "on fire"}):
+            await peer.tell("notifications/tasks/status", lie)
+        await peer.tell("notifications/tasks/status", task("cancelled"))
+        with anyio.fail_after(PATIENCE):
+            assert text(await waiting) == "done"
+
+
+async def test_progress_that_comes_before_the_task_and_with_it_reaches_whoever_waits() -> None:
+    peer = OldPeer()
+    reported: list[Progress] = []
+
+    async def report(progress: Progress) -> None:
+        reported.append(progress)
+
+    async def create(params: Mapping[str, Any]) -> Answer:
+        token = params["_meta"]["progressToken"]
+        await peer.tell("notifications/progress", {"progressToken": token, "progress": 1, "total": 3})
+        return {"task": task()}
+
+    peer.on("tools/call", create)
+    peer.on("tasks/get", task(pollInterval=60_000), task("completed"))
+    peer.on("tasks/result", never, result())
+    async with connected(peer, on_progress=report) as client:
+        calling = asyncio.create_task(client.call_tool("x"))
+        await until(lambda: reported)
+        token = peer.asked("tools/call")[0]["_meta"]["progressToken"]
+        odds: list[dict[str, Any]] = [
+            {"progressToken": token},
+            {"progressToken": token, "progress": "much"},
+            {"progressToken": []},
+        ]
+        for odd in odds:
+            await peer.tell("notifications/progress", odd)
+        await peer.tell("notifications/progress", {"progressToken": token, "progress": 2, "total": 3, "message": "m"})
+        await until(lambda: len(reported) == 2)
+        await peer.tell("notifications/tasks/status", task("completed"))
+        await calling
+    assert reported == [Progress(progress=1, total=3), Progress(progress=2, total=3, message="m")]
+
+
+async def test_a_question_is_answered_once_under_its_own_id_wherever_it_comes() -> None:
+    peer = OldPeer()
+    person = Person()
+    peer.on("tasks/get", task("input_required"))
+    peer.on("tasks/result", never)
+    async with connected(peer, elicitation_callback=person) as client:
+        handle = await begin(client, "x")
+        waiting = asyncio.create_task(handle.result())
+        await peer.ask("elicitation/create", {**FORM, "_meta": RELATED}, "q-1")
+        await until(lambda: peer.replies)
+        waiting.cancel()
+    [reply] = peer.replies
+    assert isinstance(reply, JSONRPCResponse)
+    assert (reply.id, reply.result["action"]) == ("q-1", "accept")
+    assert person.asked == ["Your name?"]
+
+
+async def test_a_question_that_comes_before_its_task_waits_for_whoever_started_it() -> None:
+    peer = OldPeer()
+    person = Person()
+
+    async def create(params: Mapping[str, Any]) -> Answer:
+        await peer.ask("elicitation/create", {**FORM, "_meta": RELATED}, "early")
+        return {"task": task()}
+
+    peer.on("tools/call", create)
+    peer.on("tasks/get", task("input_required"))
+    peer.on("tasks/result", never)
+    async with connected(peer, elicitation_callback=person) as client:
+        handle = await begin(client, "x")
+        snapshot = await handle.status()
+        assert (len(snapshot.input_requests), person.asked) == (1, [])
+        [key] = snapshot.input_requests
+        await handle.answer({key: {"action": "decline"}})
+        await until(lambda: peer.replies)
+    assert person.asked == []
+
+
+async def test_a_question_of_nobodys_task_is_the_sessions_as_ever() -> None:
+    peer = OldPeer()
+    person = Person()
+    async with connected(peer, elicitation_callback=person):
+        await peer.ask("elicitation/create", {**FORM, "_meta": RELATED})
+        await peer.ask("elicitation/create", FORM, 2)
+        await until(lambda: len(peer.replies) == 2)
+    assert len(person.asked) == 2
+
+
+async def test_no_more_than_some_questions_of_a_task_are_kept() -> None:
+    peer = OldPeer()
+    person = Person()
+    peer.on("tasks/get", task("input_required"))
+    async with connected(peer, elicitation_callback=person) as client:
+        handle = await begin(client, "x")
+        for number in range(150):
+            await peer.ask("elicitation/create", {**FORM, "_meta": RELATED}, number)
+        # What is beyond that is answered like any other request.
+        await until(lambda: len(peer.replies) == 50)
+        assert len((await handle.status()).input_requests) == 100
+
+
+async def test_a_connection_that_ends_ends_the_wait_with_it() -> None:
+    peer = OldPeer()
+    peer.on("tasks/get", task())
+    peer.on("tasks/result", never)
+    async with connected(peer, patience=LONG) as client:
+        handle = await begin(client, "x")
+        waiting = asyncio.create_task(handle.result())
+        calling = asyncio.create_task(client.call_tool("x"))
+        await until(lambda: len(peer.asked("tools/call")) == 2 and peer.asked("tasks/result"))
+        await peer.hang_up()
+        for work in (waiting, calling):
+            with anyio.fail_after(PATIENCE), pytest.raises(MCPError, match="Connection closed"):
+                await work

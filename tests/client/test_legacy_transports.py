@@ -1,0 +1,82 @@
+"""The older era over every way to a server: what each can carry, and what it says of what it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp.client.sse import sse_client
+
+from mcp_tasks import Tasks
+from mcp_tasks.client import TaskFailed, TasksClient, call_tool, reconnecting_http, stdio_transport, with_tasks
+from tests.client.connecting import Person, begin, text
+from tests.helpers.http import serving, serving_app
+from tests.helpers.process import ENVIRONMENT, ROOT
+from tests.helpers.rpc import PATIENCE
+from tests.helpers.server import QUICK, Desk, build
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncGenerator[Client]:
+    async with Client(
+        reconnecting_http(url), mode="legacy", elicitation_callback=Person(), extensions=[TasksClient()]
+    ) as client:
+        yield client
+
+
+@pytest.mark.parametrize("json_response", [False, True], ids=["streams", "json"])
+async def test_tasks_and_their_questions_pass_over_both_kinds_of_answers(json_response: bool) -> None:
+    desk = Desk()
+    server = build(Tasks("memory://", settings=QUICK), desk)
+    async with serving(server, json_response=json_response) as wire, connected(wire.url) as client:
+        with anyio.fail_after(PATIENCE):
+            assert text(await client.call_tool("echo", {"value": 7})) == "7"
+            assert text(await client.call_tool("ask_name")) == "Hello, Ada!"
+            handle = await begin(client, "gated")
+            waiting = asyncio.create_task(handle.result())
+            desk.gate.set()
+            assert text(await waiting) == "through"
+
+
+async def test_without_sessions_tasks_work_and_a_question_fails_clearly() -> None:
+    server = build(Tasks("memory://", settings=QUICK), Desk())
+    async with serving(server, stateless=True) as wire, connected(wire.url) as client:
+        with anyio.fail_after(PATIENCE):
+            assert text(await client.call_tool("echo", {"value": 7})) == "7"
+            handle = await begin(client, "ask_name")
+            with pytest.raises(TaskFailed, match="stateless"):
+                await handle.result()
+
+
+async def test_a_stdio_server_is_driven(tmp_path: Path) -> None:
+    server = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "tests.cli.asking_server", "--db", str(tmp_path / "tasks.db")],
+        env=dict(ENVIRONMENT),
+        cwd=ROOT,
+    )
+    tasks = TasksClient(ledger=tmp_path / "ledger.db")
+    async with Client(stdio_transport(server), mode="legacy", extensions=[tasks]) as client:
+        with anyio.fail_after(PATIENCE):
+            assert text(await client.call_tool("slow", {"seconds": 0.1})) == "slow done"
+            assert text(await call_tool(client, "slow", {"seconds": 0.1})) == "slow done"
+        assert tasks.pending(client) == []
+
+
+async def test_the_old_sse_transport_carries_tasks_when_wrapped() -> None:
+    server = build(Tasks("memory://", settings=QUICK), Desk())
+    async with serving_app(server.sse_app()) as base:
+        transport = with_tasks(sse_client(f"{base}/sse"))
+        async with Client(
+            transport, mode="legacy", elicitation_callback=Person(), extensions=[TasksClient()]
+        ) as client:
+            with anyio.fail_after(PATIENCE):
+                assert text(await client.call_tool("ask_name")) == "Hello, Ada!"
