@@ -101,6 +101,15 @@ async def test_a_tool_cancels_what_it_asked(kind: str, host: Host) -> None:
         await until(lambda: host.cancelled == 1)
 
 
+async def test_a_tool_that_lets_an_error_pass_says_what_it_was(host: Host) -> None:
+    async with any_client("stdio", host) as client:
+        assert "The client has no such task" in await refused(client, "status", task_id="nobody's")
+        task_id = await call(client, "begin", question="Publish?")
+        await call(client, "cancel", task_id=task_id)
+        assert "was cancelled" in await refused(client, "fetch", task_id=task_id, seconds=20)
+        assert "already in terminal status" in await refused(client, "cancel", task_id=task_id)
+
+
 async def test_an_answer_that_is_no_and_an_error_reach_the_tool(host: Host) -> None:
     host.ready.set()
     async with any_client("stdio", host) as client:
