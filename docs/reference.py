@@ -18,6 +18,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 MODULES = (
     "mcp_tasks",
     "mcp_tasks.server",
+    "mcp_tasks.legacy.server",
     "mcp_tasks.client",
     "mcp_tasks.testing",
     "mcp_tasks.stores",
@@ -25,7 +26,7 @@ MODULES = (
     "mcp_tasks.errors",
 )
 AUDIENCES = {
-    "Server authors": ("mcp_tasks", "mcp_tasks.server"),
+    "Server authors": ("mcp_tasks", "mcp_tasks.server", "mcp_tasks.legacy.server"),
     "Client authors": ("mcp_tasks.client",),
     "Testers": ("mcp_tasks.testing",),
     "Those who write stores and engines": ("mcp_tasks.stores", "mcp_tasks.engines"),
@@ -46,7 +47,7 @@ said to be."""
 LINE = 100
 """Longer signatures have an argument per line."""
 
-NOT_MADE_BY_CALLERS = frozenset({"LocalTask", "TaskContext", "TaskHandle"})
+NOT_MADE_BY_CALLERS = frozenset({"ClientTask", "LocalTask", "TaskContext", "TaskHandle"})
 """What is handed out by functions; its constructor is for this package alone."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -190,6 +190,7 @@ MAPPED = (
     "tools",
     "adapters",
     "server",
+    "client",
     "legacy",
     "legacy/server",
     "legacy/client",

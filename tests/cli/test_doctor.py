@@ -179,7 +179,7 @@ async def test_a_server_without_the_extension_is_told_so(replies: Mapping[str, R
 
 @pytest.mark.anyio
 async def test_a_server_of_2025_11_25_is_said_to_be_one_and_has_no_fault() -> None:
-    tasks = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
+    tasks: dict[str, Any] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
     replies = {
         "server/discover": error(-32601, 404),
         "initialize": result({"protocolVersion": "2025-11-25", "capabilities": {"tasks": tasks}}),

@@ -377,6 +377,7 @@ async def test_a_question_that_is_withdrawn_is_no_longer_shown(url: str, desk: D
 # Other clients, other days
 
 
+@pytest.mark.requirement("older-client/tracks-ids")
 async def test_a_ledger_brings_back_what_another_client_started(url: str, tmp_path: Path, desk: Desk) -> None:
     async with connect(url, ledger=tmp_path / "ledger.db") as client:
         handle = await begin(client, "gated")

@@ -36,10 +36,10 @@ class Served:
     environment: Mapping[str, str]
     token_for: Callable[..., str]
 
-    def client(self, token: str) -> Client:
+    def client(self, token: str, mode: str = "auto") -> Client:
         """A client that shows this token."""
         transport = reconnecting_http(self.url, headers={"Authorization": f"Bearer {token}"})
-        return Client(transport, extensions=[TasksClient()])
+        return Client(transport, extensions=[TasksClient()], mode=mode)
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +66,10 @@ async def served() -> AsyncGenerator[Served]:
         process.terminate()
 
 
-async def test_a_task_is_there_for_its_owner_and_for_nobody_else(served: Served) -> None:
-    async with served.client(served.token_for("ann")) as ann, served.client(served.token_for("bob")) as bob:
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_a_task_is_there_for_its_owner_and_for_nobody_else(served: Served, mode: str) -> None:
+    ann_token, bob_token = served.token_for("ann"), served.token_for("bob")
+    async with served.client(ann_token, mode) as ann, served.client(bob_token, mode) as bob:
         task = await started(ann, "report", about="Q3")
         for attempt in (_result, TaskHandle.cancel):
             with pytest.raises(UnknownTask):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -67,13 +67,11 @@ class Visit:
 
 
 @asynccontextmanager
-async def visiting(
-    site: str, kind: str, way: str, mode: Any, *options: str, log_level: Any = "info", **more: Any
-) -> AsyncGenerator[Visit]:
-    """The SDK's client at the server `kind` ("tasks" or "plain"), served the way that is named."""
+async def visiting(where: Any, mode: Any, *, log_level: Any = "info", **more: Any) -> AsyncGenerator[Visit]:
+    """The SDK's client, connected."""
     host = Host()
     client = Client(
-        _target(site, kind, way, options),
+        where,
         mode=mode,
         log_level=log_level,
         logging_callback=host.log,
@@ -89,7 +87,8 @@ async def visiting(
         yield Visit(client, host)
 
 
-def _target(site: str, kind: str, way: str, options: tuple[str, ...]) -> Any:
+def target(site: str, kind: str, way: str, options: Sequence[str] = ()) -> Any:
+    """Where the server `kind` ("tasks" or "plain") is served the way that is named."""
     if way == "stdio":
         arguments = command("stdio", *options, *(["--plain"] if kind == "plain" else []))[1:]
         return StdioServerParameters(command=sys.executable, args=arguments, cwd=ROOT, env=ENVIRONMENT)
@@ -137,7 +136,7 @@ async def paired(site: str, way: str, era: str, *options: str, **more: Any) -> A
     """Both clients, connected."""
     async with AsyncExitStack() as stack:
         tasks, plain = [
-            await stack.enter_async_context(visiting(site, kind, way, ERAS[era], *options, **more))
+            await stack.enter_async_context(visiting(target(site, kind, way, options), ERAS[era], **more))
             for kind in ("tasks", "plain")
         ]
         yield Pair(tasks, plain, way, newer=era == "newer")

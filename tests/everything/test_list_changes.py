@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
@@ -19,13 +19,16 @@ from mcp.server.subscriptions import (
     ServerEvent,
     ToolsListChanged,
 )
+from mcp_types import InitializedNotification
 
 from mcp_tasks.client import TaskHandle, TasksClient, start_task
 from mcp_tasks.errors import InvalidDuration
 from mcp_tasks.server import ListChanges
-from tests.everything.connecting import ERAS, Host, Visit, visiting
+from tests.everything.connecting import ERAS, Host, Visit, target, visiting
 from tests.everything.lowlevel import build_lowlevel
+from tests.everything.server import build
 from tests.everything.site import WINDOW, new_tasks
+from tests.helpers.http import serving
 from tests.helpers.rpc import PATIENCE
 
 pytestmark = pytest.mark.anyio
@@ -57,7 +60,7 @@ async def visit(request: pytest.FixtureRequest, site: str, way: str) -> AsyncGen
     era = request.param
     async with AsyncExitStack() as stack:
         options = ["--changes"] if way == "stdio" else []
-        connected = await stack.enter_async_context(visiting(site, "tasks", way, ERAS[era], *options))
+        connected = await stack.enter_async_context(visiting(target(site, "tasks", way, options), ERAS[era]))
         if era == "newer":
             listening = connected.client.listen(tools_list_changed=True, prompts_list_changed=True)
             await stack.enter_async_context(listening)
@@ -94,8 +97,10 @@ async def test_fifty_changes_in_one_go_are_told_of_once(visit: Visit) -> None:
 
 async def test_a_change_reaches_every_session_and_listener(site: str) -> None:
     async with AsyncExitStack() as stack:
-        older = [await stack.enter_async_context(visiting(site, "tasks", "changes", ERAS["older"])) for _ in range(2)]
-        newer = await stack.enter_async_context(visiting(site, "tasks", "changes", ERAS["newer"]))
+        older = [
+            await stack.enter_async_context(visiting(target(site, "tasks", "changes"), ERAS["older"])) for _ in range(2)
+        ]
+        newer = await stack.enter_async_context(visiting(target(site, "tasks", "changes"), ERAS["newer"]))
         await stack.enter_async_context(newer.client.listen(tools_list_changed=True))
         for visit in older:
             await _open_stream(visit)
@@ -112,7 +117,7 @@ async def test_a_change_reaches_every_session_and_listener(site: str) -> None:
 
 
 async def test_a_tool_that_runs_as_a_task_changes_the_list_too(site: str) -> None:
-    async with visiting(site, "tasks", "changes", ERAS["newer"], extensions=[TasksClient()]) as visit:
+    async with visiting(target(site, "tasks", "changes"), ERAS["newer"], extensions=[TasksClient()]) as visit:
         async with visit.client.listen(tools_list_changed=True):
             handle = await start_task(visit.client, "grow", {"count": 5})
             assert isinstance(handle, TaskHandle)
@@ -125,15 +130,26 @@ async def test_a_tool_that_runs_as_a_task_changes_the_list_too(site: str) -> Non
 
 @pytest.mark.parametrize("kind", ["tasks", "plain"])
 async def test_an_older_client_is_told_in_the_handshake_that_it_will_hear_of_changes(site: str, kind: str) -> None:
-    async with visiting(site, kind, "changes", ERAS["older"]) as visit:
+    async with visiting(target(site, kind, "changes"), ERAS["older"]) as visit:
         capabilities = visit.client.server_capabilities
     for has in (capabilities.tools, capabilities.prompts, capabilities.resources):
         assert has is not None
         assert has.list_changed
-    async with visiting(site, kind, "stateful", ERAS["older"]) as visit:
+    async with visiting(target(site, kind, "stateful"), ERAS["older"]) as visit:
         tools = visit.client.server_capabilities.tools
     assert tools is not None
     assert not tools.list_changed
+
+
+async def test_without_sessions_nothing_is_promised_and_nothing_is_waited_for() -> None:
+    bus = Counting()
+    server = build(new_tasks(), ListChanges(bus, window=SHORT))
+    async with serving(server, stateless=True) as wire, visiting(wire.url, ERAS["older"]) as visit:
+        tools = visit.client.server_capabilities.tools
+        assert tools is not None
+        assert not tools.list_changed
+        await visit.client.call_tool("grow", {"count": 2})
+        assert bus.listening == 0
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -154,6 +170,44 @@ async def test_a_low_level_server_has_it_too(era: str) -> None:
         await _until_told(host, TOOLS)
         await _settle()
         assert host.told.count(TOOLS) == 1
+
+
+class Counting(InMemorySubscriptionBus):
+    """A bus that knows how many listen to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listening = 0
+
+    def subscribe(self, listener: Callable[[ServerEvent], None]) -> Callable[[], None]:
+        forget = super().subscribe(listener)
+        self.listening += 1
+
+        def leave() -> None:
+            self.listening -= 1
+            forget()
+
+        return leave
+
+
+async def test_a_session_is_told_once_however_often_it_says_that_it_is_there() -> None:
+    bus, host = Counting(), Host()
+    changes = ListChanges(bus, window=SHORT)
+    server: Server[Any] = build_lowlevel(new_tasks())
+    changes.attach(server)
+    async with Client(server, mode="legacy", message_handler=host.hear) as client:
+        for _ in range(5):
+            await client.session.send_notification(InitializedNotification())
+        await client.call_tool("tool-1", {})
+        assert bus.listening == 1
+        await changes.publish(ToolsListChanged())
+        await _until_told(host, TOOLS)
+        await _settle()
+        assert host.told.count(TOOLS) == 1
+    with anyio.fail_after(PATIENCE):
+        # And when it has left, nobody is there to be told.
+        while bus.listening:  # noqa: ASYNC110 - the server notices by itself
+            await anyio.sleep(0.01)
 
 
 # The window itself

@@ -82,12 +82,11 @@ async def test_a_session_belongs_to_who_opened_it(protected: str) -> None:
             assert (await http.post(protected, headers=shown, json=legacy_request("ping"))).status_code == status
 
 
-async def test_a_task_belongs_to_who_signed_in_also_with_another_token(served: str) -> None:
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("later_era", ERAS)
+async def test_a_task_belongs_to_who_signed_in_also_with_another_token(served: str, era: str, later_era: str) -> None:
     keys = Keys()
-    async with (
-        _signed_in(served, "ada", keys, "newer") as ada,
-        _signed_in(served, "bob", Keys(), "newer") as bob,
-    ):
+    async with _signed_in(served, "ada", keys, era) as ada, _signed_in(served, "bob", Keys(), later_era) as bob:
         handle = await start_task(ada, "weather", {"city": "Paris"})
         assert isinstance(handle, TaskHandle)
         with pytest.raises(UnknownTask):
@@ -95,7 +94,7 @@ async def test_a_task_belongs_to_who_signed_in_also_with_another_token(served: s
     # The token is no longer good, so the client gets another one.
     assert keys.tokens is not None
     keys.tokens = keys.tokens.model_copy(update={"access_token": "expired"})
-    async with _signed_in(served, "ada", keys, "newer") as later:
+    async with _signed_in(served, "ada", keys, later_era) as later:
         answer = await resume_task(later, handle.id).result()
     assert keys.tokens.access_token != "expired"
     assert answer.structured_content == {"city": "Paris", "degrees": 21.5, "wind": None}

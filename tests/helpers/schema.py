@@ -45,6 +45,15 @@ _OLDER_REQUESTS = {
     "roots/list": "ListRootsRequest",
     "sampling/createMessage": "CreateMessageRequest",
 }
+_OLDER_CLIENT_REQUESTS = {
+    "initialize": "InitializeRequest",
+    "tasks/cancel": "CancelTaskRequest",
+    "tasks/get": "GetTaskRequest",
+    "tasks/list": "ListTasksRequest",
+    "tasks/result": "GetTaskPayloadRequest",
+    "tools/call": "CallToolRequest",
+    "tools/list": "ListToolsRequest",
+}
 _OLDER_NOTIFICATIONS = {
     "notifications/cancelled": "CancelledNotification",
     "notifications/elicitation/complete": "ElicitationCompleteNotification",
@@ -125,6 +134,14 @@ def check_older_push(message: Mapping[str, Any]) -> None:
     _check(_OLDER, known[message["method"]], message)
     if message["method"] == "notifications/tasks/status":
         check_older_task(message["params"])
+
+
+def check_older_request(message: Mapping[str, Any]) -> None:
+    """Check a request or a notification of a client on the 2025-11-25 wire, as far as it concerns tasks."""
+    _check(_OLDER, "JSONRPCRequest" if "id" in message else "JSONRPCNotification", message)
+    name = _OLDER_CLIENT_REQUESTS.get(str(message["method"]))
+    if name is not None:
+        _check(_OLDER, name, message)
 
 
 def check_older_task(task: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from mcp_types import SamplingMessage, TextContent, ToolAnnotations
 from pydantic import BaseModel
 
 from mcp_tasks import Tasks
-from mcp_tasks.legacy.server.client_tasks import (
+from mcp_tasks.legacy.server import (
     ClientTasksUnsupported,
     client_task,
     elicit_as_task,

@@ -182,6 +182,10 @@ class Host:
                 await context.session.send_progress_notification(token, self.report)  # pyright: ignore[reportDeprecated]
             await self.ready.wait()
         except asyncio.CancelledError:
+            if self.report is not None and context.meta is not None:
+                token = context.meta.get("progress_token", "")
+                with anyio.CancelScope(shield=True):
+                    await context.session.send_progress_notification(token, 99)  # pyright: ignore[reportDeprecated]
             self.cancelled += 1
             raise
         return self.answer

@@ -120,6 +120,7 @@ async def refused(client: Client, tool: str, **arguments: Any) -> str:
     return said(result)
 
 
+@pytest.mark.requirement("hosted-requestor/declared-only")
 async def test_a_client_that_declares_no_tasks_is_not_asked_for_one(host: Host) -> None:
     async with Client(over_stdio(), mode="legacy", elicitation_callback=host.elicit) as client:
         assert "did not declare tasks.requests.elicitation.create" in await call(client, "try_to_ask")

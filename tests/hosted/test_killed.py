@@ -19,10 +19,11 @@ from mcp_tasks.client import Hosting, TasksClient
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
 from mcp_tasks.legacy.client.hosting_file import HostedFile
 from mcp_tasks.legacy.client.hosting_runs import MAX_LOST
+from mcp_tasks.wire.models import QUESTION_META_KEY
 from tests.helpers.process import ENVIRONMENT, ROOT
 from tests.helpers.rpc import PATIENCE
 from tests.hosted.processes import http_server
-from tests.hosted.raw_server import Host, Refused, connected, until
+from tests.hosted.raw_server import RELATED, Host, Refused, connected, until
 
 pytestmark = pytest.mark.anyio
 
@@ -165,6 +166,24 @@ async def test_an_unfinished_task_is_forgotten_when_its_server_stays_away_for_it
         with pytest.raises(Refused):
             await server.status(task["taskId"])
         assert await server.status(kept["taskId"]) == "working"
+
+
+async def test_a_question_that_a_server_of_ours_asks_again_is_the_task_that_it_has(ledger: Path, host: Host) -> None:
+    meta = {RELATED: {"taskId": "of the server"}, QUESTION_META_KEY: "elicitation-1"}
+    async with connected(host, hosting=Hosting(ledger=ledger)) as server:
+        task = await server.create(_meta=meta)
+        await until(lambda: len(host.asked) == 1)
+        assert (await server.create(_meta=meta))["taskId"] == task["taskId"]
+        host.ready.set()
+        await server.until(task["taskId"], "completed")
+        again = await server.create(_meta=meta)
+        assert (again["taskId"], again["status"]) == (task["taskId"], "working")
+        assert len(host.asked) == 1
+        for other in ({**meta, QUESTION_META_KEY: "elicitation-2"}, {**meta, RELATED: {"taskId": "another"}}):
+            assert (await server.create(_meta=other))["taskId"] != task["taskId"]
+        assert (await server.create(_meta=meta, message="Something else?"))["taskId"] != task["taskId"]
+    async with connected(host, hosting=Hosting(ledger=ledger), address="raw:two") as server:
+        assert (await server.create(_meta=meta))["taskId"] != task["taskId"]
 
 
 async def test_a_ledger_is_open_in_one_place_at_a_time(ledger: Path, host: Host) -> None:

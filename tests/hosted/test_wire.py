@@ -51,7 +51,9 @@ async def test_a_request_without_a_task_is_answered_with_its_result(host: Host) 
         assert (await server.ask("tasks/list"))["tasks"] == []
 
 
-@pytest.mark.requirement("hosted/create-result", "hosted/begins-working", "hosted/ids", "hosted/timestamps")
+@pytest.mark.requirement(
+    "hosted/create-result", "hosted/begins-working", "hosted/ids", "hosted/entropy", "hosted/timestamps"
+)
 async def test_a_task_is_answered_at_once_and_begins_as_working(host: Host) -> None:
     async with connected(host) as server:
         tasks = [await server.create(method) for method in ("elicitation/create", "sampling/createMessage")]
@@ -116,7 +118,7 @@ async def test_an_answer_that_is_none_fails_the_task(host: Host) -> None:
         assert (await server.until(task["taskId"], "failed"))["statusMessage"]
 
 
-@pytest.mark.requirement("hosted/cancel", "hosted/cancel-stops")
+@pytest.mark.requirement("hosted/cancel", "hosted/cancel-stops", "hosted/transitions")
 async def test_a_task_is_cancelled_before_the_answer_and_its_callback_with_it(host: Host) -> None:
     async with connected(host) as server:
         task = await server.create()
@@ -144,7 +146,7 @@ async def test_a_finished_task_is_not_cancelled(host: Host) -> None:
         assert await server.status(task["taskId"]) == "completed"
 
 
-@pytest.mark.requirement("hosted/list", "hosted/cursors")
+@pytest.mark.requirement("hosted/list", "hosted/pages")
 async def test_a_listing_comes_in_pages_that_hold_every_task_once(host: Host) -> None:
     host.ready.set()
     async with connected(host) as server:
@@ -199,6 +201,20 @@ async def test_progress_of_the_callback_goes_out_under_the_token_of_the_request(
         assert told["params"]["_meta"] == {RELATED: {"taskId": task["taskId"]}}
 
 
+@pytest.mark.requirement("hosted/progress-stops")
+async def test_progress_of_a_task_that_has_ended_does_not_go_out(host: Host) -> None:
+    host.report = 0.5
+    async with connected(host) as server:
+        task = await server.create(_meta={"progressToken": "token"})
+        await server.notification(lambda message: message["method"] == "notifications/progress")
+        await server.ask("tasks/cancel", {"taskId": task["taskId"]})
+        # Its callback reports once more while it is cancelled.
+        await until(lambda: host.cancelled == 1)
+        assert await server.ask("ping") == {}
+        told = [message for message in server.notifications if message["method"] == "notifications/progress"]
+        assert [message["params"]["progress"] for message in told] == [0.5]
+
+
 @pytest.mark.requirement("hosted/ttl", "hosted/max-ttl")
 async def test_ttl_counts_from_the_end_and_has_a_maximum(host: Host) -> None:
     async with connected(host, hosting=Hosting(max_ttl=timedelta(minutes=5))) as server:
@@ -207,7 +223,7 @@ async def test_ttl_counts_from_the_end_and_has_a_maximum(host: Host) -> None:
         assert (await server.create(ttl=...))["ttl"] == 300_000
 
 
-@pytest.mark.requirement("hosted/ttl")
+@pytest.mark.requirement("hosted/ttl", "hosted/expired")
 async def test_a_task_that_waits_outlives_its_ttl_and_is_gone_a_ttl_after_its_end(host: Host) -> None:
     async with connected(host) as server:
         task = await server.create(ttl=100)

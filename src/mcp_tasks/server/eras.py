@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mcp_tasks.adapters.era import Era, EraParts
-from mcp_tasks.legacy.server import LegacyEra
+from mcp_tasks.legacy.server.era import LegacyEra
 
 
 def older_eras(parts: EraParts) -> Sequence[Era]:

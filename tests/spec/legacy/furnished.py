@@ -15,6 +15,8 @@ from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
+    Annotations,
+    AudioContent,
     CallToolResult,
     EmbeddedResource,
     ImageContent,
@@ -34,6 +36,7 @@ ENDINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "text": ("echo", {"value": "Grüße, 世界"}),
     "structured": ("point", {"x": 1.5}),
     "picture": ("picture", {}),
+    "sound": ("sound", {}),
     "link": ("link", {}),
     "embedded": ("embedded", {}),
     "nothing": ("nothing", {}),
@@ -44,6 +47,7 @@ ENDINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "error-with-object": ("breaks", {}),
     "error-without-data": ("breaks_bare", {}),
     "error-with-list": ("breaks_with_list", {}),
+    "error-with-text": ("breaks_with_text", {}),
     "error-with-meta": ("breaks_with_meta", {}),
 }
 """A tool and its arguments for every way in which a call ends."""
@@ -51,7 +55,7 @@ ENDINGS: dict[str, tuple[str, dict[str, Any]]] = {
 FAILURES = ("failing", "crashing", "failing-by-result")
 """Those that end with a result that is an error."""
 
-ERRORS = ("error-with-object", "error-without-data", "error-with-list", "error-with-meta")
+ERRORS = ("error-with-object", "error-without-data", "error-with-list", "error-with-text", "error-with-meta")
 """Those that end with a JSON-RPC error."""
 
 
@@ -89,6 +93,14 @@ def _add_results(server: MCPServer[Any], tasks: Tasks) -> None:
         """A picture and its caption."""
         image = ImageContent(type="image", data="aGVsbG8=", mime_type="image/png")
         return CallToolResult(content=[TextContent(type="text", text="a dot"), image])
+
+    @server.tool()
+    @tasks.task()
+    def sound() -> CallToolResult:
+        """A sound, for the assistant only."""
+        audience = Annotations(audience=["assistant"], priority=0.5)
+        audio = AudioContent(type="audio", data="aGVsbG8=", mime_type="audio/wav", annotations=audience)
+        return CallToolResult(content=[audio])
 
     @server.tool()
     @tasks.task()
@@ -138,6 +150,12 @@ def _add_errors(server: MCPServer[Any], tasks: Tasks) -> None:
     def breaks_with_list() -> str:
         """Fail with a JSON-RPC error whose data is no object."""
         raise MCPError(code=CUSTOM_ERROR, message="no, twice", data=["first", 2])
+
+    @server.tool()
+    @tasks.task()
+    def breaks_with_text() -> str:
+        """Fail with a JSON-RPC error whose data is a text."""
+        raise MCPError(code=CUSTOM_ERROR, message="no, in words", data="a text")
 
     @server.tool()
     @tasks.task()

@@ -31,8 +31,8 @@ def _without_related(message: dict[str, Any], task_id: str) -> dict[str, Any]:
 
 
 def _error_without_related(error: dict[str, Any], task_id: str) -> dict[str, Any]:
-    if isinstance(error.get("data"), list):
-        # There is no `_meta` in a list, and what the tool said comes first.
+    if isinstance(error.get("data"), list | str):
+        # There is no `_meta` in those, and what the tool said comes first.
         return error
     meta = dict(error["data"]["_meta"])
     assert meta.pop(RELATED) == {"taskId": task_id}

@@ -33,7 +33,7 @@ REQUIREMENTS = (
             "spec/legacy/test_interplay::test_a_client_on_the_newer_wire_without_the_extension_is_told_to_declare_it",
         ),
         deviation="-32021, as for any other task: the same release makes that a MUST for every request about tasks "
-        "from a client that does not declare the extension, and whoever made the task on the older wire still has it there",
+        "from a client without the extension, and whoever made the task on the older wire still has it there",
     ),
     Requirement(
         id="eras/no-tasks-result",

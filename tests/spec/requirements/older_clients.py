@@ -13,7 +13,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_requestor::test_what_is_not_offered_as_a_task_is_called_plainly",),
     ),
     Requirement(
         id="older-client/no-tasks-no-attempt",
@@ -23,7 +23,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_requestor::test_what_is_not_offered_as_a_task_is_called_plainly",),
     ),
     Requirement(
         id="older-client/no-tools-call",
@@ -33,7 +33,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_requestor::test_what_is_not_offered_as_a_task_is_called_plainly",),
     ),
     Requirement(
         id="older-client/forbidden",
@@ -43,7 +43,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_requestor::test_what_is_not_offered_as_a_task_is_called_plainly",),
     ),
     Requirement(
         id="older-client/optional",
@@ -53,7 +53,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_requestor::test_a_tool_that_may_be_a_task_is_one_for_a_client_with_tasks",),
     ),
     Requirement(
         id="older-client/required",
@@ -63,7 +63,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_requestor::test_a_tool_that_must_be_a_task_is_called_as_one",),
     ),
     Requirement(
         id="older-client/ttl",
@@ -73,7 +73,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_requestor::test_a_ttl_is_asked_for_in_milliseconds",),
     ),
     Requirement(
         id="older-client/poll-interval",
@@ -83,7 +83,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_requestor::test_the_poll_interval_is_kept",),
     ),
     Requirement(
         id="older-client/polls-on",
@@ -93,7 +93,10 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(),
+        tests=(
+            "spec/legacy/test_requestor::test_a_result_that_fails_is_asked_for_again",
+            "spec/legacy/test_requestor::test_a_result_that_never_comes_and_notifications_that_are_never_sent_are_made_up_for_by_polls",
+        ),
     ),
     Requirement(
         id="older-client/no-reliance",
@@ -103,7 +106,10 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(),
+        tests=(
+            "spec/legacy/test_requestor::test_a_notification_that_is_not_true_changes_nothing",
+            "spec/legacy/test_requestor::test_a_result_that_never_comes_and_notifications_that_are_never_sent_are_made_up_for_by_polls",
+        ),
     ),
     Requirement(
         id="older-client/result-at-input",
@@ -113,7 +119,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_requestor::test_a_task_that_asks_is_asked_for_its_result_and_its_question_answered",),
     ),
     Requirement(
         id="older-client/any-stream",
@@ -123,7 +129,10 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(),
+        tests=(
+            "spec/legacy/test_requestor::test_a_question_on_the_own_stream_of_the_session_is_answered_too",
+            "spec/legacy/test_requestor::test_a_task_that_asks_is_asked_for_its_result_and_its_question_answered",
+        ),
     ),
     Requirement(
         id="older-client/exact-result",
@@ -133,7 +142,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_requestor::test_the_result_of_a_task_is_that_of_its_call",),
     ),
     Requirement(
         id="older-client/no-related-task",
@@ -143,7 +152,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_requestor::test_requests_about_a_task_do_not_name_it_twice",),
     ),
     Requirement(
         id="older-client/related-task-on-answers",
@@ -153,7 +162,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_requestor::test_an_answer_names_the_task_it_belongs_to",),
     ),
     Requirement(
         id="older-client/opaque-cursors",
@@ -163,7 +172,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_requestor::test_cursors_are_passed_on_as_they_came",),
     ),
     Requirement(
         id="older-client/list-capability",
@@ -173,7 +182,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_requestor::test_tasks_are_not_listed_where_that_is_not_declared",),
     ),
     Requirement(
         id="older-client/cancel-capability",
@@ -183,7 +192,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_requestor::test_a_task_is_not_cancelled_where_that_is_not_declared",),
     ),
     Requirement(
         id="older-client/cancelled-tasks",
@@ -193,7 +202,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(),
+        tests=("spec/legacy/test_requestor::test_a_cancelled_task_that_is_gone_at_once_is_no_surprise",),
     ),
     Requirement(
         id="older-client/logs",
@@ -203,7 +212,8 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(),
+        gap="the client logs trouble only: what happens to a task is in its ledger, and shown by `watch()` and "
+        "on_progress to whoever wants to log it",
     ),
     Requirement(
         id="older-client/tracks-ids",
@@ -213,6 +223,6 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(),
+        tests=("client/test_legacy::test_a_ledger_brings_back_what_another_client_started",),
     ),
 )

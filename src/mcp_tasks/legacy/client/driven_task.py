@@ -36,6 +36,7 @@ from mcp_tasks.errors import InvalidResponse, UnknownTask, UsageError
 from mcp_tasks.legacy.client.connection import Box, Connection
 from mcp_tasks.legacy.client.reading import mapping, read_task
 from mcp_tasks.legacy.client.slots import Bounded, Slots
+from mcp_tasks.legacy.shapes import related_task
 from mcp_tasks.wire.models import QUESTION_META_KEY
 from mcp_tasks.wire.parse import TaskSnapshot
 
@@ -118,9 +119,10 @@ class DrivenTask:
             question = self._questions.get(key)
             # One that was withdrawn, or answered before, is no longer anybody's business.
             if question is not None:
-                await self._wire.reply(question.request_id, response)
+                named = _named(response, self.id)
+                await self._wire.reply(question.request_id, named)
                 self._questions.pop(key, None)
-                self._given[key] = response
+                self._given[key] = named
         # A reply is not acknowledged. What is sent after it is answered after the server has it, and whoever only came
         # to answer may leave then.
         await self._request("tasks/get")
@@ -285,6 +287,11 @@ class DrivenTask:
             return await self._wire.request(method, {"taskId": self.id}, timeout=TIMEOUT)
         except MCPError as exc:
             raise _of_task(self.id, exc) from exc
+
+
+def _named(response: Mapping[str, Any], task_id: str) -> dict[str, Any]:
+    """An answer with the task it belongs to. 2025-11-25: every response that belongs to a task MUST name it."""
+    return {**response, "_meta": {**mapping(response.get("_meta")), **related_task(task_id)}}
 
 
 def _of_task(task_id: str, exc: MCPError) -> Exception:

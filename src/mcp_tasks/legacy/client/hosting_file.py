@@ -36,15 +36,17 @@ _SCHEMA: Final = (
         number INTEGER PRIMARY KEY AUTOINCREMENT, task_id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL,
         method TEXT NOT NULL, created INTEGER NOT NULL, updated INTEGER NOT NULL, status TEXT NOT NULL, message TEXT,
         finished INTEGER, retention INTEGER, poll_interval INTEGER, attempt INTEGER NOT NULL, worker TEXT,
-        lost INTEGER NOT NULL, version INTEGER NOT NULL, expires INTEGER, request TEXT NOT NULL, outcome TEXT
+        lost INTEGER NOT NULL, version INTEGER NOT NULL, expires INTEGER, question TEXT, request TEXT NOT NULL,
+        outcome TEXT
     )
     """,
     "CREATE INDEX tasks_of_owner ON tasks (owner, number)",
+    "CREATE INDEX tasks_of_question ON tasks (owner, question) WHERE question IS NOT NULL",
     "CREATE INDEX tasks_by_expiry ON tasks (expires) WHERE expires IS NOT NULL",
     # All that a poll needs: what was asked and answered may be large.
     """
     CREATE VIEW records AS SELECT number, task_id, owner, method, created, updated, status, message, finished,
-        retention, poll_interval, attempt, worker, lost, version FROM tasks
+        retention, poll_interval, attempt, worker, lost, version, question FROM tasks
     """,
     "CREATE TABLE owners (owner TEXT PRIMARY KEY, seen INTEGER NOT NULL)",
 )
@@ -52,10 +54,10 @@ _SCHEMA: Final = (
 _INSERT: Final = """
     INSERT INTO tasks (
         task_id, owner, method, created, updated, status, message, finished, retention, poll_interval, attempt, worker,
-        lost, version, expires, request
+        lost, version, expires, question, request
     ) VALUES (
         :task_id, :owner, :method, :created, :updated, :status, :message, :finished, :retention, :poll_interval,
-        :attempt, :worker, :lost, :version, :expires, :request
+        :attempt, :worker, :lost, :version, :expires, :question, :request
     )
 """
 
@@ -99,9 +101,15 @@ class HostedFile:
         """Close the file, and let another process have it. Safe to call twice."""
         self._db.close()
 
-    def add(self, record: TaskRecord, request: Mapping[str, Any]) -> None:
-        """Keep a new task, with what was asked for."""
-        self._run(_INSERT, {**_row(record), "request": json.dumps(request)})
+    def add(self, record: TaskRecord, request: Mapping[str, Any], *, question: str | None = None) -> None:
+        """Keep a new task, with what was asked for, and which question of the server that is, if it says."""
+        self._run(_INSERT, {**_row(record), "question": question, "request": json.dumps(request)})
+
+    def asked(self, owner: str, question: str) -> TaskRecord | None:
+        """The last task that an owner asked for with this very question."""
+        statement = "SELECT * FROM records WHERE owner = ? AND question = ? ORDER BY number DESC LIMIT 1"
+        found = self._records(statement, (owner, question))
+        return found[0][1] if found else None
 
     def save(self, record: TaskRecord, outcome: Mapping[str, Any] | None = None) -> None:
         """Keep the next state of a task; its outcome, if it has one now."""

@@ -28,14 +28,16 @@ from mcp_types import (
 )
 
 from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TasksError
-from mcp_tasks.legacy.client.hosting_runs import CallbackFailed, Interrupted
+from mcp_tasks.legacy.client.hosting_runs import CallbackFailed, ConnectionEnded
 from mcp_tasks.legacy.client.hosting_tasks import HostedTasks, ServerTasks
 from mcp_tasks.legacy.client.hosting_wire import (
     AUGMENTABLE,
     cursor_at,
     plain_request,
     position_of,
+    question_of,
     refusal,
     render_end,
     task_id_of,
@@ -141,7 +143,7 @@ class HostedPeer:
             answer.set_result(outcome)
         elif outcome.code == CONNECTION_CLOSED and outcome.message == "Connection closed":
             # What the SDK answers in place of a callback that it cancels on its way out.
-            answer.set_exception(Interrupted())
+            answer.set_exception(ConnectionEnded())
         else:
             answer.set_exception(CallbackFailed(outcome.model_dump(mode="json", exclude_none=True)))
 
@@ -225,8 +227,10 @@ class HostedPeer:
 
     def _create(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         ttl = ttl_of(params)
-        record = self._tasks.create(method, plain_request(method, params), ttl)
-        return {"task": self._render(record)}
+        request = plain_request(method, params)
+        record = self._tasks.create(method, request, ttl, question=question_of(request))
+        # Tasks MUST begin as `working`, also one that is found again and has got further by now.
+        return {"task": {**self._render(record), "status": TaskStatus.WORKING.value}}
 
     def _list(self, position: int) -> dict[str, Any]:
         records, next_position = self._tasks.page(position)
@@ -275,6 +279,9 @@ class HostedPeer:
 
     def ended(self, record: TaskRecord) -> None:
         """Tell the server that a task has ended. Without `related-task`: the id is in the task."""
+        # From now on nothing of its progress goes out, though its callback may take a while to end.
+        for token in [token for token, (task_id, _) in self._tokens.items() if task_id == record.id]:
+            self._tokens[token] = (record.id, False)
         self._wire.spawn(self._wire.notify(STATUS_NOTIFICATION, self._render(record)))
 
 

@@ -41,7 +41,7 @@ class CallbackFailed(Exception):
         super().__init__(str(error.get("message", "")))
 
 
-class Interrupted(Exception):
+class ConnectionEnded(Exception):
     """The connection ended before the callback did."""
 
 
@@ -53,7 +53,7 @@ class Runner(Protocol):
 
         Raises:
             CallbackFailed: The callback answered with an error.
-            Interrupted: The connection ended.
+            ConnectionEnded: The connection ended.
         """
         ...
 
@@ -167,7 +167,7 @@ class Runs:
             result = await runner.run(record, self._file.request(record.id))
         except CallbackFailed as exc:
             await self._write(record, RunFailed(attempt=record.attempt, message=_message(exc)), {"error": exc.error})
-        except Interrupted:
+        except ConnectionEnded:
             self._drop(runner)
             self._release(record)
         except asyncio.CancelledError:

@@ -140,13 +140,26 @@ class ServerTasks:
             logger.warning("the end of a connection was not noted: %s", exc)
         await self._runs.detach(runner)
 
-    def create(self, method: str, request: Mapping[str, Any], requested_ttl: timedelta | None) -> TaskRecord:
+    def create(
+        self,
+        method: str,
+        request: Mapping[str, Any],
+        requested_ttl: timedelta | None,
+        *,
+        question: str | None = None,
+    ) -> TaskRecord:
         """Accept a request as a task, and begin with it. On disk when this returns.
+
+        A server of ours says which question of its own it asks. If it asks that again, because it died before it had
+        written down the id, it gets the task that it has, and nobody is asked twice.
 
         Raises:
             HostingFull: A limit is reached.
             StoreError: It cannot be kept.
         """
+        known = None if question is None else self._hosted.file.asked(self._owner, question)
+        if known is not None and self._hosted.file.request(known.id) == request and not self._is_over(known):
+            return known
         self._check_limits(request)
         now, hosting = self._hosted.now(), self._hosted.hosting
         new = TaskRecord(
@@ -161,7 +174,7 @@ class ServerTasks:
             poll_interval=hosting.poll_interval,
         )
         record = apply(new, RunStarted(worker=WORKER), now)
-        self._hosted.file.add(record, request)
+        self._hosted.file.add(record, request, question=question)
         logger.info("hosting task %s, a %s, for %s", record.id[:8], method, self._owner)
         self._runs.start(record)
         return record
@@ -173,16 +186,15 @@ class ServerTasks:
             UnknownTask: There is none of that id, or it has expired, or is another server's.
         """
         record = self._hosted.file.get(self._owner, task_id)
-        if record is None or is_expired(record, self._hosted.now()):
+        if record is None or self._is_over(record):
             logger.info("%s asked for a task that it does not have", self._owner)
             raise UnknownTask(task_id)
         return record
 
     def page(self, after: int) -> tuple[list[TaskRecord], int | None]:
         """Tasks of this server from behind a place, oldest first, and the place to go on from if there are more."""
-        now = self._hosted.now()
         found = self._hosted.file.page(self._owner, after=after, limit=PAGE + 1)
-        records = [record for _, record in found[:PAGE] if not is_expired(record, now)]
+        records = [record for _, record in found[:PAGE] if not self._is_over(record)]
         return records, found[PAGE - 1][0] if len(found) > PAGE else None
 
     def cancel(self, task_id: str) -> TaskRecord:
@@ -208,6 +220,9 @@ class ServerTasks:
         while not (record := self.get(task_id)).is_final:
             await self._runs.ended(task_id)
         return record, self._hosted.file.outcome(task_id)
+
+    def _is_over(self, record: TaskRecord) -> bool:
+        return is_expired(record, self._hosted.now())
 
     def _check_limits(self, request: Mapping[str, Any]) -> None:
         hosting = self._hosted.hosting

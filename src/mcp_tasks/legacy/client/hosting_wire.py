@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import math
 from collections.abc import Mapping
 from datetime import timedelta
@@ -22,7 +23,8 @@ from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import StoreError, TasksError, UnknownTask
 from mcp_tasks.legacy.client.hosting_tasks import HostingFull, TaskHasEnded
-from mcp_tasks.legacy.shapes import REQUEST_CANCELLED, VERSION, related_data, related_task
+from mcp_tasks.legacy.shapes import RELATED_TASK, REQUEST_CANCELLED, VERSION, related_data, related_task
+from mcp_tasks.wire.models import QUESTION_META_KEY
 
 AUGMENTABLE: Final[Mapping[str, tuple[str, str]]] = {
     "sampling/createMessage": ("sampling", "createMessage"),
@@ -73,6 +75,16 @@ def plain_request(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
             code=INVALID_PARAMS, message=f"Invalid params for {method}: see {where or 'its schema'}"
         ) from exc
     return plain
+
+
+def question_of(request: Mapping[str, Any]) -> str | None:
+    """Which question of which task of the server a request is, where the server is one of ours and says so."""
+    match request.get("_meta"):
+        case {**meta} if isinstance(meta.get(QUESTION_META_KEY), str):
+            related: object = meta.get(RELATED_TASK)
+            return json.dumps([related, meta[QUESTION_META_KEY]])
+        case _:
+            return None
 
 
 def position_of(params: Mapping[str, Any]) -> int:

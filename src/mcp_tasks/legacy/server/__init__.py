@@ -4,6 +4,22 @@ Here the caller decides what becomes a task (`params.task`), a result is fetched
 listed, and what a tool asks goes to the client as a request.
 """
 
-from mcp_tasks.legacy.server.era import LegacyEra
+from mcp_tasks.legacy.server.client_tasks import (
+    ClientTask,
+    ClientTasksUnsupported,
+    ClientTaskTimedOut,
+    client_task,
+    elicit_as_task,
+    list_client_tasks,
+    sample_as_task,
+)
 
-__all__ = ["LegacyEra"]
+__all__ = [
+    "ClientTask",
+    "ClientTaskTimedOut",
+    "ClientTasksUnsupported",
+    "client_task",
+    "elicit_as_task",
+    "list_client_tasks",
+    "sample_as_task",
+]

@@ -107,7 +107,7 @@ class Driver:
         """
         state = seen or await self.get(task_id)
         while not state.is_final:
-            await anyio.sleep(_pause(state).total_seconds())
+            await anyio.sleep(pause(state).total_seconds())
             state = await self._look(task_id)
         if state.status is TaskStatus.CANCELLED:
             raise TaskWasCancelled(task_id, state.message)
@@ -152,5 +152,6 @@ def _checked(data: object) -> TaskSnapshot:
         raise InvalidResponse("the client answered with something that is not a valid task") from exc
 
 
-def _pause(state: TaskSnapshot) -> timedelta:
+def pause(state: TaskSnapshot) -> timedelta:
+    """How long to wait until the next look: what the client suggests, within reason."""
     return min(max(state.poll_interval or DEFAULT_POLL, FASTEST_POLL), SLOWEST_POLL)

@@ -1,0 +1,120 @@
+"""The same tools as tasks, on every transport and in both eras: what comes back is what the plain call gives."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp.client.sse import sse_client
+from mcp_types import CallToolResult, ResourceTemplateReference
+
+from mcp_tasks.client import (
+    ServerTransport,
+    TaskFailed,
+    TaskHandle,
+    TasksClient,
+    reconnecting_http,
+    start_task,
+    stdio_transport,
+    with_tasks,
+)
+from tests.everything.connecting import ERAS, TRANSPORTS, Host, target, visiting
+from tests.everything.server import SIGN_IN
+from tests.helpers.rpc import PATIENCE
+
+pytestmark = pytest.mark.anyio
+
+CITY = ResourceTemplateReference(uri="weather://{city}/today")
+
+ASKING = ("ask_form", "ask_before", "think", "roots")
+WAYS = [(way, era) for way in TRANSPORTS for era in ERAS]
+
+
+def _transport(site: str, way: str) -> ServerTransport:
+    where = target(site, "tasks", way)
+    if isinstance(where, StdioServerParameters):
+        return stdio_transport(where)
+    return with_tasks(sse_client(f"{site}/tasks/old/sse")) if way == "old" else reconnecting_http(where)
+
+
+@dataclass(frozen=True)
+class Two:
+    """A client that knows tasks, and one that does not, of the server that has none."""
+
+    client: Client
+    host: Host
+    plain: Client
+    answers: bool
+    """Whether a task can ask the first one something: not in the older era without sessions."""
+
+
+@pytest.fixture(scope="module", params=WAYS, ids=lambda way: "-".join(way))
+async def two(request: pytest.FixtureRequest, site: str) -> AsyncGenerator[Two]:
+    """Both of them, connected."""
+    way, era = request.param
+    async with (
+        visiting(_transport(site, way), ERAS[era], extensions=[TasksClient()]) as visit,
+        visiting(target(site, "plain", "stateful"), ERAS["older"]) as plain,
+    ):
+        answers = era == "newer" or not way.startswith("stateless")
+        yield Two(visit.client, visit.host, plain.client, answers)
+
+
+async def _as_task(client: Client, tool: str, **arguments: Any) -> CallToolResult:
+    handle = await start_task(client, tool, arguments)
+    assert isinstance(handle, TaskHandle)
+    return await handle.result(timeout=PATIENCE)
+
+
+def _shown(result: CallToolResult) -> dict[str, Any]:
+    return result.model_dump(by_alias=True, mode="json", exclude={"meta", "result_type"})
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [("weather", {"city": "Paris"}), ("gallery", {}), ("talk", {}), *((tool, {}) for tool in ASKING)],
+)
+async def test_a_task_gives_what_the_call_gives(two: Two, tool: str, arguments: dict[str, Any]) -> None:
+    if tool in ASKING and not two.answers:
+        with pytest.raises(TaskFailed, match="did not declare"):
+            await _as_task(two.client, tool)
+        return
+    expected = await two.plain.call_tool(tool, arguments)
+    assert not expected.is_error
+    assert _shown(await _as_task(two.client, tool, **arguments)) == _shown(expected)
+
+
+async def test_a_tool_that_fails_says_so_in_the_same_words(two: Two) -> None:
+    expected = await two.plain.call_tool("fail", {})
+    assert expected.is_error
+    assert _shown(await _as_task(two.client, "fail")) == _shown(expected)
+
+
+async def test_somebody_is_sent_to_a_page_by_a_task(two: Two) -> None:
+    two.host.asked.clear()
+    if not two.answers:
+        with pytest.raises(TaskFailed, match="over stateless HTTP"):
+            await _as_task(two.client, "ask_url")
+        return
+    answer = await _as_task(two.client, "ask_url")
+    assert answer.structured_content == {"result": "accept"}
+    assert two.host.asked == ["Please sign in", SIGN_IN]
+
+
+async def test_everything_else_goes_on_beside_a_task(two: Two) -> None:
+    handle = await start_task(two.client, "linger", {})
+    assert isinstance(handle, TaskHandle)
+    mine, theirs = [
+        (
+            [prompt.name for prompt in (await client.list_prompts()).prompts],
+            (await client.get_prompt("travel", {"city": "Paris"})).messages,
+            (await client.read_resource("memo://greeting")).contents,
+            (await client.complete(CITY, {"name": "city", "value": "P"})).completion,
+        )
+        for client in (two.client, two.plain)
+    ]
+    assert mine == theirs
+    assert (await handle.result(timeout=PATIENCE)).structured_content == {"result": "lingered"}
