@@ -6,7 +6,9 @@ from collections.abc import Generator
 
 import pytest
 from mcp import Client
+from mcp.client.session import ClientRequestContext
 from mcp.client.stdio import StdioServerParameters
+from mcp_types import ElicitRequestParams, ElicitResult
 
 from mcp_tasks.client import ServerTransport, TaskHandle, TasksClient, reconnecting_http, start_task, stdio_transport
 
@@ -75,10 +77,14 @@ def mcpdo(inspector: Inspector, server: Ours) -> Generator[Mcpdo]:
 
 async def _started(server: Ours, tool: str, **arguments: object) -> str:
     """A task of our own client's: `mcpdo` tells the id of its own only with the result."""
-    async with Client(_transport(server), extensions=[TasksClient()]) as client:
+    async with Client(_transport(server), extensions=[TasksClient()], elicitation_callback=_never) as client:
         handle = await start_task(client, tool, arguments)
         assert isinstance(handle, TaskHandle)
         return handle.id
+
+
+async def _never(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+    raise AssertionError("only who waits for a task is asked")
 
 
 def _transport(server: Ours) -> ServerTransport:
@@ -132,6 +138,17 @@ def test_question_declined(mcpdo: Mcpdo, inspector: Inspector) -> None:
     assert inspector.respond(asked, "--decline").text == "kept b.txt"
 
 
+def test_two_questions_one_after_the_other(mcpdo: Mcpdo, inspector: Inspector) -> None:
+    first = mcpdo.call("multi_input")
+    second = inspector.respond(first, "name:=Ada")
+    assert inspector.respond(second, "confirm:=true").text == "name: accept, confirmation: accept"
+
+
+def test_a_question_that_comes_first(mcpdo: Mcpdo, inspector: Inspector) -> None:
+    asked = mcpdo.call("test_tool_with_task")
+    assert inspector.respond(asked, "name:=Ada").text == "Hello, Ada!"
+
+
 @pytest.mark.anyio
 async def test_cancel(mcpdo: Mcpdo, server: Ours) -> None:
     task_id = await _started(server, "park", seconds=30)
@@ -157,6 +174,18 @@ async def test_resume_after_a_restart(mcpdo: Mcpdo, server: Ours) -> None:
     assert mcpdo.status(task_id) in ("working", "completed")
     assert "left: done after 2 s" in str(mcpdo("tasks/result", task_id).value)
     assert task_id in [task["taskId"] for task in mcpdo("tasks/list").value["tasks"]]
+
+
+@pytest.mark.anyio
+async def test_a_question_is_asked_again_after_a_restart(mcpdo: Mcpdo, inspector: Inspector, server: Ours) -> None:
+    task_id = await _started(server, "confirm_delete", filename="left.txt")
+    server.kill()
+    mcpdo.close()
+    assert mcpdo.connect().value["protocolEra"] == "legacy"
+    asked = mcpdo("tasks/result", task_id)
+    assert asked.value["elicitationPending"]["message"] == "Delete left.txt?"
+    answered = inspector.respond(asked, "confirm:=true")
+    assert "deleted left.txt" in str(answered.value)
 
 
 # --- --cli --------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
@@ -35,6 +36,15 @@ def build_asking(tasks: Tasks, desk: Desk | None = None) -> MCPServer[Any]:
         except MCPError as exc:
             return f"{exc.code} {exc.message} {exc.data}"
         return f"no error, but {answer.action}"
+
+    @server.tool(annotations=REPEATABLE)
+    @tasks.task()
+    async def waver(ctx: Context) -> str:
+        """Ask, and go on without an answer after a second."""
+        with anyio.move_on_after(1):
+            await ctx.elicit("Who is there?", Name)
+        await place.gate.wait()
+        return "went on"
 
     @server.tool()
     @tasks.task()

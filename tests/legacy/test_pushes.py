@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from mcp_tasks import Tasks
+from mcp_tasks.legacy.server.sessions import HEAD_START
 from tests.helpers.http import HttpWire, serving
 from tests.helpers.rpc import EVERYTHING, Tasking
 from tests.helpers.server import QUICK, Desk
@@ -177,9 +178,14 @@ async def test_progress_that_falls_back_is_not_told() -> None:
         client = await open_session(wire)
         async with client.listen() as own:
             task_id = await client.create("steps", {"values": [5, 3, 5, 6]}, _meta={"progressToken": 7})
-            for _ in range(5):
+            await anyio.sleep(HEAD_START)
+            await go_on(desk)
+            await own.request(PROGRESS)
+            for _ in range(3):
                 await go_on(desk)
                 await anyio.sleep(0.05)
+            await own.until(lambda each: each.get("params", {}).get("progress") == 6)
+            await go_on(desk)
             await told(own, task_id, "completed")
             assert [each["params"]["progress"] for each in own.sent(PROGRESS)] == [5, 6]
 

@@ -333,7 +333,7 @@ async def test_a_question_that_the_tool_gave_up_on_is_cancelled_at_the_client() 
     async with served(desk) as wire:
         client = await open_session(wire)
         async with client.listen() as own:
-            task_id = await client.create("ask_briefly")
+            task_id = await client.create("waver")
             asked = await own.request(ELICIT)
             await own.until(lambda _: cancels(own, asked))
             await client.accept(asked, name="too late")

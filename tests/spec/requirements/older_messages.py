@@ -182,7 +182,7 @@ REQUIREMENTS = (
         era="2025-11-25",
         tests=(
             "spec/legacy/test_transport::test_a_client_may_leave_the_stream_of_a_poll",
-            "spec/legacy/test_transport::test_a_poll_that_is_answered_on_a_stream_ends_it_at_once",
+            "spec/legacy/test_transport::test_a_poll_opens_no_stream",
         ),
     ),
     Requirement(
@@ -193,11 +193,9 @@ REQUIREMENTS = (
         source="2025-11-25",
         era="2025-11-25",
         tests=(
-            "spec/legacy/test_transport::test_a_poll_that_is_answered_on_a_stream_ends_it_at_once",
+            "spec/legacy/test_transport::test_a_poll_opens_no_stream",
             "spec/legacy/test_transport::test_with_json_answers_a_poll_opens_no_stream",
         ),
-        deviation="the SDK answers every request of a session with an SSE stream unless the server was made with "
-        "json_response=True; the stream of a poll has its answer and nothing else, and ends with it",
     ),
     Requirement(
         id="older/pages",

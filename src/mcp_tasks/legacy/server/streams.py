@@ -19,6 +19,8 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mcp_tasks.legacy.server.polls import PollAnswer, may_poll
+
 _EXCHANGE: Final = "mcp_tasks.exchange"
 """Where in the scope of a POST its exchange is found."""
 
@@ -140,6 +142,9 @@ class _WatchedApp:
             can_resume=manager.event_store is not None and not manager.json_response,
             receive=receive if manager.json_response else None,
         )
+        if not manager.json_response and may_poll(scope):
+            poll = PollAnswer(receive, send)
+            receive, send = poll.receive, poll.send
         try:
             await self._app(scope, receive, send)
         finally:
