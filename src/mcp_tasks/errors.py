@@ -40,7 +40,8 @@
         └── VersionConflict         somebody else saved this task first
 
 Branches say whose fault it is. Only `protocol.errors` knows the JSON-RPC codes that these become. One more is an error
-of the SDK's as well, and lives where the SDK may be imported: `mcp_tasks.client.TaskFailed`.
+of the SDK's as well, and lives where the SDK may be imported: `mcp_tasks.client.TaskFailed`. So do those of a tool that
+asks its client for a task: `mcp_tasks.legacy.server`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import aclosing
 from typing import Any
 
 import anyio
@@ -166,6 +167,30 @@ async def test_a_result_that_is_cut_off_is_asked_for_again() -> None:
     async with connected(peer, patience=LONG) as client:
         handle = await begin(client, "x")
         assert text(await handle.result(PATIENCE)) == "done"
+
+
+async def test_whoever_watched_and_then_waits_keeps_the_one_request_for_the_result() -> None:
+    peer = OldPeer()
+    ended = asyncio.Event()
+
+    async def wait(params: Mapping[str, Any]) -> Answer:
+        await ended.wait()
+        peer.on("tasks/get", task("completed"))
+        return result()
+
+    peer.on("tasks/get", task())
+    peer.on("tasks/result", wait)
+    async with connected(peer) as client:
+        handle = await begin(client, "x")
+        async with aclosing(handle.watch()) as states:
+            await anext(states)
+        await until(lambda: peer.asked("tasks/result"))
+        waiting = asyncio.create_task(handle.result())
+        ended.set()
+        with anyio.fail_after(PATIENCE):
+            assert text(await waiting) == "done"
+    assert len(peer.asked("tasks/result")) == 1
+    assert not peer.asked("notifications/cancelled")
 
 
 async def test_a_server_that_refuses_to_wait_is_polled() -> None:

@@ -23,15 +23,17 @@ _RESULTS = {
     "tools/list": "ListToolsResult",
 }
 _OLDER = "mcp-2025-11-25"
-_OLDER_AUGMENTED = ("tools/call", "prompts/get", "resources/read")
+_OLDER_AUGMENTED = ("tools/call", "prompts/get", "resources/read", "elicitation/create", "sampling/createMessage")
 _OLDER_RESULTS = {
     "completion/complete": "CompleteResult",
+    "elicitation/create": "ElicitResult",
     "initialize": "InitializeResult",
     "prompts/get": "GetPromptResult",
     "prompts/list": "ListPromptsResult",
     "resources/list": "ListResourcesResult",
     "resources/read": "ReadResourceResult",
     "resources/templates/list": "ListResourceTemplatesResult",
+    "sampling/createMessage": "CreateMessageResult",
     "tasks/cancel": "CancelTaskResult",
     "tasks/get": "GetTaskResult",
     "tasks/list": "ListTasksResult",

@@ -168,6 +168,7 @@ class Host:
         self.asked: list[str] = []
         self.meta: list[Any] = []
         self.cancelled = 0
+        self.answered = 0
         self.ready = asyncio.Event()
         self.answer: ElicitResult | ErrorData = ElicitResult(action="accept", content={"ok": True})
         self.report: float | None = None
@@ -188,6 +189,7 @@ class Host:
                     await context.session.send_progress_notification(token, 99)  # pyright: ignore[reportDeprecated]
             self.cancelled += 1
             raise
+        self.answered += 1
         return self.answer
 
     async def sample(self, context: ClientRequestContext, params: CreateMessageRequestParams) -> CreateMessageResult:

@@ -15,7 +15,7 @@ from mcp_types import CallToolResult, ElicitResult, ErrorData, TextContent
 
 from mcp_tasks.client import Hosting, ServerTransport, TasksClient, reconnecting_http
 from tests.helpers.rpc import PATIENCE
-from tests.hosted.processes import http_server, over_stdio
+from tests.hosted.processes import HttpServer, http_server, over_stdio
 from tests.hosted.raw_server import Host, until
 
 pytestmark = pytest.mark.anyio
@@ -101,6 +101,15 @@ async def test_a_tool_cancels_what_it_asked(kind: str, host: Host) -> None:
         await until(lambda: host.cancelled == 1)
 
 
+async def test_a_tool_that_lets_an_error_pass_says_what_it_was(host: Host) -> None:
+    async with any_client("stdio", host) as client:
+        assert "The client has no such task" in await refused(client, "status", task_id="nobody's")
+        task_id = await call(client, "begin", question="Publish?")
+        await call(client, "cancel", task_id=task_id)
+        assert "was cancelled" in await refused(client, "fetch", task_id=task_id, seconds=20)
+        assert "already in terminal status" in await refused(client, "cancel", task_id=task_id)
+
+
 async def test_an_answer_that_is_no_and_an_error_reach_the_tool(host: Host) -> None:
     host.ready.set()
     async with any_client("stdio", host) as client:
@@ -128,4 +137,32 @@ async def test_a_client_that_declares_no_tasks_is_not_asked_for_one(host: Host) 
         assert "only 2025-11-25 has tasks of clients" in await call(client, "try_to_ask")
     async with http_server("--stateless") as url, Client(streamable_http_client(url), mode="legacy") as client:
         assert "stateless" in await call(client, "try_to_ask")
+    async with over_any_version(host) as client:
+        assert "only 2025-11-25 has tasks of clients" in await call(client, "try_to_ask")
     assert host.asked == []
+
+
+async def test_a_server_that_is_killed_comes_back_for_what_it_asked(host: Host) -> None:
+    server = HttpServer()
+    try:
+        await server.start()
+        async with hosting_client(reconnecting_http(server.url), host) as client:
+            task_id = await call(client, "begin", question="Publish?")
+            await until(lambda: host.asked == ["Publish?"])
+            server.kill()
+            await server.start()
+            host.ready.set()
+            assert await call(client, "fetch", task_id=task_id, seconds=20) == "accept"
+        assert host.asked == ["Publish?"]
+    finally:
+        server.kill()
+
+
+@asynccontextmanager
+async def over_any_version(host: Host) -> AsyncGenerator[Client]:
+    """A client that hosts tasks, and speaks the newest version that the server does."""
+    tasks = TasksClient(hosting=Hosting())
+    async with Client(
+        tasks.host(over_stdio()), extensions=[tasks], elicitation_callback=host.elicit, sampling_callback=host.sample
+    ) as client:
+        yield client

@@ -64,14 +64,21 @@ async def test_a_session_that_ends_leaves_nothing_behind() -> None:
 async def test_a_client_that_never_completes_its_handshake_can_use_tasks_and_leaves_nothing_behind() -> None:
     async with served() as wire:
         await until_sessions(0)
-        params = {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
+        params = {"protocolVersion": LEGACY, "capabilities": EVERYTHING, "clientInfo": {"name": "raw", "version": "1"}}
         reply = await wire.post(json.dumps(legacy_request("initialize", params)), [])
         client = HttpSession(wire, reply.headers["mcp-session-id"])
         task_id = await client.create("echo", {"value": 7})
         assert await client.result(task_id) == "7"
+        asking = await client.create("ask_name")
+        async with client.open("tasks/result", taskId=asking) as result:
+            await result.request("elicitation/create")
         assert len(sessions()) == 1
         await client.delete()
         await until_sessions(0)
+        [questions] = [each for each in gc.get_objects() if isinstance(each, OpenQuestions)]
+        with anyio.fail_after(PATIENCE):
+            while not questions.is_empty:  # noqa: ASYNC110 - nobody tells
+                await anyio.sleep(0.05)
 
 
 async def test_a_client_that_says_twice_that_its_handshake_is_complete_is_told_once() -> None:

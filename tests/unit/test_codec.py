@@ -139,6 +139,8 @@ STATE_4 = STATE_3.replace(b'"format":3', b'"format":4').replace(
 )
 RECORD_4 = replace(RECORD_3, session="s1", parent="p1")
 ENDED_STATE_4 = ENDED_STATE_3.replace(b'"format":3', b'"format":4')
+ERROR_STATE_4 = ENDED_STATE_4.replace(b'"failed"', b'"completed"').replace(b'"finished"', b'"isError":true,"finished"')
+ERROR_4 = replace(ENDED_1, status=TaskStatus.COMPLETED, is_error=True)
 
 
 HOSTED_STATE_4 = STATE_4.replace(b'["roots/list",{},-1]', b'["roots/list",{},-1,"theirs"]')
@@ -162,9 +164,10 @@ def upgraded(state: bytes, request: bytes) -> bytes:
         (ENDED_REQUEST_1, ENDED_STATE_3, ENDED_1),
         (REQUEST_1, STATE_4, RECORD_4),
         (ENDED_REQUEST_1, ENDED_STATE_4, ENDED_1),
+        (ENDED_REQUEST_1, ERROR_STATE_4, ERROR_4),
         (REQUEST_1, HOSTED_STATE_4, HOSTED_4),
     ],
-    ids=["running 1", "ended 1", "running 2", "running 3", "ended 3", "running 4", "ended 4", "hosted 4"],
+    ids=["running 1", "ended 1", "running 2", "running 3", "ended 3", "running 4", "ended 4", "error 4", "hosted 4"],
 )
 def test_what_any_release_wrote_still_loads(request_data: bytes, state: bytes, record: TaskRecord) -> None:
     assert CODEC.decode_state(record.id, upgraded(state, request_data), namespace="") == record
@@ -179,6 +182,7 @@ def test_what_is_written_now_is_what_the_samples_say() -> None:
     # If this fails, either the change was a mistake, or it is a new format and needs a number and samples.
     assert CODEC.encode_state(RECORD_4) == STATE_4
     assert CODEC.encode_state(ENDED_1) == ENDED_STATE_4
+    assert CODEC.encode_state(ERROR_4) == ERROR_STATE_4
     assert CODEC.encode_request("sample", REQUEST) == REQUEST_1
     assert CODEC.encode_request("sample", ENDED_REQUEST) == ENDED_REQUEST_1
 

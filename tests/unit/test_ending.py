@@ -29,6 +29,24 @@ async def test_a_result_without_meta_has_none() -> None:
     assert outcome.meta is None
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ([{"type": "text", "text": "no paper"}, {"type": "text", "text": "really"}], "no paper"),
+        ([{"type": "image", "data": "AA"}, {"type": "text", "text": " "}, {"type": "text", "text": "b"}], "b"),
+        ([{"type": "text", "text": "x" * (LONGEST_MESSAGE + 1)}], "x" * (LONGEST_MESSAGE - 1) + "…"),
+        ([], None),
+        ([7, {"text": 7}], None),
+        ("odd", None),
+    ],
+)
+async def test_what_a_tool_says_of_its_error_is_kept_with_the_end(content: Any, said: str | None) -> None:
+    event, _ = await completed(1, {"content": content, "isError": True}, tool="tool", max_size=10_000)
+    assert (event.is_error, event.message) == (True, said)
+    event, _ = await completed(1, {"content": content, "isError": False}, tool="tool", max_size=10_000)
+    assert (event.is_error, event.message) == (False, None)
+
+
 @pytest.mark.parametrize("size", [10, LARGE * 3])
 async def test_text_that_is_not_unicode_is_refused_whatever_the_size(size: int) -> None:
     with pytest.raises(UsageError, match="The result of tool 'tool' holds text that is not valid Unicode"):

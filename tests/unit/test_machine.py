@@ -249,6 +249,13 @@ def test_an_answer_ends_a_sleep() -> None:
     assert (last.status, last.wake_at, last.ready_at) == (TaskStatus.WORKING, None, ALWAYS)
 
 
+def test_a_result_that_is_an_error_completes_the_task_and_says_what_the_tool_said() -> None:
+    record = apply(running(), RunCompleted(attempt=1, is_error=True, message="no paper"), LATER)
+    assert (record.status, record.is_error, record.status_message) == (TaskStatus.COMPLETED, True, "no paper")
+    plain = apply(running(), RunCompleted(attempt=1), LATER)
+    assert (plain.is_error, plain.status_message) == (False, None)
+
+
 def test_progress_is_seen_and_a_step_is_not() -> None:
     record = running()
     progress = Progress(progress=1, total=3, message="one of three")

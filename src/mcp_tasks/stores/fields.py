@@ -3,9 +3,9 @@
 The *state* is a record but for its id and namespace, which a backend keeps beside it. Durations are microseconds, as
 instants are (`columns`).
 
-Format 4 may have a session, a parent, and questions that the client holds as tasks of its own, and is format 3
-otherwise: a record without its request and its result. Formats 1 and 2 had both in it; the one backend that ever wrote
-them brings them to format 3 when it migrates its file, so only 3 and 4 are read here.
+Format 4 may have a session, a parent, a result that is an error, and questions that the client holds as tasks of its
+own, and is format 3 otherwise: a record without its request and its result. Formats 1 and 2 had both in it; the one
+backend that ever wrote them brings them to format 3 when it migrates its file, so only 3 and 4 are read here.
 
 Changing what is written: raise `FORMAT`, keep reading every older number, and add a row to the tests that load states
 as older releases wrote them.

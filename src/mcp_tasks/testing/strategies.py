@@ -126,6 +126,7 @@ def records(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[TaskRecord]:
         "status_message": st.none() | _any_text,
         "progress": st.none() | progress,
         "inputs": inputs,
+        "is_error": st.booleans(),
         "finished_at": st.none() | _instants,
         "retention": st.none() | _durations,
         "poll_interval": st.none() | _durations,
@@ -136,6 +137,7 @@ def records(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[TaskRecord]:
         "lost": st.integers(0, 2**31),
         "trial": st.sampled_from([None, "alone", "beside"]),
         "announced": st.booleans(),
+        "is_error": st.booleans(),
         "session": st.none() | _names,
         "parent": st.none() | _names,
         "namespace": _names,
@@ -240,7 +242,8 @@ def _released(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
 
 
 def _completed(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
-    return RunCompleted(attempt=record.attempt), ()
+    is_error = chance.choice % 2 == 1
+    return RunCompleted(attempt=record.attempt, is_error=is_error, message="it failed" if is_error else None), ()
 
 
 def _failed(chance: Chance, record: TaskRecord, now: datetime) -> Happening:

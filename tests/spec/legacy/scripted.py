@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import anyio
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -16,8 +17,8 @@ from starlette.routing import Route
 
 from tests.helpers.http import serving_app
 from tests.helpers.older import RELATED
-from tests.helpers.rpc import INVALID_PARAMS, LEGACY, METHOD_NOT_FOUND
-from tests.helpers.schema import check_older_request
+from tests.helpers.rpc import INVALID_PARAMS, LEGACY, METHOD_NOT_FOUND, PATIENCE, Reply, legacy_request
+from tests.helpers.schema import check_older_answer, check_older_request
 
 TASK_ID = "task-of-the-script"
 CREATED = "2026-08-01T10:00:00Z"
@@ -81,8 +82,8 @@ class Scripted:
     seen: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     times: list[float] = field(default_factory=list[float])
     own_stream: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue[dict[str, Any]])
-    answered: dict[str, asyncio.Future[dict[str, Any]]] = field(
-        default_factory=dict[str, "asyncio.Future[dict[str, Any]]"]
+    answered: dict[str | int, asyncio.Future[dict[str, Any]]] = field(
+        default_factory=dict[str | int, "asyncio.Future[dict[str, Any]]"]
     )
 
     def on(self, method: str, *answers: dict[str, Any] | Refused) -> None:
@@ -104,6 +105,16 @@ class Scripted:
     def answer_to(self, number: int) -> asyncio.Future[dict[str, Any]]:
         """What the client answers to a question."""
         return self.answered.setdefault(f"question-{number}", asyncio.get_running_loop().create_future())
+
+    async def ask(self, method: str, params: Params | None = None) -> Reply:
+        """Ask the client for something on the session's own stream; gives its answer, checked."""
+        message = legacy_request(method, params)
+        answer = self.answered.setdefault(message["id"], asyncio.get_running_loop().create_future())
+        self.own_stream.put_nowait(message)
+        with anyio.fail_after(PATIENCE):
+            reply = await answer
+        check_older_answer(message, reply)
+        return Reply(message=reply)
 
     async def post(self, request: Request) -> Response:
         """Take one message."""

@@ -12,7 +12,7 @@ from tests.helpers.rpc import EVERYTHING, INVALID_PARAMS, Tasking
 
 pytestmark = pytest.mark.anyio
 
-MANY = 250
+MANY = 120
 
 
 @pytest.mark.requirement("older/pages", "older/next-cursor")

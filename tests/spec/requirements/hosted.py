@@ -13,7 +13,10 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=("hosted/test_wire::test_the_handshake_declares_what_there_are_callbacks_for",),
+        tests=(
+            "hosted/test_wire::test_the_handshake_declares_what_there_are_callbacks_for",
+            "spec/legacy/test_hosting::test_the_handshake_declares_what_the_client_hosts",
+        ),
     ),
     Requirement(
         id="hosted/undeclared-is-plain",
@@ -94,8 +97,8 @@ REQUIREMENTS = (
         party="client",
         era="2025-11-25",
         tests=(
-            "hosted/test_wire::test_ttl_counts_from_the_end_and_has_a_maximum",
             "hosted/test_wire::test_a_task_that_waits_outlives_its_ttl_and_is_gone_a_ttl_after_its_end",
+            "hosted/test_wire::test_ttl_counts_from_the_end_and_has_a_maximum",
         ),
     ),
     Requirement(
@@ -139,7 +142,10 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=("hosted/test_wire::test_the_result_is_what_the_request_would_have_been_answered_with",),
+        tests=(
+            "hosted/test_wire::test_the_result_is_what_the_request_would_have_been_answered_with",
+            "spec/legacy/test_hosting::test_the_result_is_what_the_plain_request_gives_and_names_its_task",
+        ),
     ),
     Requirement(
         id="hosted/result-error",
@@ -149,7 +155,10 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=("hosted/test_wire::test_an_error_of_the_callback_is_the_error_of_the_result",),
+        tests=(
+            "hosted/test_wire::test_an_error_of_the_callback_is_the_error_of_the_result",
+            "spec/legacy/test_hosting::test_the_error_is_what_the_plain_request_gives",
+        ),
     ),
     Requirement(
         id="hosted/result-blocks",
@@ -159,7 +168,10 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=("hosted/test_wire::test_the_result_is_waited_for",),
+        tests=(
+            "hosted/test_wire::test_the_result_is_waited_for",
+            "spec/legacy/test_hosting::test_the_result_is_what_the_plain_request_gives_and_names_its_task",
+        ),
     ),
     Requirement(
         id="hosted/result-related-task",
@@ -169,7 +181,10 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=("hosted/test_wire::test_the_result_is_what_the_request_would_have_been_answered_with",),
+        tests=(
+            "hosted/test_wire::test_the_result_is_what_the_request_would_have_been_answered_with",
+            "spec/legacy/test_hosting::test_the_result_is_what_the_plain_request_gives_and_names_its_task",
+        ),
     ),
     Requirement(
         id="hosted/no-related-task",
@@ -179,7 +194,10 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=("hosted/test_wire::test_related_task_is_neither_given_nor_heeded_where_the_id_is_in_the_message",),
+        tests=(
+            "hosted/test_wire::test_related_task_is_neither_given_nor_heeded_where_the_id_is_in_the_message",
+            "spec/legacy/test_hosting::test_the_task_id_counts_and_not_what_the_meta_says",
+        ),
     ),
     Requirement(
         id="hosted/status-notification",
@@ -249,7 +267,10 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=("hosted/test_wire::test_a_task_is_cancelled_before_the_answer_and_its_callback_with_it",),
+        tests=(
+            "hosted/test_wire::test_a_task_is_cancelled_before_the_answer_and_its_callback_with_it",
+            "spec/legacy/test_hosting::test_a_cancelled_task_takes_its_question_back",
+        ),
     ),
     Requirement(
         id="hosted/cancel-stops",
@@ -259,7 +280,10 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=("hosted/test_wire::test_a_task_is_cancelled_before_the_answer_and_its_callback_with_it",),
+        tests=(
+            "hosted/test_wire::test_a_task_is_cancelled_before_the_answer_and_its_callback_with_it",
+            "spec/legacy/test_hosting::test_a_cancelled_task_takes_its_question_back",
+        ),
     ),
     Requirement(
         id="hosted/cancel-finished",
@@ -269,7 +293,10 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=("hosted/test_wire::test_a_finished_task_is_not_cancelled",),
+        tests=(
+            "hosted/test_wire::test_a_finished_task_is_not_cancelled",
+            "spec/legacy/test_hosting::test_a_cancelled_task_takes_its_question_back",
+        ),
     ),
     Requirement(
         id="hosted/unknown-id",
@@ -279,7 +306,10 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=("hosted/test_hostile::test_an_id_that_is_none_is_refused",),
+        tests=(
+            "hosted/test_hostile::test_an_id_that_is_none_is_refused",
+            "spec/legacy/test_hosting::test_an_unknown_task_is_refused_in_words",
+        ),
     ),
     Requirement(
         id="hosted/failed-message",
@@ -290,8 +320,9 @@ REQUIREMENTS = (
         party="client",
         era="2025-11-25",
         tests=(
-            "hosted/test_wire::test_an_error_of_the_callback_is_the_error_of_the_result",
             "hosted/test_wire::test_an_answer_that_is_none_fails_the_task",
+            "hosted/test_wire::test_an_error_of_the_callback_is_the_error_of_the_result",
+            "spec/legacy/test_hosting::test_the_error_is_what_the_plain_request_gives",
         ),
     ),
     Requirement(
@@ -303,8 +334,8 @@ REQUIREMENTS = (
         party="client",
         era="2025-11-25",
         tests=(
-            "hosted/test_wire::test_the_task_of_another_server_does_not_exist",
             "hosted/test_wire::test_a_second_connection_to_the_same_server_sees_its_tasks_and_takes_them_over",
+            "hosted/test_wire::test_the_task_of_another_server_does_not_exist",
         ),
     ),
     Requirement(
@@ -316,10 +347,10 @@ REQUIREMENTS = (
         party="client",
         era="2025-11-25",
         tests=(
-            "hosted/test_hostile::test_tasks_over_a_limit_are_refused_and_make_no_task",
-            "hosted/test_hostile::test_one_server_does_not_use_up_what_another_may_have",
-            "hosted/test_hostile::test_a_request_that_is_too_large_is_refused",
             "hosted/test_hostile::test_a_flood_of_waits_is_bounded_and_the_rest_goes_on",
+            "hosted/test_hostile::test_a_request_that_is_too_large_is_refused",
+            "hosted/test_hostile::test_one_server_does_not_use_up_what_another_may_have",
+            "hosted/test_hostile::test_tasks_over_a_limit_are_refused_and_make_no_task",
         ),
     ),
     Requirement(
@@ -331,8 +362,8 @@ REQUIREMENTS = (
         party="client",
         era="2025-11-25",
         tests=(
-            "hosted/test_killed::test_what_a_killed_client_had_not_answered_is_asked_again_and_answered",
             "hosted/test_killed::test_what_a_killed_client_had_answered_is_not_asked_again",
+            "hosted/test_killed::test_what_a_killed_client_had_not_answered_is_asked_again_and_answered",
         ),
     ),
     Requirement(

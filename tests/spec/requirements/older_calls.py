@@ -134,7 +134,7 @@ REQUIREMENTS = (
     Requirement(
         id="older/ttl-asked-for",
         section="Creating Tasks",
-        says="The requestor may say in `task.ttl` how long it wants the task kept.",
+        says="The requestor may say in `task.ttl` how long it wants the task kept, from its creation.",
         level="MAY",
         source="2025-11-25",
         era="2025-11-25",
@@ -142,6 +142,8 @@ REQUIREMENTS = (
             "spec/legacy/test_creation::test_any_number_of_milliseconds_can_be_asked_for",
             "spec/legacy/test_creation::test_the_ttl_that_was_asked_for_counts_from_the_end",
         ),
+        deviation="what was asked for counts from the end of the task: a receiver may override it, the ttl on the "
+        "wire says what holds, and no task expires while it works",
     ),
     Requirement(
         id="older/create-result",

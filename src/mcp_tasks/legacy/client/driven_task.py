@@ -48,6 +48,10 @@ TIMEOUT: Final = 60.0
 MAX_QUESTIONS: Final = 100
 """Questions of one task that are kept; whatever is asked beyond that goes to the session like any other request."""
 
+LINGER: Final = 5.0
+"""Seconds for which `tasks/result` stays open when nobody waits any more. Besides sparing a request, this keeps from
+cancelling one that is being answered: the Python SDK 1.30 breaks off the whole session over that."""
+
 TRIES: Final = 3
 """How often a failed task may give an error that looks like a broken connection, before it is taken for its outcome."""
 
@@ -236,8 +240,13 @@ class DrivenTask:
             self._keeper.add_done_callback(self._kept)
 
     def _let_go(self) -> None:
+        """Nobody waits, for now: whoever has answered or watched often comes back for the result."""
+        if self._keeper is not None and not self._waiting:
+            asyncio.get_running_loop().call_later(LINGER, self._close)
+
+    def _close(self) -> None:
         # With a question in hand it stays: to some servers an answer is worth nothing without it.
-        if not self._waiting and not self._questions and self._keeper is not None:
+        if self._keeper is not None and not self._waiting and not self._questions:
             self._keeper.cancel()
 
     def _kept(self, keeper: asyncio.Task[None]) -> None:

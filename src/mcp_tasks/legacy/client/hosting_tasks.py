@@ -90,6 +90,8 @@ class HostedTasks:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
             self._sweeping = None
+        # No connection has any of these now, and servers without an address never come back.
+        self._servers.clear()
         # What is in memory stays for the next connection.
         if self.hosting.ledger is not None and self._file is not None and not self._connections:
             self._file.close()

@@ -4,10 +4,9 @@ Here the caller decides what becomes a task (`params.task`), a result is fetched
 listed, and what a tool asks goes to the client as a request.
 """
 
+from mcp_tasks.legacy.server.client_task_errors import ClientTasksUnsupported, ClientTaskTimedOut
 from mcp_tasks.legacy.server.client_tasks import (
     ClientTask,
-    ClientTasksUnsupported,
-    ClientTaskTimedOut,
     client_task,
     elicit_as_task,
     list_client_tasks,

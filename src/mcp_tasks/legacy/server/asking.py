@@ -117,7 +117,7 @@ class OpenQuestions:
     async def leave(self, carrier: Carrier, task_id: str) -> None:
         """The stream of a request is about to end: cancel what was asked on it, and ask elsewhere if there is a way."""
         carrier.is_open = False
-        unanswered = [sent for sent in self._on(carrier, task_id) if not sent.is_answered]
+        unanswered = self._take_from(carrier, task_id)
         for sent in unanswered:
             sent.cancel()
         if waiting := [sent.waiting for sent in unanswered if sent.waiting is not None]:
@@ -126,10 +126,13 @@ class OpenQuestions:
                 await asyncio.wait(waiting)
         self._ask_elsewhere(task_id)
 
-    def lose(self, carrier: Carrier, task_ids: Iterable[str]) -> None:
-        """The connection of a stream has ended: ask elsewhere if there is a way. The SDK ends what was asked on it."""
-        carrier.is_open = False
+    def lose(self, carrier: Carrier | None, task_ids: Iterable[str]) -> None:
+        """A connection has ended: ask elsewhere if there is a way. The SDK ends what was asked on its stream."""
+        if carrier is not None:
+            carrier.is_open = False
         for task_id in task_ids:
+            if carrier is not None:
+                self._take_from(carrier, task_id)
             self._ask_elsewhere(task_id)
 
     def _ask_elsewhere(self, task_id: str) -> None:
@@ -142,9 +145,13 @@ class OpenQuestions:
         carriers = self._audience.carriers(task_id)
         return next((each for each in carriers if each.is_open and each.takes(question)), None)
 
-    def _on(self, carrier: Carrier, task_id: str) -> Sequence[_Sent]:
+    def _take_from(self, carrier: Carrier, task_id: str) -> Sequence[_Sent]:
+        """What was asked on a stream and is not answered, forgotten here: whoever has a stream has its connection."""
         asking = self._tasks.get(task_id)
-        return [] if asking is None else [sent for sent in asking.sent.values() if sent.carrier is carrier]
+        if asking is None:
+            return []
+        keys = [key for key, sent in asking.sent.items() if sent.carrier is carrier and not sent.is_answered]
+        return [asking.sent.pop(key) for key in keys]
 
     def _start(self, record: TaskRecord, key: str, question: InputRequest, carrier: Carrier) -> _Sent:
         sent = _Sent(carrier)

@@ -12,7 +12,7 @@ Only where the client declared it in its 2025-11-25 handshake: anywhere else the
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, Generic, TypeAlias, TypeVar, overload
 
@@ -28,7 +28,6 @@ from mcp.server.elicitation import (
 from mcp.server.mcpserver import Context
 from mcp.server.session import ServerSession
 from mcp.server.validation import validate_sampling_tools, wants_sampling_tools
-from mcp.shared.exceptions import MCPError
 from mcp_types import (
     INVALID_REQUEST,
     REQUEST_TIMEOUT,
@@ -42,8 +41,9 @@ from mcp_types import (
 from pydantic import BaseModel, ValidationError
 
 from mcp_tasks.core.durations import check_duration
-from mcp_tasks.errors import InvalidResponse, TasksError, UsageError
+from mcp_tasks.errors import InvalidResponse, UsageError
 from mcp_tasks.legacy.server.client_driver import Driver, task_params
+from mcp_tasks.legacy.server.client_task_errors import ClientTasksUnsupported, ClientTaskTimedOut, for_tools
 from mcp_tasks.legacy.server.raw import raw_request
 from mcp_tasks.legacy.shapes import VERSION
 from mcp_tasks.runtime import current_task
@@ -67,26 +67,6 @@ _ELICITATION: Final = "elicitation/create"
 _SAMPLING: Final = "sampling/createMessage"
 
 
-class ClientTasksUnsupported(TasksError, MCPError):
-    """The client does not host such tasks; nothing was sent. A tool that lets it pass answers with its text."""
-
-    # The parameters of the SDK's own class come first: it builds errors by them.
-    def __init__(self, code: int, message: str, data: Any = None) -> None:
-        super().__init__(code, message, data)
-
-
-class ClientTaskTimedOut(TasksError, MCPError, TimeoutError):
-    """The client's task did not end in the time given. It goes on: come back for it with `client_task`.
-
-    Attributes:
-        task_id: Which task.
-    """
-
-    def __init__(self, code: int, message: str, data: Any = None, *, task_id: str = "") -> None:
-        super().__init__(code, message, data)
-        self.task_id = task_id
-
-
 class ClientTask(Generic[T]):
     """A task that the client hosts for this server.
 
@@ -106,7 +86,8 @@ class ClientTask(Generic[T]):
         Raises:
             UnknownTask: The client does not have it (any more).
         """
-        return await self._driver.get(self.id)
+        with for_tools():
+            return await self._driver.get(self.id)
 
     async def result(self, timeout: timedelta | None = None) -> T:
         """Wait for the answer, looking as often as the client suggests.
@@ -122,7 +103,7 @@ class ClientTask(Generic[T]):
             InvalidResponse: The client answered with something that is not an answer.
         """
         seconds = None if timeout is None else check_duration("timeout", timeout, zero=True).total_seconds()
-        with anyio.move_on_after(seconds):
+        with anyio.move_on_after(seconds), for_tools():
             return self._parse(await self._driver.result(self.id))
         message = f"The client's task did not end within {seconds:.15g} s. It goes on: come back with client_task"
         raise ClientTaskTimedOut(REQUEST_TIMEOUT, message, task_id=self.id)
@@ -136,7 +117,8 @@ class ClientTask(Generic[T]):
             MCPError: The client refused, for one because the task has ended.
         """
         self._check_cancel()
-        return await self._driver.cancel(self.id)
+        with for_tools():
+            return await self._driver.cancel(self.id)
 
 
 class AskedInTask(ClientTask[T]):
@@ -166,7 +148,8 @@ class AskedInTask(ClientTask[T]):
             InvalidResponse: The client answered with something that is not an answer.
         """
         seconds = None if timeout is None else check_duration("timeout", timeout).total_seconds()
-        return self._parse(await self._ask(seconds))
+        with for_tools():
+            return self._parse(await self._ask(seconds))
 
     async def cancel(self) -> TaskSnapshot:
         """Raises:
@@ -248,7 +231,13 @@ def list_client_tasks(ctx: AnyContext) -> AsyncIterator[TaskSnapshot]:
     _require(ctx.session, "list")
     if current_task().id is not None:
         raise UsageError(_IN_TASK)
-    return _driver(ctx).list()
+    return _listed(_driver(ctx))
+
+
+async def _listed(driver: Driver) -> AsyncGenerator[TaskSnapshot]:
+    with for_tools():
+        async for state in driver.list():
+            yield state
 
 
 async def _create(
@@ -260,7 +249,8 @@ async def _create(
     asked = params.model_dump(by_alias=True, mode="json", exclude_none=True)
     if current_task().id is not None:
         return _in_task(ctx, method, {**asked, "task": task_params(ttl)}, parse)
-    created = await _driver(ctx).create(method, asked, ttl)
+    with for_tools():
+        created = await _driver(ctx).create(method, asked, ttl)
     return _handle(ctx, created.id, parse)
 
 
@@ -298,7 +288,7 @@ def _require(session: ServerSession, *path: str) -> None:
 
 
 def _unsupported(why: str) -> ClientTasksUnsupported:
-    return ClientTasksUnsupported(INVALID_REQUEST, f"The client hosts no such task: {why}. Ask with a plain request.")
+    return ClientTasksUnsupported(INVALID_REQUEST, f"The client does not host tasks that way: {why}.")
 
 
 def _elicited(schema: type[SchemaT]) -> Parse[ElicitationResult[SchemaT]]:

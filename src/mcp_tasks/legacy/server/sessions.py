@@ -8,6 +8,7 @@ nothing of it is kept.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import weakref
 from collections.abc import Mapping, Sequence
@@ -171,7 +172,8 @@ class Sessions:
         if session is None:
             session = self._sessions[key] = Session(self.audience)
             # Of a client that never says that its handshake is complete, only this tells that it is gone.
-            weakref.finalize(params, self._forget, key, session.id).atexit = False
+            loop = asyncio.get_running_loop()
+            weakref.finalize(params, self._forget, key, session.id, loop).atexit = False
         return session
 
     async def serve(self, ctx: RequestContext, call_next: CallNext) -> None:
@@ -235,18 +237,20 @@ class Sessions:
             del self._sessions[key]
         task_ids = list(session.followed)
         session.close()
-        if session.own is not None:
-            self.questions.lose(session.own, task_ids)
+        self.questions.lose(session.own, task_ids)
 
-    def _forget(self, key: _Key, session_id: str) -> None:
+    def _forget(self, key: _Key, session_id: str, loop: asyncio.AbstractEventLoop) -> None:
+        """A handshake is gone. Called by the garbage collector, from whichever thread it runs in."""
         session = self._sessions.get(key)
         if session is None or session.id != session_id:
             return
         if isinstance(key, int) or session.own is None:
-            # The next handshake may be an object in the same place.
+            # At once: the next handshake may be an object in the same place.
             del self._sessions[key]
         if session.own is None:
-            session.close()
+            # Unless the loop is closed, and everything with it.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._end, session, key)
 
 
 def _key(ctx: RequestContext) -> _Key:

@@ -142,7 +142,7 @@ class _WatchedApp:
             can_resume=manager.event_store is not None and not manager.json_response,
             receive=receive if manager.json_response else None,
         )
-        if may_poll(scope):
+        if not manager.json_response and may_poll(scope):
             poll = PollAnswer(receive, send)
             receive, send = poll.receive, poll.send
         try:
