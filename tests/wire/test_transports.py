@@ -157,20 +157,21 @@ async def test_answers_are_json_or_a_stream_as_the_server_was_told(http_url: tup
         assert created.headers["content-type"] == "application/json"
 
 
-async def test_a_legacy_session_over_http_gets_plain_results_and_no_tasks(http_url: tuple[str, bool]) -> None:
+async def test_a_legacy_session_over_http_has_a_task_only_where_it_asks_for_one(http_url: tuple[str, bool]) -> None:
     url, json_only = http_url
     async with http_client() as http:
         session, welcome = await initialize(HttpWire(url, http), {"extensions": {"io.modelcontextprotocol/tasks": {}}})
         assert welcome["protocolVersion"] == LEGACY
-        assert "tasks" not in welcome["capabilities"]
+        assert welcome["capabilities"]["tasks"]["requests"] == {"tools": {"call": {}}}
         check_legacy_result("InitializeResult", welcome)
-        reply = await session.ask("tools/call", {"name": "echo", "arguments": {"value": "plain"}, "task": {"ttl": 1}})
+        reply = await session.ask("tools/call", {"name": "echo", "arguments": {"value": "plain"}})
         check_legacy_result("CallToolResult", reply.result)
         assert text_of(reply.result) == "plain"
         expected = "application/json" if json_only else "text/event-stream"
         assert reply.headers["content-type"].startswith(expected)
-        for method in ("tasks/get", "tasks/update", "tasks/cancel", "tasks/result", "tasks/list"):
-            assert (await session.ask(method, ABOUT_A_TASK)).code == METHOD_NOT_FOUND
+        created = await session.ask("tools/call", {"name": "echo", "arguments": {"value": 1}, "task": {"ttl": 60_000}})
+        check_legacy_result("CreateTaskResult", created.result)
+        assert (await session.ask("tasks/update", ABOUT_A_TASK)).code == METHOD_NOT_FOUND
 
 
 async def test_a_server_without_sessions_serves_tasks_and_legacy_calls_alike() -> None:
@@ -196,20 +197,21 @@ async def _legacy_handshake(wire: StdioWire) -> None:
     }
     welcome = (await wire.send(legacy_request("initialize", params))).result
     check_legacy_result("InitializeResult", welcome)
-    assert "tasks" not in welcome["capabilities"]
+    assert welcome["capabilities"]["tasks"]["requests"] == {"tools": {"call": {}}}
     await wire.write('{"jsonrpc":"2.0","method":"notifications/initialized"}')
 
 
 @pytest.mark.parametrize("arguments", STDIO_WAYS.values(), ids=STDIO_WAYS)
-async def test_a_legacy_client_over_stdio_gets_plain_results_and_no_tasks(arguments: tuple[str, ...]) -> None:
+async def test_a_legacy_client_over_stdio_has_a_task_only_where_it_asks_for_one(arguments: tuple[str, ...]) -> None:
     async with stdio_process(*arguments) as wire:
         await _legacy_handshake(wire)
-        call = {"name": "echo", "arguments": {"value": "plain"}, "task": {"ttl": 1}}
+        call = {"name": "echo", "arguments": {"value": "plain"}}
         reply = await wire.send(legacy_request("tools/call", call))
         check_legacy_result("CallToolResult", reply.result)
         assert text_of(reply.result) == "plain"
-        for method in ("tasks/get", "tasks/update", "tasks/cancel", "tasks/result", "tasks/list"):
-            assert (await wire.send(legacy_request(method, ABOUT_A_TASK))).code == METHOD_NOT_FOUND
+        created = await wire.send(legacy_request("tools/call", {**call, "task": {"ttl": 60_000}}))
+        check_legacy_result("CreateTaskResult", created.result)
+        assert (await wire.send(legacy_request("tasks/update", ABOUT_A_TASK))).code == METHOD_NOT_FOUND
 
 
 async def test_a_cancelled_notification_over_stdio_does_not_cancel_the_task_of_that_request() -> None:

@@ -137,7 +137,6 @@ def records(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[TaskRecord]:
         "lost": st.integers(0, 2**31),
         "trial": st.sampled_from([None, "alone", "beside"]),
         "announced": st.booleans(),
-        "is_error": st.booleans(),
         "session": st.none() | _names,
         "parent": st.none() | _names,
         "namespace": _names,
