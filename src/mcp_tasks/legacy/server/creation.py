@@ -19,6 +19,7 @@ from mcp_tasks.errors import StoreError
 from mcp_tasks.legacy.server.parse import check_task, parse_retention, progress_token
 from mcp_tasks.legacy.server.render import render_created
 from mcp_tasks.legacy.server.sessions import Sessions
+from mcp_tasks.legacy.server.streams import exchange_of
 from mcp_tasks.protocol.errors import RpcError, discreet, refusing
 from mcp_tasks.tools.creation import ANNOUNCE_AFTER
 
@@ -98,7 +99,7 @@ class Creation:
             if offer.may_refuse(arguments):
                 await self._refuse(record)
         if session is not None:
-            session.follow(record, progress_token(request_meta(ctx)))
+            session.follow(record, progress_token(request_meta(ctx)), after=exchange_of(ctx))
         return record
 
     async def _refuse(self, record: TaskRecord) -> None:

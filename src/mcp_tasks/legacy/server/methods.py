@@ -22,6 +22,7 @@ from mcp_tasks.legacy.server.render import (
     status_of,
 )
 from mcp_tasks.legacy.server.sessions import Session, Sessions
+from mcp_tasks.legacy.server.streams import exchange_of
 from mcp_tasks.protocol.errors import RpcError, refusing
 from mcp_tasks.protocol.methods import CANCELLED_BY_CLIENT, actor_of
 from mcp_tasks.protocol.outcome import decoded, outcome_of
@@ -55,7 +56,8 @@ class Methods:
 
     async def result(self, ctx: RequestContext) -> dict[str, Any]:
         """`tasks/result`: once the task has ended, what the request behind it would have been answered with."""
-        record, session = await self._find(ctx)
+        # Whoever waits here is told all the while.
+        record, session = await self._find(ctx, until_answered=False)
         if not record.is_final:
             with refusing():
                 record = await self._relay.until_final(ctx, record, session)
@@ -89,10 +91,10 @@ class Methods:
             listed["nextCursor"] = page.cursor
         return listed
 
-    async def _find(self, ctx: RequestContext) -> tuple[TaskRecord, Session | None]:
+    async def _find(self, ctx: RequestContext, *, until_answered: bool = True) -> tuple[TaskRecord, Session | None]:
         """The task that a request names, which from now on belongs to the caller's session as well."""
         record = await self._parts.protocol.find(caller_of(ctx), parse_task_id(ctx.params or {}))
         session = self._sessions.of(ctx)
         if session is not None:
-            session.adopt(record)
+            session.adopt(record, after=exchange_of(ctx) if until_answered else None)
         return record, session

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeAlias
 
+import anyio
 from mcp.server import MCPServer, Server
 from mcp.server.context import CallNext
 
@@ -26,7 +27,7 @@ from mcp_tasks.legacy.server.asking import OpenQuestions
 from mcp_tasks.legacy.server.audience import Audience
 from mcp_tasks.legacy.server.carriers import Carrier
 from mcp_tasks.legacy.server.pushing import Followed, Pushes
-from mcp_tasks.legacy.server.streams import Streams, http_session_of, is_pipe
+from mcp_tasks.legacy.server.streams import Exchange, Streams, http_session_of, is_pipe
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.hints import Inbox
@@ -34,9 +35,12 @@ from mcp_tasks.stores.hints import Inbox
 _Key: TypeAlias = str | int
 """What tells connections apart: the HTTP session, or which object the handshake is."""
 
-HEAD_START: Final = 0.1
+HEAD_START: Final = 0.2
 """Seconds that the answer to a request has before its session is told of the task that it is about. Over HTTP they are
 on two streams, and nothing orders those: ext-tasks refuses a question about a task that it does not know yet."""
+
+ANSWER_LIMIT: Final = 5.0
+"""Seconds to wait until that answer has been sent: a client may read as slowly as it likes."""
 
 
 class Session:
@@ -57,27 +61,30 @@ class Session:
         self._followed: dict[str, Followed] = {}
         self._adopted: dict[str, datetime | None] = {}
         self._listening: tuple[TaskRuntime, Inbox] | None = None
+        self._starting: dict[str, asyncio.Task[None]] = {}
 
     @property
     def followed(self) -> Mapping[str, Followed]:
         """The tasks that it is told of, with what it has been told."""
         return self._followed
 
-    def follow(self, record: TaskRecord, progress_token: str | int | None = None) -> None:
+    def follow(
+        self, record: TaskRecord, progress_token: str | int | None = None, *, after: Exchange | None = None
+    ) -> None:
         """Tell the client what happens to a task that it has just made.
 
         Last of all before the call is answered, so that the client does not hear of the task before it knows it.
         """
         # What the call is answered with, whatever the task is by now.
-        self._follow(record, Followed(told=TaskStatus.WORKING, token=progress_token))
+        self._follow(record, Followed(told=TaskStatus.WORKING, token=progress_token), after)
 
-    def adopt(self, record: TaskRecord) -> None:
+    def adopt(self, record: TaskRecord, *, after: Exchange | None = None) -> None:
         """Take in a task whose id the client presented, and tell it what happens to it. Does nothing if it has it."""
         if record.session != self.id and record.id not in self._adopted:
             self._adopted[record.id] = expires_at(record)
         # Also one of its own that it did not make by a call: a child of one of its tasks.
         if not record.is_final and record.id not in self._followed:
-            self._follow(record, Followed(told=record.status))
+            self._follow(record, Followed(told=record.status), after)
 
     def adopted(self) -> Sequence[str]:
         """The tasks that were taken in and are still there, in that order."""
@@ -104,7 +111,8 @@ class Session:
         """Have the hints of its tasks put into an inbox from now on."""
         self._listening = (runtime, inbox)
         for task_id in self._followed:
-            self._look_at(task_id)
+            if task_id not in self._starting:
+                self._look_at(task_id)
 
     def close(self) -> None:
         """The connection is gone, and nobody is told of anything any more."""
@@ -112,10 +120,19 @@ class Session:
         for task_id in list(self._followed):
             self.ended(task_id, None)
 
-    def _follow(self, record: TaskRecord, followed: Followed) -> None:
+    def _follow(self, record: TaskRecord, followed: Followed, after: Exchange | None) -> None:
         self._followed[record.id] = followed
         self._audience.join(record.id, self)
-        asyncio.get_running_loop().call_later(HEAD_START, self._look_at, record.id)
+        looking = self._look_after(record.id, after)
+        self._starting[record.id] = asyncio.create_task(looking, name="mcp-tasks-head-start")
+
+    async def _look_after(self, task_id: str, exchange: Exchange | None) -> None:
+        if exchange is not None:
+            with anyio.move_on_after(ANSWER_LIMIT):
+                await exchange.over.wait()
+        await asyncio.sleep(HEAD_START)
+        self._starting.pop(task_id, None)
+        self._look_at(task_id)
 
     def _look_at(self, task_id: str) -> None:
         """Have the task looked at: it may have changed before it was listened to."""
