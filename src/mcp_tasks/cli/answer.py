@@ -13,7 +13,7 @@ from mcp import Client, MCPError
 from mcp_tasks.cli.arguments import read_arguments, read_object
 from mcp_tasks.cli.connection import connect
 from mcp_tasks.cli.desk import Desk
-from mcp_tasks.cli.exits import TASK_NOT_KNOWN, Detached, Exit, Problem
+from mcp_tasks.cli.exits import Detached, Exit, Problem, task_not_known
 from mcp_tasks.cli.following import nobody
 from mcp_tasks.cli.forms import Later
 from mcp_tasks.cli.keyboard import is_terminal
@@ -122,7 +122,7 @@ class _Given:
         try:
             await handle.answer(answers)
         except UnknownTask as exc:
-            raise Problem(TASK_NOT_KNOWN, Exit.UNKNOWN_TASK) from exc
+            raise Problem(task_not_known(exc), Exit.UNKNOWN_TASK) from exc
         except UsageError as exc:
             raise Problem(str(exc), Exit.USAGE, hint="Nothing was sent; the task still waits for an answer.") from exc
         except MCPError as exc:
