@@ -12,6 +12,7 @@ import anyio
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.sse import sse_client
+from mcp.server.mcpserver import Context
 
 from mcp_tasks import Tasks
 from mcp_tasks.client import TaskFailed, TasksClient, call_tool, reconnecting_http, stdio_transport, with_tasks
@@ -62,6 +63,29 @@ async def test_leaving_while_the_server_still_speaks_is_quiet(caplog: pytest.Log
                     wait.cancel()
                 await asyncio.gather(*waits, return_exceptions=True)
             desk.gate.clear()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_leaving_in_the_middle_of_a_stream_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
+    server = build(Tasks("memory://", settings=QUICK), Desk())
+    heard = asyncio.Event()
+
+    @server.tool()
+    async def talks(ctx: Context) -> str:  # pyright: ignore[reportUnusedFunction]
+        for step in range(3000):
+            await ctx.report_progress(step, None, "on and on")
+            await asyncio.sleep(0)
+        return "done"
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        heard.set()
+
+    async with serving(server) as wire:
+        with anyio.fail_after(PATIENCE):
+            async with connected(wire.url) as client:
+                calls = [asyncio.create_task(client.call_tool("talks", progress_callback=hear)) for _ in "123"]
+                await heard.wait()
+            await asyncio.gather(*calls, return_exceptions=True)
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
