@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from mcp import Client, MCPError
 from mcp.server import MCPServer
@@ -17,7 +19,8 @@ from mcp_tasks import Tasks
 from mcp_tasks.client import TasksClient
 from mcp_tasks.errors import WiringError
 from mcp_tasks.server import ToolOptions
-from tests.helpers.process import ROOT
+from tests.deploy.recipes import answers
+from tests.helpers.process import ENVIRONMENT, ROOT
 
 pytestmark = pytest.mark.anyio
 
@@ -76,3 +79,27 @@ async def test_a_lifespan_that_was_replaced_is_told_of_at_the_first_call_that_wo
         assert [tool.name for tool in (await client.list_tools()).tools] == ["greet"]
         with pytest.raises(MCPError, match="tasks are not running"):
             await client.call_tool("greet")
+
+
+async def test_the_server_and_the_client_of_the_page_on_hosted_tasks_work_together(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / "client-tasks.md").read_text(), re.DOTALL | re.MULTILINE)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    serving, hosting = (text for text in blocks if "__main__" in text)
+    (tmp_path / "server.py").write_text(serving.replace('"streamable-http"', f'"streamable-http", port={port}'))
+    (tmp_path / "client.py").write_text(hosting.replace("8000", str(port)))
+    environment = {**ENVIRONMENT, "MCP_TASKS_URL": "memory://"}
+
+    async with await anyio.open_process(
+        [sys.executable, "server.py"], cwd=tmp_path, env=environment, stdout=None, stderr=None
+    ) as server:
+
+        def is_alive() -> None:
+            assert server.returncode is None, "the server ended by itself"
+
+        await answers(f"http://127.0.0.1:{port}/mcp", is_alive)
+        done = await anyio.run_process([sys.executable, "client.py"], cwd=tmp_path, env=environment)
+        server.terminate()
+    assert done.stdout.decode() == "accept\n"
+    assert (tmp_path / "hosted.db").exists()
