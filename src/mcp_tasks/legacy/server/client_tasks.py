@@ -6,9 +6,9 @@
 
     approval = client_task(ctx, task_id, Publish)    # another call, another day
 
-Only a client that declared it in its 2025-11-25 handshake hosts tasks. In a tool that runs as a task, any other client is
-asked plainly, as with `ctx.elicit`: the question waits in the server's task, whatever the client speaks. In a plain call
-the functions raise `ClientTasksUnsupported` before anything is sent, and `ctx.elicit` is the way to ask.
+Only a client that declared it in its 2025-11-25 handshake hosts tasks. In a tool that runs as a task, any other client
+is asked plainly, as with `ctx.elicit`: the question waits in the server's task, whatever the client speaks. In a plain
+call the functions raise `ClientTasksUnsupported` before anything is sent, and `ctx.elicit` is the way to ask.
 """
 
 from __future__ import annotations
@@ -125,8 +125,9 @@ class ClientTask(Generic[T]):
 class AskedInTask(ClientTask[T]):
     """A question of a task of this server: the task keeps it, and sees to it that the client is asked for a task once.
 
-    A client that hosts no tasks is asked plainly. The question is put when its result is awaited, and is part of the task from then on: the run may leave memory, and after a
-    restart the answer is fetched from the client's task, whatever session the client then has.
+    A client that hosts no tasks is asked plainly. The question is put when its result is awaited, and is part of the
+    task from then on: the run may leave memory, and after a restart the answer is fetched from the client's task,
+    whatever session the client then has.
     """
 
     def __init__(self, ask: Callable[[float | None], Awaitable[dict[str, Any]]], parse: Parse[T]) -> None:
