@@ -96,7 +96,7 @@ async def test_a_tool_that_fails_says_so_in_the_same_words(two: Two) -> None:
 async def test_somebody_is_sent_to_a_page_by_a_task(two: Two) -> None:
     two.host.asked.clear()
     if not two.answers:
-        with pytest.raises(TaskFailed, match="over stateless HTTP"):
+        with pytest.raises(TaskFailed, match="this server is stateless"):
             await _as_task(two.client, "ask_url")
         return
     answer = await _as_task(two.client, "ask_url")
