@@ -132,11 +132,16 @@ class MissingExtra(UsageError):
 
 
 class UnknownTask(TasksError):
-    """No such task for this caller: never created, expired, or somebody else's. All three look alike."""
+    """No such task for this caller: never created, expired, or somebody else's. All three look alike.
 
-    def __init__(self, task_id: str, what: str = "Task not found") -> None:
+    Attributes:
+        hint: What else it may be, with servers of this kind.
+    """
+
+    def __init__(self, task_id: str, what: str = "Task not found", *, hint: str = "") -> None:
         self.task_id = task_id
-        super().__init__(f"{what}: it does not exist, has expired, or is not yours")
+        self.hint = hint
+        super().__init__(f"{what}: it does not exist, has expired, or is not yours{f'; {hint}' if hint else ''}")
 
 
 class TaskWasCancelled(TasksError):

@@ -8,6 +8,7 @@ import pickle
 import time
 from datetime import timedelta
 from itertools import groupby, pairwise
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -288,6 +289,15 @@ async def test_answers_can_be_given_by_hand_one_by_one(url: str) -> None:
             for key in list(snapshot.input_requests)[:1]:
                 await handle.answer({key: ANSWER})
         assert text(await handle.result()) == "Ada is 36"
+
+
+async def test_an_answer_may_be_a_model_of_the_sdk(url: str, tmp_path: Path) -> None:
+    async with connect(url, person=Person(), ledger=str(tmp_path / "ledger.db")) as client:
+        handle = await begin(client, "ask_name")
+        async for snapshot in handle.watch():
+            if snapshot.input_requests:
+                await handle.answer(dict.fromkeys(snapshot.input_requests, accepted()))
+        assert text(await handle.result()) == "Hello, Ada!"
 
 
 async def test_a_question_that_somebody_else_answers_leaves_the_person_alone(url: str) -> None:

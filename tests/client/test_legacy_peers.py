@@ -240,6 +240,66 @@ async def test_a_task_that_expires_before_its_result_was_fetched_is_unknown() ->
             await (await begin(client, "x")).result(PATIENCE)
 
 
+async def test_a_server_that_stumbles_over_a_look_is_looked_at_again_before_the_task_is_called_unknown() -> None:
+    peer = OldPeer()
+    stumbled = ErrorData(code=-32602, message="Invalid request parameters", data="")
+    peer.on("tasks/get", task(), stumbled, task("completed"))
+    peer.on("tasks/result", stumbled, stumbled, result())
+    async with connected(peer) as client:
+        assert text(await (await begin(client, "x")).result(PATIENCE)) == "done"
+
+
+async def test_a_server_that_only_ever_stumbles_does_not_know_the_task_and_the_error_names_sessions() -> None:
+    peer = OldPeer()
+    peer.on("tasks/get", ErrorData(code=-32602, message="Invalid request parameters", data=""))
+    async with connected(peer) as client:
+        with pytest.raises(UnknownTask, match="only for the session that made it"):
+            await (await begin(client, "x")).status()
+
+
+async def test_a_watch_shows_a_state_once_however_often_its_expiry_moves() -> None:
+    peer = OldPeer()
+    renewed = [task(ttl=1000 * n, pollInterval=20 + n, lastUpdatedAt=f"2025-11-25T10:40:0{n}Z") for n in range(9)]
+    peer.on("tasks/get", *renewed, task("completed"))
+    peer.on("tasks/result", never, result())
+    async with connected(peer) as client:
+        handle = await begin(client, "x")
+        with anyio.fail_after(PATIENCE):
+            states = [snapshot.status async for snapshot in handle.watch()]
+    assert states == [TaskStatus.WORKING, TaskStatus.COMPLETED]
+
+
+async def test_the_first_state_that_asks_something_has_its_question() -> None:
+    peer = OldPeer()
+    peer.on("tasks/get", task("input_required"))
+
+    async def ask(params: Mapping[str, Any]) -> Answer:
+        await anyio.sleep(0.05)
+        await peer.ask("elicitation/create", {**FORM, "_meta": dict(RELATED)})
+        return None
+
+    peer.on("tasks/result", ask)
+    async with connected(peer) as client:
+        handle = await begin(client, "x")
+        async with aclosing(handle.watch()) as states:
+            with anyio.fail_after(PATIENCE):
+                first = await anext(states)
+    assert first.status is TaskStatus.INPUT_REQUIRED
+    assert [question["params"]["message"] for question in first.input_requests.values()] == ["Your name?"]
+
+
+async def test_a_question_that_never_comes_holds_its_state_back_for_a_moment_only() -> None:
+    peer = OldPeer()
+    peer.on("tasks/get", task("input_required"))
+    peer.on("tasks/result", never)
+    async with connected(peer) as client:
+        handle = await begin(client, "x")
+        async with aclosing(handle.watch()) as states:
+            with anyio.fail_after(PATIENCE):
+                first = await anext(states)
+    assert (first.status, first.input_requests) == (TaskStatus.INPUT_REQUIRED, {})
+
+
 async def test_a_server_that_never_answers_is_given_up_when_the_time_is_over() -> None:
     peer = OldPeer()
     peer.on("tasks/get", never)

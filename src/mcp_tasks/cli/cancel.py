@@ -8,7 +8,7 @@ import click
 from mcp import Client, MCPError
 
 from mcp_tasks.cli.connection import connect
-from mcp_tasks.cli.exits import TASK_NOT_KNOWN, Exit, Problem
+from mcp_tasks.cli.exits import Exit, Problem, task_not_known
 from mcp_tasks.cli.looking import look
 from mcp_tasks.cli.options import TaskOptions, takes_task_options
 from mcp_tasks.cli.outcomes import print_json, say
@@ -75,7 +75,7 @@ async def _cancel(client: Client, entry: LedgerEntry) -> str:
     try:
         await resume_task(client, entry.task_id, tool=entry.tool).cancel()
     except UnknownTask as exc:
-        raise Problem(f"{short_id(entry.task_id)}: {TASK_NOT_KNOWN}", Exit.UNKNOWN_TASK) from exc
+        raise Problem(f"{short_id(entry.task_id)}: {task_not_known(exc)}", Exit.UNKNOWN_TASK) from exc
     except MCPError as exc:
         raise Problem(f"{short_id(entry.task_id)}: the server answers: {clean(str(exc))}", Exit.FAILED) from exc
     return (await look(client, entry)).status.value

@@ -7,6 +7,8 @@ from typing import Final
 
 import click
 
+from mcp_tasks.errors import UnknownTask
+
 
 class Exit(IntEnum):
     """Exit codes, for scripts. Documented in docs/cli.md; a number never changes its meaning."""
@@ -32,6 +34,12 @@ class Exit(IntEnum):
 
 TASK_NOT_KNOWN: Final = "the server does not know this task: it may have expired, or belong to another user"
 """In words, what a server means by an unknown task."""
+
+
+def task_not_known(exc: UnknownTask) -> str:
+    """What a server means by an unknown task, and what else a server of this kind may mean."""
+    return f"{TASK_NOT_KNOWN}; {exc.hint}" if exc.hint else TASK_NOT_KNOWN
+
 
 DOCTOR_FOUND_FAULTS = 1
 """What `doctor` ends with when a probe failed."""

@@ -13,7 +13,7 @@ from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, REQUEST_TIMEOUT, Elici
 
 from mcp_tasks.cli.connection import connect
 from mcp_tasks.cli.desk import Desk
-from mcp_tasks.cli.exits import TASK_NOT_KNOWN, Exit, Problem
+from mcp_tasks.cli.exits import Exit, Problem, task_not_known
 from mcp_tasks.cli.forms import Later
 from mcp_tasks.cli.options import Access
 from mcp_tasks.cli.outcomes import Outcome, kept_outcome, outcome_of, say
@@ -101,8 +101,8 @@ class Follower:
         except asyncio.CancelledError:
             await self._abandon(handle, entry)
             raise
-        except UnknownTask:
-            self._note(entry, problem=TASK_NOT_KNOWN, code=Exit.UNKNOWN_TASK)
+        except UnknownTask as exc:
+            self._note(entry, problem=task_not_known(exc), code=Exit.UNKNOWN_TASK)
         except MCPError as exc:
             gone = exc.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT)
             self._note(entry, problem=f"the server answers: {exc}", code=Exit.UNREACHABLE if gone else Exit.FAILED)

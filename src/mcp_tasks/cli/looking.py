@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from mcp import Client, MCPError
 
 from mcp_tasks.cli.connection import connect
-from mcp_tasks.cli.exits import TASK_NOT_KNOWN, Exit, Problem
+from mcp_tasks.cli.exits import Exit, Problem, task_not_known
 from mcp_tasks.cli.options import Access
 from mcp_tasks.cli.remembered import by_server
 from mcp_tasks.cli.target import Target
@@ -38,7 +38,7 @@ async def look(client: Client, entry: LedgerEntry) -> TaskSnapshot:
     try:
         return await resume_task(client, entry.task_id, tool=entry.tool).status()
     except UnknownTask as exc:
-        raise Problem(TASK_NOT_KNOWN, Exit.UNKNOWN_TASK) from exc
+        raise Problem(task_not_known(exc), Exit.UNKNOWN_TASK) from exc
     except (MCPError, InvalidResponse) as exc:
         raise Problem(f"the server answers: {exc}", Exit.FAILED) from exc
 

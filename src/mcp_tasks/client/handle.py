@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -19,7 +20,7 @@ from mcp_tasks.client.failure import task_failed
 from mcp_tasks.client.mailbox import Mailbox
 from mcp_tasks.client.poller import Patience, Poller
 from mcp_tasks.client.port import TaskPort
-from mcp_tasks.client.requests import check_answer, is_transient
+from mcp_tasks.client.requests import is_transient, plain_answers
 from mcp_tasks.client.task_ledger import TaskLedger
 from mcp_tasks.client.waiting import Budget, Wake, first_of
 from mcp_tasks.core.durations import seconds_of
@@ -109,6 +110,7 @@ class TaskHandle:
         """The states of the task as they come, the present one first and the final one last.
 
         Pushed where the server does that, polled at the server's pace otherwise. Questions are shown, not answered.
+        A state is given once: that the server has moved the task's expiry or its pace is no news.
 
         Args:
             questions: Whether to fetch questions from a server that sends them only to one who waits, as those of
@@ -164,14 +166,15 @@ class TaskHandle:
         raise WaitTimedOut(self.id, seconds or 0.0, await self.abandon(on_abandon))
 
     async def answer(self, responses: Mapping[str, Any]) -> None:
-        """Answer open questions by their keys, with results as the callbacks would give them.
+        """Answer open questions by their keys, with results as the callbacks would give them: `ElicitResult(...)`, or
+        the same as a dict.
 
         Raises:
             MCPError: The server refuses an answer; the task still waits for it.
             UsageError: An answer cannot be sent: it is not JSON, or not valid Unicode.
             UnknownTask: The server does not know the task (any more).
         """
-        check_answer(responses)
+        responses = plain_answers(responses)
         if self._ledger.exists and not self._asked.keys() >= responses.keys():
             # An answer is recorded with its question, and given again to no other.
             await self.status()
@@ -272,13 +275,15 @@ class TaskHandle:
             shown: TaskSnapshot | None = None
             while shown is None or not shown.is_final:
                 snapshot = await self._next(poller, box, wake)
-                if snapshot is None or snapshot == shown:
+                if snapshot is None:
                     continue
                 # A look and a notification may cross; what is older than what was shown is not news, but for the end:
                 # a server's machines may not agree about the time, and a task ends once.
                 if shown is None or snapshot.is_final or shown.updated_at <= snapshot.updated_at:
-                    shown = self._saw(snapshot)
-                    yield snapshot
+                    is_news = shown is None or news_in(snapshot) != news_in(shown)
+                    shown = snapshot
+                    if is_news:
+                        yield self._saw(snapshot)
 
     async def _next(self, poller: Poller, box: Mailbox, wake: Wake) -> TaskSnapshot | None:
         """Wait for whichever comes first: a pushed state, the time to look, or an answer that was given."""
@@ -324,6 +329,12 @@ class TaskHandle:
         if final.error is not None:
             raise task_failed(self.id, final.error, final.message)
         return tool_result(final.result, f"task {self.id}")
+
+
+def news_in(snapshot: TaskSnapshot) -> TaskSnapshot:
+    """The state without what says nothing of the task itself: how long it is kept, and when to look again. Servers move
+    the expiry of a running task with every look."""
+    return replace(snapshot, updated_at=snapshot.created_at, expires_at=None, poll_interval=None)
 
 
 def tool_result(result: object, of: str) -> CallToolResult:

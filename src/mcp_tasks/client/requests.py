@@ -21,7 +21,7 @@ from mcp_types import (
     SubscriptionsListenRequest,
     SubscriptionsListenRequestParams,
 )
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mcp_tasks.errors import InvalidResponse, UnknownTask, UsageError
 from mcp_tasks.wire.models import CancelTaskParams, GetTaskParams, UpdateTaskParams
@@ -118,6 +118,23 @@ def check_answer(responses: Mapping[str, Any]) -> None:
         raise UsageError(f"{what} contains text that is not valid Unicode") from exc
     except (TypeError, ValueError) as exc:
         raise UsageError(f"{what} cannot be written as JSON: {exc}") from exc
+
+
+def plain_answers(responses: Mapping[str, Any]) -> dict[str, Any]:
+    """Answers as they are recorded and sent: models of the SDK, such as `ElicitResult`, become what they stand for.
+
+    Raises:
+        UsageError: One cannot be sent.
+    """
+    plain = {key: _plain(response) for key, response in responses.items()}
+    check_answer(plain)
+    return plain
+
+
+def _plain(response: Any) -> Any:
+    if isinstance(response, BaseModel):
+        return response.model_dump(by_alias=True, mode="json", exclude_none=True)
+    return response
 
 
 async def cancel_task(session: ClientSession, task_id: str) -> None:

@@ -55,6 +55,14 @@ cancelling one that is being answered: the Python SDK 1.30 breaks off the whole 
 TRIES: Final = 3
 """How often a failed task may give an error that looks like a broken connection, before it is taken for its outcome."""
 
+HELD_BACK: Final = 0.5
+"""Seconds for the questions of a task that is said to ask something; they come on another stream than that."""
+
+LOOKS: Final = (0.1, 0.4)
+"""Seconds after which a task that its server seems not to know is looked at again."""
+
+BY_SESSION: Final = "some servers of 2025-11-25 keep a task only for the session that made it"
+
 _CUT: Final = frozenset({CONNECTION_CLOSED, REQUEST_TIMEOUT})
 
 
@@ -95,18 +103,21 @@ class DrivenTask:
         self._keeper: asyncio.Task[None] | None = None
         self._outcome: JsonObject | ErrorData | None = None
         self._cuts = 0
+        # A question has come, or the end.
+        self._stirred = asyncio.Event()
+        self._held_back = False
 
     # For the handle
 
     async def get(self) -> TaskSnapshot:
         """`tasks/get`, and `tasks/result` once the task has ended."""
-        snapshot = read_task(await self._request("tasks/get"))
-        if snapshot.id != self.id:
-            raise InvalidResponse(f"asked for task {self.id}, and the server answered with task {snapshot.id}")
-        self._last = snapshot
+        snapshot = await self._look()
         if not snapshot.is_final:
             self._outcome = None
             self._keep(asks=snapshot.status is TaskStatus.INPUT_REQUIRED)
+            if await self._ends_unasked(snapshot):
+                snapshot = await self._look()
+        if not snapshot.is_final:
             return self._with_news(snapshot)
         self._questions.clear()
         return await self._with_outcome(self._with_news(snapshot))
@@ -127,6 +138,7 @@ class DrivenTask:
                 await self._wire.reply(question.request_id, named)
                 self._questions.pop(key, None)
                 self._given[key] = named
+                self._held_back = False
         # A reply is not acknowledged. What is sent after it is answered after the server has it, and whoever only came
         # to answer may leave then.
         await self._request("tasks/get")
@@ -179,6 +191,7 @@ class DrivenTask:
             return False
         self._asked[key] = True
         self._questions[key] = Question(request.id, request.method, dict(params))
+        self._stirred.set()
         self._show()
         return True
 
@@ -201,6 +214,27 @@ class DrivenTask:
         for box in self._boxes:
             box.hint()
 
+    # Looks
+
+    async def _look(self) -> TaskSnapshot:
+        self._last = read_task(await self._request("tasks/get"))
+        if self._last.id != self.id:
+            raise InvalidResponse(f"asked for task {self.id}, and the server answered with task {self._last.id}")
+        return self._last
+
+    async def _ends_unasked(self, snapshot: TaskSnapshot) -> bool:
+        """Give the questions of a state that is about to be shown a moment to come, once for each time that the task
+        begins to ask; whether the task seems to have ended instead."""
+        if snapshot.status is not TaskStatus.INPUT_REQUIRED:
+            self._held_back = False
+        elif self._keeper is not None and not self._questions and not self._held_back:
+            self._held_back = True
+            self._stirred.clear()
+            with anyio.move_on_after(HELD_BACK):
+                await self._stirred.wait()
+                return not self._questions
+        return False
+
     # The outcome
 
     async def _with_outcome(self, snapshot: TaskSnapshot) -> TaskSnapshot:
@@ -210,7 +244,8 @@ class DrivenTask:
         if isinstance(outcome, ErrorData) and snapshot.status is TaskStatus.COMPLETED:
             # A task that completed has a result; this was an error of the question for it.
             self._outcome = None
-            raise _of_task(self.id, MCPError.from_error_data(outcome))
+            outcome = await self._request("tasks/result")
+            self._outcome = outcome
         if isinstance(outcome, ErrorData):
             return replace(snapshot, error=outcome.model_dump(by_alias=True, mode="json", exclude_none=True))
         if snapshot.status is TaskStatus.FAILED and "content" not in outcome:
@@ -261,17 +296,22 @@ class DrivenTask:
                 self._outcome = await self._wire.request("tasks/result", {"taskId": self.id})
             except MCPError as exc:
                 if exc.code not in _CUT:
-                    # The task's own error, if the task has failed: the next look tells.
+                    # The task's own error, if the task has failed: the next look tells. Not at once, as a server may
+                    # answer like that for as long as it is asked.
                     self._outcome = exc.error
-                    break
+                    return self._tell(over=False)
                 logger.debug("tasks/result of %s was cut off: %s", self.id, exc)
                 pause = backoff(failures, base=timedelta(milliseconds=250), limit=timedelta(seconds=10))
                 failures += 1
                 await anyio.sleep(pause.total_seconds())
             else:
                 break
+        return self._tell(over=True)
+
+    def _tell(self, *, over: bool) -> None:
+        self._stirred.set()
         for box in self._boxes:
-            box.over()
+            box.over() if over else box.hint()
 
     # What becomes known
 
@@ -292,10 +332,24 @@ class DrivenTask:
         return replace(snapshot, status=TaskStatus.INPUT_REQUIRED, input_requests=asked)
 
     async def _request(self, method: str) -> dict[str, Any]:
-        try:
-            return await self._wire.request(method, {"taskId": self.id}, timeout=TIMEOUT)
-        except MCPError as exc:
-            raise _of_task(self.id, exc) from exc
+        """Ask for something that the server has at hand.
+
+        Servers of the Python SDK 1 refuse whatever they fail to process with the code that an unknown task has. So
+        unless that is what they say, they are asked again before they are believed.
+
+        Raises:
+            UnknownTask: The server does not know the task (any more).
+        """
+        for pause in (*LOOKS, None):
+            try:
+                return await self._wire.request(method, {"taskId": self.id}, timeout=TIMEOUT)
+            except MCPError as exc:
+                if exc.code != INVALID_PARAMS:
+                    raise
+                if pause is None or _says_unknown(exc):
+                    raise UnknownTask(self.id, f"Task {self.id} not found", hint=BY_SESSION) from exc
+                await anyio.sleep(pause)
+        raise AssertionError("unreachable: the last look ends it")
 
 
 def _named(response: Mapping[str, Any], task_id: str) -> dict[str, Any]:
@@ -303,5 +357,6 @@ def _named(response: Mapping[str, Any], task_id: str) -> dict[str, Any]:
     return {**response, "_meta": {**mapping(response.get("_meta")), **related_task(task_id)}}
 
 
-def _of_task(task_id: str, exc: MCPError) -> Exception:
-    return UnknownTask(task_id, f"Task {task_id} not found") if exc.code == INVALID_PARAMS else exc
+def _says_unknown(exc: MCPError) -> bool:
+    said = exc.message.lower()
+    return any(words in said for words in ("not found", "unknown", "not exist", "no such", "expired"))
