@@ -127,6 +127,7 @@ def types_in_signatures() -> list[Export]:
     found: list[Export] = []
     while waiting:
         export = waiting.pop()
+        waiting += _unnamed_bases(export)
         for name in sorted({name for node in export.nodes for name in _named_in(node)} - known):
             try:
                 named = _definition(export.home, name)
@@ -137,6 +138,25 @@ def types_in_signatures() -> list[Export]:
                 found.append(named)
                 waiting.append(named)
     return sorted(found, key=lambda export: export.name)
+
+
+def _unnamed_bases(export: Export) -> list[Export]:
+    """The classes of ours that a public one is put together from, and no module exports.
+
+    Nobody can look them up, so what they define is described as their heir's own.
+    """
+    last = export.nodes[-1] if export.nodes else None
+    found: list[Export] = []
+    for base in last.bases if isinstance(last, ast.ClassDef) else ():
+        if not isinstance(base, ast.Name | ast.Subscript):
+            continue
+        try:
+            named = _definition(export.home, ast.unparse(base).partition("[")[0])
+        except LookupError:  # a builtin
+            continue
+        if named.nodes and not _exporters(named):
+            found += [named, *_unnamed_bases(named)]
+    return found
 
 
 def _named_in(node: Definition) -> set[str]:
@@ -258,7 +278,7 @@ def _entries(public: Sequence[Export], *, hidden: Collection[str] = (), say_wher
             yield f"From {' or '.join(f'`{module}`' for module in modules)}.\n"
         last = export.nodes[-1] if export.nodes else None
         if isinstance(last, ast.ClassDef):
-            yield from _class(last, [other for other in public if other.name != export.name])
+            yield from _class(last, [other for other in public if other.name != export.name], _unnamed_bases(export))
         elif isinstance(last, Function):
             yield _block(_signatures(export.name, [node for node in export.nodes if isinstance(node, Function)]))
             yield _prose(export.doc)
@@ -268,13 +288,15 @@ def _entries(public: Sequence[Export], *, hidden: Collection[str] = (), say_wher
             yield _prose(export.doc)
 
 
-def _class(node: ast.ClassDef, beside: Sequence[Export]) -> Iterator[str]:
-    bases = [ast.unparse(base) for base in node.bases if not ast.unparse(base).startswith(("Protocol", "Generic"))]
+def _class(node: ast.ClassDef, beside: Sequence[Export], unnamed: Sequence[Export]) -> Iterator[str]:
+    not_shown = ("Protocol", "Generic", *(base.name for base in unnamed))
+    bases = [ast.unparse(base) for base in node.bases if not ast.unparse(base).startswith(not_shown)]
     yield _block([f"class {node.name}" + (f"({', '.join(bases)})" if bases else ""), *_constructor(node)])
     yield _prose(ast.get_docstring(node) or "")
     if fields := [*_documented_fields(node), *_carried(node)]:
         yield "\n" + "\n".join(fields)
-    members = _members(node)
+    own = _members(node)
+    members = {**own, **{name: found for name, found in _inherited(unnamed).items() if name not in own}}
     attributes = {name for statement in node.body if isinstance(statement, ast.AnnAssign) for name in _names(statement)}
     said_there: set[str] = set()
     for seam in beside:
@@ -303,6 +325,15 @@ def _members(node: ast.ClassDef) -> dict[str, list[Function]]:
     for statement in node.body:
         if isinstance(statement, Function) and not _is_setter(statement):
             members.setdefault(statement.name, []).append(statement)
+    return members
+
+
+def _inherited(bases: Sequence[Export]) -> dict[str, list[Function]]:
+    """What the bases define, as Python finds it: the first of them that has a name."""
+    members: dict[str, list[Function]] = {}
+    for node in (base.nodes[-1] for base in reversed(bases)):
+        if isinstance(node, ast.ClassDef):
+            members |= _members(node)
     return members
 
 

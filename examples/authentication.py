@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import secrets
 import sys
 import time
 from collections.abc import AsyncGenerator
@@ -33,11 +34,11 @@ from mcp_tasks.errors import UnknownTask
 
 ISSUER = "https://login.example.com"
 RESOURCE = os.environ.get("RESOURCE_URL", "http://127.0.0.1:8000/mcp")
-# No default: a secret that everybody knows lets everybody in.
-SECRET = os.environ.get("TOKEN_SECRET") or sys.exit(
-    "TOKEN_SECRET is not set. Make one, the same for `serve` and `visit`:\n"
-    "  export TOKEN_SECRET=$(python -c 'import secrets; print(secrets.token_hex(32))')"
-)
+# Nothing that could be known: without a secret from outside, nobody gets in.
+SECRET = os.environ.get("TOKEN_SECRET") or secrets.token_hex(32)
+NO_SECRET = """\
+TOKEN_SECRET is not set. Make one, the same for `serve` and `visit`:
+  export TOKEN_SECRET=$(python -c 'import secrets; print(secrets.token_hex(32))')"""
 
 
 class JwtVerifier:
@@ -124,6 +125,8 @@ def main() -> None:
     commands.add_parser("serve").add_argument("--port", type=int, default=8000)
     commands.add_parser("visit").add_argument("url")
     options = parser.parse_args()
+    if not os.environ.get("TOKEN_SECRET"):
+        sys.exit(NO_SECRET)
     if options.command == "serve":
         server.run("streamable-http", port=options.port)
     else:

@@ -119,9 +119,26 @@ async def test_the_two_users_of_the_example_see_what_the_page_shows(served: Serv
     command = [sys.executable, str(EXAMPLE), "visit", served.url]
     done = await anyio.run_process(command, cwd=ROOT, env=served.environment)
     first, second, third = done.stdout.decode().splitlines()
-    page = (ROOT / "docs" / "deploy.md").read_text()
     assert first.startswith("ann has task_")
     task_id = first.removeprefix("ann has ")
     assert task_id in second
-    assert second.replace(task_id, "task_4lN6...") in page
-    assert third in page
+    for page in ("deploy.md", "examples.md"):
+        text = (ROOT / "docs" / page).read_text()
+        assert f"{second.replace(task_id, 'task_4lN6...')}\n{third}\n" in text
+
+
+async def test_the_example_helps_without_a_secret_and_does_nothing_else(served: Served) -> None:
+    environment = {name: value for name, value in served.environment.items() if name != "TOKEN_SECRET"}
+
+    async def run(*arguments: str) -> tuple[int, str]:
+        command = [sys.executable, str(EXAMPLE), *arguments]
+        done = await anyio.run_process(command, cwd=ROOT, env=environment, check=False)
+        return done.returncode, (done.stdout + done.stderr).decode()
+
+    code, said = await run("--help")
+    assert code == 0
+    assert "authentication.py visit http://127.0.0.1:8000/mcp" in said
+    for arguments in (("serve", "--port", "0"), ("visit", served.url)):
+        code, said = await run(*arguments)
+        assert code == 1
+        assert "TOKEN_SECRET is not set" in said

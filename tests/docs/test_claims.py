@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from mcp import Client, MCPError
+from mcp.client.session import ClientRequestContext
 from mcp.server import MCPServer
+from mcp_types import INVALID_PARAMS, ElicitRequestParams, ElicitResult
 
 from mcp_tasks import Tasks
-from mcp_tasks.client import TasksClient
+from mcp_tasks.client import TaskHandle, TasksClient, reconnecting_http
 from mcp_tasks.errors import WiringError
 from mcp_tasks.server import ToolOptions
-from tests.helpers.process import ROOT
+from tests.deploy.recipes import answers
+from tests.helpers.process import ENVIRONMENT, ROOT
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +36,7 @@ async def mine(_: MCPServer[Any]) -> AsyncGenerator[dict[str, Any]]:
 
 
 def _names_of(page: Path) -> dict[str, Any]:
-    code = "\n\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE))
+    code = "\n\n".join(_code_of(page))
     names: dict[str, Any] = {"__name__": f"docs.{page.stem}"}
     exec(compile(code, page, "exec"), names)
     return names
@@ -76,3 +81,92 @@ async def test_a_lifespan_that_was_replaced_is_told_of_at_the_first_call_that_wo
         assert [tool.name for tool in (await client.list_tools()).tools] == ["greet"]
         with pytest.raises(MCPError, match="tasks are not running"):
             await client.call_tool("greet")
+
+
+def _code_of(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+@asynccontextmanager
+async def _served(folder: Path, code: str) -> AsyncGenerator[str]:
+    """The URL of a server of some page, as a process of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (folder / "server.py").write_text(code.replace('"streamable-http"', f'"streamable-http", port={port}'))
+    command, environment = [sys.executable, "server.py"], {**ENVIRONMENT, "MCP_TASKS_URL": "memory://"}
+    async with await anyio.open_process(command, cwd=folder, env=environment, stdout=None, stderr=None) as process:
+
+        def is_alive() -> None:
+            assert process.returncode is None, "the server ended by itself"
+
+        url = f"http://127.0.0.1:{port}/mcp"
+        try:
+            await answers(url, is_alive)
+            yield url
+            is_alive()
+        finally:
+            if process.returncode is None:
+                process.terminate()
+
+
+async def test_the_server_and_the_client_of_the_page_on_hosted_tasks_work_together(tmp_path: Path) -> None:
+    serving, hosting = (text for text in _code_of(DOCS / "client-tasks.md") if "__main__" in text)
+    async with _served(tmp_path, serving) as url:
+        (tmp_path / "client.py").write_text(hosting.replace("http://127.0.0.1:8000/mcp", url))
+        done = await anyio.run_process([sys.executable, "client.py"], cwd=tmp_path, env=ENVIRONMENT)
+    assert done.stdout.decode() == "accept\n"
+    assert (tmp_path / "hosted.db").exists()
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_a_question_is_answered_by_hand_as_the_client_page_does(tmp_path: Path, mode: str) -> None:
+    approve = _names_of(DOCS / "client.md")["approve"]
+    async with _served(tmp_path, _code_of(ROOT / "README.md")[0]) as url:
+        tasks = TasksClient()
+        async with Client(
+            reconnecting_http(url), mode=mode, extensions=[tasks], elicitation_callback=_nobody_is_asked
+        ) as client:
+            handle = await tasks.start(client, "render", {"frames": 2})
+            assert isinstance(handle, TaskHandle)
+            await approve(handle)
+            assert (await handle.result(timeout=60)).structured_content == {"result": "published"}
+
+
+async def _nobody_is_asked(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+    raise AssertionError(params)
+
+
+async def test_arguments_that_do_not_fit_are_said_in_the_way_of_each_era(tmp_path: Path) -> None:
+    async with _served(tmp_path, _code_of(ROOT / "README.md")[0]) as url:
+        async with Client(reconnecting_http(url), extensions=[TasksClient()]) as client:
+            assert (await client.call_tool("render", {"frames": "many"})).is_error
+        tasks = TasksClient()
+        async with Client(reconnecting_http(url), mode="legacy", extensions=[tasks]) as client:
+            for refused in (
+                lambda: client.call_tool("render", {"frames": "many"}),
+                lambda: tasks.call(client, "render", {"frames": "many"}),
+                lambda: tasks.start(client, "render", {"frames": "many"}),
+            ):
+                with pytest.raises(MCPError) as caught:
+                    await refused()
+                assert caught.value.error.code == INVALID_PARAMS
+
+
+async def test_the_child_of_a_clients_task_is_in_the_clients_list(tmp_path: Path) -> None:
+    code = _code_of(DOCS / "local.md")[0] + '\n\nserver.run("streamable-http")\n'
+    async with _served(tmp_path, code) as url:
+        tasks = TasksClient()
+        async with Client(
+            reconnecting_http(url), mode="legacy", extensions=[tasks], elicitation_callback=_decline
+        ) as client:
+            handle = await tasks.start(client, "release", {"id": 1})
+            assert isinstance(handle, TaskHandle)
+            assert (await handle.result(timeout=60)).structured_content == {"result": "release 1 is ready, decline"}
+            listed = [snapshot.id async for snapshot in tasks.list(client)]
+    assert handle.id in listed
+    assert len(listed) == 2
+
+
+async def _decline(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+    return ElicitResult(action="decline")

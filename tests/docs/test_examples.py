@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +37,34 @@ def test_every_example_is_on_the_page() -> None:
         named = f"examples/{script.name}" if script.stem != "demo" else "make demo"
         assert script.stem in parts_of_others or named in PAGE
     assert len(SHOWN) == 4
+
+
+@pytest.mark.parametrize(
+    ("script", "timeout", "what_happened"),
+    [
+        ("raise SystemExit('no such database')", 60.0, "ended with code 1 instead of serving"),
+        ("import sys, time; print('loading', file=sys.stderr, flush=True); time.sleep(600)", 3.0, "did not accept"),
+    ],
+    ids=["it ends", "it never serves"],
+)
+def test_a_server_that_does_not_start_is_shown_with_all_that_is_known(
+    tmp_path: Path, script: str, timeout: float, what_happened: str
+) -> None:
+    (tmp_path / "broken.py").write_text(script)
+    starts_it = f"""
+import asyncio, pathlib
+from server_process import ServerProcess
+asyncio.run(ServerProcess(pathlib.Path({str(tmp_path / "broken.py")!r}), timeout={timeout}).start())
+"""
+    command = [sys.executable, "-c", starts_it]
+    done = subprocess.run(
+        command, cwd=ROOT / "examples", env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=LIMIT
+    )
+    assert done.returncode == 1
+    assert re.search(rf"the server at http://127\.0\.0\.1:\d+/mcp {what_happened}.*, [\d.]+ seconds after", done.stderr)
+    assert "broken.py --port" in done.stderr
+    assert ("no such database" if "SystemExit" in script else "loading") in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 # The echo server's prompt and resource as tasks on the older wire: no client of the SDK asks for that.

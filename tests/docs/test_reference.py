@@ -9,9 +9,10 @@ from importlib import import_module
 from inspect import getmembers, isclass
 
 import pytest
+from mcp.server.extension import Extension
 
 from docs.reference import MODULES, exports, option_defaults, page, slug, types_in_signatures
-from mcp_tasks import errors
+from mcp_tasks import Tasks, errors
 from mcp_tasks.server import TaskOptions, ToolOptions
 
 
@@ -42,6 +43,32 @@ def test_signatures_show_what_the_author_wrote() -> None:
     assert "    clock: Callable[[], datetime] = utc_now,\n" in text
     assert "async sleep(\n    duration: timedelta | None = None,\n    *,\n" in text
     assert "def mark(self" not in text
+
+
+def test_what_a_class_inherits_from_one_that_nobody_exports_is_described_as_its_own() -> None:
+    text = page()
+    local = (
+        "call",
+        "get_prompt",
+        "read_resource",
+        "start",
+        "start_prompt",
+        "start_resource",
+        "handle",
+        "list",
+        "list_all",
+    )
+    assert [name for name in local if f"\n#### Tasks.{name}\n" not in text] == []
+    assert "LocalCalls" not in text
+    assert "async call(name: str, arguments: Mapping[str, Any] | None = None) -> CallToolResult" in text
+    explained = {export.name for export in types_in_signatures()} | {e.name for m in MODULES for e in exports(m)}
+    assert {"LocalTask", "TaskPage", "LocalSnapshot"} <= explained
+
+
+def test_every_public_method_of_tasks_is_there() -> None:
+    text = page()
+    ours = {name for name in dir(Tasks) if not name.startswith("_") and callable(getattr(Tasks, name))}
+    assert {name for name in ours - set(dir(Extension)) if f"\n#### Tasks.{name}\n" not in text} == set()
 
 
 def test_sections_of_a_docstring_become_lists() -> None:

@@ -32,6 +32,13 @@ class Approval(BaseModel):
     ok: bool
 
 
+async def written(ctx: Context, text: str) -> str:
+    """What the model writes."""
+    message = SamplingMessage(role="user", content=TextContent(type="text", text=text))
+    sampled = await (await sample_as_task(ctx, [message], max_tokens=10)).result()
+    return sampled.content.text if isinstance(sampled.content, TextContent) else "?"
+
+
 def build(store: str = "memory://") -> MCPServer[Any]:
     """The server."""
     tasks = Tasks(store, settings=QUICK)
@@ -54,6 +61,12 @@ def build(store: str = "memory://") -> MCPServer[Any]:
         except TimeoutError:
             return "too late"
         return "in time"
+
+    @server.tool(annotations=ToolAnnotations(idempotent_hint=True))
+    @tasks.task()
+    async def compose(ctx: Context) -> str:
+        """A task that has the model write as a task."""
+        return await written(ctx, "Write")
 
     @server.tool()
     async def approve(question: str, ctx: Context) -> str:
@@ -84,9 +97,7 @@ def build(store: str = "memory://") -> MCPServer[Any]:
 
     @server.tool()
     async def write(text: str, ctx: Context) -> str:
-        message = SamplingMessage(role="user", content=TextContent(type="text", text=text))
-        sampled = await (await sample_as_task(ctx, [message], max_tokens=10)).result()
-        return sampled.content.text if isinstance(sampled.content, TextContent) else "?"
+        return await written(ctx, text)
 
     @server.tool()
     async def try_to_ask(ctx: Context) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 from mcp import Client
-from mcp_types import ErrorData
+from mcp_types import ElicitResult, ErrorData
 
 from mcp_tasks.client import Hosting, ServerTransport, TaskHandle, TasksClient, reconnecting_http
 from mcp_tasks.core import TaskRecord
@@ -116,14 +116,46 @@ async def test_a_question_that_is_withdrawn_is_cancelled_at_the_client(host: Hos
         await until(lambda: host.cancelled == len(host.asked))
 
 
-async def test_a_client_that_hosts_no_tasks_is_told_so(host: Host) -> None:
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_a_client_that_hosts_no_tasks_is_asked_plainly(mode: str, host: Host) -> None:
+    host.ready.set()
     tasks = TasksClient()
-    transport = over_stdio()
-    async with Client(transport, mode="legacy", extensions=[tasks], elicitation_callback=host.elicit) as client:
+    async with Client(
+        over_stdio(),
+        mode=mode,
+        extensions=[tasks],
+        elicitation_callback=host.elicit,
+        sampling_callback=host.sample,
+    ) as client:
+        assert await result_of(await begin(tasks, client, "publish")) == "published True"
+        assert await result_of(await begin(tasks, client, "compose")) == "Hi"
+    assert host.asked == ["Publish?", "sample"]
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_a_client_that_cannot_be_asked_at_all_is_not_asked_plainly_either(mode: str) -> None:
+    tasks = TasksClient()
+    async with Client(over_stdio(), mode=mode, extensions=[tasks]) as client:
+        for tool, kind in (("publish", "elicitation"), ("compose", "sampling")):
+            with pytest.raises(Exception, match=f"did not declare the {kind} capability"):
+                await result_of(await begin(tasks, client, tool))
+
+
+async def test_an_answer_that_does_not_fit_is_asked_for_again_as_a_new_task(host: Host) -> None:
+    host.answer = ElicitResult(action="accept", content={"ok": "perhaps"})
+    host.ready.set()
+    tasks = TasksClient(hosting=Hosting())
+    async with connected("stdio", tasks, host) as client:
         handle = await begin(tasks, client, "publish")
-        with pytest.raises(Exception, match=r"did not declare tasks\.requests\.elicitation\.create"):
-            await result_of(handle)
-    assert host.asked == []
+        async with anyio.create_task_group() as group:
+
+            async def think_again() -> None:
+                await until(lambda: host.answered == 1)
+                host.answer = ElicitResult(action="accept", content={"ok": True})
+
+            group.start_soon(think_again)
+            assert await result_of(handle) == "published True"
+    assert host.asked == ["Publish?", "Publish?"]
 
 
 async def test_a_person_is_asked_once_though_the_server_is_killed(host: Host, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from mcp_tasks import Tasks
 from mcp_tasks.legacy.server.listing import PAGE_SIZE
 from mcp_tasks.stores.memory import MemoryStore
+from mcp_tasks.testing import FakeClock
 from tests.helpers.http import HttpWire, serving
 from tests.helpers.rpc import EVERYTHING, INVALID_PARAMS, Tasking
 from tests.helpers.server import QUICK, Desk, build
@@ -83,6 +85,28 @@ async def test_a_long_list_comes_in_pages() -> None:
         assert await other.listed() == [own, *made]
 
 
+@pytest.mark.parametrize("gone", [PAGE_SIZE - 1, PAGE_SIZE, PAGE_SIZE + 1], ids=["last shown", "next", "later"])
+async def test_a_task_that_expires_between_two_pages_takes_no_other_with_it(gone: int) -> None:
+    clock = FakeClock(datetime(2026, 1, 1, tzinfo=UTC))
+    async with served(clock=clock) as wire:
+        one, other = await over_http(wire), await over_http(wire)
+        made: list[str] = []
+        for n in range(PAGE_SIZE + 3):
+            task = await one.create("echo", {"value": n}, ttl=1_000 if n in (3, gone) else 3_600_000)
+            made.append(task["taskId"])
+            await one.until(task["taskId"], "completed")
+            await other.get(task["taskId"])
+        first = await other.page()
+        assert [task["taskId"] for task in first["tasks"]] == made[:PAGE_SIZE]
+        clock.advance(timedelta(minutes=1))
+        second = await other.page(first["nextCursor"])
+        expected = [task_id for n, task_id in enumerate(made) if n >= PAGE_SIZE and n != gone]
+        assert [task["taskId"] for task in second["tasks"]] == expected
+        assert "nextCursor" not in second
+        # Once more, now that the session has forgotten what is gone.
+        assert await other.page(first["nextCursor"]) == second
+
+
 async def test_a_list_that_just_fits_a_page_has_no_next() -> None:
     async with served(auth=True) as wire:
         alice = await over_http(wire.as_user("alice"))
@@ -94,7 +118,10 @@ async def test_a_list_that_just_fits_a_page_has_no_next() -> None:
 
 FORGED: list[Any] = [
     *(7, {}, "", "nope", "☃", "A" * 100_000),
-    *(base64.urlsafe_b64encode(text).decode() for text in (b"", b"x1", b"s", b"snope", b"a", b"a-1", b"a\xff")),
+    *(
+        base64.urlsafe_b64encode(text).decode()
+        for text in (b"", b"x1", b"s", b"snope", b"a", b"a-1", b"a1", b"a" + b"9" * 5000, b"a\xff")
+    ),
 ]
 
 

@@ -10,8 +10,10 @@ import anyio
 import pytest
 
 from mcp_tasks import Tasks
+from mcp_tasks.legacy.server.asking import MAX_MISFITS
+from mcp_tasks.wire.models import QUESTION_META_KEY
 from tests.helpers.http import HttpWire, serving
-from tests.helpers.rpc import EVERYTHING, NOTHING, PATIENCE, Tasking
+from tests.helpers.rpc import EVERYTHING, INVALID_PARAMS, NOTHING, PATIENCE, Tasking
 from tests.helpers.server import QUICK, Desk
 from tests.legacy.asking_server import build_asking
 from tests.legacy.http_session import RELATED, HttpSession, Stream, open_session
@@ -384,17 +386,59 @@ async def test_an_error_reaches_the_tool_as_in_a_plain_call(code: int, message: 
     ],
     ids=["empty", "unknown action", "no content", "wrong type", "wrong field", "no object"],
 )
-async def test_an_answer_that_does_not_fit_ends_as_in_a_plain_call(misfit: dict[str, Any]) -> None:
+async def test_a_question_whose_answer_does_not_fit_is_asked_again(misfit: dict[str, Any]) -> None:
+    async with served() as wire:
+        client = await open_session(wire)
+        async with client.listen() as own:
+            task_id = await client.create("ask_name")
+            first = await own.request(ELICIT)
+            await client.reply(first, misfit)
+            again = await own.request(ELICIT, number=2)
+            assert again["params"]["message"] == first["params"]["message"]
+            # A client that keeps its answers by this key would give the same one again.
+            assert again["params"]["_meta"][QUESTION_META_KEY] != first["params"]["_meta"][QUESTION_META_KEY]
+            assert await client.status(task_id) == "input_required"
+            await client.accept(again, name="Ada")
+            assert await client.result(task_id) == "Hello, Ada!"
+            assert len(own.sent(ELICIT)) == 2
+
+
+async def test_a_client_whose_answers_never_fit_is_asked_three_times_and_the_tool_is_told_why() -> None:
+    async with served() as wire:
+        client = await open_session(wire)
+        async with client.listen() as own:
+            told, failed = await client.create("insist"), await client.create("trust")
+            for number in range(1, 2 * MAX_MISFITS + 1):
+                await client.accept(await own.request(ELICIT, number=number), name=7)
+            text = await client.result(told)
+            assert text.startswith("-32602 ")
+            assert "does not fit: $.name: 7 is not of type 'string'" in text
+            error = (await client.ask("tasks/result", taskId=failed))["error"]
+            assert error["code"] == INVALID_PARAMS
+            assert "$.name: 7 is not of type 'string'" in error["message"]
+            assert len(own.sent(ELICIT)) == 2 * MAX_MISFITS
+
+
+async def test_an_answer_that_does_not_fit_does_not_fill_the_task() -> None:
     async with served() as wire:
         client = await open_session(wire)
         async with client.listen() as own:
             task_id = await client.create("trust")
-            await client.reply(await own.request(ELICIT), misfit)
-            as_task = await client.ask("tasks/result", taskId=task_id)
-            assert len(own.sent(ELICIT)) == 1
-        async with client.open("tools/call", name="trust", arguments={}) as plain:
-            await client.reply(await plain.request(ELICIT), misfit)
-            answer = await plain.answer()
-        as_task["result"].pop("_meta", None)
-        assert as_task["result"] == answer["result"]
-        assert as_task["result"]["isError"] is True
+            for number in range(1, MAX_MISFITS + 1):
+                await client.accept(await own.request(ELICIT, number=number), name=["x" * 100_000])
+            error = (await client.ask("tasks/result", taskId=task_id))["error"]
+            assert len(error["message"]) < 5_000
+
+
+async def test_a_question_that_is_asked_again_goes_to_the_stream_that_is_open_by_then() -> None:
+    async with served() as wire:
+        client = await open_session(wire)
+        async with client.listen() as lost:
+            task_id = await client.create("ask_name")
+            asked = await lost.request(ELICIT)
+        await anyio.sleep(A_WHILE)
+        await client.accept(asked, name=7)
+        await client.until_status(task_id, "input_required")
+        async with listening_again(client) as own:
+            await client.accept(await own.request(ELICIT), name="Ada")
+            assert await client.result(task_id) == "Hello, Ada!"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from mcp.server import MCPServer
 from mcp.shared.exceptions import MCPError
@@ -62,6 +64,16 @@ async def test_what_a_tool_fails_with_is_an_error_result_and_what_it_refuses_wit
         assert wrong.is_error
 
 
+async def test_the_log_says_what_failed_and_names_no_task(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_office() as office:
+        with caplog.at_level(logging.INFO, logger="mcp_tasks"):
+            await office.tasks.call("report", {"id": "not a number"})
+            await office.tasks.call("broken")
+    said = [message for message in caplog.messages if message.startswith("tool ")]
+    assert said == ["tool 'report' failed", "tool 'broken' failed"]
+    assert "task None" not in caplog.text
+
+
 async def test_a_tool_that_asks_has_nobody_to_ask() -> None:
     async with open_office() as office:
         with pytest.raises(MCPError):
@@ -97,7 +109,7 @@ async def test_without_a_running_server_nothing_is_called_or_started() -> None:
         tasks.list(owner=None),
         tasks.handle("some id").fetch(),
     ):
-        with pytest.raises(WiringError, match="tasks are not running"):
+        with pytest.raises(WiringError, match=r"tasks are not running.*async with tasks\.running\(server\)"):
             await attempt
 
 

@@ -399,4 +399,7 @@ async def test_a_tool_that_must_be_a_task_is_refused_in_the_words_of_the_era(hou
     assert not protocol.takes_tasks(earlier)
     assert protocol.cannot_take(undeclared, "render").code == MISSING_REQUIRED_CLIENT_CAPABILITY
     assert protocol.cannot_take(earlier, "render").code == METHOD_NOT_FOUND
-    assert "'render'" in protocol.cannot_take(earlier, "render").message
+    told = protocol.cannot_take(earlier, "render").message
+    assert told == "Tool 'render' can only be called as a task: add params.task"
+    # In a version that has no tasks there is nothing to add.
+    assert "params.task" not in protocol.cannot_take(caller(protocol_version="2025-06-18"), "render").message

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Final
 
 from mcp_types import HEADER_MISMATCH, INTERNAL_ERROR, METHOD_NOT_FOUND
+from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.json import JsonObject
@@ -152,7 +153,8 @@ class TasksProtocol:
         dialect = self._dialects.find(caller)
         if dialect is None:
             # 2025-11-25, "Tool-Level Negotiation": a tool that must be a task and is not called as one is not there.
-            return RpcError(METHOD_NOT_FOUND, f"Tool {tool!r} can only be called as a task")
+            hint = ": add params.task" if caller.protocol_version == LATEST_HANDSHAKE_VERSION else ""
+            return RpcError(METHOD_NOT_FOUND, f"Tool {tool!r} can only be called as a task{hint}")
         return dialect.undeclared()
 
     def dialect(self, caller: Caller) -> Dialect:

@@ -83,7 +83,8 @@ class Lifecycle:
         if self._runtime is None:
             why = (
                 "tasks are not running: the server was not started with the lifespan of tasks.wiring(). A lifespan of "
-                'your own goes into it: MCPServer("name", **tasks.wiring(lifespan=yours))'
+                'your own goes into it: MCPServer("name", **tasks.wiring(lifespan=yours)). A script that calls a '
+                "server in its own process runs them itself: async with tasks.running(server)"
             )
             # The client hears of it too, but only whoever runs the server can do something about it.
             if self._server is None:

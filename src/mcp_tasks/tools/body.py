@@ -34,7 +34,7 @@ from mcp_tasks.errors import AnswerRefused, UsageError
 from mcp_tasks.protocol.errors import RpcError, describe
 from mcp_tasks.runtime import AskedOnCall, Ending, Failure, Run, Success
 from mcp_tasks.runtime.context import current_run
-from mcp_tasks.tools.channel import TaskChannel, require_capability
+from mcp_tasks.tools.channel import TaskChannel, check_askable
 from mcp_tasks.tools.clients import ClientCache
 from mcp_tasks.tools.host import Params, RequestContext, ToolHost
 from mcp_tasks.tools.lone import lone_context
@@ -75,7 +75,7 @@ class ToolBody:
             # first: the question, or the announcement of the task; after that it is asked in the task.
             if await run.ask_on_call(question):
                 raise _IsAskedOnCall
-            return await run.ask_all(questions_in(question, run.request.client_capabilities))
+            return await run.ask_all(questions_in(question, run.request))
 
         body_at_work.set(self)
         try:
@@ -104,7 +104,7 @@ class ToolBody:
             return await self._result(request, context, _unanswerable(request))
 
         async def answered(question: JsonObject) -> JsonObject:
-            return await run.ask_all(questions_in(question, run.request.client_capabilities))
+            return await run.ask_all(questions_in(question, run.request))
 
         context = replace(self._context(run), method=request.method, params=_fields(request))
         return await self._result(request, context, answered)
@@ -136,16 +136,16 @@ class ToolBody:
         )
 
 
-def questions_in(question: JsonObject, capabilities: JsonObject) -> dict[str, InputRequest]:
+def questions_in(question: JsonObject, request: TaskRequest) -> dict[str, InputRequest]:
     """What a tool asked by returning, by its own keys.
 
     Raises:
-        RpcError: -32021, if the client did not declare that it can be asked such a thing.
+        RpcError: -32021, if the client cannot be asked such a thing.
     """
     questions: dict[str, InputRequest] = {}
     for key, asked in question.get("inputRequests", {}).items():
         questions[key] = InputRequest(method=asked["method"], params=asked.get("params", {}))
-        require_capability(questions[key], capabilities)
+        check_askable(questions[key], request)
     return questions
 
 

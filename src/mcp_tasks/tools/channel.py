@@ -18,8 +18,9 @@ from mcp.shared.exceptions import NoBackChannelError
 from mcp.shared.message import MessageMetadata
 from mcp.shared.transport_context import TransportContext
 from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY, RequestId
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
-from mcp_tasks.core import InputRequest, JsonObject, Progress
+from mcp_tasks.core import InputRequest, JsonObject, Progress, TaskRequest
 from mcp_tasks.core.text import valid_json, valid_text
 from mcp_tasks.errors import TasksError
 from mcp_tasks.protocol.errors import RpcError
@@ -72,7 +73,7 @@ class TaskChannel:
             raise NoBackChannelError(method)
         question = InputRequest(method=method, params=valid_json(params or {}))
         try:
-            require_capability(question, self._run.request.client_capabilities)
+            check_askable(question, self._run.request)
             return dict(await self._run.ask(question, _asking(opts)))
         except (RpcError, TasksError) as exc:
             # As an `MCPError`, because any other exception of a tool is a crash to the SDK, and its text is withheld.
@@ -109,6 +110,23 @@ def _json_number(value: float | None) -> float | None:
     return int(value) if isinstance(value, int) else number if math.isfinite(number) else None
 
 
+def check_askable(question: InputRequest, request: TaskRequest) -> None:
+    """Refuse a question that whoever made the request cannot be asked.
+
+    Raises:
+        RpcError: -32021, with the reason.
+    """
+    # A handshake says who the client is. Where it was not kept, nobody knows what it said, and there is no way back.
+    if request.client_info is None and request.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS:
+        raise RpcError(
+            MISSING_REQUIRED_CLIENT_CAPABILITY,
+            f"The tool asks with {question.method}, and this server is stateless: over it, a client of "
+            f"{request.protocol_version} cannot be asked anything. Serve with sessions (stateless_http=False).",
+            {"requiredCapabilities": {_NEEDED[question.method]: {}}},
+        )
+    require_capability(question, request.client_capabilities)
+
+
 def require_capability(question: InputRequest, declared: JsonObject) -> None:
     """Refuse a question of a kind that the client did not declare on its request.
 
@@ -128,7 +146,7 @@ def require_capability(question: InputRequest, declared: JsonObject) -> None:
         return
     raise RpcError(
         MISSING_REQUIRED_CLIENT_CAPABILITY,
-        f"The tool asks with {question.method}, and the client did not declare the {name} capability (over stateless "
-        "HTTP, one of 2025-11-25 cannot). A client of the Python SDK declares it by having a callback for it.",
+        f"The tool asks with {question.method}, and the client did not declare the {name} capability. "
+        "A client of the Python SDK declares it by having a callback for it.",
         {"requiredCapabilities": required},
     )

@@ -169,5 +169,5 @@ async def _instead_of_task(
     told = decode_json(outcome.body)
     if ended.status is TaskStatus.FAILED:
         raise RpcError(told["code"], told["message"], told.get("data"))
-    questions_in(told, request.client_capabilities)
+    questions_in(told, request)
     return Question(told)

@@ -98,12 +98,13 @@ class MCPServerHost:
         except MCPError:
             raise
         except ToolError as exc:
-            short = str(ctx.request_id)[:12]
+            # A call in this process need not be part of a task.
+            where = "" if ctx.request_id is None else f"task {str(ctx.request_id)[:12]}…: "
             if isinstance(exc, UnexpectedToolError):
-                logger.exception("task %s…: tool %r raised an unexpected exception", short, params.name)
+                logger.exception("%stool %r raised an unexpected exception", where, params.name)
             else:
                 # Without its text, which may quote arguments or answers; the client has it.
-                logger.info("task %s…: tool %r failed", short, params.name)
+                logger.info("%stool %r failed", where, params.name)
             return CallToolResult(content=[TextContent(type="text", text=_told(exc))], is_error=True)
 
     async def prepare(self) -> None:

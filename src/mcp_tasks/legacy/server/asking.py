@@ -2,6 +2,7 @@
 
 A question goes out on an open `tasks/result` of its task if there is one, else on the own stream of a session that has
 the task. It is sent again only when that stream is gone and there is another; until then an answer to it still counts.
+One whose answer does not fit it is asked again, a few times, before its tool is told.
 Who sees a task change says so here (`look`), and so does who opens or closes a stream. Streams of other processes are
 not known here: a task that sessions of two processes have may be asked about in both, and the first answer counts.
 """
@@ -10,22 +11,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
 import anyio
-from mcp_types import INTERNAL_ERROR
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.text import short_message
 from mcp_tasks.errors import AnswerRefused, StoreError, TasksError, ValueNotStorable
 from mcp_tasks.legacy.server.audience import Audience
 from mcp_tasks.legacy.server.carriers import Carrier, StreamLost
-from mcp_tasks.legacy.server.hosted_questions import HostedQuestions
+from mcp_tasks.legacy.server.hosted_questions import Asked, HostedQuestions
 from mcp_tasks.protocol.answers import check_answers
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.runtime import TaskRuntime
@@ -36,6 +39,8 @@ LEAVE_LIMIT: Final = 1.0
 """Seconds to wait until questions are cancelled at the client. A server that is being shut down cannot send that any
 more, and is not to be kept."""
 
+MAX_MISFITS: Final = 3
+"""Answers to one question that do not fit it: the last of them is for its tool to deal with."""
 
 _NOT_STORABLE: Final = AnswerRefused(INTERNAL_ERROR, "The client's answer cannot be stored")
 
@@ -56,10 +61,15 @@ class _Sent:
 
 @dataclass(eq=False, slots=True)
 class _Asking:
-    """A task that asks."""
+    """A task that asks.
+
+    Attributes:
+        misfits: How many answers to a question did not fit it.
+    """
 
     record: TaskRecord
     sent: dict[str, _Sent] = field(default_factory=dict[str, _Sent])
+    misfits: Counter[str] = field(default_factory=Counter[str])
 
 
 class OpenQuestions:
@@ -112,7 +122,7 @@ class OpenQuestions:
                 continue
             if sent is not None:
                 sent.cancel()
-            asking.sent[key] = self._start(asking.record, key, question, carrier)
+            asking.sent[key] = self._start(asking, key, question, carrier)
 
     async def leave(self, carrier: Carrier, task_id: str) -> None:
         """The stream of a request is about to end: cancel what was asked on it, and ask elsewhere if there is a way."""
@@ -153,16 +163,18 @@ class OpenQuestions:
         keys = [key for key, sent in asking.sent.items() if sent.carrier is carrier and not sent.is_answered]
         return [asking.sent.pop(key) for key in keys]
 
-    def _start(self, record: TaskRecord, key: str, question: InputRequest, carrier: Carrier) -> _Sent:
+    def _start(self, asking: _Asking, key: str, question: InputRequest, carrier: Carrier) -> _Sent:
         sent = _Sent(carrier)
-        sent.waiting = asyncio.create_task(self._ask(record, key, question, sent), name="mcp-tasks-question")
+        asked = Asked(asking.record, key, question, before=asking.misfits[key])
+        sent.waiting = asyncio.create_task(self._ask(asked, sent), name="mcp-tasks-question")
         self._running.add(sent.waiting)
         sent.waiting.add_done_callback(self._running.discard)
         return sent
 
-    async def _ask(self, record: TaskRecord, key: str, question: InputRequest, sent: _Sent) -> None:
+    async def _ask(self, asked: Asked, sent: _Sent) -> None:
+        record, key = asked.record, asked.key
         try:
-            answer = await self._hosted.ask(record, key, question, sent.carrier)
+            answer = await self._hosted.ask(asked, sent.carrier)
         except AnswerRefused as refused:
             sent.is_answered = True
             await self._take(record, key, refused)
@@ -176,9 +188,27 @@ class OpenQuestions:
             sent.carrier.is_open = False
             self._drop(record.id, key, sent)
         else:
-            sent.is_answered = True
-            _note_misfit(record, key, answer)
-            await self._take(record, key, answer)
+            problem = _misfit(record, key, answer)
+            if problem is None or self._is_last_misfit(record, key):
+                sent.is_answered = True
+                await self._take(record, key, answer if problem is None else problem)
+            else:
+                self._drop(record.id, key, sent)
+                self.send(record.id)
+
+    def _is_last_misfit(self, record: TaskRecord, key: str) -> bool:
+        """Count an answer that does not fit; whether its question is not to be asked again."""
+        asking = self._tasks.get(record.id)
+        if asking is None:
+            # Nobody is there to be asked now. The question stays open for whoever comes.
+            return False
+        asking.misfits[key] += 1
+        # Without the text, which quotes the answer.
+        logger.warning(
+            "task %s…: the answer to %r does not fit it (%d of %d)",
+            *(record.id[:12], key, asking.misfits[key], MAX_MISFITS),
+        )
+        return asking.misfits[key] >= MAX_MISFITS
 
     def _drop(self, task_id: str, key: str, sent: _Sent) -> None:
         asking = self._tasks.get(task_id)
@@ -212,12 +242,13 @@ class OpenQuestions:
             await runtime.answer(record, {key: answer}, actor=actor)
 
 
-def _note_misfit(record: TaskRecord, key: str, answer: dict[str, Any]) -> None:
-    """Say that an answer does not fit its question. The tool gets it all the same, and the error of a plain call."""
+def _misfit(record: TaskRecord, key: str, answer: dict[str, Any]) -> AnswerRefused | None:
+    """What is wrong with an answer, as its tool is told in the end; None if it fits its question."""
     try:
         check_answers(record, {key: answer})
     except RpcError as exc:
-        logger.info("task %s…: %s", record.id[:12], exc.message)
+        return AnswerRefused(INVALID_PARAMS, short_message(exc.message))
+    return None
 
 
 def _pause(failures: int) -> float:

@@ -65,7 +65,7 @@ class Carrier:
         return declared is not None and self._session.protocol_version == VERSION
 
     async def ask(self, task_id: str, key: str, question: InputRequest) -> dict[str, Any]:
-        """The client's answer, whatever it is: what does not fit is for the tool to see, as in a plain call.
+        """The client's answer, whatever it is: whether it fits is for whoever asks to see.
 
         Cancelled, it cancels the question at the client.
 

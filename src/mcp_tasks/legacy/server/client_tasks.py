@@ -6,8 +6,9 @@
 
     approval = client_task(ctx, task_id, Publish)    # another call, another day
 
-Only where the client declared it in its 2025-11-25 handshake: anywhere else the functions raise
-`ClientTasksUnsupported` before anything is sent, and `ctx.elicit` is the way to ask.
+Only a client that declared it in its 2025-11-25 handshake hosts tasks. In a tool that runs as a task, any other client
+is asked plainly, as with `ctx.elicit`: the question waits in the server's task, whatever the client speaks. In a plain
+call the functions raise `ClientTasksUnsupported` before anything is sent, and `ctx.elicit` is the way to ask.
 """
 
 from __future__ import annotations
@@ -124,8 +125,9 @@ class ClientTask(Generic[T]):
 class AskedInTask(ClientTask[T]):
     """A question of a task of this server: the task keeps it, and sees to it that the client is asked for a task once.
 
-    It is put when its result is awaited, and is part of the task from then on: the run may leave memory, and after a
-    restart the answer is fetched from the client's task, whatever session the client then has.
+    A client that hosts no tasks is asked plainly. The question is put when its result is awaited, and is part of the
+    task from then on: the run may leave memory, and after a restart the answer is fetched from the client's task,
+    whatever session the client then has.
     """
 
     def __init__(self, ask: Callable[[float | None], Awaitable[dict[str, Any]]], parse: Parse[T]) -> None:
@@ -163,11 +165,13 @@ async def elicit_as_task(
 ) -> ClientTask[ElicitationResult[SchemaT]]:
     """Ask the person behind the client something, as a task of the client: it may take days and outlive the session.
 
+    In a tool that runs as a task, a client that does not host such tasks is asked plainly, as with `ctx.elicit`.
+
     Args:
         ttl: How long the client is to keep the answer. It may decide otherwise.
 
     Raises:
-        ClientTasksUnsupported: The client does not host such tasks. Nothing was sent.
+        ClientTasksUnsupported: The tool does not run as a task, and the client does not host any. Nothing was sent.
         MCPError: The client refused.
     """
     params = ElicitRequestFormParams(message=message, requested_schema=render_elicitation_schema(schema))
@@ -184,13 +188,15 @@ async def sample_as_task(
 ) -> ClientTask[CreateMessageResult]:
     """Have the client's model write something, as a task of the client.
 
+    In a tool that runs as a task, a client that does not host such tasks is asked plainly, as by a plain request.
+
     Args:
         ttl: How long the client is to keep the answer. It may decide otherwise.
         options: The other fields of the SDK's `CreateMessageRequestParams`: `system_prompt`, `temperature` and so on.
             With `tools` or `tool_choice`, the result is a `CreateMessageResultWithTools`.
 
     Raises:
-        ClientTasksUnsupported: The client does not host such tasks. Nothing was sent.
+        ClientTasksUnsupported: The tool does not run as a task, and the client does not host any. Nothing was sent.
         MCPError: The client refused.
     """
     params = CreateMessageRequestParams(messages=list(messages), max_tokens=max_tokens, **options)
@@ -245,10 +251,13 @@ async def _create(
 ) -> ClientTask[T]:
     if ttl is not None:
         check_duration("ttl", ttl)
-    _require(ctx.session, "requests", *method.split("/"))
     asked = params.model_dump(by_alias=True, mode="json", exclude_none=True)
+    needed = ("requests", *method.split("/"))
     if current_task().id is not None:
-        return _in_task(ctx, method, {**asked, "task": task_params(ttl)}, parse)
+        # The task keeps the question open for as long as it takes, whoever hosts it.
+        is_hosted = _why_not(ctx.session, *needed) is None
+        return _in_task(ctx, method, {**asked, "task": task_params(ttl)} if is_hosted else asked, parse)
+    _require(ctx.session, *needed)
     with for_tools():
         created = await _driver(ctx).create(method, asked, ttl)
     return _handle(ctx, created.id, parse)
@@ -276,19 +285,22 @@ def _driver(ctx: AnyContext) -> Driver:
 
 def _require(session: ServerSession, *path: str) -> None:
     """Refuse what the client did not declare: a requestor MUST NOT try."""
+    why = _why_not(session, *path)
+    if why is not None:
+        raise ClientTasksUnsupported(INVALID_REQUEST, f"Tasks of the client cannot be used here: {why}.")
+
+
+def _why_not(session: ServerSession, *path: str) -> str | None:
     if session.protocol_version != VERSION:
-        raise _unsupported(f"it speaks {session.protocol_version}, and only {VERSION} has tasks of clients")
+        return f"the client speaks {session.protocol_version}, and only {VERSION} has tasks of clients"
     if session.client_capabilities is None:
-        raise _unsupported("there is no handshake on stateless HTTP, and so no telling what it declared")
+        return f"this server is stateless, where a client of {VERSION} cannot be asked anything; serve with sessions"
     declared = session.client_capabilities.model_dump(by_alias=True, mode="json", exclude_none=True)
     for name in ("tasks", *path):
         if not isinstance(declared.get(name), dict):
-            raise _unsupported(f"it did not declare {'.'.join(('tasks', *path))}")
+            return f"the client did not declare {'.'.join(('tasks', *path))}"
         declared = declared[name]
-
-
-def _unsupported(why: str) -> ClientTasksUnsupported:
-    return ClientTasksUnsupported(INVALID_REQUEST, f"The client does not host tasks that way: {why}.")
+    return None
 
 
 def _elicited(schema: type[SchemaT]) -> Parse[ElicitationResult[SchemaT]]:

@@ -82,7 +82,7 @@ class Creation:
             return
         offer = await offers.find(ctx.method, name)
         if offer is not None and offer.support == "required":
-            raise RpcError(METHOD_NOT_FOUND, f"{kind} {name!r} can only be called as a task")
+            raise RpcError(METHOD_NOT_FOUND, f"{kind} {name!r} can only be called as a task: add params.task")
 
     async def _launch(
         self, ctx: RequestContext, offer: Offer, name: str, arguments: Mapping[str, Any], task: Any

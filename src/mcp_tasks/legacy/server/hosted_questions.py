@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -41,6 +41,26 @@ FAREWELL: Final = 4.0
 """Seconds to cancel a task that nobody waits for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question of a task, as it is put to a client.
+
+    Attributes:
+        before: How many answers to it did not fit. It is another question to the client then, which may keep its
+            answers by the name of the question, and would give the same one again.
+    """
+
+    record: TaskRecord
+    key: str
+    question: InputRequest
+    before: int = 0
+
+    @property
+    def name(self) -> str:
+        """What the client is told that the question is called."""
+        return self.key if self.before == 0 else f"{self.key}~{self.before + 1}"
+
+
 class HostedQuestions:
     """Asks, as a task of the client's where the tool wants that and the client does it."""
 
@@ -48,21 +68,22 @@ class HostedQuestions:
         self._runtime = runtime
         self._known: OrderedDict[tuple[str, str], str] = OrderedDict()
 
-    async def ask(self, record: TaskRecord, key: str, question: InputRequest, carrier: Carrier) -> dict[str, Any]:
+    async def ask(self, asked: Asked, carrier: Carrier) -> dict[str, Any]:
         """The client's answer.
 
         Raises:
             AnswerRefused: The client answered with an error.
             StreamLost: It did not answer, and cannot any more on this stream.
         """
+        record, key, question = asked.record, asked.key, asked.question
         if "task" not in question.params:
-            return await carrier.ask(record.id, key, question)
+            return await carrier.ask(record.id, asked.name, question)
         plain = replace(question, params={name: value for name, value in question.params.items() if name != "task"})
         if not carrier.hosts(question):
-            return await carrier.ask(record.id, key, plain)
+            return await carrier.ask(record.id, asked.name, plain)
         driver = Driver(carrier.request)
         try:
-            return await self._drive(driver, record, key, question, related_params(record.id, key, plain))
+            return await self._drive(driver, asked, related_params(record.id, asked.name, plain))
         except asyncio.CancelledError:
             with anyio.move_on_after(FAREWELL, shield=True):
                 await self._cancel_unless_open(driver, record, key)
@@ -74,10 +95,10 @@ class HostedQuestions:
         except MCPError as exc:
             raise AnswerRefused(exc.error.code, exc.error.message, exc.error.data) from exc
 
-    async def _drive(
-        self, driver: Driver, record: TaskRecord, key: str, question: InputRequest, params: dict[str, Any]
-    ) -> dict[str, Any]:
-        task_id = self._known.get((record.id, key)) or question.hosted_as
+    async def _drive(self, driver: Driver, asked: Asked, params: dict[str, Any]) -> dict[str, Any]:
+        record, key, question = asked.record, asked.key, asked.question
+        # Of a question that is asked again, the task in the record is the one whose answer did not fit.
+        task_id = self._known.get((record.id, key)) or (question.hosted_as if asked.before == 0 else None)
         for forgotten in range(MAX_FORGOTTEN):
             try:
                 if task_id is None:

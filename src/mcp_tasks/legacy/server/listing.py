@@ -67,14 +67,17 @@ async def _stored(runtime: TaskRuntime, whose: OwnedBy | InSession, place: str |
     return TaskPage(records=records, cursor=None if page.cursor is None else _sealed(_STORED, page.cursor))
 
 
-async def _adopted(runtime: TaskRuntime, session: Session, first: str | None, before: Sequence[TaskRecord]) -> TaskPage:
-    records, adopted = list(before), list(session.adopted())
-    if first is not None and first not in adopted:
-        # Nothing of ours, or gone since: there is no telling where that was.
-        raise _bad_cursor()
-    for task_id in adopted[0 if first is None else adopted.index(first) :]:
+async def _adopted(runtime: TaskRuntime, session: Session, place: str | None, before: Sequence[TaskRecord]) -> TaskPage:
+    records = list(before)
+    try:
+        last = 0 if place is None else int(place)
+        adopted = session.adopted(last)
+    except ValueError as exc:
+        raise _bad_cursor() from exc
+    for number, task_id in adopted:
         if len(records) >= PAGE_SIZE:
-            return TaskPage(records=records, cursor=_sealed(_ADOPTED, task_id))
+            return TaskPage(records=records, cursor=_sealed(_ADOPTED, str(last)))
+        last = number
         try:
             records.append(await runtime.get(task_id, owner=None))
         except (UnknownTask, TaskUnreadable):

@@ -12,6 +12,7 @@ import contextlib
 import secrets
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, TypeAlias
 
@@ -43,6 +44,14 @@ ANSWER_LIMIT: Final = 5.0
 """Seconds to wait until that answer has been sent: a client may read as slowly as it likes."""
 
 
+@dataclass(slots=True)
+class _Adopted:
+    """A task that a session took in, as which of them, and until when it is there if that is known."""
+
+    number: int
+    until: datetime | None
+
+
 class Session:
     """One client's connection.
 
@@ -59,7 +68,8 @@ class Session:
         self.resumed: Sequence[Carrier] = ()
         self._audience = audience
         self._followed: dict[str, Followed] = {}
-        self._adopted: dict[str, datetime | None] = {}
+        self._adopted: dict[str, _Adopted] = {}
+        self._adoptions = 0
         self._listening: tuple[TaskRuntime, Inbox] | None = None
         self._starting: dict[str, asyncio.Task[None]] = {}
 
@@ -81,19 +91,28 @@ class Session:
     def adopt(self, record: TaskRecord, *, after: Exchange | None = None) -> None:
         """Take in a task whose id the client presented, and tell it what happens to it. Does nothing if it has it."""
         if record.session != self.id and record.id not in self._adopted:
-            self._adopted[record.id] = expires_at(record)
+            self._adoptions += 1
+            self._adopted[record.id] = _Adopted(self._adoptions, expires_at(record))
         # Also one of its own that it did not make by a call: a child of one of its tasks.
         if not record.is_final and record.id not in self._followed:
             self._follow(record, Followed(told=record.status), after)
 
-    def adopted(self) -> Sequence[str]:
-        """The tasks that were taken in and are still there, in that order."""
+    def adopted(self, after: int = 0) -> Sequence[tuple[int, str]]:
+        """The tasks that were taken in after the one with this number and are still there, with their numbers.
+
+        The numbers grow, and none is given twice, so each is a place in the list even when its task is gone.
+
+        Raises:
+            ValueError: No task had that number.
+        """
+        if not 0 <= after <= self._adoptions:
+            raise ValueError(f"no task was taken in as number {after}")
         if self._listening is not None:
             now = self._listening[0].now()
-            gone = [task_id for task_id, until in self._adopted.items() if until is not None and until <= now]
+            gone = [task_id for task_id, task in self._adopted.items() if task.until is not None and task.until <= now]
             for task_id in gone:
                 del self._adopted[task_id]
-        return list(self._adopted)
+        return [(task.number, task_id) for task_id, task in self._adopted.items() if task.number > after]
 
     def ended(self, task_id: str, record: TaskRecord | None) -> None:
         """A task has ended, or is gone: there is no more to tell of it."""
@@ -105,7 +124,7 @@ class Session:
         if record is None:
             self._adopted.pop(task_id, None)
         elif task_id in self._adopted:
-            self._adopted[task_id] = expires_at(record)
+            self._adopted[task_id].until = expires_at(record)
 
     def listen(self, runtime: TaskRuntime, inbox: Inbox) -> None:
         """Have the hints of its tasks put into an inbox from now on."""
