@@ -318,7 +318,8 @@ async def test_arguments_that_the_tool_does_not_take_are_refused_and_there_is_no
 
 @pytest.mark.parametrize("marked", ["by name", "whole server"])
 async def test_a_tool_that_was_entered_keeps_its_task_whatever_its_arguments_look_like(marked: str) -> None:
-    tasks = Tasks(MemoryStore(), settings=QUICK, **({"default_mode": "optional"} if marked == "whole server" else {}))
+    whole = marked == "whole server"
+    tasks = Tasks(MemoryStore(), settings=QUICK, default_mode="optional" if whole else "forbidden")
     server: MCPServer[Any] = build(tasks)
     paid: list[int] = []
 
