@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from mcp.server import MCPServer, Server
+from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, ListToolsResult, PaginatedRequestParams, Tool, ToolExecution
+from pydantic import BaseModel, ValidationError
 
 from mcp_tasks import Tasks
 from mcp_tasks.core import TaskRequest
@@ -251,8 +253,8 @@ async def test_the_maximum_is_the_authors_and_never_less_than_what_a_tool_keeps_
 
 @pytest.mark.parametrize(
     "task",
-    [7, "soon", [], True, {"ttl": "soon"}, {"ttl": -1}, {"ttl": True}, {"ttl": []}, {"ttl": {}}],
-    ids=repr,
+    [7, "soon", [], True, {"ttl": "soon"}, {"ttl": -1}, {"ttl": True}, {"ttl": []}, {"ttl": {}}, {"ttl": 10**400}],
+    ids=lambda task: repr(task)[:20],
 )
 async def test_a_malformed_task_param_is_refused(task: Any) -> None:
     store = MemoryStore()
@@ -313,6 +315,36 @@ async def test_arguments_that_the_tool_does_not_take_are_refused_and_there_is_no
         # The SDK takes more than the schema says, in a task as in a plain call.
         task = await old.create("add", {"left": "7", "right": 1})
         assert text_of(await old.result(task["taskId"])) == "8"
+
+
+@pytest.mark.parametrize("marked", ["by name", "whole server"])
+async def test_a_tool_that_was_entered_keeps_its_task_whatever_its_arguments_look_like(marked: str) -> None:
+    whole = marked == "whole server"
+    tasks = Tasks(MemoryStore(), settings=QUICK, default_mode="optional" if whole else "forbidden")
+    server: MCPServer[Any] = build(tasks)
+    paid: list[int] = []
+
+    class Receipt(BaseModel):
+        total: int
+
+    def pay(amount: int) -> str:
+        """Pay, and fail then."""
+        paid.append(amount)
+        try:
+            return str(Receipt.model_validate({"total": "none"}))
+        except ValidationError as exc:
+            raise ToolError(str(exc)) from exc
+
+    server.add_tool(pay)
+    if marked == "by name":
+        tasks.mark("pay")
+    async with serving(server) as wire:
+        old = await over_http(wire)
+        task = await old.create("pay", {"amount": "7"})
+        assert (await old.until(task["taskId"], "failed"))["status"] == "failed"
+        result = await old.result(task["taskId"])
+        assert (result["isError"], "1 validation error for Receipt" in text_of(result)) == (True, True)
+    assert paid == [7]
 
 
 @pytest.mark.parametrize("params", [{}, {"name": 7}, {"name": "echo", "arguments": []}, {"name": "echo", "_meta": 7}])

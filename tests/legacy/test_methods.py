@@ -39,11 +39,11 @@ def add_odd_tools(server: MCPServer[Any], tasks: Tasks) -> None:
         """Several blocks, structured content and `_meta`."""
         return CallToolResult(
             content=[
-                TextContent(type="text", text="☃", _meta={"block": 1}),
+                TextContent(type="text", text="☃", _meta={"block": 1, "nothing": None}),
                 ImageContent(type="image", data="AAAA", mime_type="image/png"),
             ],
             structured_content={"deep": {"nothing": None, "list": [1, None]}},
-            _meta={"own": {"a": None}, RELATED: {"taskId": "a lie"}},
+            _meta={"own": {"a": None}, "nothing": None, RELATED: {"taskId": "a lie"}},
         )
 
     @server.tool()
@@ -63,6 +63,12 @@ def add_odd_tools(server: MCPServer[Any], tasks: Tasks) -> None:
     def wordy() -> CallToolResult:
         """An error with very many."""
         return CallToolResult(content=[TextContent(type="text", text="no " * 10_000)], is_error=True)
+
+    @server.tool()
+    @tasks.task()
+    def lacks() -> str:
+        """Say of another client what is said of this one where a question cannot be asked."""
+        raise MCPError(-32021, "the other server's client cannot", {"requiredCapabilities": {"sampling": {}}})
 
     for name, data in {"bare": None, "listed": [1, 2], "texted": "text", "odd_meta": {"_meta": 7, "a": 1}}.items():
         server.add_tool(tasks.task(name=name)(_raising(data)), name=name)
@@ -120,6 +126,7 @@ async def test_the_result_is_that_of_the_plain_call_and_says_whose_it_is(tool: s
     [
         ("breaks", {"hint": "ask again", "_meta": ...}),
         ("bare", {"_meta": ...}),
+        ("lacks", {"requiredCapabilities": {"sampling": {}}, "_meta": ...}),
         ("listed", [1, 2]),
         ("texted", "text"),
         ("odd_meta", {"_meta": 7, "a": 1}),

@@ -231,6 +231,20 @@ async def test_a_question_on_a_result_whose_client_hung_up_is_asked_on_the_next_
             assert await client.result(task_id) == "Hello, Ada!"
 
 
+async def test_a_question_that_has_moved_may_be_answered_where_it_was_asked_first() -> None:
+    async with served() as wire:
+        client = await open_session(wire)
+        task_id = await client.create("ask_name")
+        async with client.open("tasks/result", taskId=task_id) as lost:
+            first = await lost.request(ELICIT)
+        async with client.listen() as own:
+            again = await own.request(ELICIT)
+            await client.accept(first, name="Ada")
+            assert await client.result(task_id) == "Hello, Ada!"
+            await own.until(lambda message: message.get("method") == CANCELLED)
+            assert cancels(own, again)
+
+
 async def test_a_question_on_a_result_that_the_client_cancelled_moves_to_the_sessions_own_stream() -> None:
     desk = Desk()
     async with served(desk) as wire:

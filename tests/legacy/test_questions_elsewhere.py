@@ -213,6 +213,20 @@ async def test_where_nobody_watches_streams_a_question_goes_to_the_newest_result
             assert (await result.answer())["result"]["content"][0]["text"] == "decline"
 
 
+async def test_where_nobody_watches_streams_a_question_goes_to_the_sessions_own_and_then_to_a_result() -> None:
+    async with own_manager() as wire:
+        client = await open_session(wire)
+        async with client.listen() as own:
+            answered = await client.create("ask")
+            await client.reply(await own.request(ELICIT), {"action": "decline"})
+            await client.until_status(answered, "completed")
+            moved = await client.create("ask")
+            await own.request(ELICIT, number=2)
+            async with client.open("tasks/result", taskId=moved) as result:
+                await client.reply(await result.request(ELICIT), {"action": "cancel"})
+                assert (await result.answer())["result"]["content"][0]["text"] == "cancel"
+
+
 async def test_over_the_old_sse_transport_questions_and_pushes_come_on_its_one_stream() -> None:
     app = build_asking(Tasks("memory://", settings=QUICK)).sse_app()
     async with serving_app(app) as base, http_client() as http, http.stream("GET", f"{base}/sse") as response:

@@ -79,6 +79,9 @@ async def test_an_answer_is_checked_as_on_the_wire_and_the_question_stays_open()
             await task.send_input(response={"role": "assistant"})
         with pytest.raises(InvalidOption, match="action must be 'accept', 'decline' or 'cancel', got 'yes'"):
             await task.send_input("yes")  # pyright: ignore[reportArgumentType]
+        for odd in ({"content": "yes"}, {"content": 5}, {"content": {1: 2}}, {"response": [1]}, {"key": 7}):
+            with pytest.raises(InvalidOption, match=f"{next(iter(odd))} must be"):
+                await task.send_input(**odd)  # pyright: ignore[reportArgumentType]
         assert (await task.fetch()).status is TaskStatus.INPUT_REQUIRED
 
 

@@ -97,3 +97,6 @@ async def test_values_that_are_none_are_refused() -> None:
         for wrong in ({"page_size": 0}, {"page_size": "many"}, {"status": "lost"}, {"cursor": "nonsense"}):
             with pytest.raises(InvalidOption, match=next(iter(wrong))):
                 await office.tasks.list(owner=None, **wrong)  # pyright: ignore[reportArgumentType]
+        for whose in ({"owner": 5}, {"session": b"s1"}, {"parent": ["p"]}):
+            with pytest.raises(InvalidOption, match=f"{next(iter(whose))} must be a string"):
+                await office.tasks.list(**whose)  # pyright: ignore[reportArgumentType]

@@ -35,6 +35,7 @@ class Offer:
         immediate_response: What a host may tell its model at once, in place of the result.
         problem_with: Why arguments will be refused, as far as can be known before the call; None if they will not.
         may_refuse: Whether arguments may be refused that `problem_with` lets pass, when the call begins.
+        is_refusal: Whether the text of a failure says that they were, so that the tool was never entered.
     """
 
     support: Support
@@ -44,6 +45,7 @@ class Offer:
     immediate_response: str | None = None
     problem_with: Callable[[Mapping[str, Any]], str | None] = lambda _: None
     may_refuse: Callable[[Mapping[str, Any]], bool] = lambda _: False
+    is_refusal: Callable[[str], bool] = lambda _: False
 
 
 class Offers(Protocol):

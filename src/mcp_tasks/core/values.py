@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from mcp_tasks.errors import InvalidOption
 
@@ -47,6 +48,16 @@ def check_text(name: str, value: object) -> None:
     """
     if not isinstance(value, str) or not value:
         raise InvalidOption(f"{name} must be a non-empty string, got {value!r}")
+
+
+def check_mapping(name: str, value: object) -> None:
+    """Refuse what is not a mapping with names as its keys.
+
+    Raises:
+        InvalidOption: It is not.
+    """
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in cast("Mapping[Any, Any]", value)):
+        raise InvalidOption(f"{name} must be a mapping with strings as its keys, got {value!r}")
 
 
 def check_function(name: str, value: object, example: str) -> None:

@@ -78,8 +78,13 @@ class Lifecycle:
         """The running runtime.
 
         Raises:
-            WiringError: The server answers requests, but its lifespan was never entered.
+            WiringError: The server answers requests, but its lifespan was never entered, or has been left.
         """
+        if self._runtime is None and self._server is not None:
+            raise WiringError(
+                f"tasks are not running: server {self._server.name!r} has stopped, or is about to start. What is kept "
+                "in its store is there again when it runs"
+            )
         if self._runtime is None:
             why = (
                 "tasks are not running: the server was not started with the lifespan of tasks.wiring(). A lifespan of "
@@ -87,8 +92,7 @@ class Lifecycle:
                 "server in its own process runs them itself: async with tasks.running(server)"
             )
             # The client hears of it too, but only whoever runs the server can do something about it.
-            if self._server is None:
-                logger.error("%s", why)
+            logger.error("%s", why)
             raise WiringError(why)
         return self._runtime
 

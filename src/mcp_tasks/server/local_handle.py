@@ -22,7 +22,7 @@ from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.pacing import expires_at, poll_interval
 from mcp_tasks.core.record import Progress, TaskRecord
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.core.values import check_choice
+from mcp_tasks.core.values import check_choice, check_mapping, check_text
 from mcp_tasks.errors import TaskWasCancelled, UsageError, WaitTimedOut
 from mcp_tasks.failure import task_failed
 from mcp_tasks.protocol import RpcError
@@ -199,10 +199,16 @@ class LocalTask(Generic[ResultT]):
 
         Raises:
             UsageError: The task asks nothing, asks several things and no key is given, or not under this key.
+            InvalidOption: An argument has a value that it cannot have.
             MCPError: -32602: the answer does not fit the question, which stays open.
             UnknownTask: There is no such task (any more).
         """
         check_choice("action", action, get_args(Action))
+        for name, given in (("content", content), ("response", response)):
+            if given is not None:
+                check_mapping(name, given)
+        if key is not None:
+            check_text("key", key)
         if response is None:
             response = {"action": action} if content is None else {"action": action, "content": dict(content)}
         runtime = self._runtime()

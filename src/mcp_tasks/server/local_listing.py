@@ -55,7 +55,11 @@ def whose_tasks(owner: str | Unset | None, session: str | None, parent: str | No
 
     Raises:
         UsageError: It is not said, or in more than one way.
+        InvalidOption: It is not said with a name.
     """
+    for name, given in (("owner", owner), ("session", session), ("parent", parent)):
+        if not isinstance(given, str | Unset | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidOption(f"{name} must be a string, got {given!r}")
     said: list[Whose] = []
     if not isinstance(owner, Unset):
         said.append(owned_by(owner))

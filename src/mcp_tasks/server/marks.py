@@ -9,6 +9,7 @@ tool. A mark that names its tool (`name=`, or `Tasks.mark`) needs none of this.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -83,6 +84,18 @@ class Mark:
         except Exception:
             # Too deep, or not a valid schema.
             return True
+
+    def is_refusal(self, tool: str, told: str) -> bool:
+        """Whether a failure of the tool of that name is the SDK refusing its arguments, before it entered the tool.
+
+        The SDK checks them with a model of its own, which has the title of the schema that it publishes, and names it.
+        What the tool itself says of a model is about another.
+        """
+        title = None if self.schema is None else self.schema.get("title")
+        if not isinstance(title, str):
+            return False
+        said = rf"Error executing tool {re.escape(tool)}: \d+ validation errors? for {re.escape(title)}\s"
+        return re.match(said, told) is not None
 
     def tools_among(self, tools: Sequence[Tool]) -> list[Tool]:
         """The tools that this mark belongs to: one as a rule, none if there is none yet."""

@@ -40,7 +40,12 @@ class ServedOffers:
         if mark is None:
             return Offer(support="forbidden")
         offer = self._offer(mark.options)
-        return replace(offer, problem_with=partial(_problem, mark), may_refuse=mark.may_refuse)
+        return replace(
+            offer,
+            problem_with=partial(_problem, mark),
+            may_refuse=mark.may_refuse,
+            is_refusal=partial(mark.is_refusal, name),
+        )
 
     async def _read(self, method: str, name: str) -> Offer | None:
         read = await self._catalogue.read(method, name)

@@ -190,7 +190,25 @@ def _neutral_result(request: TaskRequest, result: Any) -> JsonObject:
             # The schema takes it for a question, of which nothing is required.
             raise _InvalidResult
     del neutral["resultType"]
+    if request.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+        _restore_nulls(neutral, dumped)
     return neutral if structured is None else {**neutral, "structuredContent": structured}
+
+
+def _restore_nulls(neutral: Any, dumped: Any) -> None:
+    """Put back what is null in a `_meta`: the newest era drops it, and a plain call of an older one does not."""
+    if isinstance(neutral, list) and isinstance(dumped, list):
+        for kept, given in zip(cast("list[Any]", neutral), cast("list[Any]", dumped), strict=False):
+            _restore_nulls(kept, given)
+    if not isinstance(neutral, dict) or not isinstance(dumped, dict):
+        return
+    given = cast("dict[str, Any]", dumped)
+    for key, kept in cast("dict[str, Any]", neutral).items():
+        if key == "_meta":
+            meta = cast("dict[str, Any]", given.get(key) or {})
+            kept.update({name: value for name, value in meta.items() if value is None})
+        elif key != "structuredContent":
+            _restore_nulls(kept, given.get(key))
 
 
 def _as_object(result: Any) -> dict[str, Any]:

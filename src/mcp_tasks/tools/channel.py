@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import anyio
 from mcp.shared.dispatcher import CallOptions
@@ -31,6 +31,8 @@ logger: Final = logging.getLogger(__name__)
 
 _NEEDED = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}
 """The requests a task may make of its client, and the capability that says the client takes them."""
+
+_ASKS_WITH: Final = "The tool asks with "
 
 
 class TaskChannel:
@@ -120,7 +122,7 @@ def check_askable(question: InputRequest, request: TaskRequest) -> None:
     if request.client_info is None and request.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS:
         raise RpcError(
             MISSING_REQUIRED_CLIENT_CAPABILITY,
-            f"The tool asks with {question.method}, and this server is stateless: over it, a client of "
+            f"{_ASKS_WITH}{question.method}, and this server is stateless: over it, a client of "
             f"{request.protocol_version} cannot be asked anything. Serve with sessions (stateless_http=False).",
             {"requiredCapabilities": {_NEEDED[question.method]: {}}},
         )
@@ -146,7 +148,18 @@ def require_capability(question: InputRequest, declared: JsonObject) -> None:
         return
     raise RpcError(
         MISSING_REQUIRED_CLIENT_CAPABILITY,
-        f"The tool asks with {question.method}, and the client did not declare the {name} capability. "
+        f"{_ASKS_WITH}{question.method}, and the client did not declare the {name} capability. "
         "A client of the Python SDK declares it by having a callback for it.",
         {"requiredCapabilities": required},
+    )
+
+
+def is_missing_capability(error: JsonObject) -> bool:
+    """Whether an error is that of `check_askable`, and not one with its code that a tool raised."""
+    data = error.get("data")
+    return (
+        error["code"] == MISSING_REQUIRED_CLIENT_CAPABILITY
+        and error["message"].startswith(_ASKS_WITH)
+        and isinstance(data, Mapping)
+        and set(cast("Mapping[str, Any]", data)) == {"requiredCapabilities"}
     )

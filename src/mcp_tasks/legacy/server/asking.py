@@ -1,8 +1,9 @@
 """The open questions of tasks, on their way to a client: each on one stream at a time.
 
 A question goes out on an open `tasks/result` of its task if there is one, else on the own stream of a session that has
-the task. It is sent again only when that stream is gone and there is another; until then an answer to it still counts.
-One whose answer does not fit it is asked again, a few times, before its tool is told.
+the task. It is sent again only when that stream is gone and there is another. The client may have read it before that,
+so an answer to what was sent earlier still counts, until there is one. One whose answer does not fit it is asked again,
+a few times, before its tool is told.
 Who sees a task change says so here (`look`), and so does who opens or closes a stream. Streams of other processes are
 not known here: a task that sessions of two processes have may be asked about in both, and the first answer counts.
 """
@@ -42,6 +43,9 @@ more, and is not to be kept."""
 MAX_MISFITS: Final = 3
 """Answers to one question that do not fit it: the last of them is for its tool to deal with."""
 
+MAX_EARLIER: Final = 4
+"""How often a question may have been sent earlier and still be answered there: a client may reconnect without end."""
+
 _NOT_STORABLE: Final = AnswerRefused(INTERNAL_ERROR, "The client's answer cannot be stored")
 
 
@@ -70,6 +74,23 @@ class _Asking:
     record: TaskRecord
     sent: dict[str, _Sent] = field(default_factory=dict[str, _Sent])
     misfits: Counter[str] = field(default_factory=Counter[str])
+    earlier: dict[str, list[_Sent]] = field(default_factory=dict[str, list[_Sent]])
+
+    def set_aside(self, key: str, sent: _Sent) -> None:
+        """A question is sent anew. Not as a task of the client's, of which it would have two."""
+        if "task" in self.record.inputs.outstanding[key].params:
+            sent.cancel()
+            return
+        earlier = self.earlier.setdefault(key, [])
+        earlier.append(sent)
+        if len(earlier) > MAX_EARLIER:
+            earlier.pop(0).cancel()
+
+    def settle(self, key: str) -> None:
+        """A question is answered or withdrawn: cancel it wherever it was sent."""
+        for sent in (self.sent.pop(key, None), *self.earlier.pop(key, ())):
+            if sent is not None:
+                sent.cancel()
 
 
 class OpenQuestions:
@@ -102,8 +123,8 @@ class OpenQuestions:
         elif record.version >= asking.record.version:
             asking.record = record
         outstanding = asking.record.inputs.outstanding
-        for key in [key for key in asking.sent if key not in outstanding]:
-            asking.sent.pop(key).cancel()
+        for key in {*asking.sent, *asking.earlier} - set(outstanding):
+            asking.settle(key)
         self.send(record.id)
         if not outstanding:
             del self._tasks[record.id]
@@ -121,13 +142,16 @@ class OpenQuestions:
             if carrier is None:
                 continue
             if sent is not None:
-                sent.cancel()
+                asking.set_aside(key, sent)
             asking.sent[key] = self._start(asking, key, question, carrier)
 
     async def leave(self, carrier: Carrier, task_id: str) -> None:
-        """The stream of a request is about to end: cancel what was asked on it, and ask elsewhere if there is a way."""
+        """The stream of a request is about to end: cancel what was asked on it, and ask elsewhere if there is a way.
+
+        On a stream that was cut off nothing can be cancelled, and the client may still answer what it has read.
+        """
+        unanswered = self._take_from(carrier, task_id) if carrier.is_open else ()
         carrier.is_open = False
-        unanswered = self._take_from(carrier, task_id)
         for sent in unanswered:
             sent.cancel()
         if waiting := [sent.waiting for sent in unanswered if sent.waiting is not None]:
@@ -148,8 +172,9 @@ class OpenQuestions:
     def _ask_elsewhere(self, task_id: str) -> None:
         if self._audience.has_task(task_id):
             self.send(task_id)
-        else:
-            self._tasks.pop(task_id, None)
+        elif (asking := self._tasks.pop(task_id, None)) is not None:
+            for key in {*asking.sent, *asking.earlier}:
+                asking.settle(key)
 
     def _carrier(self, task_id: str, question: InputRequest) -> Carrier | None:
         carriers = self._audience.carriers(task_id)
@@ -212,8 +237,12 @@ class OpenQuestions:
 
     def _drop(self, task_id: str, key: str, sent: _Sent) -> None:
         asking = self._tasks.get(task_id)
-        if asking is not None and asking.sent.get(key) is sent:
+        if asking is None:
+            return
+        if asking.sent.get(key) is sent:
             del asking.sent[key]
+        elif sent in asking.earlier.get(key, ()):
+            asking.earlier[key].remove(sent)
 
     async def _take(self, record: TaskRecord, key: str, answer: dict[str, Any] | AnswerRefused) -> None:
         """Write an answer down. The client will not send it again, so a store that is away is waited for."""

@@ -97,18 +97,19 @@ class Creation:
                 session=None if session is None else session.id,
             )
             if offer.may_refuse(arguments):
-                await self._refuse(record)
+                await self._refuse(record, offer)
         if session is not None:
             session.follow(record, progress_token(request_meta(ctx)), after=exchange_of(ctx))
         return record
 
-    async def _refuse(self, record: TaskRecord) -> None:
-        """Refuse a call whose arguments do not fit the tool's schema and turn out to be refused by the tool as well.
+    async def _refuse(self, record: TaskRecord, offer: Offer) -> None:
+        """Refuse a call whose arguments do not fit the tool's schema, once the SDK has refused them as well.
 
-        A tool may take more than its schema says ("7" for a number), so only the attempt tells.
+        A tool may take more than its schema says ("7" for a number), so only the attempt tells. A tool that was entered
+        keeps its task, whatever it reports: it may have done its work.
 
         Raises:
-            RpcError: -32602, with what the tool said; there is no task then.
+            RpcError: -32602, with what the SDK said; there is no task then.
         """
         runtime = self._parts.runtime()
         try:
@@ -117,9 +118,10 @@ class Creation:
             # The task is kept and may be running; to answer with an error now would have the client start it twice.
             logger.warning("task %s… is not waited for any longer: %s", record.id[:12], exc)
             return
-        if ended is not None and ended.is_error:
+        told = None if ended is None or not ended.is_error else ended.status_message
+        if ended is not None and told is not None and offer.is_refusal(told):
             await runtime.discard(ended)
-            raise RpcError(INVALID_PARAMS, ended.status_message or "The tool does not take these arguments")
+            raise RpcError(INVALID_PARAMS, told)
 
 
 def _is_settled(task: TaskRecord) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, cast
@@ -64,7 +64,8 @@ def check_task(task: Any) -> None:
     ttl = cast("Mapping[str, Any]", task).get("ttl")
     # A bool is an int to Python, and no number of milliseconds.
     is_number = isinstance(ttl, int | float) and not isinstance(ttl, bool)
-    if ttl is not None and not (is_number and ttl >= 0 and math.isfinite(ttl)):
+    # Not `isfinite`: it raises for a whole number that no float can hold, which is no more a duration than infinity.
+    if ttl is not None and not (is_number and 0 <= ttl <= sys.float_info.max):
         raise RpcError(INVALID_PARAMS, "params.task.ttl must be a number of milliseconds, not negative, or null")
 
 

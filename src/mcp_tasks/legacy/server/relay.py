@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import anyio
@@ -15,7 +16,7 @@ from mcp_tasks.errors import StoreError, TaskUnreadable, UnknownTask
 from mcp_tasks.legacy.server.audience import OpenResult
 from mcp_tasks.legacy.server.carriers import Carrier
 from mcp_tasks.legacy.server.sessions import Session, Sessions
-from mcp_tasks.legacy.server.streams import exchange_of, is_pipe
+from mcp_tasks.legacy.server.streams import Exchange, exchange_of, is_pipe
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.runtime import TaskRuntime
 
@@ -60,6 +61,7 @@ class Relay:
         if session is not None:
             for result in self._audience.results_of(session, task_id):
                 result.carrier.is_open = False
+            session.doubt_own()
 
     async def _wait(self, ctx: RequestContext, record: TaskRecord, carrier: Carrier | None) -> TaskRecord:
         exchange = exchange_of(ctx)
@@ -74,7 +76,7 @@ class Relay:
 
             group.start_soon(end_with, self._parts.stopping, STOPPING)
             if exchange is not None and not exchange.can_resume:
-                group.start_soon(end_with, exchange.ended, LEFT)
+                group.start_soon(end_with, partial(_until_left, exchange, carrier), LEFT)
             elif exchange is not None and carrier is not None:
                 group.start_soon(self._cut_off, exchange.ended, carrier, record.id)
             found = await self._follow(self._parts.runtime(), record)
@@ -108,3 +110,10 @@ class Relay:
                 # A hint may be lost; the store is the truth.
                 with anyio.move_on_after(runtime.settings.look_interval.total_seconds()):
                     await anext(hints)
+
+
+async def _until_left(exchange: Exchange, carrier: Carrier | None) -> None:
+    """Return when the client has left, and nothing on its stream arrives any more."""
+    await exchange.ended()
+    if carrier is not None:
+        carrier.is_open = False

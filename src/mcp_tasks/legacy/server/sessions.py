@@ -133,6 +133,12 @@ class Session:
             if task_id not in self._starting:
                 self._look_at(task_id)
 
+    def doubt_own(self) -> None:
+        """What was sent on its own stream, of which nobody tells whether it is open, may not have arrived."""
+        if self.own is not None:
+            self.own.is_open = False
+            self.own = self.own.renewed()
+
     def close(self) -> None:
         """The connection is gone, and nobody is told of anything any more."""
         self._listening = None
@@ -204,7 +210,8 @@ class Sessions:
             return
         key = _key(ctx)
         session.own = Carrier(ctx.session)
-        session.own.is_open = is_pipe(ctx) or (isinstance(key, str) and self._streams.is_open(key))
+        # Where nobody watches streams there is no telling, and what is not sent does not arrive for sure.
+        session.own.is_open = is_pipe(ctx) or not isinstance(key, str) or self._streams.is_open(key)
         try:
             await self._tell(session)
         finally:
