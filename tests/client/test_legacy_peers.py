@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import aclosing, closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,16 @@ async def test_a_tool_that_takes_no_tasks_any_more_is_called_plainly() -> None:
         peer.offer(x="forbidden")
         peer.on("tools/call", ErrorData(code=-32601, message="not as a task"), result("plain"))
         assert text(await call_tool(client, "x")) == "plain"
+
+
+async def test_a_task_may_be_asked_for_that_is_not_kept_at_all() -> None:
+    peer = OldPeer()
+    peer.on("tasks/get", task("completed"))
+    peer.on("tasks/result", result())
+    async with connected(peer) as client:
+        assert text(await call_tool(client, "x", ttl=timedelta(0))) == "done"
+    [call] = peer.asked("tools/call")
+    assert call["task"] == {"ttl": 0}
 
 
 async def test_a_server_that_answers_at_once_has_its_result_taken() -> None:
@@ -485,6 +496,22 @@ async def test_progress_that_comes_before_the_task_and_with_it_reaches_whoever_w
         await peer.tell("notifications/tasks/status", task("completed"))
         await calling
     assert reported == [Progress(progress=1, total=3), Progress(progress=2, total=3, message="m")]
+
+
+@pytest.mark.parametrize("token", [[], {}, None, 1.5])
+async def test_a_progress_token_that_is_none_is_passed_over(token: Any, caplog: pytest.LogCaptureFixture) -> None:
+    peer = OldPeer()
+
+    async def tell(params: Mapping[str, Any]) -> Answer:
+        await peer.tell("notifications/progress", {"progressToken": token, "progress": 0.5, "_meta": dict(RELATED)})
+        return {"task": task()}
+
+    peer.on("tools/call", tell)
+    peer.on("tasks/get", task("completed"))
+    peer.on("tasks/result", result())
+    async with connected(peer) as client:
+        assert text(await (await begin(client, "x")).result(PATIENCE)) == "done"
+    assert "could not be handled" not in caplog.text
 
 
 async def test_a_question_is_answered_once_under_its_own_id_wherever_it_comes() -> None:
