@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -50,13 +51,23 @@ def test_a_harmless_tool_is_found_and_stdio_is_examined_too(cli: Cli, tmp_path: 
 
 
 def test_a_server_that_cannot_be_examined_says_why(cli: Cli, fixture_url: str) -> None:
-    refused, command, tool, words = cli.together(
+    refused, command, tool, words, era = cli.together(
         ("doctor", "http://127.0.0.1:9/mcp"),
         ("doctor", "no-such-command"),
         ("doctor", fixture_url, "--tool", "nothing"),
         ("doctor", fixture_url, "seconds=1"),
+        ("doctor", fixture_url, "--era", "legacy"),
     )
-    assert [done.returncode for done in (refused, command, tool, words)] == [6, 6, 2, 2]
+    assert [done.returncode for done in (refused, command, tool, words, era)] == [6, 6, 2, 2, 2]
+    assert "nothing of 2025-11-25" in era.stderr
+
+
+def test_a_server_that_speaks_only_2025_11_25_is_not_called_well(cli: Cli) -> None:
+    server = f"{sys.executable} -m tests.cli.old_server"
+    said, listed = cli.together(("doctor", server), ("doctor", server, "-o", "json"))
+    assert (said.returncode, listed.returncode) == (6, 6), said.stderr
+    assert "Nothing was checked of its tasks: the server speaks only 2025-11-25" in said.stdout
+    assert json.loads(listed.stdout)["unexamined"]
 
 
 class FakeWire:
@@ -178,15 +189,19 @@ async def test_a_server_without_the_extension_is_told_so(replies: Mapping[str, R
 
 
 @pytest.mark.anyio
-async def test_a_server_of_2025_11_25_is_said_to_be_one_and_has_no_fault() -> None:
+async def test_a_server_of_2025_11_25_is_said_to_be_one_and_nothing_of_it_passes() -> None:
     tasks: dict[str, Any] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
     replies = {
         "server/discover": error(-32601, 404),
         "initialize": result({"protocolVersion": "2025-11-25", "capabilities": {"tasks": tasks}}),
     }
     wire = FakeWire(lambda method, params, declare: replies[method])
-    [finding] = (await Checkup(wire, tool=None, words=()).run()).findings
+    report = await Checkup(wire, tool=None, words=()).run()
+    finding, *rest = report.findings
     assert finding.verdict == "warn"
+    assert {other.verdict for other in rest} == {"skip"}
+    assert {other.area for other in rest} >= {"errors", "creation", "cancel", "outcome"}
+    assert report.unexamined == "the server speaks only 2025-11-25"
     assert "only 2025-11-25, with the tasks of that version (tools/call, list, cancel)" in finding.says
 
 

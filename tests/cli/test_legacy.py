@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mcp_tasks.cli.remembered import short_id
 from tests.cli.running import Cli, stdio_command
 from tests.cli.terminal import on_terminal
 
@@ -14,6 +15,7 @@ def start(cli: Cli, url: str, *call: str) -> str:
     """Start a task and leave it; gives its id."""
     done = cli("call", *OLD, "--detach", url, *call)
     assert done.returncode == 0, done.stderr
+    assert f"mcp-tasks wait {short_id(done.stdout.strip())} --era legacy" in done.stderr
     return done.stdout.strip()
 
 
@@ -59,11 +61,23 @@ def test_with_nobody_to_ask_a_question_ends_the_wait_and_is_answered_by_another_
     task_id = start(cli, fixture_url, "confirm_delete", "filename=a.txt")
     waited = cli("wait", task_id, *OLD)
     assert waited.returncode == 7, waited.stderr
-    assert "mcp-tasks answer" in waited.stderr
+    name = f"mcp-tasks answer {short_id(task_id)}"
+    assert f"{name} --era legacy" in waited.stderr
+    assert f"{name} KEY=VALUE --era legacy" in waited.stderr
     silent = cli("answer", task_id, *OLD)
     assert (silent.returncode, "no terminal" in silent.stderr) == (7, True)
+    assert f"{name} KEY=VALUE --era legacy" in silent.stderr
     answered = cli("answer", task_id, "confirm=yes", "--wait", *OLD)
     assert (answered.returncode, answered.stdout) == (0, "deleted a.txt\n"), answered.stderr
+
+
+def test_a_task_that_the_server_does_not_know_may_be_one_of_another_session(cli: Cli, fixture_url: str) -> None:
+    old, new = cli.together(
+        ("wait", "nobodys-task", *OLD, "--server", fixture_url), ("wait", "nobodys-task", "--server", fixture_url)
+    )
+    assert (old.returncode, new.returncode) == (8, 8), old.stderr
+    assert "only for the session that made it" in old.stderr
+    assert "session" not in new.stderr
 
 
 def test_a_question_is_asked_on_the_terminal(cli: Cli, fixture_url: str) -> None:

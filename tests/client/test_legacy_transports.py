@@ -66,6 +66,25 @@ async def test_a_result_of_some_megabytes_arrives(mode: Literal["legacy", "auto"
             assert len(text(await handle.result())) == 3 * 2**20
 
 
+async def test_leaving_while_the_server_still_speaks_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk()
+    async with serving(build(Tasks("memory://", settings=QUICK), desk)) as wire:
+        for _ in range(3):
+            with anyio.fail_after(PATIENCE):
+                async with connected(wire.url) as client:
+                    handles = [await begin(client, "progressing", steps=200, total=None, message=None) for _ in "123"]
+                    handles += [await begin(client, "gated") for _ in "123"]
+                    waits = [asyncio.create_task(handle.result()) for handle in handles]
+                    await desk.started.wait()
+                    desk.gate.set()
+                    await asyncio.sleep(0.02)
+                for wait in waits:
+                    wait.cancel()
+                await asyncio.gather(*waits, return_exceptions=True)
+            desk.gate.clear()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 async def test_without_sessions_tasks_work_and_a_question_fails_clearly() -> None:
     server = build(Tasks("memory://", settings=QUICK), Desk())
     async with serving(server, stateless=True) as wire, connected(wire.url) as client:

@@ -20,7 +20,7 @@ from mcp_tasks.cli.keyboard import is_terminal
 from mcp_tasks.cli.looking import look
 from mcp_tasks.cli.options import TaskOptions, takes_on_abandon, takes_task_options
 from mcp_tasks.cli.outcomes import print_json, report, say
-from mcp_tasks.cli.questions import Question, describe, how_to_answer, questions_of
+from mcp_tasks.cli.questions import Question, describe, how_to_answer, how_to_answer_unseen, questions_of
 from mcp_tasks.cli.remembered import by_server, find_tasks, opened_ledger, short_id
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.target import label_of
@@ -84,28 +84,36 @@ def command(
             [entry] = find_tasks(ledger, [task_id], options)
             [(target, spoken, _)] = by_server([entry], options.access)
             async with connect(target, spoken, ledger=ledger, elicit=nobody) as client:
-                given = _Given(words=words, json_text=json_text, key=key, action=action)
+                repeated = options.access.repeated
+                given = _Given(words=words, json_text=json_text, key=key, action=action, repeated=repeated)
                 answered = await given.send(client, entry)
             if wait:
                 outcomes = await wait_for(ledger, [entry], options.access, limit=None, on_abandon=on_abandon)
-                return report(outcomes, options.output)
+                return report(outcomes, options.output, options.access)
         if options.output == "json":
             print_json({"taskId": entry.task_id, "answered": answered})
         else:
-            say(f"Answered. Come back with:\n  mcp-tasks wait {short_id(entry.task_id)}")
+            say(f"Answered. Come back with:\n  mcp-tasks wait {short_id(entry.task_id)}{options.access.repeated}")
         return Exit.OK
 
     return run(work)
 
 
 class _Given:
-    """What was given on the command line for an answer."""
+    """What was given on the command line for an answer.
 
-    def __init__(self, *, words: Sequence[str], json_text: str | None, key: str | None, action: str | None) -> None:
+    Args:
+        repeated: What a later command has to be given again.
+    """
+
+    def __init__(
+        self, *, words: Sequence[str], json_text: str | None, key: str | None, action: str | None, repeated: str
+    ) -> None:
         self._words = words
         self._json_text = json_text
         self._key = key
         self._action = action
+        self._repeated = repeated
 
     async def send(self, client: Client, entry: LedgerEntry) -> list[str]:
         """Answer; gives the keys of what was answered."""
@@ -113,7 +121,7 @@ class _Given:
         handle = resume_task(client, entry.task_id, tool=entry.tool)
         if snapshot.status is TaskStatus.INPUT_REQUIRED and not snapshot.input_requests:
             if not (self._words or self._json_text or self._action or is_terminal()):
-                raise Problem("there is no terminal to ask at, and no answer was given", Exit.INPUT_REQUIRED)
+                raise _nobody_to_ask(how_to_answer_unseen(entry.task_id, self._repeated)[1:])
             snapshot = await _fetch_questions(handle, snapshot)
         questions = questions_of(snapshot.input_requests, entry.tool or entry.task_id, label_of(entry))
         if not questions:
@@ -129,9 +137,12 @@ class _Given:
             raise Problem(
                 f"the server refused the answer: {clean(str(exc))}",
                 Exit.FAILED,
-                hint="\n".join(["The task still waits for one:", *how_to_answer(entry.task_id, questions)]),
+                hint="\n".join(["The task still waits for one:", *self._how_to_answer(entry, questions)]),
             ) from exc
         return list(answers)
+
+    def _how_to_answer(self, entry: LedgerEntry, questions: Sequence[Question]) -> list[str]:
+        return how_to_answer(entry.task_id, questions, self._repeated)
 
     def _chosen(self, questions: Sequence[Question]) -> Sequence[Question]:
         if self._key is None:
@@ -151,7 +162,7 @@ class _Given:
 
     async def _answers(self, questions: Sequence[Question], entry: LedgerEntry) -> dict[str, Any]:
         if not (self._words or self._json_text or self._action):
-            return await _ask_all(questions, entry)
+            return await _ask_all(questions, self._how_to_answer(entry, questions))
         if len(questions) > 1 and self._action not in ("decline", "cancel"):
             lines = [line for question in questions for line in [f"{question.key}:", *describe(question)]]
             raise Problem(
@@ -187,16 +198,10 @@ async def _fetch_questions(handle: TaskHandle, snapshot: TaskSnapshot) -> TaskSn
     )
 
 
-async def _ask_all(questions: Sequence[Question], entry: LedgerEntry) -> dict[str, Any]:
+async def _ask_all(questions: Sequence[Question], how_to_answer: Sequence[str]) -> dict[str, Any]:
     desk = Desk(LineBoard())
     if not desk.is_staffed:
-        raise Problem(
-            "there is no terminal to ask at, and no answer was given",
-            Exit.INPUT_REQUIRED,
-            hint="\n".join(
-                [*(line for q in questions for line in describe(q)), *how_to_answer(entry.task_id, questions)]
-            ),
-        )
+        raise _nobody_to_ask([*(line for question in questions for line in describe(question)), *how_to_answer])
 
     async def ask() -> dict[str, Any]:
         return {question.key: await desk.ask(question) for question in questions}
@@ -205,3 +210,8 @@ async def _ask_all(questions: Sequence[Question], entry: LedgerEntry) -> dict[st
         return await desk.supervise(ask())
     except (Later, Detached):
         raise Problem("nothing was answered", Exit.INTERRUPTED) from None
+
+
+def _nobody_to_ask(hint: Sequence[str]) -> Problem:
+    why = "there is no terminal to ask at, and no answer was given"
+    return Problem(why, Exit.INPUT_REQUIRED, hint="\n".join(hint))

@@ -103,9 +103,9 @@ def command(
             outcome = await call.run(tool, words, json_text)
         if detach and outcome.task_id is not None and output == "text":
             click.echo(outcome.task_id)
-            say_how_to_return(outcome.task_id, outcome.server)
+            say_how_to_return(outcome.task_id, outcome.server, access)
             return Exit.OK
-        return report([outcome], output)
+        return report([outcome], output, access)
 
     return run(work)
 
@@ -239,7 +239,7 @@ class _Call:
         elif self._fate == "cancelled":
             say("The task was cancelled.")
         else:
-            say_how_to_return(self._task_id, self._target.spec)
+            say_how_to_return(self._task_id, self._target.spec, self._access)
 
 
 async def find_tool(client: Client, name: str) -> Tool:

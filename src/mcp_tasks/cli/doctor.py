@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 import click
+from mcp_types.version import LATEST_MODERN_VERSION
 from rich.table import Table
 from rich.text import Text
 
@@ -39,7 +40,7 @@ Examples:
 
 \b
 Exit codes: 0 nothing failed, 1 something did, 2 wrong usage, 6 the server
-cannot be used.
+cannot be used, or speaks only 2025-11-25, so that nothing was checked.
 """
 
 
@@ -57,13 +58,19 @@ def command(*, server: str, words: Sequence[str], tool: str | None, access: Acce
     """
     if words and tool is None:
         raise click.UsageError("arguments are for the --tool, and none is named")
+    if access.era == "legacy":
+        raise click.UsageError(
+            f"doctor checks the tasks extension of {LATEST_MODERN_VERSION}, and nothing of 2025-11-25; leave --era out"
+        )
 
     async def work() -> int:
         async with _wire(parse_target(server), access) as wire:
             with stderr().status("Examining the server ..."):
                 report = await Checkup(wire, tool=tool, words=words).run()
         _print(report, output)
-        return DOCTOR_FOUND_FAULTS if report.count("fail") else Exit.OK
+        if report.count("fail"):
+            return DOCTOR_FOUND_FAULTS
+        return Exit.UNREACHABLE if report.unexamined else Exit.OK
 
     return run(work)
 
@@ -90,7 +97,8 @@ async def _wire(target: Target, access: Access) -> AsyncGenerator[Wire]:
 
 def _print(report: Report, output: Output) -> None:
     if output == "json":
-        print_json({"failed": report.count("fail"), "findings": [finding.to_json() for finding in report.findings]})
+        values: dict[str, Any] = {"failed": report.count("fail"), "findings": [f.to_json() for f in report.findings]}
+        print_json({**values, "unexamined": report.unexamined} if report.unexamined else values)
         return
     areas = dict.fromkeys(finding.area for finding in report.findings)
     width = max(len(finding.probe) for finding in report.findings)
@@ -117,4 +125,6 @@ def _table(findings: Sequence[Finding], width: int) -> Table:
 def _summary(report: Report) -> Text:
     counts = [f"{report.count('pass')} passed", f"{report.count('warn')} to look at", f"{report.count('skip')} skipped"]
     failed = report.count("fail")
+    if report.unexamined:
+        return Text(f"\nNothing was checked of its tasks: {clean(report.unexamined)}", style="yellow")
     return Text(f"\n{failed} failed, {', '.join(counts)}", style="red" if failed else "green")

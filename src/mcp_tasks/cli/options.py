@@ -33,6 +33,12 @@ class Access:
     era: Era = "auto"
     identity: str | None = None
 
+    @property
+    def repeated(self) -> str:
+        """What a later command over the same tasks has to be given again, as the end of its line. Credentials are not
+        in it: those are not for the screen."""
+        return "" if self.era == "auto" else f" --era {self.era}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskOptions:

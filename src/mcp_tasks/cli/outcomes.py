@@ -12,8 +12,8 @@ import click
 from rich.text import Text
 
 from mcp_tasks.cli.exits import Exit
-from mcp_tasks.cli.options import Output
-from mcp_tasks.cli.questions import describe, how_to_answer, questions_of
+from mcp_tasks.cli.options import Access, Output
+from mcp_tasks.cli.questions import describe, how_to_answer, how_to_answer_unseen, questions_of
 from mcp_tasks.cli.remembered import short_id
 from mcp_tasks.cli.target import parse_target
 from mcp_tasks.cli.views import clean, stderr
@@ -105,14 +105,14 @@ def kept_outcome(entry: LedgerEntry) -> Outcome:
     )
 
 
-def report(outcomes: Sequence[Outcome], output: Output, *, as_list: bool = False) -> int:
+def report(outcomes: Sequence[Outcome], output: Output, access: Access, *, as_list: bool = False) -> int:
     """Print outcomes; gives the exit code: that of the first that is not well."""
     if output == "json":
         values = [outcome.to_json() for outcome in outcomes]
         print_json(values if as_list else values[0])
     else:
         for outcome in outcomes:
-            _print(outcome, named=as_list and len(outcomes) > 1)
+            _print(outcome, access, named=as_list and len(outcomes) > 1)
     return next((outcome.exit for outcome in outcomes if outcome.exit), Exit.OK)
 
 
@@ -131,9 +131,9 @@ def what_became(fate: Fate) -> str:
     return {"left": "", "cancelled": "; it was cancelled", "not cancelled": "; it could not be cancelled"}[fate]
 
 
-def say_how_to_return(task_id: str, server: str) -> None:
+def say_how_to_return(task_id: str, server: str, access: Access) -> None:
     """The command that comes back to a task that goes on."""
-    say(f"The task goes on. Come back with:\n  mcp-tasks wait {short_id(task_id)}")
+    say(f"The task goes on. Come back with:\n  mcp-tasks wait {short_id(task_id)}{access.repeated}")
     if parse_target(server).url is None:
         say("It is worked on while its stdio server runs: from when you come back, or in another client of it.")
 
@@ -173,13 +173,13 @@ def _block_text(block: JsonObject) -> str:
             return f"[{kind} content; --output json has it]"
 
 
-def _print(outcome: Outcome, *, named: bool) -> None:
+def _print(outcome: Outcome, access: Access, *, named: bool) -> None:
     if named:
         say(f"── {short_id(outcome.task_id or '')}  {clean(outcome.tool)}: {outcome.status.replace('_', ' ')}", "bold")
     if outcome.problem is not None:
         say(outcome.problem, "red")
         if outcome.task_id is not None and outcome.code is Exit.TIMEOUT and outcome.fate != "cancelled":
-            say_how_to_return(outcome.task_id, outcome.server)
+            say_how_to_return(outcome.task_id, outcome.server, access)
         return
     match outcome.status:
         case "completed" | "failed" if outcome.error is None and outcome.result is not None:
@@ -189,7 +189,7 @@ def _print(outcome: Outcome, *, named: bool) -> None:
         case "cancelled":
             say(f"The task was cancelled{f': {clean(outcome.message)}' if outcome.message else '.'}")
         case "input_required":
-            _print_questions(outcome)
+            _print_questions(outcome, access)
         case _:
             pass
 
@@ -200,17 +200,20 @@ def _error_text(outcome: Outcome) -> str:
     return clean(str(error.get("message") or outcome.message or "the server does not say why")) + code
 
 
-def _print_questions(outcome: Outcome) -> None:
+def _print_questions(outcome: Outcome, access: Access) -> None:
     questions = questions_of(outcome.requests or {}, outcome.tool)
     task_id = outcome.task_id or ""
     if not questions:
         # A server of 2025-11-25 says what to whoever stays to answer.
-        say(f"The task asks something. Answer it on a terminal:\n  mcp-tasks answer {short_id(task_id)}")
+        say("The task asks something. Answer it on a terminal, or without one:")
+        for line in how_to_answer_unseen(task_id, access.repeated):
+            say(f"  {line}")
         return
     say("The task asks:")
     for question in questions:
         for line in describe(question):
             say(f"  {line}")
     say("Answer with (or --decline, or --cancel), then come back:")
-    for line in [*how_to_answer(task_id, questions), f"mcp-tasks wait {short_id(task_id)}"]:
+    wait = f"mcp-tasks wait {short_id(task_id)}{access.repeated}"
+    for line in [*how_to_answer(task_id, questions, access.repeated), wait]:
         say(f"  {line}")

@@ -81,8 +81,14 @@ def describe(question: Question) -> list[str]:
     return [*lines, *(f"  {clean(field.name):<{width}}  {clean(describe_field(field))}" for field in fields)]
 
 
-def how_to_answer(task_id: str, questions: Sequence[Question], access_hint: str = "") -> list[str]:
-    """The commands that answer questions, a line each."""
+def how_to_answer_unseen(task_id: str, repeated: str) -> list[str]:
+    """The commands that answer a question which its server has not sent here, a line each."""
+    name = f"mcp-tasks answer {short_id(task_id)}"
+    return [f"{name}{repeated}", f"{name} KEY=VALUE{repeated}"]
+
+
+def how_to_answer(task_id: str, questions: Sequence[Question], repeated: str) -> list[str]:
+    """The commands that answer questions, a line each, with what has to be `repeated` in them."""
     name = f"mcp-tasks answer {short_id(task_id)}"
     lines: list[str] = []
     for question in questions:
@@ -95,7 +101,7 @@ def how_to_answer(task_id: str, questions: Sequence[Question], access_hint: str 
             )
         else:
             example = " --json RESULT"
-        lines.append(f"{name}{which}{example or ' --accept'}{access_hint}")
+        lines.append(f"{name}{which}{example or ' --accept'}{repeated}")
     return lines
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from mcp_tasks.cli.exits import Exit, Problem
 from mcp_tasks.cli.looking import look_at
 from mcp_tasks.cli.ls import entry_json
-from mcp_tasks.cli.options import Access, Output, TaskOptions, takes_task_options
+from mcp_tasks.cli.options import Access, TaskOptions, takes_task_options
 from mcp_tasks.cli.outcomes import outcome_of, print_json, result_texts, say
 from mcp_tasks.cli.questions import describe, how_to_answer, questions_of
 from mcp_tasks.cli.remembered import find_tasks, opened_ledger
@@ -50,7 +50,7 @@ def command(*, task_id: str, offline: bool, options: TaskOptions) -> int:
             if not known:
                 raise found
             say(f"As last seen, because {found.message}.", "yellow")
-        _print(entry, found if isinstance(found, TaskSnapshot) else None, options.output)
+        _print(entry, found if isinstance(found, TaskSnapshot) else None, options)
         return Exit.OK
 
     return run(work)
@@ -63,13 +63,13 @@ async def _look(ledger: Ledger, entry: LedgerEntry, access: Access) -> TaskSnaps
         return exc
 
 
-def _print(entry: LedgerEntry, snapshot: TaskSnapshot | None, output: Output) -> None:
-    if output == "json":
+def _print(entry: LedgerEntry, snapshot: TaskSnapshot | None, options: TaskOptions) -> None:
+    if options.output == "json":
         print_json(entry_json(entry) if snapshot is None else _json(entry, snapshot))
         return
     stdout().print(_card(entry, snapshot))
     if snapshot is not None and snapshot.input_requests:
-        _print_questions(entry, snapshot)
+        _print_questions(entry, snapshot, options.access)
     result = entry.result if snapshot is None else snapshot.result
     if result is not None:
         stdout().print("\nresult" + (" (the tool failed)" if result.get("isError") else ""), style="bright_black")
@@ -131,14 +131,14 @@ def _progress_text(progress: Progress) -> str:
     return f"{progress.progress:g} of {progress.total:g} ({100 * progress.progress / progress.total:.0f}%)"
 
 
-def _print_questions(entry: LedgerEntry, snapshot: TaskSnapshot) -> None:
+def _print_questions(entry: LedgerEntry, snapshot: TaskSnapshot, access: Access) -> None:
     questions = questions_of(snapshot.input_requests, entry.tool)
     for question in questions:
         stdout().print("\nasks", Text(f"({clean(question.key)})"), style="yellow")
         for line in describe(question):
             stdout().print(Text(f"  {line}"))
     stdout().print("\nanswer with", style="bright_black")
-    for line in how_to_answer(entry.task_id, questions):
+    for line in how_to_answer(entry.task_id, questions, access.repeated):
         stdout().print(Text(f"  {line}"), soft_wrap=True)
 
 

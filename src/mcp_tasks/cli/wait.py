@@ -47,7 +47,7 @@ def command(*, ids: Sequence[str], timeout: float | None, on_abandon: OnAbandon,
         with opened_ledger(options.ledger_path) as ledger:
             entries = find_tasks(ledger, ids, options)
             outcomes = await wait_for(ledger, entries, options.access, limit=timeout, on_abandon=on_abandon)
-        return report(outcomes, options.output, as_list=len(ids) > 1)
+        return report(outcomes, options.output, options.access, as_list=len(ids) > 1)
 
     return run(work)
 
@@ -69,7 +69,7 @@ async def wait_for(
         except TimeUp:
             pass
         except Detached:
-            _say_goodbye(entries, follower)
+            _say_goodbye(entries, follower, access)
             raise
     return [_outcome(entry, follower, limit) for entry in entries]
 
@@ -86,9 +86,10 @@ def _outcome(entry: LedgerEntry, follower: Follower, limit: float | None) -> Out
     return replace(late, problem=f"the task did not end within {limit or 0:g} s{what_became(fate)}", code=Exit.TIMEOUT)
 
 
-def _say_goodbye(entries: Sequence[LedgerEntry], follower: Follower) -> None:
+def _say_goodbye(entries: Sequence[LedgerEntry], follower: Follower, access: Access) -> None:
     if "cancelled" in follower.fates.values():
         say("The tasks that had not ended were cancelled.")
         return
     names = " ".join(short_id(entry.task_id) for entry in entries)
-    say(f"{'The task goes' if len(entries) == 1 else 'The tasks go'} on. Come back with:\n  mcp-tasks wait {names}")
+    go_on = "The task goes on" if len(entries) == 1 else "The tasks go on"
+    say(f"{go_on}. Come back with:\n  mcp-tasks wait {names}{access.repeated}")

@@ -113,7 +113,11 @@ class ServerTransport:
     ) -> bool | None:
         if self.wire is not None:
             await self.wire.close()
-        return await self._inner.__aexit__(exc_type, exc, traceback)
+        try:
+            return await self._inner.__aexit__(exc_type, exc, traceback)
+        finally:
+            if self.wire is not None:
+                await self.wire.drop()
 
     def introduce(self, finish: Finish) -> None:
         """A `TasksClient` is there: it sees the tasks to their ends that calls on this connection become."""
@@ -210,13 +214,13 @@ def with_tasks(transport: AbstractAsyncContextManager[Any], *, address: str = ""
 async def leaving_quietly(transport: AbstractAsyncContextManager[Any]) -> AsyncGenerator[Any]:
     """The transport, without the error that the SDK's transports over HTTP make of a late answer.
 
-    An answer that arrives while its client leaves finds nobody to take it: the session has closed its end, which it
-    does only then. The SDK lets that out as an error of the whole client.
+    An answer that arrives while its client leaves finds nobody to take it: a stream has been closed at one of its ends,
+    which happens only then. The SDK lets that out as an error of the whole client.
     """
     try:
         async with transport as streams:
             yield streams
-    except* anyio.BrokenResourceError as late:
+    except* (anyio.BrokenResourceError, anyio.ClosedResourceError) as late:
         logger.debug("an answer came after its client had left: %r", late)
 
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextvars import Context
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
@@ -35,16 +35,16 @@ import anyio
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 from mcp_types import (
-    CONNECTION_CLOSED,
     REQUEST_TIMEOUT,
     ErrorData,
     JSONRPCError,
     JSONRPCMessage,
-    JSONRPCNotification,
     JSONRPCRequest,
     JSONRPCResponse,
     RequestId,
 )
+
+from mcp_tasks.client.messages import connection_closed, notification, reply_to, request_message
 
 logger: Final = logging.getLogger(__name__)
 
@@ -104,16 +104,18 @@ class Wire:
         self._pump = asyncio.create_task(self._pass_on())
 
     async def close(self) -> None:
-        """End what was begun here. The streams of the transport are the transport's to close. Safe to call twice."""
+        """End what was begun here. The transport's streams stay open until it has ended itself, and what still comes is
+        taken: the SDK's transports over HTTP make errors of answers that nobody takes. Safe to call twice."""
         self._end()
-        works = [*self._background, *([] if self._pump is None else [self._pump])]
-        for work in works:
-            work.cancel()
-        if works:
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait(works, timeout=FAREWELL)
+        await _cancel(self._background)
         self._to_session.close()
         self.streams[0].close()
+
+    async def drop(self) -> None:
+        """The transport has ended."""
+        await _cancel([] if self._pump is None else [self._pump])
+        await self._read.aclose()
+        await self._write.aclose()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Begin something that takes time; it is cancelled when the connection ends."""
@@ -143,7 +145,7 @@ class Wire:
         request_id = self.new_id()
         pending = self._pending[request_id] = _Pending(on_result)
         try:
-            await self._send(_request(request_id, method, params))
+            await self._send(request_message(request_id, method, params))
             with anyio.fail_after(timeout):
                 return await pending.outcome
         except TimeoutError:
@@ -165,12 +167,12 @@ class Wire:
         pending = self._asked[request_id] = _Pending()
         try:
             if self._closed:
-                raise _connection_closed()
-            await self.deliver(_request(request_id, method, params))
+                raise connection_closed()
+            await self.deliver(request_message(request_id, method, params))
             return await pending.outcome
         except asyncio.CancelledError:
             with anyio.move_on_after(FAREWELL, shield=True):
-                await self.deliver(_notification("notifications/cancelled", {"requestId": request_id}))
+                await self.deliver(notification("notifications/cancelled", {"requestId": request_id}))
             raise
         finally:
             self._asked.pop(request_id, None)
@@ -183,7 +185,7 @@ class Wire:
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Tell the server something. Lost in silence if the connection has ended, as notifications are."""
         try:
-            await self._send(_notification(method, params))
+            await self._send(notification(method, params))
         except MCPError:
             logger.debug("dropped %s: the connection has ended", method)
 
@@ -193,7 +195,7 @@ class Wire:
         Raises:
             MCPError: `CONNECTION_CLOSED`: the connection has ended.
         """
-        await self._send(_reply(request_id, outcome))
+        await self._send(reply_to(request_id, outcome))
 
     async def forward(self, message: JSONRPCMessage) -> None:
         """Send a message of the session that a handler swallowed on to the server after all."""
@@ -205,7 +207,7 @@ class Wire:
 
     async def answer(self, request_id: RequestId, outcome: Mapping[str, Any] | ErrorData) -> None:
         """Answer a request of the session that a handler swallowed."""
-        await self.deliver(_reply(request_id, outcome))
+        await self.deliver(reply_to(request_id, outcome))
 
     async def deliver(self, message: JSONRPCMessage) -> None:
         """Hand a message to the session as if the server had sent it; no handler sees it."""
@@ -220,29 +222,29 @@ class Wire:
         if message is not None:
             await self._write.send(SessionMessage(message, item.metadata))
 
-    async def close_writing(self) -> None:
-        """The session sends nothing more."""
-        await self._write.aclose()
-
-    async def close_reading(self) -> None:
+    def leave(self) -> None:
         """The session receives nothing more."""
         self._end()
-        if self._pump is not None:
-            self._pump.cancel()
-        await self._read.aclose()
 
     async def _pass_on(self) -> None:
         try:
             async with self._to_session:
                 async for item in self._read:
-                    context: Context | None = getattr(self._read, "last_context", None)
-                    kept = self._incoming(item)
-                    if kept is not None:
-                        await self._to_session.send((kept, context))
+                    if not self._closed:
+                        await self._pass(item)
         except _Closed:
             logger.debug("the connection was closed on one side")
         finally:
             self._end()
+
+    async def _pass(self, item: SessionMessage | Exception) -> None:
+        context: Context | None = getattr(self._read, "last_context", None)
+        kept = self._incoming(item)
+        if kept is not None:
+            try:
+                await self._to_session.send((kept, context))
+            except _Closed:
+                self._end()
 
     def _incoming(self, item: SessionMessage | Exception) -> SessionMessage | Exception | None:
         if not isinstance(item, SessionMessage):
@@ -279,11 +281,11 @@ class Wire:
 
     async def _send(self, message: JSONRPCMessage) -> None:
         if self._closed:
-            raise _connection_closed()
+            raise connection_closed()
         try:
             await self._write.send(SessionMessage(message))
         except _Closed:
-            raise _connection_closed() from None
+            raise connection_closed() from None
 
     async def _give_up(self, request_id: str, reason: str) -> None:
         with anyio.move_on_after(FAREWELL, shield=True):
@@ -293,7 +295,7 @@ class Wire:
         """Nothing comes any more: nobody waits for it any longer."""
         self._closed = True
         for pending in (*self._pending.values(), *self._asked.values()):
-            pending.fail(_connection_closed())
+            pending.fail(connection_closed())
 
     def _finished(self, work: asyncio.Task[Any]) -> None:
         self._background.discard(work)
@@ -321,7 +323,7 @@ class _FromServer:
     async def aclose(self) -> None:
         """Close the stream."""
         self.close()
-        await self._wire.close_reading()
+        self._wire.leave()
 
     def __aiter__(self) -> Self:
         return self
@@ -352,8 +354,7 @@ class _ToServer:
         await self._wire.from_session(item)
 
     async def aclose(self) -> None:
-        """Close the stream."""
-        await self._wire.close_writing()
+        """Nothing: the session leaves with its other end, and the transport's own stream is closed by the wire."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -392,25 +393,9 @@ class _Pending:
             self.outcome.set_exception(exc)
 
 
-def _request(request_id: str, method: str, params: Mapping[str, Any] | None) -> JSONRPCRequest:
-    # Params are left out, not null: JSON-RPC has no null there.
-    if params is None:
-        return JSONRPCRequest(jsonrpc="2.0", id=request_id, method=method)
-    return JSONRPCRequest(jsonrpc="2.0", id=request_id, method=method, params=dict(params))
-
-
-def _notification(method: str, params: Mapping[str, Any] | None) -> JSONRPCNotification:
-    if params is None:
-        return JSONRPCNotification(jsonrpc="2.0", method=method)
-    return JSONRPCNotification(jsonrpc="2.0", method=method, params=dict(params))
-
-
-def _reply(request_id: RequestId, outcome: Mapping[str, Any] | ErrorData) -> JSONRPCResponse | JSONRPCError:
-    if isinstance(outcome, ErrorData):
-        return JSONRPCError(jsonrpc="2.0", id=request_id, error=outcome)
-    return JSONRPCResponse(jsonrpc="2.0", id=request_id, result=dict(outcome))
-
-
-def _connection_closed() -> MCPError:
-    # In the SDK's own words: whoever waits is told by them that trying again is no use.
-    return MCPError(code=CONNECTION_CLOSED, message="Connection closed")
+async def _cancel(works: Collection[asyncio.Task[Any]]) -> None:
+    for work in works:
+        work.cancel()
+    if works:
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait(set(works), timeout=FAREWELL)

@@ -23,6 +23,9 @@ MOST_TRIES = 3
 
 PAGE_LIMIT = 100
 
+WITH_A_TASK = ("headers", "lifecycle", "push", "cancel", "outcome")
+"""Areas in which there is nothing to look at without a task."""
+
 
 class Checkup:
     """One examination of one server.
@@ -46,6 +49,8 @@ class Checkup:
         """
         subject = self._subject
         if not await negotiate(subject):
+            if self.report.unexamined:
+                self._skip("errors", "creation", "undeclared client", *WITH_A_TASK, why=self.report.unexamined)
             return self.report
         await self._try("errors", probe_unknown_tasks(subject))
         await self._try("errors", probe_removed_methods(subject))
@@ -54,7 +59,7 @@ class Checkup:
         task_id = None if made is None else await self._try("creation", probe_created(subject, made[1]))
         await self._try("undeclared client", probe_undeclared(subject, task_id))
         if made is None or task_id is None:
-            self._skip_the_rest()
+            self._skip(*WITH_A_TASK, why="there is no task to look at")
             return self.report
         await self._with_task(made[0], task_id)
         return self.report
@@ -79,9 +84,9 @@ class Checkup:
             self.report.add(area, "answer", "fail", f"the server did not answer: {exc}", "Look at the server's log.")
             return None
 
-    def _skip_the_rest(self) -> None:
-        for area in ("headers", "lifecycle", "push", "cancel", "outcome"):
-            self.report.add(area, "all of it", "skip", "there is no task to look at")
+    def _skip(self, *areas: str, why: str) -> None:
+        for area in areas:
+            self.report.add(area, "all of it", "skip", why)
 
     async def _calls(self) -> list[Call]:
         tools = await self._tools()

@@ -31,10 +31,15 @@ class Finding:
 
 
 class Report:
-    """Findings in the order they were made."""
+    """Findings in the order they were made.
+
+    Attributes:
+        unexamined: Why nothing of the server's tasks was looked at, though nothing is wrong; empty if something was.
+    """
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
+        self.unexamined: str = ""
 
     def add(self, area: str, probe: str, verdict: Verdict, says: str, advice: str = "") -> None:
         """Note a finding."""
