@@ -1,6 +1,7 @@
 """`TaskFailed`: the one exception of ours that is an error of the SDK's as well, hence not in `mcp_tasks.errors`.
 
-Client and server raise it alike, each for whoever waits for a task there."""
+Client and server raise it alike, each for whoever waits for a task there. And what errors of the SDK's own mean to one
+who waits."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mcp.shared.exceptions import MCPError
+from mcp_types import CONNECTION_CLOSED
 
 from mcp_tasks.errors import TasksError
 
@@ -38,3 +40,9 @@ def task_failed(task_id: str, error: Mapping[str, Any], message: str | None) -> 
         error.get("data"),
         task_id=task_id,
     )
+
+
+def is_over_limit(exc: MCPError) -> bool:
+    """Whether the transport refused an answer for its size, which is the same the next time."""
+    # The SDK has the code of a cut connection for this too, and the reason in the text alone.
+    return exc.code == CONNECTION_CLOSED and "byte limit" in exc.message

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import aclosing
+from contextlib import aclosing, closing
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -14,6 +16,7 @@ from mcp_types import CONNECTION_CLOSED, ErrorData, JSONRPCResponse
 
 from mcp_tasks.client import (
     InvalidResponse,
+    Ledger,
     Progress,
     TaskFailed,
     TaskHandle,
@@ -112,6 +115,16 @@ async def test_a_tool_that_takes_no_tasks_any_more_is_called_plainly() -> None:
         peer.offer(x="forbidden")
         peer.on("tools/call", ErrorData(code=-32601, message="not as a task"), result("plain"))
         assert text(await call_tool(client, "x")) == "plain"
+
+
+async def test_a_task_may_be_asked_for_that_is_not_kept_at_all() -> None:
+    peer = OldPeer()
+    peer.on("tasks/get", task("completed"))
+    peer.on("tasks/result", result())
+    async with connected(peer) as client:
+        assert text(await call_tool(client, "x", ttl=timedelta(0))) == "done"
+    [call] = peer.asked("tools/call")
+    assert call["task"] == {"ttl": 0}
 
 
 async def test_a_server_that_answers_at_once_has_its_result_taken() -> None:
@@ -300,6 +313,70 @@ async def test_a_question_that_never_comes_holds_its_state_back_for_a_moment_onl
     assert (first.status, first.input_requests) == (TaskStatus.INPUT_REQUIRED, {})
 
 
+TOO_LARGE = ErrorData(
+    code=CONNECTION_CLOSED, message="SSE stream failed: Server-sent event exceeded the 1048576 byte limit."
+)
+
+
+async def test_a_result_that_the_transport_refuses_for_its_size_ends_the_wait_and_not_the_look(tmp_path: Path) -> None:
+    peer = OldPeer()
+    peer.on("tasks/get", task("completed"))
+    peer.on("tasks/result", TOO_LARGE)
+    tasks = {"patience": LONG, "ledger": tmp_path / "ledger.db"}
+    async with connected(peer, **tasks) as client:
+        handle = await begin(client, "x")
+        snapshot = await handle.status()
+        assert (snapshot.status, snapshot.result) == (TaskStatus.COMPLETED, None)
+        with anyio.fail_after(PATIENCE / 2), pytest.raises(MCPError, match="byte limit"):
+            await handle.result()
+        # Whoever comes back over a transport that takes more gets it.
+        peer.on("tasks/result", result())
+        with closing(Ledger(tmp_path / "ledger.db")) as ledger:
+            assert [entry.task_id for entry in ledger.pending(server="old peer")] == [TASK_ID]
+        assert text(await handle.result(PATIENCE)) == "done"
+
+
+@pytest.mark.parametrize(
+    "outcome", [result(), {**result(), "isError": True}, ErrorData(code=-32050, message="out of paper")]
+)
+async def test_a_result_that_came_counts_though_the_server_has_forgotten_the_task(outcome: Any) -> None:
+    peer = OldPeer()
+
+    async def late(params: Mapping[str, Any]) -> Answer:
+        await anyio.sleep(0.05)
+        return outcome
+
+    peer.on("tasks/result", late, ErrorData(code=-32602, message="Task not found"))
+    peer.on("tasks/get", ErrorData(code=-32602, message="Task not found"))
+    async with connected(peer) as client:
+        handle = await begin(client, "x")
+        if isinstance(outcome, ErrorData):
+            with pytest.raises(TaskFailed, match="out of paper"):
+                await handle.result(PATIENCE)
+        else:
+            assert (await handle.result(PATIENCE)).is_error == outcome["isError"]
+
+
+async def test_a_refusal_to_show_the_result_of_a_forgotten_task_is_not_its_failure() -> None:
+    peer = OldPeer()
+    peer.on("tasks/result", ErrorData(code=-32601, message="Method not found"))
+    peer.on("tasks/get", task(), ErrorData(code=-32602, message="Task not found"))
+    async with connected(peer) as client:
+        with pytest.raises(UnknownTask):
+            await (await begin(client, "x")).result(PATIENCE)
+
+
+@pytest.mark.parametrize("code", [-32000, -32001])
+async def test_a_failure_in_the_words_of_a_connection_that_ended_is_the_tasks_own(code: int) -> None:
+    peer = OldPeer()
+    peer.on("tasks/get", task("failed"))
+    peer.on("tasks/result", ErrorData(code=code, message="Connection closed"))
+    async with connected(peer, patience=LONG) as client:
+        with anyio.fail_after(PATIENCE), pytest.raises(TaskFailed) as failed:
+            await (await begin(client, "x")).result()
+    assert (failed.value.code, failed.value.message) == (code, "Connection closed")
+
+
 async def test_a_server_that_never_answers_is_given_up_when_the_time_is_over() -> None:
     peer = OldPeer()
     peer.on("tasks/get", never)
@@ -419,6 +496,22 @@ async def test_progress_that_comes_before_the_task_and_with_it_reaches_whoever_w
         await peer.tell("notifications/tasks/status", task("completed"))
         await calling
     assert reported == [Progress(progress=1, total=3), Progress(progress=2, total=3, message="m")]
+
+
+@pytest.mark.parametrize("token", [[], {}, None, 1.5])
+async def test_a_progress_token_that_is_none_is_passed_over(token: Any, caplog: pytest.LogCaptureFixture) -> None:
+    peer = OldPeer()
+
+    async def tell(params: Mapping[str, Any]) -> Answer:
+        await peer.tell("notifications/progress", {"progressToken": token, "progress": 0.5, "_meta": dict(RELATED)})
+        return {"task": task()}
+
+    peer.on("tools/call", tell)
+    peer.on("tasks/get", task("completed"))
+    peer.on("tasks/result", result())
+    async with connected(peer) as client:
+        assert text(await (await begin(client, "x")).result(PATIENCE)) == "done"
+    assert "could not be handled" not in caplog.text
 
 
 async def test_a_question_is_answered_once_under_its_own_id_wherever_it_comes() -> None:

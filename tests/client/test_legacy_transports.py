@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Literal
 
 import anyio
 import pytest
@@ -45,6 +46,25 @@ async def test_tasks_and_their_questions_pass_over_both_kinds_of_answers(json_re
             waiting = asyncio.create_task(handle.result())
             desk.gate.set()
             assert text(await waiting) == "through"
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_a_result_of_some_megabytes_arrives(mode: Literal["legacy", "auto"]) -> None:
+    tasks = Tasks("memory://", settings=QUICK)
+    server = build(tasks, Desk())
+
+    @server.tool()
+    @tasks.task()
+    def large(size: int) -> str:  # pyright: ignore[reportUnusedFunction]
+        return "x" * size
+
+    async with (
+        serving(server) as wire,
+        Client(reconnecting_http(wire.url), mode=mode, extensions=[TasksClient()]) as client,
+    ):
+        with anyio.fail_after(PATIENCE):
+            handle = await begin(client, "large", size=3 * 2**20)
+            assert len(text(await handle.result())) == 3 * 2**20
 
 
 async def test_leaving_while_the_server_still_speaks_is_quiet(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,7 @@ import json
 import sqlite3
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -208,6 +208,30 @@ async def test_a_file_of_another_kind_is_left_alone(tmp_path: Path) -> None:
     garbage.write_bytes(b"not a database at all" * 100)
     with pytest.raises(StoreCorrupt):
         HostedFile(garbage)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "created = 9223372036854775807",
+        "status = 'sleeping'",
+        "status = CAST(x'ff' AS TEXT)",
+        "updated = 'yesterday'",
+        "lost = 'often'",
+    ],
+)
+async def test_a_damaged_task_is_gone_and_takes_no_other_with_it(damage: str, ledger: Path, host: Host) -> None:
+    async with connected(host, hosting=Hosting(ledger=ledger)) as server:
+        bad, good = [(await server.create())["taskId"] for _ in range(2)]
+    with closing(sqlite3.connect(ledger)) as db, db:
+        db.execute(f"UPDATE tasks SET {damage} WHERE task_id = ?", (bad,))
+    host.ready.set()
+    async with connected(host, hosting=Hosting(ledger=ledger)) as server:
+        await server.until(good, "completed")
+        assert [task["taskId"] for task in (await server.ask("tasks/list"))["tasks"]] == [good]
+        with pytest.raises(Refused) as refused:
+            await server.status(bad)
+        assert refused.value.code == -32602
 
 
 def test_a_ledger_is_for_its_owner_alone(ledger: Path) -> None:

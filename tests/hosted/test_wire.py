@@ -11,6 +11,7 @@ import pytest
 from mcp_types import ElicitResult, ErrorData
 
 from mcp_tasks.client import Hosting, TasksClient
+from tests.helpers.rpc import PATIENCE
 from tests.hosted.raw_server import ELICIT, RELATED, Host, RawServer, Refused, connected, until
 
 pytestmark = pytest.mark.anyio
@@ -240,6 +241,19 @@ async def test_a_task_that_waits_outlives_its_ttl_and_is_gone_a_ttl_after_its_en
                 await server.ask(method, {"taskId": task["taskId"]})
             assert refused.value.code == -32602
         assert (await server.ask("tasks/list"))["tasks"] == []
+
+
+@pytest.mark.requirement("hosted/ttl")
+async def test_whoever_waits_for_a_task_that_is_not_kept_gets_its_answer(host: Host) -> None:
+    async with connected(host) as server:
+        task = await server.create(ttl=0)
+        waits = [await server.send("tasks/result", {"taskId": task["taskId"]}) for _ in range(2)]
+        # Answered in order: by now both are waiting.
+        await server.ask("ping")
+        host.ready.set()
+        with anyio.fail_after(PATIENCE):
+            for wait in waits:
+                assert (await wait)["result"]["action"] == "accept"
 
 
 @pytest.mark.requirement("hosted/owner")

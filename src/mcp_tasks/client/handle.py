@@ -101,10 +101,17 @@ class TaskHandle:
     async def status(self) -> TaskSnapshot:
         """The task as it is now.
 
+        Of a 2025-11-25 server, a task that has ended comes without its result if that cannot be fetched now.
+
         Raises:
             UnknownTask: The server does not know the task (any more).
         """
-        return self._saw(await self._get())
+        snapshot = await self._get(self._port.state)
+        has_outcome = snapshot.result is not None or snapshot.error is not None
+        if snapshot.status in (TaskStatus.COMPLETED, TaskStatus.FAILED) and not has_outcome:
+            # To the ledger it is still pending: somebody has to come back for its outcome.
+            return snapshot
+        return self._saw(snapshot)
 
     async def watch(self, *, questions: bool = True) -> AsyncGenerator[TaskSnapshot]:
         """The states of the task as they come, the present one first and the final one last.
@@ -233,9 +240,9 @@ class TaskHandle:
         """The recorded answer to this very question of the task, which may never have reached the server."""
         return self._ledger.recorded_answer(key, question)
 
-    async def _get(self) -> TaskSnapshot:
+    async def _get(self, get: Callable[[], Awaitable[TaskSnapshot]]) -> TaskSnapshot:
         try:
-            return await self._port.get()
+            return await get()
         except UnknownTask:
             self._ledger.lost()
             raise
@@ -312,7 +319,7 @@ class TaskHandle:
     async def _look(self, poller: Poller, box: Mailbox) -> TaskSnapshot | None:
         loop = asyncio.get_running_loop()
         try:
-            snapshot = await self._get()
+            snapshot = await self._get(self._port.get)
         except (TasksError, MCPError, OSError) as exc:
             if not is_transient(exc) or not poller.failed(loop.time()):
                 if not isinstance(exc, TasksError):

@@ -33,6 +33,9 @@ _CONNECTING = ("server/discover", "initialize")
 server that is not there when the client connects is a failure to connect."""
 
 
+MAX_EVENT: Final = 64 * 2**20
+"""Bytes in one event of a stream. A result is one event, and the SDK's own limit of 1 MiB is soon reached."""
+
 _LIMITS: Final = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
 
 
@@ -61,7 +64,8 @@ async def _streams(
         # Each wait for a result of 2025-11-25 holds a connection, and looks must not queue up behind them.
         transport=RenewsSession(_FailsAlone(httpx2.AsyncHTTPTransport(retries=0, limits=_LIMITS))),
     )
-    async with client, leaving_quietly(streamable_http_client(url, http_client=client)) as streams:
+    opening = streamable_http_client(url, http_client=client, max_sse_event_size=MAX_EVENT)
+    async with client, leaving_quietly(opening) as streams:
         yield streams
 
 

@@ -33,6 +33,10 @@ class ModernTask:
         """`tasks/get`."""
         return await get_task(self._session, self._id)
 
+    async def state(self) -> TaskSnapshot:
+        """The same: here the outcome is in the state."""
+        return await self.get()
+
     async def answer(self, responses: Mapping[str, Any]) -> None:
         """`tasks/update`."""
         await update_task(self._session, self._id, responses)

@@ -31,6 +31,10 @@ class TaskPort(Protocol):
         """
         ...
 
+    async def state(self) -> TaskSnapshot:
+        """As `get`, but a task that has ended may come without its outcome, if that cannot be had now."""
+        ...
+
     async def answer(self, responses: Mapping[str, Any]) -> None:
         """Give the server answers to questions of the task, by their keys.
 

@@ -24,6 +24,7 @@ from mcp_types import (
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mcp_tasks.errors import InvalidResponse, UnknownTask, UsageError
+from mcp_tasks.failure import is_over_limit
 from mcp_tasks.wire.models import CancelTaskParams, GetTaskParams, UpdateTaskParams
 from mcp_tasks.wire.parse import TaskSnapshot, parse_task
 
@@ -153,7 +154,7 @@ async def listen_to_tasks(session: ClientSession, task_ids: Sequence[str]) -> No
 def is_transient(exc: Exception) -> bool:
     """Whether the same request may succeed later, without anybody fixing anything."""
     if isinstance(exc, MCPError):
-        return exc.code in TRANSIENT_CODES and exc.message != _SESSION_OVER
+        return exc.code in TRANSIENT_CODES and exc.message != _SESSION_OVER and not is_over_limit(exc)
     return isinstance(exc, httpx2.TransportError | OSError)
 
 

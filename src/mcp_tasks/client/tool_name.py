@@ -30,7 +30,7 @@ class CallOptions:
         check_on_abandon(self.on_abandon)
         check_on_progress(self.on_progress)
         if self.ttl is not None:
-            check_duration("ttl", self.ttl)
+            check_duration("ttl", self.ttl, zero=True)
 
 
 class ToolName(str):

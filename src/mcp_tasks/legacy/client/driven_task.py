@@ -13,7 +13,7 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import anyio
@@ -22,6 +22,9 @@ from mcp_types import (
     CONNECTION_CLOSED,
     INTERNAL_ERROR,
     INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    PARSE_ERROR,
     REQUEST_TIMEOUT,
     ErrorData,
     JSONRPCRequest,
@@ -33,6 +36,7 @@ from mcp_tasks.core.pacing import backoff
 from mcp_tasks.core.record import Progress
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import InvalidResponse, UnknownTask, UsageError
+from mcp_tasks.failure import is_over_limit
 from mcp_tasks.legacy.client.connection import Box, Connection
 from mcp_tasks.legacy.client.reading import mapping, read_task
 from mcp_tasks.legacy.client.slots import Bounded, Slots
@@ -63,7 +67,11 @@ LOOKS: Final = (0.1, 0.4)
 
 BY_SESSION: Final = "some servers of 2025-11-25 keep a task only for the session that made it"
 
-_CUT: Final = frozenset({CONNECTION_CLOSED, REQUEST_TIMEOUT})
+_CUT: Final = frozenset({CONNECTION_CLOSED, REQUEST_TIMEOUT, PARSE_ERROR})
+"""What a transport makes of an answer that did not come, or not as a whole."""
+
+_REFUSED: Final = frozenset({INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR})
+"""Errors that say nothing of the task unless its state says that it failed: the request itself may be what failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,8 @@ class DrivenTask:
         self._asked: Bounded[bool] = Bounded(10 * MAX_QUESTIONS)
         self._keeper: asyncio.Task[None] | None = None
         self._outcome: JsonObject | ErrorData | None = None
+        # What `tasks/result` last gave; it counts when the server has forgotten the task meanwhile.
+        self._heard: JsonObject | ErrorData | None = None
         self._cuts = 0
         # A question has come, or the end.
         self._stirred = asyncio.Event()
@@ -111,16 +121,28 @@ class DrivenTask:
 
     async def get(self) -> TaskSnapshot:
         """`tasks/get`, and `tasks/result` once the task has ended."""
+        snapshot = await self._state()
+        return await self._with_outcome(snapshot) if snapshot.is_final else snapshot
+
+    async def state(self) -> TaskSnapshot:
+        """As `get`, but for an outcome that cannot be had now: the state is known without it."""
+        snapshot = await self._state()
+        try:
+            return await self._with_outcome(snapshot) if snapshot.is_final else snapshot
+        except MCPError as exc:
+            logger.info("task %s is %s, and its result could not be fetched: %s", self.id, snapshot.status.value, exc)
+            return snapshot
+
+    async def _state(self) -> TaskSnapshot:
         snapshot = await self._look()
         if not snapshot.is_final:
             self._outcome = None
             self._keep(asks=snapshot.status is TaskStatus.INPUT_REQUIRED)
             if await self._ends_unasked(snapshot):
                 snapshot = await self._look()
-        if not snapshot.is_final:
-            return self._with_news(snapshot)
-        self._questions.clear()
-        return await self._with_outcome(self._with_news(snapshot))
+        if snapshot.is_final:
+            self._questions.clear()
+        return self._with_news(snapshot)
 
     async def answer(self, responses: Mapping[str, Any]) -> None:
         """Reply to the requests that ask."""
@@ -217,10 +239,26 @@ class DrivenTask:
     # Looks
 
     async def _look(self) -> TaskSnapshot:
-        self._last = read_task(await self._request("tasks/get"))
+        try:
+            self._last = read_task(await self._request("tasks/get"))
+        except UnknownTask:
+            if self._keeper is not None:
+                # It may have ended and expired at once; then its result is on its way.
+                await asyncio.wait([self._keeper], timeout=HELD_BACK)
+            if self._heard is None:
+                raise
+            return self._forgotten(self._heard)
         if self._last.id != self.id:
             raise InvalidResponse(f"asked for task {self.id}, and the server answered with task {self._last.id}")
         return self._last
+
+    def _forgotten(self, heard: JsonObject | ErrorData) -> TaskSnapshot:
+        """The end of a task that its server told of and has forgotten since."""
+        failed = isinstance(heard, ErrorData) or heard.get("isError") is True
+        now = datetime.now(UTC)
+        last = self._last or TaskSnapshot(id=self.id, status=TaskStatus.WORKING, created_at=now, updated_at=now)
+        self._outcome = heard
+        return replace(last, status=TaskStatus.FAILED if failed else TaskStatus.COMPLETED, updated_at=now)
 
     async def _ends_unasked(self, snapshot: TaskSnapshot) -> bool:
         """Give the questions of a state that is about to be shown a moment to come, once for each time that the task
@@ -262,9 +300,12 @@ class DrivenTask:
         try:
             self._outcome = await self._wire.request("tasks/result", {"taskId": self.id}, timeout=TIMEOUT)
         except MCPError as exc:
-            self._cuts += exc.code in _CUT
-            if exc.code in _CUT and (self._cuts < TRIES or self._wire.is_closed):
+            if is_over_limit(exc) or self._wire.is_closed:
                 raise
+            self._cuts += exc.code in _CUT
+            if exc.code in _CUT and self._cuts < TRIES:
+                # In other words than those of a connection that is gone for good: this one is there.
+                raise MCPError(exc.code, f"tasks/result of {self.id} was cut off: {exc.message}") from exc
             self._outcome = exc.error
         return self._outcome
 
@@ -293,12 +334,17 @@ class DrivenTask:
         failures = 0
         while not self._wire.is_closed:
             try:
-                self._outcome = await self._wire.request("tasks/result", {"taskId": self.id})
+                self._outcome = self._heard = await self._wire.request("tasks/result", {"taskId": self.id})
             except MCPError as exc:
+                if is_over_limit(exc):
+                    # It would be again. Whoever waits is told when the state says that this was the result.
+                    return self._tell(over=False)
                 if exc.code not in _CUT:
                     # The task's own error, if the task has failed: the next look tells. Not at once, as a server may
                     # answer like that for as long as it is asked.
                     self._outcome = exc.error
+                    if exc.code not in _REFUSED:
+                        self._heard = exc.error
                     return self._tell(over=False)
                 logger.debug("tasks/result of %s was cut off: %s", self.id, exc)
                 pause = backoff(failures, base=timedelta(milliseconds=250), limit=timedelta(seconds=10))

@@ -201,7 +201,10 @@ class LegacyTasks:
 
     def _progressed(self, params: Mapping[str, Any]) -> bool:
         token = params.get("progressToken")
-        by_token = self._tokens.get(token) if isinstance(token, str | int) else None
+        if not isinstance(token, str | int):
+            # Nobody's; a task may still be named beside it.
+            token = ""
+        by_token = self._tokens.get(token)
         task = by_token or self._tasks.get(related_task_id(params) or "")
         progress = read_progress(params)
         if task is not None and progress is not None:

@@ -8,6 +8,7 @@ processes at once.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sqlite3
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -20,6 +21,8 @@ from mcp_tasks.core.pacing import expires_at
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
+
+logger: Final = logging.getLogger(__name__)
 
 APPLICATION_ID: Final = int.from_bytes(b"MCPH", "big")
 FORMAT: Final = 1
@@ -109,7 +112,7 @@ class HostedFile:
         """The last task that an owner asked for with this very question."""
         statement = "SELECT * FROM records WHERE owner = ? AND question = ? ORDER BY number DESC LIMIT 1"
         found = self._records(statement, (owner, question))
-        return found[0][1] if found else None
+        return found[0] if found else None
 
     def save(self, record: TaskRecord, outcome: Mapping[str, Any] | None = None) -> None:
         """Keep the next state of a task; its outcome, if it has one now."""
@@ -118,17 +121,18 @@ class HostedFile:
     def get(self, owner: str, task_id: str) -> TaskRecord | None:
         """A task of this owner."""
         found = self._records("SELECT * FROM records WHERE owner = ? AND task_id = ?", (owner, task_id))
-        return found[0][1] if found else None
+        return found[0] if found else None
 
-    def page(self, owner: str, *, after: int, limit: int) -> list[tuple[int, TaskRecord]]:
-        """The tasks of an owner in the order they were made, each with its number, from behind the number `after`."""
+    def page(self, owner: str, *, after: int, limit: int) -> list[tuple[int, TaskRecord | None]]:
+        """The tasks of an owner in the order they were made, each with its number, from behind the number `after`; None
+        in place of one that cannot be read."""
         statement = "SELECT * FROM records WHERE owner = ? AND number > ? ORDER BY number LIMIT ?"
-        return self._records(statement, (owner, after, limit))
+        return [(row["number"], self._read(row)) for row in self._run(statement, (owner, after, limit))]
 
     def unfinished(self, owner: str) -> list[TaskRecord]:
         """The tasks of an owner that have not ended, oldest first."""
         statement = "SELECT * FROM records WHERE owner = ? AND finished IS NULL ORDER BY number"
-        return [record for _, record in self._records(statement, (owner,))]
+        return self._records(statement, (owner,))
 
     def request(self, task_id: str) -> dict[str, Any]:
         """What was asked for."""
@@ -165,10 +169,16 @@ class HostedFile:
         with self._translated():
             return json.loads(rows[0][0]) if rows and rows[0][0] is not None else {}
 
-    def _records(self, statement: str, values: Sequence[Any]) -> list[tuple[int, TaskRecord]]:
-        rows = self._run(statement, values)
-        with self._translated():
-            return [(row["number"], _record(row)) for row in rows]
+    def _records(self, statement: str, values: Sequence[Any]) -> list[TaskRecord]:
+        return [record for row in self._run(statement, values) if (record := self._read(row)) is not None]
+
+    def _read(self, row: sqlite3.Row) -> TaskRecord | None:
+        """The task in a row. One that cannot be read is as good as gone, and takes no other with it."""
+        try:
+            return _record(row)
+        except (ValueError, TypeError, OverflowError) as exc:
+            logger.error("hosted task %.8s in %s is corrupt, and left alone: %s", row["task_id"], self._name, exc)
+            return None
 
     def _run(self, statement: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
         with self._translated():
@@ -185,7 +195,7 @@ class HostedFile:
             raise StoreUnavailable(f"{self._name} cannot be used now: {exc}") from exc
         except (OSError, sqlite3.ProgrammingError) as exc:
             raise StoreUnavailable(f"{self._name} cannot be used now: {exc}") from exc
-        except (sqlite3.DatabaseError, ValueError, TypeError) as exc:
+        except (sqlite3.DatabaseError, ValueError, TypeError, OverflowError) as exc:
             raise StoreCorrupt(f"{self._name} does not hold hosted tasks, or is corrupt: {exc}") from exc
 
 
@@ -196,6 +206,8 @@ def _open(path: str | Path | None) -> sqlite3.Connection:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None, timeout=LOCK_PATIENCE)
     db.row_factory = sqlite3.Row
+    # Text that is damaged is one task's trouble; the default refuses every row that was asked for with it.
+    db.text_factory = _text
     try:
         _prepare(db, ":memory:" if path is None else str(path))
     except BaseException:
@@ -268,11 +280,16 @@ def _record(row: sqlite3.Row) -> TaskRecord:
         finished_at=None if finished is None else _instant(finished),
         retention=None if retention is None else retention * _MICROSECOND,
         poll_interval=None if poll_interval is None else poll_interval * _MICROSECOND,
-        attempt=row["attempt"],
+        # SQLite keeps whatever is put into a column.
+        attempt=int(row["attempt"]),
         worker=row["worker"],
-        lost=row["lost"],
-        version=row["version"],
+        lost=int(row["lost"]),
+        version=int(row["version"]),
     )
+
+
+def _text(stored: bytes) -> str:
+    return stored.decode(errors="replace")
 
 
 def _micros(instant: datetime) -> int:

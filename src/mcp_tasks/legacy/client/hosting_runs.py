@@ -71,7 +71,7 @@ class Runs:
         self._now = now
         self._runners: list[Runner] = []
         self._runs: dict[str, tuple[Runner, asyncio.Task[None]]] = {}
-        self._ends: dict[str, asyncio.Event] = {}
+        self._ends: dict[str, asyncio.Future[tuple[TaskRecord, dict[str, Any]]]] = {}
 
     @property
     def is_connected(self) -> bool:
@@ -105,9 +105,11 @@ class Runs:
         if task_id in self._runs:
             self._runs[task_id][1].cancel()
 
-    async def ended(self, task_id: str) -> None:
-        """Wait for a sign that the task has ended."""
-        await self._ends.setdefault(task_id, asyncio.Event()).wait()
+    async def end_of(self, task_id: str) -> tuple[TaskRecord, dict[str, Any]]:
+        """Wait for the task to end: the task then, and its outcome."""
+        end = self._ends.setdefault(task_id, asyncio.get_running_loop().create_future())
+        # One of many may leave.
+        return await asyncio.shield(end)
 
     def change(self, record: TaskRecord, event: Event, outcome: Mapping[str, Any] | None = None) -> TaskRecord:
         """The task after an event, on disk. What comes too late, after a cancellation, changes nothing."""
@@ -118,18 +120,18 @@ class Runs:
         if changed is not current:
             self._file.save(changed, outcome)
         if changed.is_final and not current.is_final:
-            self._announce(changed)
+            self._announce(changed, outcome or {})
         return changed
 
     @property
     def _file(self) -> HostedFile:
         return self._open_file()
 
-    def _announce(self, record: TaskRecord) -> None:
+    def _announce(self, record: TaskRecord, outcome: Mapping[str, Any]) -> None:
         # Not the whole id: who has it may fetch the result.
         logger.info("hosted task %s is %s", record.id[:8], record.status.value)
         if (end := self._ends.pop(record.id, None)) is not None:
-            end.set()
+            end.set_result((record, dict(outcome)))
         for runner in self._runners:
             runner.ended(record)
 

@@ -196,7 +196,7 @@ class ServerTasks:
     def page(self, after: int) -> tuple[list[TaskRecord], int | None]:
         """Tasks of this server from behind a place, oldest first, and the place to go on from if there are more."""
         found = self._hosted.file.page(self._owner, after=after, limit=PAGE + 1)
-        records = [record for _, record in found[:PAGE] if not self._is_over(record)]
+        records = [record for _, record in found[:PAGE] if record is not None and not self._is_over(record)]
         return records, found[PAGE - 1][0] if len(found) > PAGE else None
 
     def cancel(self, task_id: str) -> TaskRecord:
@@ -219,9 +219,11 @@ class ServerTasks:
         Raises:
             UnknownTask: As `get`.
         """
-        while not (record := self.get(task_id)).is_final:
-            await self._runs.ended(task_id)
-        return record, self._hosted.file.outcome(task_id)
+        record = self.get(task_id)
+        # Not looked up again once it has ended: by then its time may be over, and whoever waited is to be told.
+        if record.is_final:
+            return record, self._hosted.file.outcome(task_id)
+        return await self._runs.end_of(task_id)
 
     def _is_over(self, record: TaskRecord) -> bool:
         return is_expired(record, self._hosted.now())
