@@ -71,7 +71,7 @@ class ServerTransport:
     def __init__(self, address: str, inner: AbstractAsyncContextManager[Any]) -> None:
         self.address = address
         self.wire: Wire | None = None
-        self.is_unused = True
+        self.is_unused: bool = True
         self.older: OlderTasks | None = None
         self._inner = inner
         self._handlers: list[Callable[[Wire], Handler]] = []

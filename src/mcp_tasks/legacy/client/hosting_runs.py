@@ -37,7 +37,7 @@ class CallbackFailed(Exception):
     """The callback answered with a JSON-RPC error."""
 
     def __init__(self, error: Mapping[str, Any]) -> None:
-        self.error = dict(error)
+        self.error: dict[str, Any] = dict(error)
         super().__init__(str(error.get("message", "")))
 
 
