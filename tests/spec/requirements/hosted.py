@@ -98,6 +98,7 @@ REQUIREMENTS = (
         era="2025-11-25",
         tests=(
             "hosted/test_wire::test_a_task_that_waits_outlives_its_ttl_and_is_gone_a_ttl_after_its_end",
+            "hosted/test_wire::test_whoever_waits_for_a_task_that_is_not_kept_gets_its_answer",
             "hosted/test_wire::test_ttl_counts_from_the_end_and_has_a_maximum",
         ),
     ),
