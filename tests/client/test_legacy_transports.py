@@ -67,6 +67,14 @@ async def test_a_result_of_some_megabytes_arrives(mode: Literal["legacy", "auto"
             assert len(text(await handle.result())) == 3 * 2**20
 
 
+def errors_of_client(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the client's side logged. The server is in this process too, and the SDK's own says when a session is deleted
+    under an answer."""
+    of_server = ("mcp.server", "uvicorn")
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    return [record.getMessage() for record in errors if not record.name.startswith(of_server)]
+
+
 async def test_leaving_while_the_server_still_speaks_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk()
     async with serving(build(Tasks("memory://", settings=QUICK), desk)) as wire:
@@ -83,7 +91,7 @@ async def test_leaving_while_the_server_still_speaks_is_quiet(caplog: pytest.Log
                     wait.cancel()
                 await asyncio.gather(*waits, return_exceptions=True)
             desk.gate.clear()
-    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+    assert errors_of_client(caplog) == []
 
 
 async def test_leaving_in_the_middle_of_a_stream_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
@@ -106,7 +114,7 @@ async def test_leaving_in_the_middle_of_a_stream_is_quiet(caplog: pytest.LogCapt
                 calls = [asyncio.create_task(client.call_tool("talks", progress_callback=hear)) for _ in "123"]
                 await heard.wait()
             await asyncio.gather(*calls, return_exceptions=True)
-    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+    assert errors_of_client(caplog) == []
 
 
 async def test_without_sessions_tasks_work_and_a_question_fails_clearly() -> None:
