@@ -26,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from contextvars import Context
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
@@ -253,31 +253,16 @@ class Wire:
         if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id in self._pending:
             self._pending[message.id].settle(message)
             return None
-        for handler in self._handlers:
-            try:
-                seen = handler.incoming(message)
-            except Exception:
-                logger.exception("a message from the server could not be handled; it goes on as it was")
-                continue
-            if seen is None:
-                return None
-            message = seen
-        return item if message is item.message else SessionMessage(message, item.metadata)
+        seen = _seen(message, (handler.incoming for handler in self._handlers))
+        if seen is None or seen is message:
+            return None if seen is None else item
+        return SessionMessage(seen, item.metadata)
 
     def _outgoing(self, message: JSONRPCMessage) -> JSONRPCMessage | None:
         if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id in self._asked:
             self._asked[message.id].settle(message)
             return None
-        for handler in self._handlers:
-            try:
-                seen = handler.outgoing(message)
-            except Exception:
-                logger.exception("a message to the server could not be handled; it goes on as it was")
-                continue
-            if seen is None:
-                return None
-            message = seen
-        return message
+        return _seen(message, (handler.outgoing for handler in self._handlers))
 
     async def _send(self, message: JSONRPCMessage) -> None:
         if self._closed:
@@ -301,6 +286,22 @@ class Wire:
         self._background.discard(work)
         if not work.cancelled() and (exc := work.exception()) is not None:
             logger.error("something begun on a connection failed", exc_info=exc)
+
+
+def _seen(
+    message: JSONRPCMessage, views: Iterable[Callable[[JSONRPCMessage], JSONRPCMessage | None]]
+) -> JSONRPCMessage | None:
+    """What is left of a message when all handlers have seen it. One that raises is passed over."""
+    for view in views:
+        try:
+            seen = view(message)
+        except Exception:
+            logger.exception("a message could not be handled; it goes on as it was")
+            continue
+        if seen is None:
+            return None
+        message = seen
+    return message
 
 
 class _FromServer:
