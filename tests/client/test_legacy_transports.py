@@ -68,7 +68,7 @@ async def test_a_result_of_some_megabytes_arrives(mode: Literal["legacy", "auto"
 
 
 def errors_of_client(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the client's side logged. The server is in this process too, and the SDK's own says when a session is deleted
+    """What the client's side logged. The server is in this process too, and the SDK says when a session is deleted
     under an answer."""
     of_server = ("mcp.server", "uvicorn")
     errors = [record for record in caplog.records if record.levelname == "ERROR"]
