@@ -1,6 +1,6 @@
 """The dependency direction of the package, read from its imports.
 
-    errors · core → wire · stores · engines → runtime → protocol → tools → adapters → server · client → cli
+    errors · core → wire · stores · engines → runtime → protocol → tools → adapters → fallback → server · client → cli
 
 `server` stands above `adapters` because the author's object is an extension of the SDK and hands its hooks on to one.
 `legacy` has a side in each of `server` and `client`, and is passed in by one module of each: nothing else imports it.
@@ -29,7 +29,7 @@ SOURCE = Path(mcp_tasks.__file__).parent
 _BELOW_RUNTIME = ("errors", "core", "stores", "engines")
 _BELOW_PROTOCOL = (*_BELOW_RUNTIME, "wire", "runtime")
 _BELOW_SERVER = (*_BELOW_PROTOCOL, "protocol", "tools", "adapters", "failure")
-_EVERYTHING_SHIPPED = (*_BELOW_SERVER, "server", "client")
+_EVERYTHING_SHIPPED = (*_BELOW_SERVER, "fallback", "server", "client")
 
 PARTS: Mapping[str, Sequence[str]] = {
     "errors": (),
@@ -44,7 +44,9 @@ PARTS: Mapping[str, Sequence[str]] = {
     "protocol": _BELOW_PROTOCOL,
     "tools": (*_BELOW_PROTOCOL, "protocol"),
     "adapters": (*_BELOW_PROTOCOL, "protocol", "tools"),
-    "server": (*_BELOW_SERVER, "legacy.server"),
+    # Answers for clients that speak no tasks.
+    "fallback": _BELOW_SERVER,
+    "server": (*_BELOW_SERVER, "fallback", "legacy.server"),
     # Needs no database driver, and never meets the server.
     "client": ("errors", "core", "wire", "failure", "legacy.client"),
     # The older era. Imported by the two modules that pass it in, and by nothing else (see `PASSED_IN_BY`).
@@ -71,7 +73,7 @@ IMPURE = frozenset({"asyncio", "logging", "os", "random", "secrets", "socket", "
 
 # Not `protocol`: its rules hold whichever way a request came in.
 SDK = frozenset(
-    {"failure", "tools", "adapters", "server", "client", "legacy.server", "legacy.client", "cli", "testing"}
+    {"failure", "tools", "adapters", "fallback", "server", "client", "legacy.server", "legacy.client", "cli", "testing"}
 )
 WIRE_TYPES = SDK | {"wire", "protocol"}
 # The runtime keeps what steps return, models too; it knows no shape of the wire.
