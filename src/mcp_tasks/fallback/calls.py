@@ -21,7 +21,7 @@ from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.errors import UnknownTask
 from mcp_tasks.fallback.ends import plain_answer, told_answer
 from mcp_tasks.fallback.legs import refused_state
-from mcp_tasks.fallback.mine import STDIO_SESSION
+from mcp_tasks.fallback.mine import session_of
 from mcp_tasks.fallback.serving import ServingParts, WaitingRequest
 from mcp_tasks.fallback.ways import Fallback
 from mcp_tasks.protocol import Caller
@@ -106,7 +106,7 @@ class FallbackCalls:
                 asks_first=call.asks_first and waiting.leg is not None and call.key is None,
                 task_id=task_id,
                 key=call.key,
-                session=STDIO_SESSION if call.ctx.request is None else None,
+                session=session_of(call.caller),
             )
             if isinstance(answer, Question):
                 return waiting.ask_before(answer.question)

@@ -10,7 +10,7 @@ from mcp_types import INTERNAL_ERROR
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.fallback.words import cancelled_result, failed_result
+from mcp_tasks.fallback.words import failed_result
 from mcp_tasks.protocol import RpcError
 from mcp_tasks.protocol.outcome import decoded, outcome_of
 from mcp_tasks.runtime import TaskRuntime
@@ -25,7 +25,7 @@ async def plain_answer(runtime: TaskRuntime, record: TaskRecord) -> dict[str, An
     """
     outcome = await outcome_of(runtime, record)
     if outcome is None:
-        return cancelled_result(record)
+        return failed_result(record)
     if record.status is TaskStatus.COMPLETED:
         return await _result(outcome)
     error: JsonObject = await decoded(outcome.body)
@@ -42,7 +42,7 @@ async def told_answer(runtime: TaskRuntime, record: TaskRecord) -> dict[str, Any
     """
     outcome = await outcome_of(runtime, record)
     if outcome is None:
-        return cancelled_result(record)
+        return failed_result(record)
     if record.status is TaskStatus.COMPLETED:
         return await _result(outcome)
     return failed_result(record, await decoded(outcome.body))
