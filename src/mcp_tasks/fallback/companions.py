@@ -21,8 +21,7 @@ from mcp_tasks.fallback.companion_tools import check_prefix, definitions, names_
 from mcp_tasks.fallback.mine import list_result, mine, my_tasks
 from mcp_tasks.fallback.phrases import tool_name
 from mcp_tasks.fallback.standing_in import answer_for_person
-from mcp_tasks.fallback.ways import Companions as Shown
-from mcp_tasks.fallback.ways import Fallback
+from mcp_tasks.fallback.ways import Fallback, ShownTo
 from mcp_tasks.fallback.words import CompanionNames, facts, problem, text_result, with_id
 from mcp_tasks.protocol import Caller, TasksProtocol
 from mcp_tasks.protocol.methods import CANCELLED_BY_CLIENT, actor_of
@@ -67,11 +66,11 @@ class Companions:
         ways: ToolWays,
         wait_for: WaitFor,
         *,
-        shown: Shown = "auto",
+        shown: ShownTo = "auto",
         prefix: str = "",
     ) -> None:
         check_prefix(prefix)
-        self.shown: Shown = shown
+        self.shown: ShownTo = shown
         self._runtime = runtime
         self._protocol = protocol
         self._ways = ways

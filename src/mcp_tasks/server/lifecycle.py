@@ -111,6 +111,10 @@ class Lifecycle:
         """Return once the process is told to stop, or the last user of the runtime leaves."""
         await self._stopping.event.wait()
 
+    def is_stopping(self) -> bool:
+        """Whether that is so by now."""
+        return self._stopping.event.is_set()
+
     @asynccontextmanager
     async def lifespan(self, server: MCPServer[Any]) -> AsyncGenerator[dict[str, Any]]:
         """Run tasks for a server that has no lifespan of its own."""
