@@ -11,6 +11,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
+from mcp_types.version import LATEST_HANDSHAKE_VERSION
+
 from mcp_tasks.fallback.companions import Companions, ToolWays, may_hand_over
 from mcp_tasks.fallback.hosts import Host, host_of
 from mcp_tasks.fallback.schema import widened
@@ -30,7 +32,7 @@ class Listing:
     """
 
     def __init__(
-        self, protocol: TasksProtocol, ways: ToolWays, companions: Companions, hosts: Mapping[str, Host]
+        self, companions: Companions, ways: ToolWays, protocol: TasksProtocol, *, hosts: Mapping[str, Host]
     ) -> None:
         self._protocol = protocol
         self._ways = ways
@@ -67,7 +69,8 @@ class Listing:
         if self._protocol.speaks(caller.protocol_version):
             return not self._protocol.takes_tasks(caller)
         host = host_of(caller.client_info, self._hosts)
-        return host is None or not host.asks_for_tasks
+        # A host that asks for tasks can do so in one version only.
+        return host is None or not host.asks_for_tasks or caller.protocol_version != LATEST_HANDSHAKE_VERSION
 
     def _with(self, tools: list[_Tool], companions: Sequence[_Tool], *, is_last: bool) -> list[_Tool]:
         names = {tool["name"] for tool in companions}
