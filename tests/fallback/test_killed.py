@@ -110,13 +110,13 @@ async def test_its_next_leg_may_reach_another_process(scene: Scene, other: Taski
 
 async def test_a_question_is_answered_after_a_kill(scene: Scene, again: Tasking) -> None:
     [key] = scene.questions["asking"]
-    assert text_of(await scene.calls["asking"].end(again, **{key: accept(name="Ada")})) == "Hello, Ada!"
+    assert text_of(await scene.calls["asking"].end(again, {key: accept(name="Ada")})) == "Hello, Ada!"
     assert counts(scene, "asking", "one", "two") == (1, 1)
 
 
 async def test_a_question_is_answered_in_another_process(scene: Scene, other: Tasking) -> None:
     [key] = scene.questions["asking elsewhere"]
-    assert text_of(await scene.calls["asking elsewhere"].end(other, **{key: accept(name="Bob")})) == "Hello, Bob!"
+    assert text_of(await scene.calls["asking elsewhere"].end(other, {key: accept(name="Bob")})) == "Hello, Bob!"
     assert counts(scene, "asking-elsewhere", "one", "two") == (1, 1)
 
 
@@ -128,7 +128,7 @@ async def test_what_was_asked_before_the_body_is_answered_after_a_kill(
     scene: Scene, again: Tasking, name: str, greeting: str
 ) -> None:
     [key] = scene.questions[name]
-    assert text_of(await scene.calls[name].end(again, **{key: accept(name="Ada")})) == greeting
+    assert text_of(await scene.calls[name].end(again, {key: accept(name="Ada")})) == greeting
     assert counts(scene, name.replace(" ", "-"), "start") == (1,)
 
 
@@ -171,15 +171,15 @@ async def test_an_answer_that_is_repeated_counts_once(scene: Scene, again: Taski
     call = Call("asks", {"job": "answered-twice"})
     [key] = (await call.begin(again))["inputRequests"]
     twin = replace(call)
-    assert text_of(await call.end(again, **{key: accept(name="Ada")})) == "Hello, Ada!"
-    assert text_of(await twin.end(again, **{key: accept(name="Eve")})) == "Hello, Ada!"
+    assert text_of(await call.end(again, {key: accept(name="Ada")})) == "Hello, Ada!"
+    assert text_of(await twin.end(again, {key: accept(name="Eve")})) == "Hello, Ada!"
     assert counts(scene, "answered-twice", "one", "two") == (1, 1)
 
 
 async def test_an_answer_that_does_not_fit_is_for_the_tool_to_see(scene: Scene, again: Tasking) -> None:
     call = Call("asks", {"job": "misfit"})
     [key] = (await call.begin(again))["inputRequests"]
-    reply = await call.leg(again, **{key: {"action": "accept", "content": {"name": 5}}})
+    reply = await call.leg(again, {key: {"action": "accept", "content": {"name": 5}}})
     assert "error" in reply.message or reply.result.get("isError")
     assert counts(scene, "misfit", "start", "two") == (1, 0)
 
@@ -189,11 +189,10 @@ async def test_an_answer_that_does_not_fit_is_for_the_tool_to_see(scene: Scene, 
 
 def _changed(state: str, place: int) -> str:
     """The state with one bit changed in one of its bytes."""
-    prefix, key, sealed = state.split(".", 2)
-    padded = sealed + "=" * (-len(sealed) % 4)
-    raw = bytearray(base64.urlsafe_b64decode(padded))
+    before, _, sealed = state.rpartition(".")
+    raw = bytearray(base64.urlsafe_b64decode(sealed + "=" * (-len(sealed) % 4)))
     raw[place] ^= 1
-    return f"{prefix}.{key}.{base64.urlsafe_b64encode(raw).decode().rstrip('=')}"
+    return f"{before}.{base64.urlsafe_b64encode(raw).decode().rstrip('=')}"
 
 
 async def _assert_refused(client: Tasking, call: Call) -> None:

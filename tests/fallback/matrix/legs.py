@@ -23,13 +23,13 @@ class Call:
     arguments: Mapping[str, Any]
     state: str | None = None
 
-    async def leg(self, client: Tasking, **answers: Any) -> Reply:
+    async def leg(self, client: Tasking, answers: Mapping[str, Any] | None = None) -> Reply:
         """Send the next request of the call; takes the state of its answer, if there is one."""
         params: dict[str, Any] = {"name": self.tool, "arguments": self.arguments}
         if self.state is not None:
             params["requestState"] = self.state
         if answers:
-            params["inputResponses"] = {key.replace("_", "-"): answer for key, answer in answers.items()}
+            params["inputResponses"] = answers
         reply = await client.ask("tools/call", params)
         if "result" in reply.message and reply.result["resultType"] == "input_required":
             self.state = reply.result["requestState"]
@@ -41,10 +41,10 @@ class Call:
         assert result["resultType"] == "input_required", result
         return result
 
-    async def end(self, client: Tasking, **answers: Any) -> dict[str, Any]:
+    async def end(self, client: Tasking, answers: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Come back until there is a result."""
         with anyio.fail_after(PATIENCE):
-            result = (await self.leg(client, **answers)).result
+            result = (await self.leg(client, answers)).result
             while result["resultType"] == "input_required":
                 assert not result.get("inputRequests"), result
                 result = (await self.leg(client)).result

@@ -130,7 +130,8 @@ def _tasks(said: Mapping[str, Any], store: str) -> Tasks:
         stop_timeout=timedelta(seconds=1),
         progress_interval=timedelta(0),
     )
-    return Tasks(store, settings=settings, fallback=ways, hosts=hosts, **options)
+    # Room for all clients at once: nobody is to wait in line behind tools that wait for a test.
+    return Tasks(store, settings=settings, fallback=ways, hosts=hosts, concurrency=500, **options)
 
 
 def _value(name: str, value: Any) -> Any:
@@ -315,7 +316,9 @@ async def _serve(config: Mapping[str, Any]) -> None:
 
 async def _serve_door(server: MCPServer[Any], kind: str, fd: int) -> None:
     app = server.streamable_http_app(json_response=kind.endswith("json"), stateless_http=kind.startswith("stateless"))
-    serving = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+    # A client that has been idle while others were busy is to find its connection open.
+    options = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, timeout_keep_alive=60)
+    serving = uvicorn.Server(options)
     await serving.serve(sockets=[socket.socket(fileno=fd)])
 
 

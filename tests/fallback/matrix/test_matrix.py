@@ -7,7 +7,7 @@ down in the server; what they are by default is in `test_defaults`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from typing import Any
 
 import anyio
@@ -121,8 +121,9 @@ async def slow(visit: Visit) -> None:
     assert values == sorted(set(values))
     assert all(total is None or progress <= total for progress, total, _ in seen)
     if visit.kind.progress and visit.kind.has_stream and visit.kind.sees_to_the_end:
-        # Four reports, and something in between, for which there was time twice each.
-        assert len(seen) >= 6
+        # The tool reports four times, and there is time for two signs of life before each of them. Not every report
+        # finds the call open, where it is taken in legs.
+        assert len(seen) >= (4 if visit.kind.is_modern else 6)
         assert seen[-1] == (4, 4, "step 4 of 4")
 
 
@@ -175,20 +176,21 @@ async def cancelled_by_an_operator(visit: Visit) -> None:
 
 @row
 async def asks_in_the_middle(visit: Visit) -> None:
-    result = await visit.call("asks", job := visit.job())
+    job = visit.job()
+    if not visit.kind.asks:
+        # As in a plain call: the tool is told, and this one does not mind the error.
+        error = await visit.error("asks", job)
+        assert "did not declare the elicitation capability" in error.error.message
+        assert (visit.starts(job), visit.place.count("two", job)) == (1, 0)
+        return
+    result = await visit.call("asks", job)
     if visit.kind.can_be_asked:
         assert (text_of(result), result.structured_content) == ("Hello, Ada!", {"result": "Hello, Ada!"})
         assert visit.place.count("two", job) == 1
-    elif visit.kind.asks:
+    else:
         # Nothing can be asked on the call: whoever has the id may be asked elsewhere.
         assert_handle(result, "asks", "input_required")
         assert 'It asks: "What is your name?"' in text_of(result)
-        assert visit.place.count("two", job) == 0
-    elif visit.kind.door.startswith("stateless"):
-        assert_handle(result, "asks", "input_required")
-    else:
-        assert result.is_error
-        assert "licitation" in text_of(result)
         assert visit.place.count("two", job) == 0
     assert visit.place.count("one", job) == 1
     assert visit.starts(job) == 1
@@ -296,6 +298,9 @@ async def inline_is_a_plain_call(visit: Visit) -> None:
 
 # --- how they are run ---------------------------------------------------------------------------------------------
 
+UNHURRIED = ("slow",)
+"""Rows that count what happens in a time, and so come when the others are done."""
+
 Outcomes = dict[tuple[str, str], BaseException | None]
 
 
@@ -309,12 +314,19 @@ def outcomes() -> Generator[Outcomes]:
 
 async def _all(here: Place, servers: HttpServers) -> Outcomes:
     outcomes: Outcomes = {}
+    busy, calm = set(KINDS), asyncio.Event()
 
     async def run(name: str) -> None:
         try:
-            async with visit(KINDS[name], here, servers) as visitor, anyio.create_task_group() as group:
-                for each in ROWS:
-                    group.start_soon(_one, outcomes, name, each, visitor)
+            async with visit(KINDS[name], here, servers) as visitor:
+                try:
+                    await _together(outcomes, name, visitor, [each for each in ROWS if each not in UNHURRIED])
+                finally:
+                    busy.discard(name)
+                    if not busy:
+                        calm.set()
+                await calm.wait()
+                await _together(outcomes, name, visitor, UNHURRIED)
         except Exception as exc:
             for each in ROWS:
                 outcomes.setdefault((name, each), exc)
@@ -323,6 +335,12 @@ async def _all(here: Place, servers: HttpServers) -> Outcomes:
         for name in KINDS:
             group.start_soon(run, name)
     return outcomes
+
+
+async def _together(outcomes: Outcomes, name: str, visitor: Visit, rows: Iterable[str]) -> None:
+    async with anyio.create_task_group() as group:
+        for each in rows:
+            group.start_soon(_one, outcomes, name, each, visitor)
 
 
 async def _one(outcomes: Outcomes, name: str, each: str, visitor: Visit) -> None:
