@@ -113,14 +113,14 @@ def build(config: Mapping[str, Any], store: str) -> MCPServer[Any]:
     _add_failing_tools(server, tasks, log)
     _add_structured_tools(server, tasks, log)
     _add_operator(server, tasks)
+    for name, ways in {"gated": "auto", **config.get("gated", {})}.items():
+        _add_gated_tool(server, tasks, log, name, _ways(ways))
     return server
 
 
 def _tasks(said: Mapping[str, Any], store: str) -> Tasks:
     options = dict(said)
-    ways: Any = options.pop("fallback", "auto")
-    if isinstance(ways, Mapping):
-        ways = Fallback(**{name: _value(name, value) for name, value in ways.items()})
+    ways = _ways(options.pop("fallback", "auto"))
     hosts = {
         name: Host(**{key: _value(key, value) for key, value in host.items()})
         for name, host in options.pop("hosts", {}).items()
@@ -132,6 +132,10 @@ def _tasks(said: Mapping[str, Any], store: str) -> Tasks:
     )
     # Room for all clients at once: nobody is to wait in line behind tools that wait for a test.
     return Tasks(store, settings=settings, fallback=ways, hosts=hosts, concurrency=500, **options)
+
+
+def _ways(said: Any) -> Any:
+    return Fallback(**{name: _value(name, value) for name, value in said.items()}) if isinstance(said, dict) else said
 
 
 def _value(name: str, value: Any) -> Any:
@@ -188,18 +192,6 @@ def _add_waiting_tools(server: MCPServer[Any], tasks: Tasks, log: Log) -> None:
         return f"{job} is done"
 
     @server.tool()
-    @tasks.task()
-    async def gated(job: str) -> str:
-        """Wait, in calls that are answered as the server usually does."""
-        log.note("start", job)
-        try:
-            await log.gate(job)
-        except asyncio.CancelledError:
-            log.note("stopped", job)
-            raise
-        return f"{job} is done"
-
-    @server.tool()
     @tasks.task(join_running=True, fallback=SHORT_OF_LEGS)
     async def joined(job: str, number: int = 0) -> str:
         """Be started once for all who want the same."""
@@ -215,6 +207,22 @@ def _add_waiting_tools(server: MCPServer[Any], tasks: Tasks, log: Log) -> None:
         await current_task().step("one", log.note, "one", job)
         await log.gate(job)
         await current_task().step("two", log.note, "two", job)
+        return f"{job} is done"
+
+
+def _add_gated_tool(server: MCPServer[Any], tasks: Tasks, log: Log, name: str, ways: Any) -> None:
+    @server.tool(name)
+    @tasks.task(fallback=ways)
+    async def gated(job: str, ctx: Context, ask: bool = False) -> str:
+        """Wait, in calls that are answered as the configuration says."""
+        log.note("start", job)
+        if ask:
+            await ctx.elicit("What is your name?", Name)
+        try:
+            await log.gate(job)
+        except asyncio.CancelledError:
+            log.note("stopped", job)
+            raise
         return f"{job} is done"
 
 
