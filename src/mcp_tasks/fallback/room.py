@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
 from mcp.server import MCPServer, Server
 from mcp.server.context import CallNext, HandlerResult
 from mcp_types import CallToolRequestParams
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from mcp_tasks.adapters.era import EraParts, RequestContext
 from mcp_tasks.adapters.sdk import caller_of
@@ -25,6 +26,8 @@ from mcp_tasks.fallback.ways import Fallback, ShownTo
 from mcp_tasks.protocol import Caller, RpcError
 from mcp_tasks.tools.open_calls import OpenCalls
 from mcp_tasks.tools.sdk_errors import to_mcp_error
+
+_MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
 
 
 class FallbackRoom:
@@ -51,9 +54,7 @@ class FallbackRoom:
         is_stopping: Callable[[], bool],
     ) -> None:
         self._ways = ways
-        self._companions = Companions(
-            parts.runtime, parts.protocol, ways, self._wait_for, shown=shown, prefix=prefix
-        )
+        self._companions = Companions(parts.runtime, parts.protocol, ways, self._wait_for, shown=shown, prefix=prefix)
         known = {**HOSTS, **hosts}
         unknown = known.pop(ANY_HOST, UNKNOWN_HOST)
         self._calls = FallbackCalls(
@@ -67,14 +68,25 @@ class FallbackRoom:
                 companions=lambda ways: self._companions.names(ways.model_may_answer),
             )
         )
-        self._listing = Listing(self._companions, ways, parts.protocol, hosts=known)
-        self._legs = Legs(
-            StateKeys(parts.runtime), owner=parts.protocol.owner, now=lambda: parts.runtime().now()
-        )
+        self._listing = Listing(parts.protocol, ways, self._companions, known)
+        self._keys = StateKeys(parts.runtime)
+        self._legs = Legs(self._keys, owner=parts.protocol.owner, now=lambda: parts.runtime().now())
 
     def start(self, server: MCPServer[Any] | Server[Any]) -> None:
         """The server starts: see what its clients say and are answered."""
         put_around_boundary(server.middleware, self._legs.outside, self.inside)
+
+    async def check_names(self, tools: Iterable[str]) -> None:
+        """Refuse a server that has tools of the names of the companion tools.
+
+        Raises:
+            UsageError: It has; the message says what to do.
+        """
+        await self._companions.check_names(tools)
+
+    async def rotate_key(self) -> None:
+        """Seal what calls bring along under a new key from now on."""
+        await self._keys.rotate()
 
     async def inside(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         """Middleware after the SDK's boundary for states: what is listed, and what a tool's own state was."""
@@ -90,7 +102,7 @@ class FallbackRoom:
             RpcError: What the tool raised, or why the request is refused.
             StoreError: The task could not be kept.
         """
-        return await self._calls.answer(call)
+        return _worded(call.ctx, await self._calls.answer(call))
 
     def is_companion(self, name: str) -> bool:
         """Whether a tool of that name may be one of ours."""
@@ -99,7 +111,8 @@ class FallbackRoom:
     async def answer_companion(self, params: CallToolRequestParams, ctx: RequestContext) -> HandlerResult | None:
         """Answer a call of a companion tool; None if it is not one here."""
         try:
-            return await self._companions.answer(params.name, params.arguments or {}, ctx, caller_of(ctx))
+            answer = await self._companions.answer(params.name, params.arguments or {}, ctx, caller_of(ctx))
+            return None if answer is None else _worded(ctx, answer)
         except (RpcError, TasksError) as exc:
             raise to_mcp_error(exc) from exc
 
@@ -108,3 +121,10 @@ class FallbackRoom:
     ) -> dict[str, Any]:
         ways = await self._ways.of(record.name) or Fallback()
         return await self._calls.wait_for(record, ctx, caller, ways, timedelta(seconds=seconds))
+
+
+def _worded(ctx: RequestContext, result: HandlerResult) -> HandlerResult:
+    """The result with the mark that the newest era puts on every result."""
+    if not isinstance(result, dict) or "resultType" in result or ctx.protocol_version not in _MODERN:
+        return result
+    return {"resultType": "complete", **result}
