@@ -32,7 +32,7 @@ class Listing:
     """
 
     def __init__(
-        self, companions: Companions, ways: ToolWays, protocol: TasksProtocol, *, hosts: Mapping[str, Host]
+        self, protocol: TasksProtocol, ways: ToolWays, companions: Companions, hosts: Mapping[str, Host]
     ) -> None:
         self._protocol = protocol
         self._ways = ways
