@@ -26,7 +26,7 @@ from tests.fallback.matrix.clients import text_of
 from tests.fallback.matrix.serving import HttpServers, Place, place
 from tests.helpers.rpc import MODERN, PATIENCE
 
-GIVES_UP: float = 4
+GIVES_UP: float = 3
 """Seconds after which a scaled host gives up. A sixth of it is left for the way there and back, on a busy machine."""
 
 LIMITS = (30, 60, 240, 300)
@@ -113,7 +113,8 @@ async def caller(place: Place, servers: HttpServers, era: str, name: str) -> Asy
     person = Person(ready=asyncio.Event())
     info = Implementation(name=f"host-{name}", version="1")
     async with Client(servers.url, mode=ERAS[era], client_info=info, elicitation_callback=person) as client:
-        await client.list_tools()
+        with anyio.fail_after(PATIENCE):
+            await client.list_tools()
         yield Caller(client, place, name, person)
 
 
@@ -208,19 +209,24 @@ async def _all(here: Place, servers: HttpServers) -> Outcomes:
     outcomes: Outcomes = {}
     arriving, all_there = set(SCENES), asyncio.Event()
 
+    def arrived(name: str) -> None:
+        arriving.discard(name)
+        if not arriving:
+            all_there.set()
+
     async def run(name: str) -> None:
         era, host, scene = SCENES[name]
         try:
             async with caller(here, servers, era, host) as visitor:
                 # Connecting is not what is measured.
-                arriving.discard(name)
-                if not arriving:
-                    all_there.set()
+                arrived(name)
                 await all_there.wait()
                 await scene(visitor, name)
             outcomes[name] = None
         except Exception as exc:
             outcomes[name] = exc
+        finally:
+            arrived(name)
 
     async with anyio.create_task_group() as group:
         for name in SCENES:

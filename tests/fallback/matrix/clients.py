@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
 
+import anyio
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.shared.exceptions import MCPError
@@ -17,7 +18,7 @@ from mcp_tasks.client import TasksClient
 from tests.client.connecting import Person
 from tests.fallback.matrix.serving import HttpServers, Place
 from tests.helpers.process import ENVIRONMENT, ROOT
-from tests.helpers.rpc import MODERN
+from tests.helpers.rpc import MODERN, PATIENCE
 
 NOBODY_KNOWS: Final = "a-host-that-nobody-knows"
 SDK: Final = "mcp"
@@ -159,7 +160,8 @@ async def visit(kind: Kind, place: Place, servers: HttpServers) -> AsyncGenerato
         extensions=[TasksClient()] if kind.tasks else None,
     )
     async with client:
-        await client.list_tools()
+        with anyio.fail_after(PATIENCE):
+            await client.list_tools()
         assert kind.is_modern or client.protocol_version == kind.version
         yield Visit(kind, client, place, person)
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -92,10 +93,10 @@ def resolve_name() -> Elicit[Name]:
     return Elicit("Who goes there?", Name)
 
 
-def build(config: Mapping[str, Any], store: str) -> MCPServer[Any]:
+def build(config: Mapping[str, Any]) -> MCPServer[Any]:
     """One server as the configuration says."""
     log = Log(Path(config["folder"]))
-    tasks = _tasks(config.get("tasks", {}), store)
+    tasks = _tasks(config.get("tasks", {}), config.get("store", "memory://"))
     guarded: dict[str, Any] = {"auth": AUTH, "token_verifier": Verifier()} if config.get("auth") else {}
     server = MCPServer("matrix", version="1", **tasks.wiring(), log_level="CRITICAL", **guarded)
 
@@ -203,16 +204,26 @@ def _add_waiting_tools(server: MCPServer[Any], tasks: Tasks, log: Log) -> None:
     @tasks.task(fallback=SHORT)
     async def stepped(job: str) -> str:
         """Two steps with a gate between them, each of which is to run once."""
+        return await two_steps(job)
+
+    @server.tool(annotations=REPEATABLE)
+    @tasks.task()
+    async def slow_steps(job: str) -> str:
+        """The same, in calls that wait as long as they usually do."""
+        return await two_steps(job)
+
+    async def two_steps(job: str) -> str:
         log.note("start", job)
         await current_task().step("one", log.note, "one", job)
         await log.gate(job)
         await current_task().step("two", log.note, "two", job)
+        log.note("end", job)
         return f"{job} is done"
 
 
 def _add_gated_tool(server: MCPServer[Any], tasks: Tasks, log: Log, name: str, ways: Any) -> None:
     @server.tool(name)
-    @tasks.task(fallback=ways)
+    @tasks.task(name=name, fallback=ways)
     async def gated(job: str, ctx: Context, ask: bool = False) -> str:
         """Wait, in calls that are answered as the configuration says."""
         log.note("start", job)
@@ -223,6 +234,7 @@ def _add_gated_tool(server: MCPServer[Any], tasks: Tasks, log: Log, name: str, w
         except asyncio.CancelledError:
             log.note("stopped", job)
             raise
+        log.note("end", job)
         return f"{job} is done"
 
 
@@ -313,13 +325,20 @@ def _add_operator(server: MCPServer[Any], tasks: Tasks) -> None:
         return len([task async for task in tasks.list_all(everybody=True)])
 
 
-async def _serve(config: Mapping[str, Any]) -> None:
-    doors = config.get("doors")
-    store = config.get("store", "memory://")
-    if not doors:
-        await build(config, store).run_stdio_async()
+def main() -> None:
+    """Serve until stopped."""
+    config = json.loads(sys.argv[-1])
+    doors = config.get("doors", ())
+    servers = [build({**config, **door.pop("config", {})}) for door in doors]
+    if not servers:
+        asyncio.run(build(config).run_stdio_async())
         return
-    await asyncio.gather(*(_serve_door(build(config, store), **door) for door in doors))
+    Path(config["folder"], f"{os.getpid()}.up").touch()
+    asyncio.run(_serve(servers, doors))
+
+
+async def _serve(servers: Sequence[MCPServer[Any]], doors: Sequence[Mapping[str, Any]]) -> None:
+    await asyncio.gather(*(_serve_door(server, **door) for server, door in zip(servers, doors, strict=True)))
 
 
 async def _serve_door(server: MCPServer[Any], kind: str, fd: int) -> None:
@@ -331,4 +350,4 @@ async def _serve_door(server: MCPServer[Any], kind: str, fd: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(json.loads(sys.argv[1])))
+    main()
