@@ -75,9 +75,10 @@ class StateKeys:
             StoreError: The keys cannot be read or kept.
         """
         known = self._still_known()
-        stale = known is None or self._runtime().monotonic() - known.read_at > READ_AGAIN.total_seconds()
-        ring = await self._read() if known is None or stale else known.ring
-        newest = (ring or await self._make_first())[0]
+        if known is None or self._runtime().monotonic() - known.read_at > READ_AGAIN.total_seconds():
+            newest = (await self._read() or await self._make_first())[0]
+        else:
+            newest = known.ring[0]
         return f"{newest.id}.{newest.codec.seal(payload)}"
 
     async def open(self, token: str) -> bytes:
@@ -189,10 +190,13 @@ def _decoded(namespace: str, kept: bytes) -> Sequence[_Key]:
         fields = cast("dict[str, Any]", decode_json(kept))
         if fields["format"] > FORMAT:
             raise StoreCorrupt(f"{what} are of a newer release: use that one, or a newer one.")
-        return tuple(
+        keys = [
             _Key(key_id=key["id"], secret=b64decode(key["secret"]), made=from_micros(key["made"]))
             for key in fields["keys"]
-        )
+        ]
+        if not keys:
+            raise ValueError("there is none")
+        return keys
     except NOT_OURS as exc:
         # Not the exception's text: it may show what was read.
         raise StoreCorrupt(
