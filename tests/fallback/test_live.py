@@ -28,7 +28,7 @@ TOKEN = "progress-of-this-call"
 
 async def posted(wire: HttpWire, version: str, tool: str, **meta: Any) -> Reply:
     """A call of a tool, and everything that came on its stream."""
-    params = {"name": tool, "arguments": {}}
+    params: dict[str, Any] = {"name": tool, "arguments": {}}
     headers = [("x-trace", "of this call")]
     if version == MODERN:
         message = request("tools/call", params, capabilities=NOTHING, meta=meta)
