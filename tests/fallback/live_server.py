@@ -19,14 +19,14 @@ from mcp.server.mcpserver import Context
 from mcp_types import ToolAnnotations
 from pydantic import AnyHttpUrl
 
-from mcp_tasks import Tasks, current_task
-from mcp_tasks.fallback.ways import Fallback
+from mcp_tasks import Fallback, Tasks, current_task
 from tests.helpers.process import serve_stdio
 from tests.helpers.server import QUICK, Desk
 
 MARKED, PLAIN = "talk", "talk_plainly"
 REPEATABLE = ToolAnnotations(idempotent_hint=True)
-SHORT = Fallback(wait=timedelta(milliseconds=50))
+SHORT = Fallback(wait=timedelta(milliseconds=500))
+"""Long enough for a tool to have begun, on a busy machine too."""
 
 
 class Verifier:
@@ -78,6 +78,8 @@ async def _say(ctx: Context, desk: Desk | None) -> str:
         desk.started.set()
         await desk.gate.wait()
     await ctx.report_progress(3, 3, "last")
+    if desk is not None:
+        desk.stopped.set()
     return json.dumps(seen)
 
 

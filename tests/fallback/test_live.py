@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp_types import LOG_LEVEL_META_KEY, CallToolResult, InputRequiredResult, LoggingMessageNotificationParams
 
+from mcp_tasks import Fallback
 from tests.fallback.live_server import MARKED, PLAIN, SHORT, build_live
 from tests.helpers.http import HttpWire, initialize, modern_headers, serving
 from tests.helpers.process import ENVIRONMENT, ROOT
@@ -83,42 +87,77 @@ class Listener:
     def __init__(self) -> None:
         self.progress: list[Any] = []
         self.logs: list[Any] = []
+        self._news = anyio.Event()
 
     async def on_progress(self, progress: float, total: float | None, message: str | None) -> None:
         self.progress.append((progress, total, message))
+        self._news.set()
 
     async def on_log(self, params: LoggingMessageNotificationParams) -> None:
         self.logs.append((params.level, params.data, params.logger))
+        self._news.set()
 
-    async def call(self, client: Client, tool: str) -> Any:
-        """What the tool says that it saw."""
-        result = await client.call_tool(tool, {}, progress_callback=self.on_progress)
-        return json.loads(getattr(result.content[0], "text", ""))
-
-
-@asynccontextmanager
-async def piped(listener: Listener, mode: str) -> AsyncGenerator[Client]:
-    """A client of the SDK on the pipes of a server process."""
-    parameters = StdioServerParameters(
-        command=sys.executable, args=["-m", "tests.fallback.live_server"], cwd=ROOT, env=ENVIRONMENT
-    )
-    async with Client(
-        stdio_client(parameters), mode=mode, logging_callback=listener.on_log, log_level="info"
-    ) as client:
-        yield client
+    async def has_heard(self, *, last: float, logs: int) -> None:
+        """Return once this has arrived: the SDK's client may take a notification after the answer it came before."""
+        with anyio.fail_after(PATIENCE):
+            while not self.progress or self.progress[-1][0] != last or len(self.logs) < logs:
+                self._news = anyio.Event()
+                await self._news.wait()
 
 
 @pytest.mark.parametrize("mode", [MODERN, "legacy"])
 async def test_clients_of_the_sdk_over_stdio_hear_what_they_hear_of_a_plain_call(mode: str) -> None:
-    marked, plain = Listener(), Listener()
-    for listener, tool in ((marked, MARKED), (plain, PLAIN)):
+    parameters = StdioServerParameters(
+        command=sys.executable, args=["-m", "tests.fallback.live_server"], cwd=ROOT, env=ENVIRONMENT
+    )
+    listener, logs = Listener(), 2 if mode == MODERN else 3
+    async with Client(
+        stdio_client(parameters), mode=mode, logging_callback=listener.on_log, log_level="info"
+    ) as client:
+        for calls, tool in enumerate((MARKED, PLAIN), 1):
+            with anyio.fail_after(PATIENCE):
+                result = await client.call_tool(tool, {}, progress_callback=listener.on_progress)
+            assert "progress_token" in getattr(result.content[0], "text", "")
+            await listener.has_heard(last=3, logs=logs * calls)
+    assert listener.progress == [(1, 3, "first"), (2, 3, None), (3, 3, "last")] * 2
+    assert listener.logs == listener.logs[:logs] * 2
+
+
+@pytest.mark.parametrize("version", [MODERN, LEGACY])
+async def test_a_call_of_a_slow_tool_is_kept_alive(version: str) -> None:
+    desk = Desk()
+    beating = Fallback(heartbeat=timedelta(milliseconds=50))
+    async with serving(build_live(desk, fallback=beating)) as wire:
+        opening = asyncio.create_task(_open_soon(desk))
+        reply = await posted(wire, version, MARKED, progressToken=TOKEN)
+        await opening
+    values = [params["progress"] for method, params in heard(reply) if method == "notifications/progress"]
+    assert len(values) > 4
+    assert all(earlier < later for earlier, later in pairwise(values))
+    assert values[-1] == 3
+
+
+async def _open_soon(desk: Desk) -> None:
+    await desk.started.wait()
+    await anyio.sleep(0.5)
+    desk.gate.set()
+
+
+@pytest.mark.parametrize("version", [MODERN, LEGACY])
+async def test_a_tool_whose_caller_has_gone_reports_to_nobody_and_goes_on(version: str) -> None:
+    desk = Desk()
+    async with serving(build_live(desk)) as wire:
+        async with anyio.create_task_group() as group:
+
+            async def call() -> None:
+                await posted(wire, version, MARKED, progressToken=TOKEN)
+
+            group.start_soon(call)
+            await desk.started.wait()
+            group.cancel_scope.cancel()
+        desk.gate.set()
         with anyio.fail_after(PATIENCE):
-            async with piped(listener, mode) as client:
-                seen = await listener.call(client, tool)
-        assert "progress_token" in seen["meta"]
-    assert marked.progress == plain.progress == [(1, 3, "first"), (2, 3, None), (3, 3, "last")]
-    assert marked.logs == plain.logs
-    assert len(marked.logs) == (2 if mode == MODERN else 3)
+            await desk.stopped.wait()
 
 
 async def test_a_call_that_comes_back_hears_the_rest() -> None:
@@ -130,6 +169,7 @@ async def test_a_call_that_comes_back_hears_the_rest() -> None:
         session = client.session
         first = await session.call_tool(MARKED, {}, progress_callback=listener.on_progress, allow_input_required=True)
         assert isinstance(first, InputRequiredResult)
+        await listener.has_heard(last=2, logs=3)
         assert listener.progress == [(1, 3, "first"), (2, 3, None)]
         desk.gate.set()
         await session.call_tool(
@@ -139,6 +179,7 @@ async def test_a_call_that_comes_back_hears_the_rest() -> None:
             progress_callback=listener.on_progress,
             allow_input_required=True,
         )
+        await listener.has_heard(last=3, logs=3)
     assert listener.progress == [(1, 3, "first"), (2, 3, None), (3, 3, "last")]
     assert len(listener.logs) == 3
     assert len(desk.seen) == 1
@@ -160,6 +201,7 @@ async def test_after_a_restart_nothing_of_the_call_is_there_and_its_leg_hears_th
             MARKED, {}, progress_callback=listener.on_progress, allow_input_required=True
         )
         assert isinstance(first, InputRequiredResult)
+        await desk.started.wait()
     desk.gate.set()
     async with served() as client:
         with anyio.fail_after(PATIENCE):
@@ -172,6 +214,7 @@ async def test_after_a_restart_nothing_of_the_call_is_there_and_its_leg_hears_th
                     progress_callback=listener.on_progress,
                     allow_input_required=True,
                 )
+        await listener.has_heard(last=3, logs=0)
     assert isinstance(answer, CallToolResult)
     before, after = desk.seen
     assert "progress_token" in before["meta"]
