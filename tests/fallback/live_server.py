@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+import anyio
 from mcp.server import MCPServer
 from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.auth.provider import AccessToken
@@ -63,11 +64,22 @@ def build_live(
     async def talk_plainly(ctx: Context) -> str:
         return await say(ctx)
 
+    @server.tool()
+    @tasks.task()
+    async def flood(path: str, ctx: Context) -> str:
+        """Say more than any pipe holds, and leave a file at the end."""
+        for _ in range(500):
+            await ctx.info("x" * 10_000)  # pyright: ignore[reportDeprecated]
+            await ctx.report_progress(1, message="x" * 10_000)
+        await anyio.Path(path).write_text("done")
+        return "done"
+
     return server
 
 
 async def _say(ctx: Context, desk: Desk | None) -> str:
     seen = seen_of_call(ctx)
+    await ctx.session.send_resource_updated("test://frames")
     await ctx.debug("it begins")  # pyright: ignore[reportDeprecated]
     await ctx.report_progress(1, 3, "first")
     await ctx.info({"frames": 3, "of": None})  # pyright: ignore[reportDeprecated]

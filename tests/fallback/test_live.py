@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from itertools import pairwise
@@ -21,6 +21,7 @@ from mcp_types import LOG_LEVEL_META_KEY, CallToolResult, InputRequiredResult, L
 from mcp_tasks import Fallback
 from tests.fallback.live_server import MARKED, PLAIN, SHORT, build_live
 from tests.helpers.http import HttpWire, initialize, modern_headers, serving
+from tests.helpers.older import OWN_STREAM, http_session
 from tests.helpers.process import ENVIRONMENT, ROOT
 from tests.helpers.rpc import LEGACY, MODERN, NOTHING, PATIENCE, Reply, legacy_request, request
 from tests.helpers.server import Desk
@@ -28,6 +29,7 @@ from tests.helpers.server import Desk
 pytestmark = pytest.mark.anyio
 
 TOKEN = "progress-of-this-call"
+ASKS_FOR_ALL = {"progressToken": TOKEN, LOG_LEVEL_META_KEY: "debug"}
 
 
 async def posted(wire: HttpWire, version: str, tool: str, **meta: Any) -> Reply:
@@ -74,6 +76,17 @@ async def test_a_call_that_asks_for_nothing_is_sent_what_a_plain_call_is_sent(ve
     assert [method for method, _ in heard(marked)] == ["notifications/message"] * (0 if version == MODERN else 3)
 
 
+async def test_what_belongs_to_the_connection_goes_there_as_in_a_plain_call() -> None:
+    own: list[Any] = []
+    async with serving(build_live()) as wire, http_session(wire, NOTHING) as client, client.listening():
+        for tool in (MARKED, PLAIN):
+            before = len(client.arrived)
+            await client.call(tool)
+            own.append(await client.wait_for(lambda each: each.stream == OWN_STREAM, after=before))
+    updated = ("notifications/resources/updated", {"uri": "test://frames"})
+    assert [(each.method, each.params) for each in own] == [updated, updated]
+
+
 @pytest.mark.parametrize("version", [MODERN, LEGACY])
 async def test_the_tool_has_the_access_token_of_its_caller(version: str) -> None:
     async with serving(build_live(guarded=True)) as wire:
@@ -97,10 +110,10 @@ class Listener:
         self.logs.append((params.level, params.data, params.logger))
         self._news.set()
 
-    async def has_heard(self, *, last: float, logs: int) -> None:
-        """Return once this has arrived: the SDK's client may take a notification after the answer it came before."""
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return once it holds: the SDK's client may take a notification after the answer that it came before."""
         with anyio.fail_after(PATIENCE):
-            while not self.progress or self.progress[-1][0] != last or len(self.logs) < logs:
+            while not condition():
                 self._news = anyio.Event()
                 await self._news.wait()
 
@@ -118,7 +131,7 @@ async def test_clients_of_the_sdk_over_stdio_hear_what_they_hear_of_a_plain_call
             with anyio.fail_after(PATIENCE):
                 result = await client.call_tool(tool, {}, progress_callback=listener.on_progress)
             assert "progress_token" in getattr(result.content[0], "text", "")
-            await listener.has_heard(last=3, logs=logs * calls)
+            await listener.until(lambda: len(listener.progress) == 3 * calls and len(listener.logs) == logs * calls)  # noqa: B023
     assert listener.progress == [(1, 3, "first"), (2, 3, None), (3, 3, "last")] * 2
     assert listener.logs == listener.logs[:logs] * 2
 
@@ -160,6 +173,25 @@ async def test_a_tool_whose_caller_has_gone_reports_to_nobody_and_goes_on(versio
             await desk.stopped.wait()
 
 
+async def test_a_client_that_reads_nothing_does_not_hold_up_the_tool(tmp_path: Path) -> None:
+    left = anyio.Path(tmp_path / "left")
+    arguments = {"path": str(left)}
+    call = request("tools/call", {"name": "flood", "arguments": arguments}, capabilities=NOTHING, meta=ASKS_FOR_ALL)
+    process = await anyio.open_process(
+        [sys.executable, "-m", "tests.fallback.live_server"], cwd=ROOT, env=ENVIRONMENT, stderr=None
+    )
+    try:
+        assert process.stdin is not None
+        await process.stdin.send(json.dumps(call).encode() + b"\n")
+        with anyio.fail_after(PATIENCE):
+            while not await left.exists():  # noqa: ASYNC110 - another process makes it
+                await anyio.sleep(0.05)
+    finally:
+        process.kill()
+        await process.wait()
+        await process.aclose()
+
+
 async def test_a_call_that_comes_back_hears_the_rest() -> None:
     desk, listener = Desk(), Listener()
     async with (
@@ -169,7 +201,7 @@ async def test_a_call_that_comes_back_hears_the_rest() -> None:
         session = client.session
         first = await session.call_tool(MARKED, {}, progress_callback=listener.on_progress, allow_input_required=True)
         assert isinstance(first, InputRequiredResult)
-        await listener.has_heard(last=2, logs=3)
+        await listener.until(lambda: len(listener.progress) == 2 and len(listener.logs) == 3)
         assert listener.progress == [(1, 3, "first"), (2, 3, None)]
         desk.gate.set()
         await session.call_tool(
@@ -179,7 +211,7 @@ async def test_a_call_that_comes_back_hears_the_rest() -> None:
             progress_callback=listener.on_progress,
             allow_input_required=True,
         )
-        await listener.has_heard(last=3, logs=3)
+        await listener.until(lambda: len(listener.progress) == 3)
     assert listener.progress == [(1, 3, "first"), (2, 3, None), (3, 3, "last")]
     assert len(listener.logs) == 3
     assert len(desk.seen) == 1
@@ -214,7 +246,7 @@ async def test_after_a_restart_nothing_of_the_call_is_there_and_its_leg_hears_th
                     progress_callback=listener.on_progress,
                     allow_input_required=True,
                 )
-        await listener.has_heard(last=3, logs=0)
+        await listener.until(lambda: listener.progress[-1] == (3, 3, "last"))
     assert isinstance(answer, CallToolResult)
     before, after = desk.seen
     assert "progress_token" in before["meta"]
