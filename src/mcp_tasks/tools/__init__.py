@@ -6,6 +6,7 @@ goes out.
     host.py          a server of the SDK as the source of tools
     body.py          one run of a tool, over
     channel.py       the client as that tool sees it, with
+    open_calls.py    the calls that are still open for it,
     clients.py       who the client is, and
     bus.py           the server's own events
     before_body.py   parameters that the SDK asks for before it enters the tool
