@@ -268,7 +268,7 @@ async def test_a_client_may_be_asked_again_when_it_has_said_nothing_for_long(mon
 
 async def test_a_client_that_was_cut_off_is_asked_again_when_it_comes_back() -> None:
     async with served() as wire, http_session(wire) as client:
-        lost = begin(client, "ask_name", seconds=1)
+        lost = begin(client, "ask_name")
         first = await request(client)
         await lost.leave()
         [task_id] = await unfinished(client)
