@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from .install import HERE
-from .shared import find_node
+from .shared import CHECKOUT, find_node
 
 DRIVERS = HERE / "drivers"
 DRIVER_LIMIT = 120.0  # a driver bounds each of its scenarios to 20 s; the rest is for machines with other things to do
@@ -41,17 +41,27 @@ def _put(module: Path, installed: Path) -> None:
     Path(file.name).replace(installed / module.name)
 
 
-def drive(driver: Sequence[str], arguments: Sequence[str], *, limit: float = DRIVER_LIMIT) -> Any:
-    """Run a driver, mostly against several servers; gives what it reports."""
+def drive(
+    driver: Sequence[str], arguments: Sequence[str], *, limit: float = DRIVER_LIMIT, with_ours: bool = False
+) -> Any:
+    """Run a driver, mostly against several servers; gives what it reports.
+
+    Args:
+        with_ours: Whether it imports this package.
+    """
+    environment = environment_with_ours() if with_ours else quiet_environment()
     try:
-        done = subprocess.run(
-            [*driver, *arguments], capture_output=True, text=True, timeout=limit, env=quiet_environment()
-        )
+        done = subprocess.run([*driver, *arguments], capture_output=True, text=True, timeout=limit, env=environment)
     except subprocess.TimeoutExpired as exc:
         raise DriverError(f"no report after {limit:g} s: {exc.stdout!r} {exc.stderr!r}") from exc
     if done.returncode != 0 or not done.stdout:
         raise DriverError(f"exit code {done.returncode}:\n{done.stdout}{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def environment_with_ours() -> dict[str, str]:
+    """That of a program that has this package beside another implementation, as if both were installed."""
+    return {**quiet_environment(), "PYTHONPATH": str(CHECKOUT / "src"), "PYTHONUNBUFFERED": "1"}
 
 
 def quiet_environment() -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The client side of the extension: calls that wait for tasks by themselves, and handles for those who want them."""
 
 from mcp_tasks.client.calls import call_tool, list_tasks, pending_tasks, resume_task, start_task
+from mcp_tasks.client.connected import ConnectedClient
 from mcp_tasks.client.eras import Hosting
 from mcp_tasks.client.extension import TasksClient
 from mcp_tasks.client.failure import TaskFailed
@@ -24,6 +25,7 @@ from mcp_tasks.errors import (
 from mcp_tasks.wire.parse import TaskSnapshot
 
 __all__ = [
+    "ConnectedClient",
     "Hosting",
     "InvalidOption",
     "InvalidResponse",

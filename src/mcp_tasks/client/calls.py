@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
-from mcp import Client
 from mcp.shared.dispatcher import ProgressFnT
 from mcp_types import CallToolResult
 
+from mcp_tasks.client.connected import ConnectedClient, extensions_of
 from mcp_tasks.client.extension import TasksClient
 from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle
 from mcp_tasks.errors import UsageError
@@ -17,7 +17,7 @@ from mcp_tasks.wire.parse import TaskSnapshot
 
 
 async def call_tool(
-    client: Client,
+    client: ConnectedClient,
     name: str,
     arguments: dict[str, Any] | None = None,
     *,
@@ -33,7 +33,7 @@ async def call_tool(
 
 
 async def start_task(
-    client: Client,
+    client: ConnectedClient,
     name: str,
     arguments: dict[str, Any] | None = None,
     *,
@@ -52,28 +52,34 @@ async def start_task(
     )
 
 
-def resume_task(client: Client, task_id: str, *, tool: str = "") -> TaskHandle:
+def resume_task(client: ConnectedClient, task_id: str, *, tool: str = "") -> TaskHandle:
     """`TasksClient.resume` of the client's own `TasksClient`."""
     return tasks_of(client).resume(client, task_id, tool=tool)
 
 
-def pending_tasks(client: Client) -> list[TaskHandle]:
+def pending_tasks(client: ConnectedClient) -> list[TaskHandle]:
     """`TasksClient.pending` of the client's own `TasksClient`."""
     return tasks_of(client).pending(client)
 
 
-def list_tasks(client: Client) -> AsyncIterator[TaskSnapshot]:
+def list_tasks(client: ConnectedClient) -> AsyncIterator[TaskSnapshot]:
     """`TasksClient.list` of the client's own `TasksClient`."""
     return tasks_of(client).list(client)
 
 
-def tasks_of(client: Client) -> TasksClient:
+def tasks_of(client: ConnectedClient) -> TasksClient:
     """The client's own `TasksClient`.
 
     Raises:
-        UsageError: It has none.
+        UsageError: It has none, or does not show its extensions.
     """
-    for extension in client.extensions or ():
+    extensions = extensions_of(client)
+    if extensions is None:
+        kind = f"{type(client).__module__}.{type(client).__qualname__}"
+        raise UsageError(
+            f"a {kind} does not show its extensions; use the methods of its TasksClient: tasks.call(client)"
+        )
+    for extension in extensions:
         if isinstance(extension, TasksClient):
             return extension
     raise UsageError("this client has no TasksClient; make it with Client(..., extensions=[TasksClient()])")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
-from mcp import Client
+from mcp.client.session import ClientSession
 
 from mcp_tasks.client.port import OlderTasks
 from mcp_tasks.client.wire import Wire
@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["HostedTasks", "Hosting", "has_older_tasks", "host_over", "older_tasks"]
 
 
-def has_older_tasks(client: Client) -> bool:
-    """Whether the server of a client has tasks of an era that the SDK's session does not know."""
-    return client.protocol_version == LegacyTasks.version and client.server_capabilities.tasks is not None
+def has_older_tasks(session: ClientSession) -> bool:
+    """Whether the server of a session has tasks of an era that the SDK's session does not know."""
+    capabilities = session.server_capabilities
+    return (
+        session.protocol_version == LegacyTasks.version and capabilities is not None and capabilities.tasks is not None
+    )
 
 
 def older_tasks(wire: Wire) -> OlderTasks | None:

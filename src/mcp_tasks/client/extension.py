@@ -1,4 +1,4 @@
-"""`TasksClient`: the object a host author adds to the official SDK's `Client`.
+"""`TasksClient`: the object a host author adds to the official SDK's `Client`, or to FastMCP's.
 
     tasks = TasksClient()
     async with Client(reconnecting_http(url), extensions=[tasks]) as client:
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from mcp import Client
 from mcp.client.extension import ClaimContext, ClientExtension, NotificationBinding, ResultClaim
 from mcp.client.session import ClientSession
 from mcp.shared.dispatcher import ProgressFnT
 from mcp_types import CallToolResult
 from pydantic import BaseModel, ConfigDict
 
+from mcp_tasks.client.connected import ConnectedClient, call_over, extensions_of, timeout_of, transport_of
 from mcp_tasks.client.eras import HostedTasks, Hosting, has_older_tasks, host_over
 from mcp_tasks.client.handle import (
     OnAbandon,
@@ -167,7 +167,7 @@ class TasksClient(ClientExtension):
 
     async def call(
         self,
-        client: Client,
+        client: ConnectedClient,
         name: str,
         arguments: dict[str, Any] | None = None,
         *,
@@ -197,7 +197,7 @@ class TasksClient(ClientExtension):
         options = CallOptions(timeout=timeout, on_progress=on_progress, on_abandon=on_abandon, ttl=ttl)
         handle = None if older is None else await self._start_older(older, client, name, arguments, ttl, None)
         if handle is None:
-            return await client.call_tool(ToolName(name, options), arguments)
+            return await call_over(client, ToolName(name, options), arguments)
         result = handle if isinstance(handle, CallToolResult) else await self._finish(handle, options)
         if not result.is_error:
             await client.session.validate_tool_result(name, result)
@@ -205,7 +205,7 @@ class TasksClient(ClientExtension):
 
     async def start(
         self,
-        client: Client,
+        client: ConnectedClient,
         name: str,
         arguments: dict[str, Any] | None = None,
         *,
@@ -233,11 +233,11 @@ class TasksClient(ClientExtension):
             if handle is not None:
                 return handle
         try:
-            return await client.call_tool(tool, arguments, read_timeout_seconds, progress_callback)
+            return await call_over(client, tool, arguments, read_timeout_seconds, progress_callback)
         except HandleWanted as signal:
             return signal.handle
 
-    def resume(self, client: Client, task_id: str, *, tool: str = "") -> TaskHandle:
+    def resume(self, client: ConnectedClient, task_id: str, *, tool: str = "") -> TaskHandle:
         """A handle of a task by its id: from another process, or another day. Nothing is sent.
 
         Args:
@@ -249,7 +249,7 @@ class TasksClient(ClientExtension):
         """
         return self._resumed(self._check(client), client, task_id, tool)
 
-    def pending(self, client: Client) -> list[TaskHandle]:
+    def pending(self, client: ConnectedClient) -> list[TaskHandle]:
         """Handles of the tasks of this server that the ledger has not seen end. Without a ledger there are none.
 
         Raises:
@@ -259,11 +259,11 @@ class TasksClient(ClientExtension):
         older = self._check(client)
         if self.ledger is None:
             return []
-        address = self._address(client.session, _transport_of(client))
+        address = self._address(client.session, transport_of(client))
         entries = self.ledger.pending(server=address, identity=self.identity)
         return [self._resumed(older, client, entry.task_id, entry.tool) for entry in entries if entry.attributed]
 
-    async def list(self, client: Client) -> AsyncIterator[TaskSnapshot]:
+    async def list(self, client: ConnectedClient) -> AsyncIterator[TaskSnapshot]:
         """The tasks that a server of 2025-11-25 lists for this client, page by page and without their outcomes.
 
         Raises:
@@ -278,31 +278,35 @@ class TasksClient(ClientExtension):
         async for snapshot in older.tasks():
             yield snapshot
 
-    def _check(self, client: Client) -> OlderTasks | None:
+    def _check(self, client: ConnectedClient) -> OlderTasks | None:
         """Find out before anything is sent whether the client is ours, its transport can carry the tasks of its
         server, and the ledger will know its server. Returns the tasks of an older era, if that is what it has."""
-        if not any(extension is self for extension in client.extensions or ()):
+        extensions = extensions_of(client)
+        # Of a client that does not show its extensions, no more can be seen than that some client has this one.
+        if not (self._switchboard.is_used if extensions is None else any(each is self for each in extensions)):
             raise UsageError("this client was not given this TasksClient; make it with Client(..., extensions=[tasks])")
-        transport = _transport_of(client)
+        if extensions is None:
+            self._switchboard.expect_new_sessions()
+        transport = transport_of(client)
         if self.ledger is not None:
             self._address(client.session, transport)
-        if not has_older_tasks(client):
+        if not has_older_tasks(client.session):
             return None
         if transport is None or transport.older is None or not transport.older.is_spoken:
-            raise UsageError(_NO_WIRE.format(version=client.protocol_version))
+            raise UsageError(_NO_WIRE.format(version=client.session.protocol_version))
         return transport.older
 
     async def _start_older(
         self,
         older: OlderTasks,
-        client: Client,
+        client: ConnectedClient,
         name: str,
         arguments: dict[str, Any] | None,
         ttl: timedelta | None,
         timeout: float | None,
     ) -> TaskHandle | CallToolResult | None:
         """Call a tool as a task in an older era; None if it is not offered as one."""
-        timeout = client.read_timeout_seconds if timeout is None else timeout
+        timeout = timeout_of(client) if timeout is None else timeout
         started = await older.start(name, arguments, ttl=ttl, timeout=timeout)
         if started is None:
             return None
@@ -312,8 +316,8 @@ class TasksClient(ClientExtension):
         handle.remember()
         return handle
 
-    def _resumed(self, older: OlderTasks | None, client: Client, task_id: str, tool: str) -> TaskHandle:
-        transport = _transport_of(client)
+    def _resumed(self, older: OlderTasks | None, client: ConnectedClient, task_id: str, tool: str) -> TaskHandle:
+        transport = transport_of(client)
         if older is None:
             return self._handle(client.session, task_id, tool=tool, transport=transport)
         server = "" if self.ledger is None else self._address(client.session, transport)
@@ -383,10 +387,6 @@ class TasksClient(ClientExtension):
 
     async def _deliver(self, link: Link, params: _AnyParams) -> None:
         self._switchboard.deliver(link, params.model_extra or {})
-
-
-def _transport_of(client: Client) -> ServerTransport | None:
-    return client.server if isinstance(client.server, ServerTransport) else None
 
 
 class _AnyParams(BaseModel):

@@ -7,6 +7,10 @@ known to have come on the session of its task; otherwise it is a hint to look, a
 The SDK asks the extension for its claims and its bindings once for each client. Each time is a `Link`, and what comes
 through a link comes from the one session of that client. Three things prove which one that is: a call that became a
 task (the claim is resolved with its session), a transport of ours (its messages carry it), and that no other is left.
+
+Clients that are not the SDK's, such as FastMCP's, may be entered again and then have another session behind the same
+link. What comes through it for a task that its old session does not wait for is a hint as well; and that no other is
+left proves something only where there is no other client at all.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ class Link:
         return None if self._session is None else self._session()
 
     def prove(self, session: ClientSession) -> None:
-        """What comes through this link comes on this session: a client has one session in its life."""
+        """What comes through this link comes on this session: the client's only one, or its newest."""
         self._session = ref(session)
 
 
@@ -55,6 +59,7 @@ class Switchboard:
 
     def __init__(self, *, push: bool) -> None:
         self._push = push
+        self._sessions_change = False
         self._links: WeakSet[Link] = WeakSet()
         self._connections: WeakKeyDictionary[ClientSession, Connection] = WeakKeyDictionary()
 
@@ -63,6 +68,15 @@ class Switchboard:
         link = Link()
         self._links.add(link)
         return link
+
+    def expect_new_sessions(self) -> None:
+        """Among the clients is one that may be entered again."""
+        self._sessions_change = True
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is a client that has the extension."""
+        return bool(self._links)
 
     def connection(self, session: ClientSession, transport: ServerTransport | None = None) -> Connection:
         """What is known of a session; `transport` adds to it."""
@@ -75,10 +89,11 @@ class Switchboard:
     def deliver(self, link: Link, params: Mapping[str, Any]) -> None:
         """Hand on a notification that came through a link."""
         self._try_to_prove(link, transport_in(params.get("_meta")))
-        if link.is_proven:
-            connection = None if link.session is None else self._connections.get(link.session)
-            if connection is not None and connection.hub is not None:
-                connection.hub.deliver(params)
+        connection = None if link.session is None else self._connections.get(link.session)
+        if connection is not None and connection.hub is not None and connection.hub.awaits(params):
+            connection.hub.deliver(params)
+            return
+        if link.is_proven and not self._sessions_change:
             return
         for _, connection in self._unproven():
             if connection.hub is not None:
@@ -90,7 +105,8 @@ class Switchboard:
         unproven = self._unproven()
         over_it = [session for session, known in unproven if transport is not None and known.transport is transport]
         # With no other client left whose session is unknown, a session of an unknown client is this one's.
-        is_last = not any(other is not link and not other.is_proven for other in self._links)
+        others = [other for other in self._links if other is not link]
+        is_last = not others if self._sessions_change else all(other.is_proven for other in others)
         candidates = over_it or ([session for session, _ in unproven] if is_last else [])
         if len(candidates) == 1:
             link.prove(candidates[0])

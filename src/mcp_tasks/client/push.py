@@ -70,6 +70,10 @@ class PushHub:
                 self._unheard.discard(task_id)
                 await self._close_idle_streams()
 
+    def awaits(self, params: Mapping[str, Any]) -> bool:
+        """Whether somebody waits for the task of a notification."""
+        return str(params.get("taskId")) in self._boxes
+
     def deliver(self, params: Mapping[str, Any]) -> None:
         """Hand a notification to whoever waits for its task."""
         boxes = self._boxes.get(str(params.get("taskId")))

@@ -61,6 +61,9 @@ def _gives_up_after(seconds: float, *, progress_extends: bool = False, stdio: Ho
     return Host(limit=timedelta(seconds=seconds), progress_extends=progress_extends, stdio=stdio)
 
 
+ANY_HOST: Final = "*"
+"""The name under which a table says what is assumed of hosts that are not in it."""
+
 UNKNOWN_HOST: Final = _gives_up_after(60)
 """A host that nobody knows is taken for one of the many that give up after a minute."""
 

@@ -10,7 +10,7 @@ from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.values import check_choice, check_flag, check_number
 from mcp_tasks.errors import InvalidOption
 
-Companions: TypeAlias = Literal["auto", "always", "never"]
+ShownTo: TypeAlias = Literal["auto", "always", "never"]
 """Who is shown the companion tools: callers that may need them, everybody, nobody."""
 
 WhenCallerLeaves: TypeAlias = Literal["continue", "cancel"]

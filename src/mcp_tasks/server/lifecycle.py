@@ -29,6 +29,7 @@ from mcp_tasks.stores import Store
 from mcp_tasks.stores.url import default_store
 from mcp_tasks.tools.body import ToolBody
 from mcp_tasks.tools.host import MCPServerHost, ToolHost
+from mcp_tasks.tools.open_calls import OpenCalls
 
 logger: Final = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class Lifecycle:
         self.extension_given: bool = False
         self.middleware: ServerMiddleware[Any] | None = None
         self.on_start: Sequence[Callable[[AnyServer], None]] = ()
+        self.open_calls: OpenCalls = OpenCalls()
         self._setup = setup
         self._catalogue = catalogue
         self._store = setup.store
@@ -108,6 +110,10 @@ class Lifecycle:
     async def stopping(self) -> None:
         """Return once the process is told to stop, or the last user of the runtime leaves."""
         await self._stopping.event.wait()
+
+    def is_stopping(self) -> bool:
+        """Whether that is so by now."""
+        return self._stopping.event.is_set()
 
     @asynccontextmanager
     async def lifespan(self, server: MCPServer[Any]) -> AsyncGenerator[dict[str, Any]]:
@@ -176,7 +182,7 @@ class Lifecycle:
         return TaskRuntime(
             store=store,
             engine=engine,
-            body=ToolBody(host, lifespan_state),
+            body=ToolBody(host, lifespan_state, self.open_calls),
             policy=self._catalogue.policy,
             describe=describe,
             clock=clock,
@@ -220,7 +226,7 @@ class Lifecycle:
     async def _start(self, server_name: str, host: ToolHost) -> TaskRuntime:
         if self._store is None:
             self._store = default_store(server_name, self._setup.origin)
-        self._body = ToolBody(host, self._state)
+        self._body = ToolBody(host, self._state, self.open_calls)
         runtime = await self.new_runtime(
             host,
             self._state,
