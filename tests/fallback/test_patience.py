@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from mcp_tasks.fallback.hosts import UNKNOWN_HOST, Host
-from mcp_tasks.fallback.patience import Patience, patience_of_call, patience_of_leg
+from mcp_tasks.fallback.patience import Patience, patience_of_call, patience_of_leg, patience_of_status
 from mcp_tasks.fallback.ways import Fallback
 
 WAYS = Fallback()
@@ -71,6 +71,7 @@ def test_without_legs_nobody_is_told_to_come_back() -> None:
     assert once == Patience(seconds(25))
 
 
-def test_who_says_how_long_to_wait_is_answered_then() -> None:
-    assert Patience(None, comes_back=True, asks=True).at_most(seconds(3)) == Patience(seconds(3), asks=True)
-    assert Patience(seconds(2)).at_most(seconds(3)) == Patience(seconds(2))
+@pytest.mark.parametrize(("wanted", "waited"), [(3, 3), (600, 50)])
+def test_who_says_how_long_to_wait_is_answered_then_and_within_the_limit_of_its_host(wanted: int, waited: int) -> None:
+    patience = patience_of_status(seconds(wanted), UNKNOWN_HOST, asks=True, has_progress=False)
+    assert patience == Patience(seconds(waited), comes_back=False, asks=True)

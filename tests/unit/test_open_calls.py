@@ -225,6 +225,25 @@ async def test_a_call_that_has_closed_hears_nothing_more_and_the_tool_goes_on() 
     assert call.notices == []
 
 
+async def test_a_call_that_is_opened_twice_is_sent_everything_once() -> None:
+    server, calls, call = new_server(), OpenCalls(), Call()
+
+    @server.tool()
+    async def tool(ctx: Context) -> str:
+        await ctx.report_progress(1)
+        return "done"
+
+    async with running_tools(server, calls=calls, new_id=lambda: TASK) as runtime:
+        with calls.open(TASK, call):
+            with calls.open(TASK, call):
+                pass
+            with calls.open(TASK, call):
+                await finish(runtime, call_of("tool"))
+            assert calls.of(TASK) == [call]
+    assert calls.of(TASK) == []
+    assert call.reports == [(1, None, None)]
+
+
 async def test_a_client_that_reads_nothing_holds_the_tool_up_once_and_others_get_everything() -> None:
     server, calls, stuck, other = new_server(), OpenCalls(patience=0.05), StuckCall(), Call()
 

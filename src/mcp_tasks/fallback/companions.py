@@ -93,9 +93,9 @@ class Companions:
         """Whether a tool of this name may be one of them: a look-up, because it is asked on every call."""
         return self.shown != "never" and name in self._answers
 
-    async def tools(self) -> list[dict[str, Any]]:
-        """Those that this server has, as `tools/list` shows them; none where no tool can need them."""
-        names = await self._present()
+    async def tools(self, *, is_modern: bool) -> list[dict[str, Any]]:
+        """Those that callers of the newest wire have, or of the older ones, as `tools/list` shows them."""
+        names = await self._present(is_modern)
         return [] if names is None else definitions(names)
 
     async def check_names(self, tools: Iterable[str]) -> None:
@@ -112,11 +112,12 @@ class Companions:
                 'have none of ours with Tasks(companions="never")'
             )
 
-    async def _present(self) -> CompanionNames | None:
-        all_ways = await self._ways.all()
-        if self.shown == "auto" and not any(map(may_hand_over, all_ways)):
+    async def _present(self, is_modern: bool | None = None) -> CompanionNames | None:
+        """What they are called; None where no tool can need them."""
+        needing = [ways for ways in await self._ways.all() if may_hand_over(ways, is_modern=is_modern)]
+        if self.shown == "auto" and not needing:
             return None
-        return self.names(any(ways.model_may_answer for ways in all_ways if may_hand_over(ways)))
+        return self.names(any(ways.model_may_answer for ways in needing))
 
     # Calls
 
@@ -189,13 +190,16 @@ class Companions:
     def _unknown(self, given: Given, names: CompanionNames, caller: Caller) -> str:
         said = (
             f"There is no task {tool_name(given.task_id() or '')} of yours here: the id is wrong, or the task ended "
-            "long ago and has expired. Use the id exactly as it was in the answer that said that the tool is still running."
+            "long ago and has expired. Use the id exactly as it was in the answer that said that the tool is still "
+            "running."
         )
         if mine(caller, self._protocol.owner(caller)) is None:
             return said
         return f"{said} To list your tasks, call the tool {tool_name(names.status)} without a task_id."
 
 
-def may_hand_over(ways: Fallback) -> bool:
-    """Whether a call that is answered so may end with word that the tool is still running."""
-    return ways.handle and (ways.modern or ways.older)
+def may_hand_over(ways: Fallback, *, is_modern: bool | None = None) -> bool:
+    """Whether a call that is answered so may end with word that the tool is still running: one of the newest wire, of
+    an older one, or (None) of any."""
+    eras = {None: ways.modern or ways.older, True: ways.modern, False: ways.older}
+    return ways.handle and eras[is_modern]

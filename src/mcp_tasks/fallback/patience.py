@@ -27,10 +27,6 @@ class Patience:
     comes_back: bool = False
     asks: bool = False
 
-    def at_most(self, limit: timedelta) -> Patience:
-        """The same for a request that waits so long, and is answered then."""
-        return Patience(limit if self.limit is None else min(limit, self.limit), asks=self.asks)
-
 
 def patience_of_call(ways: Fallback, host: Host | None, unknown: Host, *, has_progress: bool) -> Patience:
     """For a call that is one request.
@@ -61,3 +57,13 @@ def patience_of_leg(ways: Fallback, host: Host, *, legs: int, elapsed: timedelta
     if remaining <= ways.wait * LAST_STRETCH:
         return Patience(remaining, asks=has_legs)
     return Patience(ways.wait, comes_back=has_legs, asks=has_legs)
+
+
+def patience_of_status(wanted: timedelta, host: Host, *, asks: bool, has_progress: bool) -> Patience:
+    """For a request whose caller says how long it waits, and is answered then.
+
+    Args:
+        asks: Whether the caller can be told to come back with answers.
+    """
+    within = host.answer_within(has_progress=has_progress)
+    return Patience(wanted if within is None else min(wanted, within), asks=asks)

@@ -9,6 +9,7 @@ from typing import Any
 from mcp.server import MCPServer, Server
 from mcp.server.context import CallNext, HandlerResult
 from mcp_types import CallToolRequestParams
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from mcp_tasks.adapters.era import EraParts, RequestContext
 from mcp_tasks.adapters.sdk import caller_of
@@ -25,6 +26,8 @@ from mcp_tasks.fallback.ways import Fallback, ShownTo
 from mcp_tasks.protocol import Caller, RpcError
 from mcp_tasks.tools.open_calls import OpenCalls
 from mcp_tasks.tools.sdk_errors import to_mcp_error
+
+_MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
 
 
 class FallbackRoom:
@@ -90,7 +93,7 @@ class FallbackRoom:
             RpcError: What the tool raised, or why the request is refused.
             StoreError: The task could not be kept.
         """
-        return await self._calls.answer(call)
+        return _worded(call.ctx, await self._calls.answer(call))
 
     def is_companion(self, name: str) -> bool:
         """Whether a tool of that name may be one of ours."""
@@ -99,7 +102,8 @@ class FallbackRoom:
     async def answer_companion(self, params: CallToolRequestParams, ctx: RequestContext) -> HandlerResult | None:
         """Answer a call of a companion tool; None if it is not one here."""
         try:
-            return await self._companions.answer(params.name, params.arguments or {}, ctx, caller_of(ctx))
+            answer = await self._companions.answer(params.name, params.arguments or {}, ctx, caller_of(ctx))
+            return None if answer is None else _worded(ctx, answer)
         except (RpcError, TasksError) as exc:
             raise to_mcp_error(exc) from exc
 
@@ -108,3 +112,9 @@ class FallbackRoom:
     ) -> dict[str, Any]:
         ways = await self._ways.of(record.name) or Fallback()
         return await self._calls.wait_for(record, ctx, caller, ways, timedelta(seconds=seconds))
+
+
+def _worded(ctx: RequestContext, result: HandlerResult) -> HandlerResult:
+    """The result with the mark that the newest era puts on every result."""
+    is_marked = not isinstance(result, dict) or "resultType" in result
+    return result if is_marked or ctx.protocol_version not in _MODERN else {"resultType": "complete", **result}

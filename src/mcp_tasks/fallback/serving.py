@@ -22,7 +22,7 @@ from mcp_tasks.fallback.asking import CallQuestions
 from mcp_tasks.fallback.hosts import Host, host_of
 from mcp_tasks.fallback.legs import Leg, current_leg
 from mcp_tasks.fallback.open_request import OpenRequest
-from mcp_tasks.fallback.patience import Patience, patience_of_call, patience_of_leg
+from mcp_tasks.fallback.patience import Patience, patience_of_call, patience_of_leg, patience_of_status
 from mcp_tasks.fallback.relay import ProgressRelay
 from mcp_tasks.fallback.state import CallState
 from mcp_tasks.fallback.waiting import wait_for
@@ -236,19 +236,15 @@ class WaitingRequest:
         return now if limit is not None and now - brought.window >= limit else min(brought.window, now)
 
     def _patience(self) -> Patience:
-        host = self._known_host()
-        has_progress = self._relay.has_token
+        ways, has_progress = self._ways, self._relay.has_token
+        legs = 0 if self.leg is None or self.leg.brought is None else self.leg.brought.legs
+        if self._at_most is not None:
+            asks = self.leg is not None and legs < ways.legs
+            return patience_of_status(self._at_most, self._host(), asks=asks, has_progress=has_progress)
         if self.leg is None:
-            patience = patience_of_call(self._ways, host, self._parts.unknown, has_progress=has_progress)
-        else:
-            patience = patience_of_leg(
-                self._ways,
-                self._host(),
-                legs=0 if self.leg.brought is None else self.leg.brought.legs,
-                elapsed=self._runtime.now() - self._window,
-                has_progress=has_progress,
-            )
-        return patience if self._at_most is None else patience.at_most(self._at_most)
+            return patience_of_call(ways, self._known_host(), self._parts.unknown, has_progress=has_progress)
+        elapsed = self._runtime.now() - self._window
+        return patience_of_leg(ways, self._host(), legs=legs, elapsed=elapsed, has_progress=has_progress)
 
     def _host(self) -> Host:
         return self._known_host() or self._parts.unknown

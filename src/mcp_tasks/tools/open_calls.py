@@ -64,17 +64,16 @@ class OpenCalls:
     @contextmanager
     def open(self, task_id: str, call: OpenCall) -> Generator[None]:
         """Have the call reached by what the task's tool sends, until the block ends. To be entered by the call itself:
-        what is sent is sent in its context."""
+        what is sent is sent in its context. Entered again inside such a block, it changes nothing."""
+        if any(line.call is call for line in self._lines.get(task_id, ())):
+            yield
+            return
         line = _Line(call, self._patience)
         self._lines.setdefault(task_id, []).append(line)
         try:
             yield
         finally:
-            lines = self._lines[task_id]
-            lines.remove(line)
-            if not lines:
-                del self._lines[task_id]
-            line.close()
+            self._close(task_id, line)
 
     def of(self, task_id: str) -> Sequence[OpenCall]:
         """The open calls of a task, the one that was opened first in front."""
@@ -89,6 +88,13 @@ class OpenCalls:
     ) -> None:
         """Send a notification on the task's open calls."""
         await self._send(task_id, lambda call: call.notify(method, params, related=related))
+
+    def _close(self, task_id: str, line: _Line) -> None:
+        lines = self._lines[task_id]
+        lines.remove(line)
+        if not lines:
+            del self._lines[task_id]
+        line.close()
 
     async def _send(self, task_id: str, send: _Send) -> None:
         sent = [line.send(send) for line in self._lines.get(task_id, ()) if line.takes]
