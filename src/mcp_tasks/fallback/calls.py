@@ -6,7 +6,7 @@ client that has come back often enough, is told in words that the tool is still 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -137,11 +137,10 @@ def _request(call: ToolCall) -> TaskRequest:
     is_unknown = request.client_info is None and request.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS
     if not (call.ways.model_may_answer or is_unknown):
         return request
-    declared: Mapping[str, Any] = request.client_capabilities
-    elicitation = declared.get("elicitation")
-    forms = {**(cast("dict[str, Any]", elicitation) if isinstance(elicitation, dict) else {}), "form": {}}
+    elicitation = request.client_capabilities.get("elicitation")
+    declared = cast("dict[str, Any]", elicitation) if isinstance(elicitation, dict) else {}
     return replace(
         request,
         client_info=request.client_info or {"name": "unknown", "version": ""},
-        client_capabilities={**declared, "elicitation": forms},
+        client_capabilities={**request.client_capabilities, "elicitation": {**declared, "form": {}}},
     )

@@ -23,8 +23,8 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from mcp_tasks.adapters.era import RequestContext
 from mcp_tasks.adapters.sdk import caller_of
 from mcp_tasks.errors import TasksError
-from mcp_tasks.fallback.keys import StateKeys
-from mcp_tasks.fallback.state import PREFIX, CallState, InvalidState, open_state, seal_state
+from mcp_tasks.fallback.keys import InvalidState, StateKeys
+from mcp_tasks.fallback.state import PREFIX, CallState, open_state, seal_state
 from mcp_tasks.protocol import Caller, RpcError
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 
@@ -53,9 +53,7 @@ current_leg: ContextVar[Leg | None] = ContextVar("mcp_tasks_current_leg", defaul
 class Legs:
     """Opens what a request brings, and seals what the next one is to bring."""
 
-    def __init__(
-        self, keys: StateKeys, *, owner: Callable[[Caller], str | None], now: Callable[[], datetime]
-    ) -> None:
+    def __init__(self, keys: StateKeys, *, owner: Callable[[Caller], str | None], now: Callable[[], datetime]) -> None:
         self._keys = keys
         self._owner = owner
         self._now = now
@@ -76,7 +74,7 @@ class Legs:
             current_leg.reset(token)
         if leg.takes is None or not isinstance(result, Mapping):
             return result
-        return {**cast("dict[str, Any]", result), "requestState": await self._seal(ctx, leg.takes)}
+        return {**result, "requestState": await self._seal(ctx, leg.takes)}
 
     async def inside(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         """Middleware that goes after it: gives the tool back what it put into a state of its own."""

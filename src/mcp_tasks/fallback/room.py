@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -54,9 +54,7 @@ class FallbackRoom:
         is_stopping: Callable[[], bool],
     ) -> None:
         self._ways = ways
-        self._companions = Companions(
-            parts.runtime, parts.protocol, ways, self._wait_for, shown=shown, prefix=prefix
-        )
+        self._companions = Companions(parts.runtime, parts.protocol, ways, self._wait_for, shown=shown, prefix=prefix)
         known = {**HOSTS, **hosts}
         unknown = known.pop(ANY_HOST, UNKNOWN_HOST)
         self._calls = FallbackCalls(
@@ -70,14 +68,25 @@ class FallbackRoom:
                 companions=lambda ways: self._companions.names(ways.model_may_answer),
             )
         )
-        self._listing = Listing(self._companions, ways, parts.protocol, hosts=known)
-        self._legs = Legs(
-            StateKeys(parts.runtime), owner=parts.protocol.owner, now=lambda: parts.runtime().now()
-        )
+        self._listing = Listing(parts.protocol, ways, self._companions, known)
+        self._keys = StateKeys(parts.runtime)
+        self._legs = Legs(self._keys, owner=parts.protocol.owner, now=lambda: parts.runtime().now())
 
     def start(self, server: MCPServer[Any] | Server[Any]) -> None:
         """The server starts: see what its clients say and are answered."""
         put_around_boundary(server.middleware, self._legs.outside, self.inside)
+
+    async def check_names(self, tools: Iterable[str]) -> None:
+        """Refuse a server that has tools of the names of the companion tools.
+
+        Raises:
+            UsageError: It has; the message says what to do.
+        """
+        await self._companions.check_names(tools)
+
+    async def rotate_key(self) -> None:
+        """Seal what calls bring along under a new key from now on."""
+        await self._keys.rotate()
 
     async def inside(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         """Middleware after the SDK's boundary for states: what is listed, and what a tool's own state was."""
@@ -116,5 +125,6 @@ class FallbackRoom:
 
 def _worded(ctx: RequestContext, result: HandlerResult) -> HandlerResult:
     """The result with the mark that the newest era puts on every result."""
-    is_marked = not isinstance(result, dict) or "resultType" in result
-    return result if is_marked or ctx.protocol_version not in _MODERN else {"resultType": "complete", **result}
+    if not isinstance(result, dict) or "resultType" in result or ctx.protocol_version not in _MODERN:
+        return result
+    return {"resultType": "complete", **result}

@@ -99,9 +99,7 @@ class WaitingRequest:
         self._at_end = at_end
         self._at_most = at_most
         brought = None if self.leg is None else self.leg.brought
-        self._relay = ProgressRelay(
-            ctx, heartbeat=ways.heartbeat, last=None if brought is None else brought.progress
-        )
+        self._relay = ProgressRelay(ctx, heartbeat=ways.heartbeat, last=None if brought is None else brought.progress)
         self._open_request = OpenRequest(ctx, self._relay)
         self._questions = CallQuestions(self._runtime, ctx) if self.leg is None else None
         self._began = time.monotonic()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import anyio
 
@@ -23,7 +23,7 @@ async def wait_for(
     limit: timedelta | None,
     *,
     see: Callable[[TaskRecord], Awaitable[None]],
-    beside: Callable[[], Awaitable[object]],
+    beside: Callable[[], Coroutine[Any, Any, None]],
     stopping: Callable[[], Awaitable[object]],
 ) -> TaskRecord:
     """The task once `until` holds for it, or as it was seen last when the time is over or the server stops.

@@ -19,6 +19,9 @@ WhenCallerLeaves: TypeAlias = Literal["continue", "cancel"]
 MOST_LEGS: Final = 9
 """Clients of the SDKs take ten answers that tell them to come back, and raise at the eleventh. One is for a retry."""
 
+LONGEST: Final = timedelta(days=30)
+"""The longest that a call may be taken up again: as long as a key is kept that it was sealed with."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fallback:
@@ -53,7 +56,7 @@ class Fallback:
         for name in ("modern", "older", "handle", "model_may_answer"):
             check_flag(name, getattr(self, name))
         for name in ("wait", "heartbeat", "answer_within"):
-            check_duration(name, getattr(self, name), zero=name == "wait")
+            check_duration(name, getattr(self, name), zero=name == "wait", longest=LONGEST)
         check_number("legs", self.legs, 0)
         if self.legs > MOST_LEGS:
             raise InvalidOption(f"legs must be at most {MOST_LEGS}, got {self.legs}: clients give up after ten")

@@ -31,6 +31,10 @@ class CalledTools:
         every = (self._ways(tool.mark) for tool in self._catalogue.marks.served())
         return [ways for ways in every if ways is not None]
 
+    def names(self) -> Sequence[str]:
+        """The names of all tools that are known."""
+        return self._catalogue.marks.names()
+
     def _ways(self, mark: Mark | None) -> Fallback | None:
         if mark is None and not self._augments:
             return None

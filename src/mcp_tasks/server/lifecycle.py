@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -65,6 +65,7 @@ class Lifecycle:
         self.extension_given: bool = False
         self.middleware: ServerMiddleware[Any] | None = None
         self.on_start: Sequence[Callable[[AnyServer], None]] = ()
+        self.check_start: Callable[[], Awaitable[None]] | None = None
         self.open_calls: OpenCalls = OpenCalls()
         self._setup = setup
         self._catalogue = catalogue
@@ -196,11 +197,13 @@ class Lifecycle:
     async def _running(self, server: AnyServer, host: ToolHost, state: Any) -> AsyncGenerator[None]:
         _require_asyncio()
         await self._enter(server, host, state)
-        if self.middleware is not None and self.middleware not in server.middleware:
-            server.middleware.append(self.middleware)
-        for started in self.on_start:
-            started(server)
         try:
+            if self.check_start is not None:
+                await self.check_start()
+            if self.middleware is not None and self.middleware not in server.middleware:
+                server.middleware.append(self.middleware)
+            for started in self.on_start:
+                started(server)
             yield
         finally:
             await self._leave(state)

@@ -86,8 +86,8 @@ class ToolOptions(TypedDict, total=False):
     the `Tasks` object says."""
 
     join_running: bool
-    """A call with the owner and the arguments of one that is still running is given the task of that one, and nothing is
-    started a second time."""
+    """A call with the owner and the arguments of one that is still running is given the task of that one, and nothing
+    is started a second time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

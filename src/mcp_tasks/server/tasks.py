@@ -34,9 +34,9 @@ from mcp_tasks.fallback.room import FallbackRoom
 from mcp_tasks.fallback.ways import ShownTo, Ways
 from mcp_tasks.protocol import Caller, Dialects, ModernDialect, TasksProtocol
 from mcp_tasks.runtime import Observer, Settings, TaskRuntime
+from mcp_tasks.server.called_tools import CalledTools
 from mcp_tasks.server.calls import Augment, Calls
 from mcp_tasks.server.catalogue import Catalogue
-from mcp_tasks.server.called_tools import CalledTools
 from mcp_tasks.server.choice import chosen_engine, chosen_observers, chosen_store
 from mcp_tasks.server.eras import older_eras
 from mcp_tasks.server.lifecycle import Lifecycle, Setup
@@ -193,16 +193,18 @@ class Tasks(LocalCalls, Extension):
         )
         eras = older_eras(parts)
         self._adapter = SdkAdapter(protocol, lifecycle.stopping, eras)
-        room = FallbackRoom(
+        tools = CalledTools(self._catalogue, augments=augment is not None)
+        self._fallback = room = FallbackRoom(
             parts,
             open_calls=lifecycle.open_calls,
-            ways=CalledTools(self._catalogue, augments=augment is not None),
+            ways=tools,
             hosts=hosts or {},
             shown=companions,
             prefix=companion_prefix,
             is_stopping=lifecycle.is_stopping,
         )
         lifecycle.middleware = self._adapter.middleware
+        lifecycle.check_start = lambda: room.check_names(tools.names())
         lifecycle.on_start = [*(era.start for era in eras), room.start]
         self._calls = Calls(self._catalogue, protocol, self._adapter, lifecycle.runtime, room, augment)
         self._is_wired = False
@@ -345,6 +347,17 @@ class Tasks(LocalCalls, Extension):
             WiringError: The server does not have these tasks.
         """
         return self._lifecycle.living(server)
+
+    async def rotate_state_key(self) -> None:
+        """Use a new key from now on for what calls of clients without tasks bring along when they come back. What was
+        sealed under earlier ones is still taken, for as long as it is valid. The key is kept in the store: one process
+        rotates it for all that share the store.
+
+        Raises:
+            WiringError: The server is not running.
+            StoreError: The store cannot be read or written now.
+        """
+        await self._fallback.rotate_key()
 
     # For tests of tools
 
