@@ -13,8 +13,7 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from pydantic import BaseModel
 
-from mcp_tasks import Tasks
-from mcp_tasks.server import Fallback, Host
+from mcp_tasks import Fallback, Host, Tasks
 from tests.helpers.process import ROOT
 
 pytestmark = pytest.mark.anyio
