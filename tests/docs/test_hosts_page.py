@@ -14,6 +14,8 @@ from mcp.server.mcpserver import Context
 from pydantic import BaseModel
 
 from mcp_tasks import Fallback, Host, Tasks
+from mcp_tasks.fallback.hosts import UNKNOWN_HOST
+from mcp_tasks.fallback.patience import patience_of_call, patience_of_leg
 from tests.helpers.process import ROOT
 
 pytestmark = pytest.mark.anyio
@@ -68,6 +70,40 @@ async def test_a_model_reads_what_the_page_shows(mode: str) -> None:
         answer = await client.call_tool("task_status", task)
         assert answer.is_error
         assert _read(answer) == cancelled
+
+
+def test_a_call_waits_as_long_as_the_page_says() -> None:
+    table = PAGE.partition("## How long a call waits")[2].partition("\n\n## ")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")
+    ]
+    waits = {row[0]: (row[1], row[2]) for row in rows[2:]}
+    limited, waiting, kept, unknown = waits.values()
+    minute = Host(limit=timedelta(minutes=1))
+    assert limited == ("five sixths of its limit", "five sixths of its limit")
+    assert (_all_legs(minute), _open_call(minute)) == (50, 50)
+    assert waiting == ("225 seconds: 8 legs, and one wait more", "until the tool is done")
+    assert (_all_legs(Host()), _open_call(Host())) == (225, None)
+    assert kept == ("225 seconds", "until the tool is done")
+    extended = Host(limit=timedelta(minutes=1), progress_extends=True)
+    assert (_all_legs(extended), _open_call(extended)) == (225, None)
+    assert unknown == ("50 seconds", "25 seconds")
+    assert (_all_legs(UNKNOWN_HOST), _open_call(None)) == (50, 25)
+
+
+def _all_legs(host: Host) -> float:
+    """Seconds that a call waits in all its requests."""
+    elapsed, legs, comes_back = timedelta(0), 0, True
+    while comes_back:
+        patience = patience_of_leg(Fallback(), host, legs=legs, elapsed=elapsed, has_progress=True)
+        assert patience.limit is not None
+        elapsed, legs, comes_back = elapsed + patience.limit, legs + 1, patience.comes_back
+    return elapsed.total_seconds()
+
+
+def _open_call(host: Host | None) -> float | None:
+    limit = patience_of_call(Fallback(), host, UNKNOWN_HOST, has_progress=True).limit
+    return None if limit is None else limit.total_seconds()
 
 
 def _read(result: Any) -> str:
