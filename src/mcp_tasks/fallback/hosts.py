@@ -92,6 +92,7 @@ HOSTS: Final[Mapping[str, Host]] = {
     "Visual Studio Code*": Host(asks_for_tasks=True),
     "Visual-Studio-Code*": Host(asks_for_tasks=True),
     "github-copilot-developer": _gives_up_after(60),
+    "JetBrains-*": _gives_up_after(30),
     "Zed": _gives_up_after(60),
     "antigravity-client": _gives_up_after(30),
     "continue-client": _gives_up_after(60),
