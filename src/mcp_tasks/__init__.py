@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mcp_tasks.errors import TasksError
     from mcp_tasks.runtime import Retry, Settings, TaskChange, TaskContext, current_task
-    from mcp_tasks.server import Caller, TaskMode, Tasks
+    from mcp_tasks.server import Caller, Fallback, Host, TaskMode, Tasks
 
     __version__: str
 
 __all__ = [
     "Caller",
+    "Fallback",
+    "Host",
     "Retry",
     "Settings",
     "TaskChange",
@@ -29,6 +31,8 @@ __all__ = [
 
 _HOMES = {
     "Caller": "mcp_tasks.server",
+    "Fallback": "mcp_tasks.server",
+    "Host": "mcp_tasks.server",
     "Retry": "mcp_tasks.runtime",
     "Settings": "mcp_tasks.runtime",
     "TaskChange": "mcp_tasks.runtime",

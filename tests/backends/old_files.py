@@ -6,6 +6,7 @@ and its dependencies installed:
     PYTHONPATH=FOLDER/src:. python -m tests.backends.old_files 1     # commit 1acc012
     PYTHONPATH=FOLDER/src:. python -m tests.backends.old_files 2     # commit aa51081
     PYTHONPATH=FOLDER/src:. python -m tests.backends.old_files 3     # commit bba4828
+    PYTHONPATH=FOLDER/src:. python -m tests.backends.old_files 4     # commit ca78dfb
 """
 
 from __future__ import annotations
@@ -173,6 +174,39 @@ def schema_3() -> OldFile:
     return OldFile(3, [*tasks, keyed], second.journals)
 
 
+def schema_4() -> OldFile:
+    """The last one without notes: tasks may have sessions and parents, and questions that the client holds."""
+    third = schema_3()
+    hosted = InputRequest(method="sampling/createMessage", params=ODD, hosted_as="theirs")
+    return OldFile(
+        4,
+        [
+            *third.tasks,
+            task(id="with a session", namespace="demo", session="s1", parent="under a key"),
+            task(
+                id="hosted",
+                namespace="demo",
+                status=TaskStatus.INPUT_REQUIRED,
+                inputs=InputBook(outstanding={"q1": hosted}, used=frozenset({"q1"})),
+                attempt=1,
+                version=4,
+            ),
+            task(
+                id="completed with an error",
+                namespace="demo",
+                status=TaskStatus.COMPLETED,
+                is_error=True,
+                result={"content": [], "isError": True},
+                finished_at=NOON + timedelta(hours=1),
+                attempt=1,
+                version=3,
+                key="a key of an ended task",
+            ),
+        ],
+        third.journals,
+    )
+
+
 async def write(file: OldFile) -> None:
     """Write the file with whatever release is on the path; only the one that it is of is of use."""
     file.path.unlink(missing_ok=True)
@@ -218,4 +252,4 @@ async def write_whole(store: Any, file: OldFile) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(write, {"1": lambda: SCHEMA_1, "2": schema_2, "3": schema_3}[sys.argv[1]]())
+    anyio.run(write, {"1": lambda: SCHEMA_1, "2": schema_2, "3": schema_3, "4": schema_4}[sys.argv[1]]())

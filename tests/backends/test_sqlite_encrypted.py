@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mcp_tasks.core import InputBook, InputRequest, JournalEntry, Outcome, Progress, TaskStatus
-from mcp_tasks.errors import TaskUnreadable
+from mcp_tasks.errors import StoreCorrupt, TaskUnreadable
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.stores.codec import Codec
@@ -58,6 +58,8 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
         ended = replace(record, version=2, status=TaskStatus.COMPLETED, finished_at=NOON)
         await store.save(ended, expected=1, entries=ENTRIES, outcome=OUTCOME)
     await store.create(make_record(id="asks", inputs=asked, name=SECRET), REQUEST)
+    await store.set_note("demo", "mine", SECRET.encode(), expected=None)
+    await store.set_note("demo", "other", b"something else", expected=None)
     yield store
     await store.close()
 
@@ -124,3 +126,44 @@ async def test_an_answer_of_another_task_is_refused(store: SqliteStore) -> None:
     with pytest.raises(TaskUnreadable, match="task mine cannot be read: its journal entry 'q' cannot be decrypted"):
         await store.journal("mine")
     assert [entry.value for entry in await store.journal("other")] == [entry.value for entry in ENTRIES]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("column", ["namespace", "name"])
+async def test_a_note_under_another_name_is_refused(store: SqliteStore, column: str) -> None:
+    execute(store, f"UPDATE notes SET {column} = 'moved' WHERE name = 'mine'")
+    place = {"namespace": "demo", "name": "mine"} | {column: "moved"}
+    with pytest.raises(StoreCorrupt, match=r"it cannot be decrypted .* or is that of another note") as refused:
+        await store.note(**place)
+    assert f"the note {place['name']!r} of the server {place['namespace']!r}" in str(refused.value)
+    with pytest.raises(StoreCorrupt, match="cannot be decrypted"):
+        await store.set_note(**place, value=b"new", expected=None)
+    # Nobody else's write failed with it.
+    assert await store.set_note("demo", "other", b"changed", expected=b"something else")
+
+
+@pytest.mark.anyio
+async def test_a_note_is_not_read_with_a_cipher_that_it_was_not_written_with(store: SqliteStore) -> None:
+    plain = SqliteStore(store.path)
+    await plain.open()
+    with pytest.raises(StoreCorrupt, match="it is encrypted; give the store the cipher"):
+        await plain.note("demo", "mine")
+    await plain.set_note("demo", "plain", b"\0plain", expected=None)
+    assert await plain.note("demo", "plain") == b"\0plain"
+    await plain.close()
+    with pytest.raises(StoreCorrupt, match="it is not encrypted, and this store has a cipher"):
+        await store.note("demo", "plain")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("value", ["x''", "x'7b7d'", "'text'", "7"])
+async def test_a_damaged_note_is_said_to_be_one(tmp_path: Path, value: str) -> None:
+    store = SqliteStore(tmp_path / "plain.db")
+    await store.open()
+    await store.set_note("demo", "note", b"value", expected=None)
+    execute(store, f"UPDATE notes SET value = {value}")
+    with pytest.raises(
+        StoreCorrupt, match=r"the note 'note' of the server 'demo' cannot be read: it is .*delete the note"
+    ):
+        await store.note("demo", "note")
+    await store.close()

@@ -41,6 +41,7 @@ QUERIES: dict[str, queries.Query] = {
     "request": (queries.REQUEST, {"id": "x", "limit": 1}),
     "outcome": (queries.OUTCOME, {"id": "x", "limit": 1}),
     "journal": (queries.JOURNAL, {"id": "x", "after": 3, "limit": 1}),
+    "note": (queries.NOTE, ("x", "y")),
     "versions": next(queries.versions(["x", "y"])),
 }
 

@@ -23,13 +23,15 @@ from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.sqlite.schema import migrations, prepare
 from mcp_tasks.testing import make_record
 from mcp_tasks.testing.clock import NOON
-from tests.backends.old_files import SCHEMA_1, Fields, OldFile, schema_2, schema_3
+from tests.backends.old_files import SCHEMA_1, Fields, OldFile, schema_2, schema_3, schema_4
 
 pytestmark = pytest.mark.anyio
 
 TOMORROW = NOON + timedelta(days=1)
-SCHEMA_2, SCHEMA_3 = schema_2(), schema_3()
-FILES = pytest.mark.parametrize("file", [SCHEMA_1, SCHEMA_2, SCHEMA_3], ids=["schema 1", "schema 2", "schema 3"])
+SCHEMA_2, SCHEMA_3, SCHEMA_4 = schema_2(), schema_3(), schema_4()
+FILES = pytest.mark.parametrize(
+    "file", [SCHEMA_1, SCHEMA_2, SCHEMA_3, SCHEMA_4], ids=lambda file: f"schema {file.schema}"
+)
 RENAMED = {"holder": "worker", "ttl": "retention"}
 
 
@@ -49,6 +51,12 @@ def second(tmp_path: Path) -> Path:
 def third(tmp_path: Path) -> Path:
     """A copy of the file with the third schema."""
     return Path(shutil.copy(SCHEMA_3.path, tmp_path / "tasks.db"))
+
+
+@pytest.fixture
+def fourth(tmp_path: Path) -> Path:
+    """A copy of the file with the fourth schema."""
+    return Path(shutil.copy(SCHEMA_4.path, tmp_path / "tasks.db"))
 
 
 @asynccontextmanager
@@ -183,6 +191,24 @@ async def test_tasks_of_the_third_schema_are_found_where_they_were_and_can_join_
         of_session = await store.list("demo", InSession("s1"), now=NOON)
         of_parent = await store.list("demo", ChildrenOf("under a key"), now=NOON)
         assert [record.id for record in (*of_session.records, *of_parent.records)] == ["under a key", "child"]
+
+
+async def test_a_file_of_the_fourth_schema_gets_notes_and_its_ended_tasks_can_lose_their_keys(fourth: Path) -> None:
+    request, key = TaskRequest(name="render", arguments={}), "a key of an ended task"
+    async with opened(fourth) as store:
+        of_session = await store.list("demo", InSession("s1"), now=NOON)
+        assert [record.id for record in of_session.records] == ["with a session"]
+        standing = await store.create(make_record(namespace="demo"), request, key=key)
+        assert standing.id == "completed with an error"
+        new = make_record(namespace="demo")
+        assert await store.create(new, request, key=key, key_until_end=True) == new
+        assert await store.get(standing.id) == standing
+        running = await store.create(make_record(namespace="demo"), request, key="the key", key_until_end=True)
+        assert running.id == "under a key"
+        assert await store.note("demo", "note") is None
+        assert await store.set_note("demo", "note", b"value", expected=None)
+    async with opened(fourth) as store:
+        assert await store.note("demo", "note") == b"value"
 
 
 @FILES

@@ -95,7 +95,9 @@ async def test_a_task_can_be_read_at_another_server_as_soon_as_it_is_announced(t
 class FullStore(MemoryStore):
     """A store with no room left."""
 
-    async def create(self, record: TaskRecord, request: TaskRequest, *, key: str | None = None) -> TaskRecord:
+    async def create(
+        self, record: TaskRecord, request: TaskRequest, *, key: str | None = None, key_until_end: bool = False
+    ) -> TaskRecord:
         raise StoreUnavailable("the disk is full")
 
 
@@ -117,10 +119,12 @@ class SlowStore(MemoryStore):
         self.reached = asyncio.Event()
         self.consistent = asyncio.Event()
 
-    async def create(self, record: TaskRecord, request: TaskRequest, *, key: str | None = None) -> TaskRecord:
+    async def create(
+        self, record: TaskRecord, request: TaskRequest, *, key: str | None = None, key_until_end: bool = False
+    ) -> TaskRecord:
         self.reached.set()
         await self.consistent.wait()
-        return await super().create(record, request, key=key)
+        return await super().create(record, request, key=key, key_until_end=key_until_end)
 
 
 @pytest.mark.requirement("creation/consistent")

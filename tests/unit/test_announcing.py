@@ -11,7 +11,7 @@ import pytest
 
 from mcp_tasks.core import InputRequest, JournalEntry, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.record import Outcome
-from mcp_tasks.errors import UnknownTask
+from mcp_tasks.errors import TaskExists, UnknownTask
 from mcp_tasks.runtime import AskedOnCall, Ending, Run, TaskRuntime, ToolPolicy
 from mcp_tasks.stores import MemoryStore
 from tests.unit.running import (
@@ -182,6 +182,36 @@ async def test_a_slot_that_was_kept_for_a_task_that_stands_already_is_free_again
         again = await runtime.launch(REQUEST, owner=None, retention=None, key="k")
         assert again.id == first.id
         assert (await until_final(runtime, await runtime.launch(REQUEST, owner=None, retention=None))).attempt == 1
+
+
+async def test_a_key_that_counts_until_the_end_gives_the_running_task_and_then_a_new_one() -> None:
+    go_on = anyio.Event()
+
+    async def body(run: Run) -> Ending:
+        await go_on.wait()
+        return ok(run.record.id)
+
+    async def join(runtime: TaskRuntime, *, task_id: str | None = None) -> TaskRecord:
+        return await runtime.launch(REQUEST, owner="ann", retention=None, key="k", key_until_end=True, task_id=task_id)
+
+    async with running(body, concurrency=1) as runtime:
+        first = await join(runtime, task_id="task_mine")
+        assert first.id == "task_mine"
+        assert (await join(runtime, task_id="task_never")).id == first.id
+        go_on.set()
+        ended = await until_final(runtime, first)
+        # The slot that was kept for the second is free again, and the first is there with its result.
+        second = await until_final(runtime, await join(runtime))
+        assert second.result == {"value": second.id}
+        assert (await until_final(runtime, first)).result == ended.result == {"value": "task_mine"}
+        assert second.id != first.id
+
+
+async def test_an_id_that_the_caller_chose_is_refused_if_it_is_taken() -> None:
+    async with running(asks_in_the_middle, concurrency=1) as runtime:
+        await runtime.launch(REQUEST, owner=None, retention=None, task_id="task_mine")
+        with pytest.raises(TaskExists):
+            await runtime.launch(REQUEST, owner=None, retention=None, task_id="task_mine")
 
 
 async def asks_in_the_middle(run: Run) -> Ending:

@@ -86,6 +86,11 @@ ENDED_REQUEST_1 = (
     b'"clientCapabilities":{},"inputResponses":{"q0":{"action":"accept"}},"requestState":"s"}'
 )
 ENDED_REQUEST = TaskRequest(name="x", arguments={}, input_responses={"q0": {"action": "accept"}}, request_state="s")
+LIMITED_REQUEST_5 = (
+    b'{"method":"tools/call","name":"x","arguments":{},"meta":{},"version":"","clientInfo":null,'
+    b'"clientCapabilities":{},"maxWait":3600000000}'
+)
+LIMITED_REQUEST = TaskRequest(name="x", arguments={}, max_wait=timedelta(hours=1))
 ENDED_1 = TaskRecord(
     id="ended",
     owner=None,
@@ -99,7 +104,7 @@ ENDED_1 = TaskRecord(
     version=3,
 )
 
-# Format 2 had deadlines of questions, and lost runs. Requests are as they were, to this day.
+# Format 2 had deadlines of questions, and lost runs. Requests are as they were, but for one field.
 STATE_2 = (
     b'{"format":2,"owner":"alice","status":"input_required","created":1772323199999999,'
     b'"updated":1772323200000000,"version":7,"attempt":2,"message":"half way","progress":[0.5,3,"one of three"],'
@@ -173,7 +178,9 @@ def test_what_any_release_wrote_still_loads(request_data: bytes, state: bytes, r
     assert CODEC.decode_state(record.id, upgraded(state, request_data), namespace="") == record
 
 
-@pytest.mark.parametrize(("data", "request_"), [(REQUEST_1, REQUEST), (ENDED_REQUEST_1, ENDED_REQUEST)])
+@pytest.mark.parametrize(
+    ("data", "request_"), [(REQUEST_1, REQUEST), (ENDED_REQUEST_1, ENDED_REQUEST), (LIMITED_REQUEST_5, LIMITED_REQUEST)]
+)
 def test_requests_that_any_release_wrote_still_load(data: bytes, request_: TaskRequest) -> None:
     assert CODEC.decode_request("sample", data) == request_
 
@@ -185,6 +192,7 @@ def test_what_is_written_now_is_what_the_samples_say() -> None:
     assert CODEC.encode_state(ERROR_4) == ERROR_STATE_4
     assert CODEC.encode_request("sample", REQUEST) == REQUEST_1
     assert CODEC.encode_request("sample", ENDED_REQUEST) == ENDED_REQUEST_1
+    assert CODEC.encode_request("sample", LIMITED_REQUEST) == LIMITED_REQUEST_5
 
 
 def test_the_namespace_is_what_the_backend_says() -> None:

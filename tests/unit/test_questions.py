@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
 import anyio
 import pytest
 
-from mcp_tasks.core import JournalEntry, TaskRecord, TaskStatus
+from mcp_tasks.core import JournalEntry, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import QuestionTooLarge
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.questions import LARGEST_QUESTION
 from mcp_tasks.stores import MemoryStore
+from mcp_tasks.testing import FakeClock
 from tests.unit.running import (
     CLIENT,
     ONCE,
@@ -633,3 +635,46 @@ async def test_no_entry_of_the_journal_is_read_twice_by_a_run(park_after: timede
         assert record.result == {"value": list(range(1, asked + 1))}
         journal = await runtime.store.journal(task.id)
     assert sum(store.read[:-1]) <= len(journal) * record.attempt
+
+
+# A limit that the call brought along
+
+
+@pytest.mark.parametrize(
+    ("of_tool", "of_call", "limit"),
+    [(None, 60, 60), (600, 60, 60), (60, 600, 60), (60, None, 60), (None, None, None)],
+)
+@pytest.mark.parametrize("parks", [True, False])
+async def test_the_smaller_limit_of_tool_and_call_ends_a_wait(
+    of_tool: int | None, of_call: int | None, limit: int | None, parks: bool
+) -> None:
+    def seconds(number: int | None) -> timedelta | None:
+        return None if number is None else timedelta(seconds=number)
+
+    clock = FakeClock()
+    policy = replace(AT_ONCE if parks else ONCE, max_wait=seconds(of_tool))
+    request = TaskRequest(name="tool", arguments={}, max_wait=seconds(of_call))
+    async with running(ask_one, policy=policy, clock=clock) as runtime:
+        task = await until_asking(runtime, await runtime.launch(request, owner=None, retention=None))
+        await settle()
+        clock.advance(timedelta(seconds=59))
+        await runtime.janitor.sweep()
+        await settle()
+        assert (await runtime.find(task.id)).status is TaskStatus.INPUT_REQUIRED
+        clock.advance(timedelta(seconds=1))
+        await runtime.janitor.sweep()
+        if limit is None:
+            await settle()
+            assert (await runtime.find(task.id)).status is TaskStatus.INPUT_REQUIRED
+            return
+        ended = await until_final(runtime, task)
+        assert ended.error is not None
+        assert "nobody answered 'tool' within 60 s" in ended.error["message"]
+
+
+async def test_a_limit_longer_than_time_itself_is_none() -> None:
+    request = TaskRequest(name="tool", arguments={}, max_wait=timedelta.max)
+    async with running(ask_one) as runtime:
+        task = await until_asking(runtime, await runtime.launch(request, owner=None, retention=None))
+        await answer(runtime, task, elicitation_1="yes")
+        assert (await until_final(runtime, task)).result == {"value": "yes"}

@@ -262,12 +262,14 @@ class SlowCreateStore(MemoryStore):
         self.creating, self.go_on = anyio.Event(), anyio.Event()
         self.refuse = False
 
-    async def create(self, record: TaskRecord, request: TaskRequest, *, key: str | None = None) -> TaskRecord:
+    async def create(
+        self, record: TaskRecord, request: TaskRequest, *, key: str | None = None, key_until_end: bool = False
+    ) -> TaskRecord:
         self.creating.set()
         await self.go_on.wait()
         if self.refuse:
             raise StoreUnavailable("the disk is full")
-        return await super().create(record, request, key=key)
+        return await super().create(record, request, key=key, key_until_end=key_until_end)
 
 
 async def test_a_task_that_could_not_be_kept_takes_no_place() -> None:

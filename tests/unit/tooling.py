@@ -18,8 +18,10 @@ from mcp_tasks.core.json_bytes import decode_json
 from mcp_tasks.engines import LocalEngine
 from mcp_tasks.protocol.errors import describe
 from mcp_tasks.runtime import Settings, TaskRuntime, ToolPolicy
+from mcp_tasks.runtime.launching import new_task_id
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.tools import MCPServerHost, ToolBody, ToolHost
+from mcp_tasks.tools.open_calls import OpenCalls
 from tests.helpers import stored
 
 LIMIT = 5.0
@@ -64,6 +66,8 @@ async def running_tools(
     store: Store | None = None,
     runs_tools: bool = True,
     policy: ToolPolicy | None = None,
+    calls: OpenCalls | None = None,
+    new_id: Callable[[], str] = new_task_id,
     **settings: timedelta,
 ) -> AsyncGenerator[TaskRuntime]:
     """A runtime for the tools of a server, started, and stopped at the end."""
@@ -76,13 +80,14 @@ async def running_tools(
     runtime = TaskRuntime(
         store=store or MemoryStore(),
         engine=LocalEngine(10),
-        body=ToolBody(host, lambda: None),
+        body=ToolBody(host, lambda: None, calls),
         policy=policy_of,
         describe=describe,
         clock=lambda: datetime.now(UTC),
         namespace=NAMESPACE,
         settings=replace(QUICK, **settings),
         runs_tools=runs_tools,
+        new_id=new_id,
     )
     await runtime.start()
     try:

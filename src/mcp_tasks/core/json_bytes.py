@@ -24,6 +24,7 @@ _DEPTH = 30
 
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _ascii_encoder = json.JSONEncoder(separators=(",", ":"))
+_canonical_encoder = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
 _decoder = json.JSONDecoder()
 _CONTAINERS = (dict, list, tuple)
 
@@ -86,6 +87,18 @@ def encode_in_pieces(value: JsonValue, *, strict: bool = False) -> bytes:
         return encode_json(value, strict=strict)
 
 
+def encode_canonical(value: JsonValue) -> bytes:
+    """JSON that is the same for equal values, in whatever order their members come; in pieces, as above.
+
+    Raises:
+        ValueNotStorable: The value is not JSON, or is nested too deeply.
+    """
+    try:
+        return b"".join(_pieces(value, _canonical_encoder))
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise ValueNotStorable(f"a value cannot be compared because it cannot be written as JSON: {exc}") from exc
+
+
 def decode_in_pieces(data: bytes) -> JsonValue:
     """The same as `decode_json`, with turns for other threads.
 
@@ -136,6 +149,7 @@ def _pieces(value: JsonValue, encoder: json.JSONEncoder, depth: int = 0) -> Iter
         yield encoder.encode(value).encode()
     elif isinstance(value, dict):
         members = cast("dict[Any, Any]", value).items()
+        members = sorted(members) if encoder.sort_keys else members
         yield from _joined(b"{", (_members(batch, encoder, depth + 1) for batch in _batches(members)), b"}")
     else:
         elements = cast("list[Any]", value)

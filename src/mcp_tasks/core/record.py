@@ -28,6 +28,10 @@ class TaskRequest:
     The HTTP request and its tokens are not here on purpose: they do not outlive the call, and a run that
     depended on them could not be repeated. Answers that the client gave on the original call, before there was a
     task, are: the tool needs them to go on.
+
+    Attributes:
+        max_wait: How long a question of this task may stay unanswered before the task fails, where the call says so; a
+            smaller limit of the tool's own holds too.
     """
 
     name: str
@@ -39,6 +43,7 @@ class TaskRequest:
     client_capabilities: JsonObject = field(default_factory=lambda: _NOTHING)
     input_responses: JsonObject | None = None
     request_state: str | None = None
+    max_wait: timedelta | None = None
 
 
 Trial: TypeAlias = Literal["alone", "beside"]

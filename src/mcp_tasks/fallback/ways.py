@@ -10,7 +10,7 @@ from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.values import check_choice, check_flag, check_number
 from mcp_tasks.errors import InvalidOption
 
-Companions: TypeAlias = Literal["auto", "always", "never"]
+ShownTo: TypeAlias = Literal["auto", "always", "never"]
 """Who is shown the companion tools: callers that may need them, everybody, nobody."""
 
 WhenCallerLeaves: TypeAlias = Literal["continue", "cancel"]
@@ -18,6 +18,9 @@ WhenCallerLeaves: TypeAlias = Literal["continue", "cancel"]
 
 MOST_LEGS: Final = 9
 """Clients of the SDKs take ten answers that tell them to come back, and raise at the eleventh. One is for a retry."""
+
+LONGEST: Final = timedelta(days=30)
+"""The longest that a call may be taken up again: as long as a key is kept that it was sealed with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +56,7 @@ class Fallback:
         for name in ("modern", "older", "handle", "model_may_answer"):
             check_flag(name, getattr(self, name))
         for name in ("wait", "heartbeat", "answer_within"):
-            check_duration(name, getattr(self, name), zero=name == "wait")
+            check_duration(name, getattr(self, name), zero=name == "wait", longest=LONGEST)
         check_number("legs", self.legs, 0)
         if self.legs > MOST_LEGS:
             raise InvalidOption(f"legs must be at most {MOST_LEGS}, got {self.legs}: clients give up after ten")

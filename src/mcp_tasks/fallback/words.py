@@ -1,18 +1,26 @@
 """What a model reads of a task that it has to come back for, and of one that ended without a result.
 
 Models misread what leaves room: they call the tool again, or take a first answer for the result. So each text says what
-is not the case, what not to do, and what to do, in that order.
+is not the case, what not to do, and what to do, in that order. It names every tool that it speaks of, and shows the
+arguments as they are to be sent. Whatever a tool or a person wrote comes after that, quoted and shortened.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, cast
 
+from mcp_tasks.core.inputs import InputRequest
+from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.text import valid_text
+from mcp_tasks.fallback.phrases import as_json, field_lines, is_form, line, question_line, quoted, tool_name
 from mcp_tasks.wire.render import status_message
+
+MOST_QUESTIONS: Final = 3
+"""Open questions that are quoted; a tool seldom has more than one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,10 @@ class CompanionNames:
     cancel: str
     answer: str | None = None
 
+    def all(self) -> frozenset[str]:
+        """All that are there."""
+        return frozenset({self.status, self.cancel} | ({self.answer} if self.answer is not None else set()))
+
 
 def handle_result(record: TaskRecord, companions: CompanionNames | None) -> dict[str, Any]:
     """The ordinary result that says that a tool is still running.
@@ -34,37 +46,147 @@ def handle_result(record: TaskRecord, companions: CompanionNames | None) -> dict
     Args:
         companions: None where the caller has none.
     """
-    message = _message(record)
-    lines = [_state(record), _what_to_do(record, companions), f"Task: {record.id}", f"Status: {message}"]
+    tool = tool_name(record.name)
+    lines = [
+        f"The tool {tool} {_doing(record)}. It has not finished, and this is not its result.",
+        f"Do not call {tool} again: that would start the same work a second time.",
+        _how_to_go_on(record, companions),
+        f"Task: {record.id}",
+        f"Status: {record.status.value} ({quoted(_message(record))})",
+        *_questions(record, companions),
+    ]
+    return text_result(lines, facts(record))
+
+
+def failed_result(record: TaskRecord, error: JsonObject | None = None) -> dict[str, Any]:
+    """The result of a call whose tool ended without one: it failed, was stopped, or was cancelled.
+
+    Args:
+        error: The JSON-RPC error of a failed task.
+    """
+    if record.status is TaskStatus.CANCELLED:
+        return _ended(record, f"was cancelled, and has no result: {_said(record)}", _CANCELLED)
+    said = (error or {}).get("message")
+    message = line(said) if isinstance(said, str) and said else _said(record)
+    advice = _ADVICE.get(_reason(error))
+    if advice is None:
+        # The tool's own error: it knows best what to say.
+        return _ended(record, f"failed: {message}", None, message)
+    return _ended(record, f"was stopped before it had finished, and has no result. {message}", advice, message)
+
+
+def text_result(lines: Sequence[str], structured: JsonObject) -> dict[str, Any]:
+    """An ordinary result: lines for a model, and the same for a program."""
+    text = valid_text("\n".join(lines))
+    return {"content": [{"type": "text", "text": text}], "structuredContent": dict(structured), "isError": False}
+
+
+def problem(text: str) -> dict[str, Any]:
+    """A tool error: what is wrong with a call, in words that say what to do."""
+    return {"content": [{"type": "text", "text": valid_text(text)}], "isError": True}
+
+
+def facts(record: TaskRecord, message: str | None = None) -> dict[str, Any]:
+    """What a program reads of a task: the structured content of a handle."""
     return {
-        "content": [{"type": "text", "text": valid_text("\n".join(lines))}],
-        "structuredContent": {
-            "taskId": record.id,
-            "status": record.status.value,
-            "statusMessage": valid_text(message),
-        },
-        "isError": False,
+        "taskId": record.id,
+        "status": record.status.value,
+        "statusMessage": message if message is not None else line(_message(record)),
     }
 
 
-def _state(record: TaskRecord) -> str:
-    if record.status is TaskStatus.INPUT_REQUIRED:
-        return f"The tool {record.name!r} waits for an answer and has not finished. This is not its result."
-    return f"The tool {record.name!r} is still running and has not finished. This is not its result."
+def with_id(record: TaskRecord) -> str:
+    """The arguments of a companion tool that takes nothing but the id."""
+    return as_json({"task_id": record.id}, 1_000)
 
 
-def _what_to_do(record: TaskRecord, companions: CompanionNames | None) -> str:
-    again = f"Do not call {record.name!r} again: that would start the work a second time."
+_IN_PART = "Its work may be done in part."
+_CHECK = "Find out what has been done before you call {tool} again, or ask the user."
+
+_CANCELLED: Final = f"{_IN_PART} Do not call {{tool}} again unless the user wants that."
+_ADVICE: Final[dict[str, str]] = {
+    "interrupted": _CHECK,
+    "max_runtime": f"{_IN_PART} The same call would take as long again. {_CHECK}",
+    "max_wait": f"{_IN_PART} Call {{tool}} again only when somebody is there to answer it.",
+    "unannounced": f"{_IN_PART} {_CHECK}",
+    "lost": f"{_IN_PART} Do not call {{tool}} again: the same is likely to happen. Tell the user.",
+    "cannot_start": "Do not call {tool} again for now. Tell the user that the server cannot run it.",
+    "request": "Call {tool} again if the work is still wanted.",
+    "journal": f"{_IN_PART} {_CHECK}",
+    "replay": f"{_IN_PART} This is a mistake in the tool. {_CHECK}",
+}
+"""What to do, by the reason that the error of a stopped task gives."""
+
+
+_UNSAID: Final = {TaskStatus.WORKING: "running", TaskStatus.INPUT_REQUIRED: "waiting for an answer"}
+
+
+def _ended(record: TaskRecord, how: str, advice: str | None, message: str | None = None) -> dict[str, Any]:
+    tool = tool_name(record.name)
+    lines = [f"The tool {tool} {how}"]
+    if advice is not None:
+        begun = advice if record.attempt else advice.replace(_IN_PART, "Its work had not begun.")
+        lines.append(begun.replace("{tool}", tool))
+    lines.append(f"Task: {record.id}")
+    return {**text_result(lines, facts(record, message)), "isError": True}
+
+
+def _reason(error: JsonObject | None) -> str:
+    data: Any = (error or {}).get("data")
+    reason: Any = cast("JsonObject", data).get("reason") if isinstance(data, Mapping) else None
+    return reason if isinstance(reason, str) else ""
+
+
+def _doing(record: TaskRecord) -> str:
+    return "waits for an answer" if record.status is TaskStatus.INPUT_REQUIRED else "is still running"
+
+
+def _how_to_go_on(record: TaskRecord, companions: CompanionNames | None) -> str:
     if companions is None:
-        return f"{again} The work goes on, and its result is kept under the id below."
+        return "The work goes on. Its result cannot be fetched from here: tell the user that it is not finished yet."
+    then = (
+        f"call the tool {tool_name(companions.status)} with {with_id(record)}. It waits, and returns the result once "
+        "there is one. If it says that the tool has not finished, call it again."
+    )
+    if record.status is not TaskStatus.INPUT_REQUIRED:
+        return f"To get the result, {then}"
+    if companions.answer is not None and any(map(is_form, record.inputs.outstanding.values())):
+        return f"Answer the question below. Then, to get the result, {then}"
     return (
-        f"{again} To get the result, call the tool {companions.status!r} with the task_id {record.id!r}; it waits, and "
-        "returns the result once there is one."
+        f"The question below is for the user, and you cannot answer it: tell the user about it. Then {then} It also "
+        "puts the question to the user, where this client can."
     )
 
 
+def _questions(record: TaskRecord, companions: CompanionNames | None) -> list[str]:
+    asked = list(record.inputs.outstanding.items())
+    lines: list[str] = []
+    for key, request in asked[:MOST_QUESTIONS]:
+        lines.append(question_line(request))
+        if companions is not None and companions.answer is not None and is_form(request):
+            lines += _how_to_answer(record, key if len(asked) > 1 else None, request, companions.answer)
+    if len(asked) > MOST_QUESTIONS:
+        lines.append(f"It asks {len(asked) - MOST_QUESTIONS} more questions.")
+    return lines
+
+
+def _how_to_answer(record: TaskRecord, key: str | None, request: InputRequest, answer: str) -> list[str]:
+    named: dict[str, Any] = {"task_id": record.id, **({} if key is None else {"question": key})}
+    accept = as_json({**named, "action": "accept", "content": {}}, 1_000)
+    decline = as_json({**named, "action": "decline"}, 1_000)
+    fields = field_lines(request)
+    filled = "with these fields in content:" if fields else "with an empty content."
+    return [
+        "Answer as the user would. If you do not know what the user wants, ask the user first.",
+        f"To refuse, call the tool {tool_name(answer)} with {decline}.",
+        f"To answer, call the tool {tool_name(answer)} with {accept}, {filled}",
+        *fields,
+    ]
+
+
 def _message(record: TaskRecord) -> str:
-    said = status_message(record)
-    if said:
-        return said
-    return "waiting for an answer" if record.status is TaskStatus.INPUT_REQUIRED else "running"
+    return status_message(record) or _UNSAID.get(record.status, record.status.value)
+
+
+def _said(record: TaskRecord) -> str:
+    return line(record.status_message or "no reason was given")

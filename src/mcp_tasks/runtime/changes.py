@@ -59,11 +59,17 @@ class Changes:
         self._is_over = True
 
     async def create(
-        self, record: TaskRecord, request: TaskRequest, *events: Event, actor: Actor, key: str | None = None
+        self,
+        record: TaskRecord,
+        request: TaskRequest,
+        *events: Event,
+        actor: Actor,
+        key: str | None = None,
+        key_until_end: bool = False,
     ) -> TaskRecord:
         """Keep a new task to which `events` have happened already; or the task that stands under the key."""
         history = _apply(record, events, record.created_at)
-        created = await self._store.create(history[-1], request, key=key)
+        created = await self._store.create(history[-1], request, key=key, key_until_end=key_until_end)
         if created.id == record.id:
             self._remember(created)
             self._observe(None, TaskCreated(), record, actor)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -39,18 +40,27 @@ class Launching:
         poll_interval: timedelta | None,
         announced: bool,
         key: str | None,
+        key_until_end: bool,
         session: str | None,
         parent: str | None,
+        task_id: str | None,
     ) -> TaskRecord:
         """A new task, durable on return, that runs or is queued.
 
         If there is room for it right now, it is written as claimed by this process, which saves a write. A crash before
         the tool began is then a crash of the run: for a tool that may not run twice there is no telling the two apart.
+
+        Args:
+            announced: Whether the caller is told of the task in any case. Otherwise its tool may still ask on the
+                original call, until `TaskRuntime.announce`.
+            key: Under which the task stands. If one stands there already, that one is given, and nothing is made.
+            key_until_end: Whether a task that has ended does not count under the key.
+            task_id: An id of `new_task_id` for the task, if the caller has to know it before there is one.
         """
         runtime = self._runtime
         now = runtime.now()
         record = TaskRecord(
-            id=self._new_id(),
+            id=task_id or self._new_id(),
             owner=owner,
             method=request.method,
             name=request.name,
@@ -63,10 +73,11 @@ class Launching:
             parent=parent,
             namespace=runtime.namespace,
         )
+        create = partial(runtime.changes.create, actor=Actor("client", owner), key=key, key_until_end=key_until_end)
         slot = self._reserve()
         if slot is not None:
-            return await self._start_in(slot, record, request, key)
-        created = await runtime.changes.create(record, request, actor=Actor("client", owner), key=key)
+            return await self._start_in(slot, record, request, create)
+        created = await create(record, request)
         if created.id == record.id:
             await runtime.engine.submit(record.id, lane="new", owner=owner)
         return created
@@ -78,15 +89,18 @@ class Launching:
         return runtime.engine.reserve() if may_run and isinstance(runtime.engine, ReservesSlots) else None
 
     async def _start_in(
-        self, slot: ReservedSlot, record: TaskRecord, request: TaskRequest, key: str | None
+        self,
+        slot: ReservedSlot,
+        record: TaskRecord,
+        request: TaskRequest,
+        create: Callable[[TaskRecord, TaskRequest, RunStarted], Awaitable[TaskRecord]],
     ) -> TaskRecord:
         runtime = self._runtime
-        started, caller = RunStarted(worker=runtime.worker), Actor("client", record.owner)
         created = record
         try:
             # Shielded: a request that is given up now would leave a task that is ours, and that we do not run.
             with anyio.CancelScope(shield=True):
-                created = await runtime.changes.create(record, request, started, actor=caller, key=key)
+                created = await create(record, request, RunStarted(worker=runtime.worker))
         except BaseException:
             slot.release()
             raise

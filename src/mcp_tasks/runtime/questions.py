@@ -289,7 +289,7 @@ class Questions:
         await self._fetch()
         if each.key in self._replay.answers:
             return
-        limit, gives_up_at = self._run.policy.max_wait, self._gives_up_at(each)
+        limit, gives_up_at = self._limit, self._gives_up_at(each)
         if limit is not None and gives_up_at is not None and gives_up_at <= self._run.now():
             await self._run.judge(WaitedTooLong(self._run.record.name, limit))
             await self._run.go_no_further()
@@ -300,8 +300,14 @@ class Questions:
 
     def _gives_up_at(self, each: _Open) -> datetime | None:
         """When the task has waited too long for this answer."""
-        limit, asked_at = self._run.policy.max_wait, None if each.ask is None else each.ask.asked_at
-        return None if limit is None or asked_at is None else asked_at + limit
+        limit, asked_at = self._limit, None if each.ask is None else each.ask.asked_at
+        return None if limit is None or asked_at is None else later(asked_at, limit)
+
+    @property
+    def _limit(self) -> timedelta | None:
+        """How long the task waits for an answer: as its tool says, or its call, whichever is less."""
+        limits = (self._run.policy.max_wait, self._run.request.max_wait)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     async def _fetch(self) -> None:
         # Only what is new: a journal may be long, and what was read of it once does not change.

@@ -193,15 +193,12 @@ class TaskRuntime:
         poll_interval: timedelta | None = None,
         announced: bool = True,
         key: str | None = None,
+        key_until_end: bool = False,
         session: str | None = None,
         parent: str | None = None,
+        task_id: str | None = None,
     ) -> TaskRecord:
-        """A new task, durable on return, that runs or is queued; or the one that stands under the idempotency `key`.
-
-        Args:
-            announced: Whether the caller is told of the task in any case. Otherwise its tool may still ask on the
-                original call, until `announce`.
-        """
+        """A new task, durable on return, that runs or is queued; or the one that stands under the idempotency `key`."""
         return await self._launching.launch(
             request,
             owner=owner,
@@ -209,8 +206,10 @@ class TaskRuntime:
             poll_interval=poll_interval,
             announced=announced,
             key=key,
+            key_until_end=key_until_end,
             session=session,
             parent=parent,
+            task_id=task_id,
         )
 
     async def announce(self, record: TaskRecord) -> TaskRecord:

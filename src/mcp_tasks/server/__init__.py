@@ -1,5 +1,7 @@
 """What authors of servers use: the `Tasks` object, its options, and its life with the server."""
 
+from mcp_tasks.fallback.hosts import HOSTS, Host
+from mcp_tasks.fallback.ways import Fallback, ShownTo, Ways
 from mcp_tasks.protocol import Caller
 from mcp_tasks.server.list_changes import ChangesWiring, ListChanges
 from mcp_tasks.server.local_handle import LocalSnapshot, LocalTask
@@ -9,17 +11,22 @@ from mcp_tasks.server.tasks import Tasks
 from mcp_tasks.server.wiring import Lifespan, Wiring
 
 __all__ = [
+    "HOSTS",
     "Caller",
     "ChangesWiring",
+    "Fallback",
+    "Host",
     "Lifespan",
     "ListChanges",
     "LocalSnapshot",
     "LocalTask",
     "Recover",
+    "ShownTo",
     "TaskMode",
     "TaskOptions",
     "TaskPage",
     "Tasks",
     "ToolOptions",
+    "Ways",
     "Wiring",
 ]

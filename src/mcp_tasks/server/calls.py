@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Awaitable, Callable
+from functools import partial
+from hashlib import sha256
 from typing import Any, TypeAlias
 
 from mcp.server import ServerRequestContext
@@ -11,6 +14,9 @@ from mcp_types import CallToolRequestParams
 
 from mcp_tasks.adapters.sdk import SdkAdapter, caller_of, task_request
 from mcp_tasks.errors import TasksError
+from mcp_tasks.fallback.calls import ToolCall
+from mcp_tasks.fallback.room import FallbackRoom
+from mcp_tasks.fallback.ways import Fallback
 from mcp_tasks.protocol import Caller, RpcError, TasksProtocol
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server.catalogue import Catalogue
@@ -21,6 +27,7 @@ from mcp_tasks.tools.creation import ANNOUNCE_AFTER, answer_call
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
+Settle: TypeAlias = Callable[[], Awaitable[HandlerResult | None]]
 Augment: TypeAlias = Callable[[CallToolRequestParams], bool]
 
 
@@ -33,39 +40,44 @@ class Calls:
         protocol: TasksProtocol,
         adapter: SdkAdapter,
         runtime: Callable[[], TaskRuntime],
+        fallback: FallbackRoom,
         augment: Augment | None,
     ) -> None:
         self._catalogue = catalogue
         self._protocol = protocol
         self._adapter = adapter
         self._runtime = runtime
+        self._fallback = fallback
         self._augment = augment
 
     async def answer(self, params: CallToolRequestParams, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
-        """Answer a call with a task, or hand it on."""
+        """Answer a call with a task, or in the way that its caller can follow, or hand it on."""
+        if self._fallback.is_companion(params.name):
+            answer = await self._fallback.answer_companion(params, ctx)
+            if answer is not None:
+                return answer
         # First, because a tool that is not marked pays for this on every call.
         if self._augment is None and self._catalogue.is_plain(params.name):
             return await call_next(ctx)
         mark = await self._mark_for(params)
         if mark is None:
             return await call_next(ctx)
-        if not self._protocol.speaks(ctx.protocol_version) and mark.options.mode != "required":
-            # An era in which nobody gets a task without asking for it: as cheap as a tool that is not marked.
-            return await call_next(ctx)
         caller = caller_of(ctx)
-        if not self._protocol.takes_tasks(caller):
-            if mark.options.mode == "required":
-                raise to_mcp_error(self._protocol.cannot_take(caller, params.name))
+        takes_tasks = self._protocol.takes_tasks(caller)
+        if not takes_tasks and mark.options.mode == "required":
+            raise to_mcp_error(self._protocol.cannot_take(caller, params.name))
+        ways = mark.options.ways(self._catalogue.usual)
+        if not takes_tasks and not (ways.modern if self._protocol.speaks(ctx.protocol_version) else ways.older):
             return await call_next(ctx)
         if not mark.resolves and not mark.takes(params.arguments or {}):
             # The SDK refuses them before it enters the tool: the plain call's answer, at once, and no task.
             return await call_next(ctx)
+        settle = partial(settle_parameters, partial(call_next, ctx), params.name) if mark.resolves else None
         try:
-            if mark.resolves:
-                settled = await settle_parameters(lambda: call_next(ctx), params.name)
-                if settled is not None:
-                    return settled
-            return await self._answer_with_task(mark, params, ctx, caller)
+            if not takes_tasks:
+                return await self._fallback.answer(self._tool_call(mark, params, ctx, caller, ways, settle))
+            settled = None if settle is None else await settle()
+            return await self._answer_with_task(mark, params, ctx, caller) if settled is None else settled
         except (RpcError, TasksError) as exc:
             raise to_mcp_error(exc) from exc
 
@@ -89,8 +101,31 @@ class Calls:
             poll_interval=options.poll_interval,
             asks_first=mark.asks_first,
             grace=grace,
+            key=_key_of(mark, params),
         )
         return await self._adapter.answer(caller, answer)
+
+    def _tool_call(
+        self,
+        mark: Mark,
+        params: CallToolRequestParams,
+        ctx: RequestContext,
+        caller: Caller,
+        ways: Fallback,
+        settle: Settle | None,
+    ) -> ToolCall:
+        return ToolCall(
+            ctx=ctx,
+            caller=caller,
+            request=task_request(params, ctx, caller),
+            ways=ways,
+            owner=self._protocol.owner(caller),
+            retention=mark.options.retention(self._catalogue.usual),
+            poll_interval=mark.options.poll_interval,
+            settle=settle,
+            asks_first=mark.asks_first,
+            key=_key_of(mark, params),
+        )
 
     async def _mark_for(self, params: CallToolRequestParams) -> Mark | None:
         """What makes this call a task, or None for one that stays a plain call."""
@@ -104,3 +139,11 @@ class Calls:
         if mode == "optional" and self._augment is not None and not self._augment(params):
             return None
         return None if mode == "forbidden" else tool.mark
+
+
+def _key_of(mark: Mark, params: CallToolRequestParams) -> str | None:
+    """What makes the call the same as another one of its owner, for a tool that is to be started once for both."""
+    if not mark.options.join_running:
+        return None
+    told = json.dumps([params.name, params.arguments or {}], sort_keys=True)
+    return f"call:{sha256(told.encode()).hexdigest()}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,6 +29,7 @@ from mcp_tasks.stores import Store
 from mcp_tasks.stores.url import default_store
 from mcp_tasks.tools.body import ToolBody
 from mcp_tasks.tools.host import MCPServerHost, ToolHost
+from mcp_tasks.tools.open_calls import OpenCalls
 
 logger: Final = logging.getLogger(__name__)
 
@@ -64,6 +65,8 @@ class Lifecycle:
         self.extension_given: bool = False
         self.middleware: ServerMiddleware[Any] | None = None
         self.on_start: Sequence[Callable[[AnyServer], None]] = ()
+        self.check_start: Callable[[], Awaitable[None]] | None = None
+        self.open_calls: OpenCalls = OpenCalls()
         self._setup = setup
         self._catalogue = catalogue
         self._store = setup.store
@@ -108,6 +111,10 @@ class Lifecycle:
     async def stopping(self) -> None:
         """Return once the process is told to stop, or the last user of the runtime leaves."""
         await self._stopping.event.wait()
+
+    def is_stopping(self) -> bool:
+        """Whether that is so by now."""
+        return self._stopping.event.is_set()
 
     @asynccontextmanager
     async def lifespan(self, server: MCPServer[Any]) -> AsyncGenerator[dict[str, Any]]:
@@ -176,7 +183,7 @@ class Lifecycle:
         return TaskRuntime(
             store=store,
             engine=engine,
-            body=ToolBody(host, lifespan_state),
+            body=ToolBody(host, lifespan_state, self.open_calls),
             policy=self._catalogue.policy,
             describe=describe,
             clock=clock,
@@ -190,11 +197,13 @@ class Lifecycle:
     async def _running(self, server: AnyServer, host: ToolHost, state: Any) -> AsyncGenerator[None]:
         _require_asyncio()
         await self._enter(server, host, state)
-        if self.middleware is not None and self.middleware not in server.middleware:
-            server.middleware.append(self.middleware)
-        for started in self.on_start:
-            started(server)
         try:
+            if self.check_start is not None:
+                await self.check_start()
+            if self.middleware is not None and self.middleware not in server.middleware:
+                server.middleware.append(self.middleware)
+            for started in self.on_start:
+                started(server)
             yield
         finally:
             await self._leave(state)
@@ -220,7 +229,7 @@ class Lifecycle:
     async def _start(self, server_name: str, host: ToolHost) -> TaskRuntime:
         if self._store is None:
             self._store = default_store(server_name, self._setup.origin)
-        self._body = ToolBody(host, self._state)
+        self._body = ToolBody(host, self._state, self.open_calls)
         runtime = await self.new_runtime(
             host,
             self._state,

@@ -179,6 +179,14 @@ class Marks:
         """The tool of that name; None if it was not listed, or was marked since: then list the tools again."""
         return self._served.get(name)
 
+    def served(self) -> Sequence[ServedTool]:
+        """The tools that were listed last."""
+        return list(self._served.values())
+
+    def names(self) -> Sequence[str]:
+        """Their names."""
+        return list(self._served)
+
     def serve(self, tools: Sequence[Tool]) -> None:
         """Find the marks of these tools of an `MCPServer`, and forget what was found before."""
         # A mark that names its tool stands above one that was found by its function.

@@ -13,6 +13,7 @@ from mcp_types import ToolAnnotations
 from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.values import check_choice, check_flag, check_number, check_text
 from mcp_tasks.errors import InvalidDuration, InvalidOption, UsageError
+from mcp_tasks.fallback.ways import Fallback, Ways, check_ways, chosen_ways
 from mcp_tasks.runtime import ToolPolicy
 
 TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
@@ -80,6 +81,14 @@ class ToolOptions(TypedDict, total=False):
     """What a host may tell its model at once, while the task runs, in place of the result. Clients of 2025-11-25 get it
     with the task; the newest era has no place for it."""
 
+    fallback: Ways | None
+    """How calls are answered whose caller speaks no tasks: a `Fallback`, `"inline"` for a plain call, `"auto"` for what
+    the `Tasks` object says."""
+
+    join_running: bool
+    """A call with the owner and the arguments of one that is still running is given the task of that one, and nothing
+    is started a second time."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskOptions:
@@ -96,6 +105,8 @@ class TaskOptions:
     max_lost_runs: int | None = None
     asks_first: bool | None = None
     immediate_response: str | None = None
+    fallback: Ways | None = None
+    join_running: bool = False
 
     def __post_init__(self) -> None:
         check_choice("mode", self.mode, ("forbidden", "optional", "required"))
@@ -107,6 +118,9 @@ class TaskOptions:
             check_flag("asks_first", self.asks_first)
         if self.immediate_response is not None:
             check_text("immediate_response", self.immediate_response)
+        if self.fallback is not None:
+            check_ways(self.fallback)
+        check_flag("join_running", self.join_running)
         for name in ("ttl", "max_runtime", "poll_interval", "grace", "park_after", "max_wait"):
             value: object = getattr(self, name)
             if value is not None and not isinstance(value, Unset):
@@ -130,6 +144,10 @@ class TaskOptions:
         """How long a task is kept after it ended; None for as long as the store lives."""
         kept = usual.ttl if isinstance(self.ttl, Unset) else self.ttl
         return DEFAULT_TTL if isinstance(kept, Unset) else kept
+
+    def ways(self, usual: TaskOptions) -> Fallback:
+        """How a call is answered whose caller speaks no tasks."""
+        return chosen_ways(self.fallback, chosen_ways(usual.fallback, Fallback()))
 
     def grace_before_task(self, usual: TaskOptions) -> timedelta | None:
         """How long a call waits for the tool before it answers with a task."""

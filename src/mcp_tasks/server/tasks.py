@@ -29,8 +29,12 @@ from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.values import check_choice, check_flag, check_function, check_instance, check_text
 from mcp_tasks.engines import Engine
 from mcp_tasks.errors import InvalidMark, UsageError, WiringError
+from mcp_tasks.fallback.hosts import Host, check_hosts
+from mcp_tasks.fallback.room import FallbackRoom
+from mcp_tasks.fallback.ways import ShownTo, Ways
 from mcp_tasks.protocol import Caller, Dialects, ModernDialect, TasksProtocol
 from mcp_tasks.runtime import Observer, Settings, TaskRuntime
+from mcp_tasks.server.called_tools import CalledTools
 from mcp_tasks.server.calls import Augment, Calls
 from mcp_tasks.server.catalogue import Catalogue
 from mcp_tasks.server.choice import chosen_engine, chosen_observers, chosen_store
@@ -103,6 +107,13 @@ class Tasks(LocalCalls, Extension):
         runs_tools: Whether this process runs tools. One that does not only serves, and leaves the running to others
             that share its store (see `work`).
         observers: Called with every change of a task, in a thread of their own.
+        fallback: How calls of marked tools are answered whose caller speaks no tasks: as a `Fallback` says, as usual
+            (`"auto"`), or as plain calls (`"inline"`). A mark may say otherwise for its tool.
+        companions: Who is shown the companion tools `task_status`, `task_cancel` and `task_answer`: those who may need
+            them (`"auto"`), everybody (`"always"`), or nobody (`"never"`).
+        companion_prefix: What the names of the companion tools begin with, where a server has tools of those names.
+        hosts: How long hosts wait for a call, by `clientInfo.name`; `"*"` for those that are not known. Adds to what is
+            known already, and stands above it.
 
     Raises:
         InvalidDuration: A duration is not a `timedelta`, or not a positive one.
@@ -133,6 +144,10 @@ class Tasks(LocalCalls, Extension):
         max_lost_runs: int = 3,
         runs_tools: bool = True,
         observers: Sequence[Observer] = (),
+        fallback: Ways = "auto",
+        companions: ShownTo = "auto",
+        companion_prefix: str = "",
+        hosts: Mapping[str, Host] | None = None,
     ) -> None:
         check_function("clock", clock, "lambda: datetime.now(UTC)")
         check_function("principal", principal, "lambda caller: caller.principal")
@@ -148,7 +163,9 @@ class Tasks(LocalCalls, Extension):
         check_flag("require_name_header", require_name_header)
         ttl = chosen_ttl(default_ttl_ms, default_ttl)
         check_duration("max_ttl", max_ttl)
-        usual = TaskOptions(ttl=ttl, grace=grace, max_wait=max_wait, max_lost_runs=max_lost_runs)
+        check_choice("companions", companions, get_args(ShownTo))
+        check_hosts({} if hosts is None else hosts)
+        usual = TaskOptions(ttl=ttl, grace=grace, max_wait=max_wait, max_lost_runs=max_lost_runs, fallback=fallback)
         self._catalogue = Catalogue(usual, default_mode)
         setup = Setup(
             store=chosen_store(store),
@@ -176,9 +193,20 @@ class Tasks(LocalCalls, Extension):
         )
         eras = older_eras(parts)
         self._adapter = SdkAdapter(protocol, lifecycle.stopping, eras)
+        tools = CalledTools(self._catalogue, augments=augment is not None)
+        self._fallback = room = FallbackRoom(
+            parts,
+            open_calls=lifecycle.open_calls,
+            ways=tools,
+            hosts=hosts or {},
+            shown=companions,
+            prefix=companion_prefix,
+            is_stopping=lifecycle.is_stopping,
+        )
         lifecycle.middleware = self._adapter.middleware
-        lifecycle.on_start = [era.start for era in eras]
-        self._calls = Calls(self._catalogue, protocol, self._adapter, lifecycle.runtime, augment)
+        lifecycle.check_start = lambda: room.check_names(tools.names())
+        lifecycle.on_start = [*(era.start for era in eras), room.start]
+        self._calls = Calls(self._catalogue, protocol, self._adapter, lifecycle.runtime, room, augment)
         self._is_wired = False
 
     # What the author calls
@@ -319,6 +347,17 @@ class Tasks(LocalCalls, Extension):
             WiringError: The server does not have these tasks.
         """
         return self._lifecycle.living(server)
+
+    async def rotate_state_key(self) -> None:
+        """Use a new key from now on for what calls of clients without tasks bring along when they come back. What was
+        sealed under earlier ones is still taken, for as long as it is valid. The key is kept in the store: one process
+        rotates it for all that share the store.
+
+        Raises:
+            WiringError: The server is not running.
+            StoreError: The store cannot be read or written now.
+        """
+        await self._fallback.rotate_key()
 
     # For tests of tools
 

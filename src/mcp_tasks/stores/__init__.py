@@ -2,6 +2,7 @@
 
 from mcp_tasks.stores.base import (
     EVERYBODY,
+    LARGEST_NOTE,
     UNOWNED,
     Anyone,
     ChildrenOf,
@@ -20,6 +21,7 @@ from mcp_tasks.stores.memory import MemoryStore
 
 __all__ = [
     "EVERYBODY",
+    "LARGEST_NOTE",
     "UNOWNED",
     "Anyone",
     "ChildrenOf",

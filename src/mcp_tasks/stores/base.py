@@ -6,7 +6,7 @@ store that passes it may be handed to `Tasks(store=...)`.
 
 The contract, once for all verbs:
 
-- *Durable on return.* When `create`, `save` or `delete` returns, a `get` from any process that shares the
+- *Durable on return.* When `create`, `save`, `delete` or `set_note` returns, a reader in any process that shares the
   store sees it, and it survives whatever the backend promises to survive (a backend says so at the top of its
   file). When one raises, nothing of that call was written. When its caller is cancelled, it may or may not
   have been written, but never in part.
@@ -102,6 +102,10 @@ Whose: TypeAlias = OwnedBy | InSession | ChildrenOf | Literal[Anyone.UNOWNED, An
 """Whose tasks to list. There is no default: who lists must say it."""
 
 
+LARGEST_NOTE: Final = 64 * 1024
+"""Bytes. A note is a small thing that a server remembers beside its tasks, and is read whole."""
+
+
 def owned_by(owner: str | None) -> Whose:
     """The tasks of a caller, who may have no name."""
     return UNOWNED if owner is None else OwnedBy(owner)
@@ -126,12 +130,18 @@ class Store(Protocol):
         """Finish what was asked for and let go of all resources. Safe twice, and before `open`."""
         ...
 
-    async def create(self, record: TaskRecord, request: TaskRequest, *, key: str | None = None) -> TaskRecord:
+    async def create(
+        self, record: TaskRecord, request: TaskRequest, *, key: str | None = None, key_until_end: bool = False
+    ) -> TaskRecord:
         """Keep a new task with its request, and return it.
 
         With an idempotency `key`: if a task of the same owner and namespace stands under it, nothing is written, and
         that task is returned as it is now. One that has expired as of `record.created_at` does not count, and gives
         way. However many create under one key at once, exactly one of them makes a task.
+
+        With `key_until_end` a task that has ended does not count either, expired or not. It does not give way: it stays
+        with all that it has, and only loses the key to the new task. Which of the two rules holds is for the one who
+        creates to say, each time.
 
         Raises:
             TaskExists: The id is taken.
@@ -264,6 +274,26 @@ class Store(Protocol):
 
     async def retire(self, worker: str) -> None:
         """Forget the heartbeat of `worker`. Retiring an unknown one does nothing."""
+        ...
+
+    async def note(self, namespace: str, name: str) -> bytes | None:
+        """The note of this name that the server has, or None. It is read whole, and need not be quick.
+
+        Raises:
+            StoreCorrupt: There is such a note, and it cannot be read.
+        """
+        ...
+
+    async def set_note(self, namespace: str, name: str, value: bytes, *, expected: bytes | None) -> bool:
+        """Keep a note if what is there is `expected`, where None means that nothing is; whether it was kept.
+
+        Of many that expect the same, exactly one keeps its value. Notes are few and small, and stay for good. What is
+        in them may be secret: they pass the codec as all parts of a task do.
+
+        Raises:
+            StoreCorrupt: There is such a note, and it cannot be read.
+            ValueNotStorable: The value has more bytes than `LARGEST_NOTE`.
+        """
         ...
 
     def notifier(self) -> Notifier:

@@ -1,13 +1,14 @@
 """`Codec`: what is kept of a task as bytes and back, encrypted if there is a cipher.
 
 A backend keeps these parts of a task, each by itself: its state, its request, its outcome, and the values of its
-journal. All of them pass here, so this is the one place for encryption. What a backend finds tasks by stays plain: ids,
-owners, namespaces, sessions, parents, idempotency keys, statuses, times, names of workers, kinds and keys of journal
-entries.
+journal; and the notes of a server. All of them pass here, so this is the one place for encryption. What a backend finds
+tasks by stays plain: ids, owners, namespaces, sessions, parents, idempotency keys, statuses, times, names of workers,
+kinds and keys of journal entries, names of notes.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar, cast
 
@@ -15,7 +16,8 @@ from mcp_tasks.core.journal import ENTRY_KINDS, EntryKind, JournalEntry
 from mcp_tasks.core.json import JsonValue
 from mcp_tasks.core.json_bytes import LARGE, decode_in_pieces, decode_json, encode_in_pieces, encode_json, is_large
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
-from mcp_tasks.errors import TaskUnreadable
+from mcp_tasks.errors import StoreCorrupt, TaskUnreadable, ValueNotStorable
+from mcp_tasks.stores.base import LARGEST_NOTE
 from mcp_tasks.stores.fields import FORMAT, NOT_OURS, record_from, request_fields, request_from, state_fields
 
 T = TypeVar("T")
@@ -24,12 +26,19 @@ _ENCRYPTED: Final = b"\0"
 """What encrypted bytes begin with. No JSON does, so that each kind is told from the other, and said to be which."""
 
 
+_NOTE: Final = b"="
+"""What notes begin with: they may be any bytes, and would be taken for encrypted ones by their own first byte."""
+
+
 class Cipher(Protocol):
     """Encrypts what is kept of tasks. Both methods may be called from any thread, at the same time.
 
     What was encrypted for one task must not decrypt for another: give `task_id` to an AEAD as its associated data, so
     that nobody who can write to the store can move an answer or a result from one task to another. A cipher that knows
     older keys as well makes it possible to change the key.
+
+    What a server keeps beside its tasks (`Store.note`) is encrypted too. There `task_id` is a name that no task has:
+    ASCII, beginning with `note:`.
     """
 
     def encrypt(self, task_id: str, data: bytes) -> bytes:
@@ -115,31 +124,73 @@ class Codec:
         parsed = self._decoded(task_id, value, _parse, f"its journal entry {key!r}", owner)
         return JournalEntry(kind=cast(EntryKind, kind), key=key, value=parsed, number=number)
 
+    def encode_note(self, namespace: str, name: str, value: bytes) -> bytes:
+        """A note of a server, as it is to be kept.
+
+        Raises:
+            ValueNotStorable: It has more bytes than a note may have.
+        """
+        if len(value) > LARGEST_NOTE:
+            raise ValueNotStorable(
+                f"the note {name!r} cannot be stored because it has {len(value):,} bytes, and a note has at most "
+                f"{LARGEST_NOTE:,}"
+            )
+        return self._seal(_note_id(namespace, name), _NOTE + value)
+
+    def decode_note(self, namespace: str, name: str, data: object) -> bytes:
+        """The note that was kept.
+
+        Raises:
+            StoreCorrupt: It cannot be read.
+        """
+        try:
+            plain = self._open(_note_id(namespace, name), data, "it", "note")
+            if not plain.startswith(_NOTE):
+                raise _Unreadable("it is not what was written; restore a backup, or delete the note")
+        except _Unreadable as exc:
+            raise StoreCorrupt(f"the note {name!r} of the server {namespace!r} cannot be read: {exc}") from exc
+        return plain[len(_NOTE) :]
+
     def _seal(self, task_id: str, plain: bytes) -> bytes:
         return plain if self._cipher is None else _ENCRYPTED + self._cipher.encrypt(task_id, plain)
 
     def _decoded(self, task_id: str, data: object, decode: Callable[[bytes], T], part: str, owner: str | None) -> T:
         try:
-            if not isinstance(data, bytes):
-                raise TypeError(f"it is of the type {type(data).__name__}")
-            return decode(self._open(task_id, data, part, owner))
+            return decode(self._open(task_id, data, part, "task"))
+        except _Unreadable as exc:
+            raise TaskUnreadable(task_id, str(exc), owner=owner) from exc.__cause__
         except NOT_OURS as exc:
-            raise TaskUnreadable(task_id, _damaged(part, exc), owner=owner) from exc
+            raise TaskUnreadable(task_id, _damaged(part, "task", exc), owner=owner) from exc
 
-    def _open(self, task_id: str, data: bytes, part: str, owner: str | None) -> bytes:
+    def _open(self, bound_to: str, data: object, part: str, whole: str) -> bytes:
+        """The plain bytes of a part of something whole: a task, or a note."""
+        if not isinstance(data, bytes):
+            wrong = TypeError(f"it is of the type {type(data).__name__}")
+            raise _Unreadable(_damaged(part, whole, wrong)) from wrong
         encrypted = data.startswith(_ENCRYPTED)
         if self._cipher is None:
             if encrypted:
-                raise TaskUnreadable(task_id, f"{part} is encrypted; give the store the cipher", owner=owner)
+                raise _Unreadable(f"{part} is encrypted; give the store the cipher")
             return data
         if not encrypted:
-            why = f"{part} is not encrypted, and this store has a cipher; open it without one, or delete the task"
-            raise TaskUnreadable(task_id, why, owner=owner)
+            raise _Unreadable(
+                f"{part} is not encrypted, and this store has a cipher; open it without one, or delete the {whole}"
+            )
         try:
-            return self._cipher.decrypt(task_id, data[len(_ENCRYPTED) :])
+            return self._cipher.decrypt(bound_to, data[len(_ENCRYPTED) :])
         except Exception as exc:
-            why = f"{part} cannot be decrypted ({type(exc).__name__}): it has another key, or is that of another task"
-            raise TaskUnreadable(task_id, why, owner=owner) from exc
+            raise _Unreadable(
+                f"{part} cannot be decrypted ({type(exc).__name__}): it has another key, or is that of another {whole}"
+            ) from exc
+
+
+class _Unreadable(Exception):
+    """Why some bytes cannot be read; the caller knows whose they are."""
+
+
+def _note_id(namespace: str, name: str) -> str:
+    """What a note is bound to. Ids of tasks have no colon, and JSON keeps the two names apart."""
+    return f"note:{json.dumps([namespace, name])}"
 
 
 def _parse(plain: bytes) -> Any:
@@ -154,6 +205,6 @@ def _newer(what: str) -> str:
     return f"it has {what}, which this release does not know; use the release that wrote it, or a newer one"
 
 
-def _damaged(part: str, exc: Exception) -> str:
+def _damaged(part: str, whole: str, exc: Exception) -> str:
     # Not `repr`: that of a decoding error shows the whole text, and arguments and results are private.
-    return f"{part} is damaged ({type(exc).__name__}: {exc}); restore a backup, or delete the task"
+    return f"{part} is damaged ({type(exc).__name__}: {exc}); restore a backup, or delete the {whole}"

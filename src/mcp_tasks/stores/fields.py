@@ -7,6 +7,9 @@ Format 4 may have a session, a parent, a result that is an error, and questions 
 own, and is format 3 otherwise: a record without its request and its result. Formats 1 and 2 had both in it; the one
 backend that ever wrote them brings them to format 3 when it migrates its file, so only 3 and 4 are read here.
 
+A request has no number. What it has more than those of the first release may be left out, and older releases pass it
+over: `maxWait` is such a field, and a release that does not know it waits for as long as the tool's own limit says.
+
 Changing what is written: raise `FORMAT`, keep reading every older number, and add a row to the tests that load states
 as older releases wrote them.
 """
@@ -64,6 +67,7 @@ _REQUEST_TYPES: _Types = {
     "clientCapabilities": dict,
     "inputResponses": dict,
     "requestState": str,
+    "maxWait": int,
 }
 
 
@@ -82,6 +86,8 @@ def request_fields(request: TaskRequest) -> dict[str, Any]:
         fields["inputResponses"] = _plain(request.input_responses)
     if request.request_state is not None:
         fields["requestState"] = request.request_state
+    if request.max_wait is not None:
+        fields["maxWait"] = request.max_wait // MICROSECOND
     return fields
 
 
@@ -98,6 +104,7 @@ def request_from(fields: JsonObject) -> TaskRequest:
         client_capabilities=fields["clientCapabilities"],
         input_responses=fields.get("inputResponses"),
         request_state=fields.get("requestState"),
+        max_wait=_duration(fields.get("maxWait")),
     )
 
 

@@ -41,6 +41,7 @@ class MemoryStore:
         self._key_of: dict[str, Hashable] = {}
         self._order = Ordered()
         self._beats: dict[str, tuple[str, int]] = {}
+        self._notes: dict[tuple[str, str], bytes] = {}
         self._notifier = LocalNotifier()
         self._codec = Codec()
 
@@ -53,19 +54,22 @@ class MemoryStore:
     async def close(self) -> None:
         """Nothing to do; what is kept stays until the object goes."""
 
-    async def create(self, record: TaskRecord, request: TaskRequest, *, key: str | None = None) -> TaskRecord:
+    async def create(
+        self, record: TaskRecord, request: TaskRequest, *, key: str | None = None, key_until_end: bool = False
+    ) -> TaskRecord:
         """Keep a new task, unless one stands under its key."""
         self._codec.encode_state(record)
         encoded = await encoded_request(self._codec, record.id, request)
         # From here on nobody else has a turn: whoever comes second under a key finds the first.
         under = None if key is None else (record.namespace, record.owner, key)
         standing = None if under is None else self._records.get(self._keys.get(under, ""))
-        if standing is not None and not is_expired(standing, record.created_at):
+        loses_key = key_until_end and standing is not None and standing.is_final
+        if standing is not None and not loses_key and not is_expired(standing, record.created_at):
             return standing
         if record.id in self._records:
             raise TaskExists(record.id)
         if standing is not None:
-            self._forget(standing.id)
+            self._free_key(standing.id) if loses_key else self._forget(standing.id)
         self._put(record)
         self._requests[record.id] = encoded
         self._journals[record.id] = []
@@ -183,6 +187,19 @@ class MemoryStore:
         """Forget the heartbeat of `worker`."""
         self._beats.pop(worker, None)
 
+    async def note(self, namespace: str, name: str) -> bytes | None:
+        """The note of this name that the server has, or None."""
+        data = self._notes.get((namespace, name))
+        return None if data is None else self._codec.decode_note(namespace, name, data)
+
+    async def set_note(self, namespace: str, name: str, value: bytes, *, expected: bytes | None) -> bool:
+        """Keep a note if what is there is `expected`."""
+        encoded = self._codec.encode_note(namespace, name, value)
+        if await self.note(namespace, name) != expected:
+            return False
+        self._notes[namespace, name] = encoded
+        return True
+
     def notifier(self) -> LocalNotifier:
         """Hints within this process; there is no other that could share this store."""
         return self._notifier
@@ -204,6 +221,9 @@ class MemoryStore:
         self._move(set(_places(self._records.pop(task_id))), self._order.remove)
         del self._requests[task_id], self._journals[task_id]
         self._outcomes.pop(task_id, None)
+        self._free_key(task_id)
+
+    def _free_key(self, task_id: str) -> None:
         self._keys.pop(self._key_of.pop(task_id, None), None)
 
     def _move(self, places: set[tuple[Hashable, Place]], how: Callable[[Hashable, Place], None]) -> None:

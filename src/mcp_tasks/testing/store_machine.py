@@ -35,7 +35,7 @@ from mcp_tasks.testing.store_operations import (
     perform_at_once,
     reading,
 )
-from mcp_tasks.testing.store_plans import MANY, Plan, issues
+from mcp_tasks.testing.store_plans import MANY, NOTES, Plan, issues
 from mcp_tasks.testing.strategies import MOMENTS, NAMESPACES, WORKERS
 
 Factory: TypeAlias = Callable[[], AbstractContextManager[Sequence[Store]]]
@@ -141,6 +141,8 @@ class StoreMachine(RuleBasedStateMachine):
         readings: dict[str, Any] = {"versions": await store.versions([*self.known, "never there"])}
         for task_id in self.known:
             readings[f"task {task_id}"] = await reading(store, f"task {task_id}")
+        for name in NOTES:
+            readings[f"note {name}"] = await reading(store, f"note {name}")
         for worker in WORKERS:
             readings[f"claimed by {worker}"] = await _all_ids(partial(store.claimed, worker), limit=3)
         for namespace in NAMESPACES:

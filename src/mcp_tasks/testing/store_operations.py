@@ -16,19 +16,23 @@ from mcp_tasks.stores.base import Store
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing.strategies import WORKERS
 
+NOTED = "demo"
+"""The server that has notes."""
+
 
 @dataclass(frozen=True)
 class Create:
     record: TaskRecord
     request: TaskRequest
     key: str | None = None
+    key_until_end: bool = False
 
     @property
     def subject(self) -> str:
         return f"task {self.record.id}"
 
     async def run(self, store: Store) -> object:
-        return await store.create(self.record, self.request, key=self.key)
+        return await store.create(self.record, self.request, key=self.key, key_until_end=self.key_until_end)
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,21 @@ class Retire:
         return await store.retire(self.worker)
 
 
-Operation: TypeAlias = Create | Get | Save | Delete | Beat | Retire
+@dataclass(frozen=True)
+class SetNote:
+    name: str
+    value: bytes
+    expected: bytes | None
+
+    @property
+    def subject(self) -> str:
+        return f"note {self.name}"
+
+    async def run(self, store: Store) -> object:
+        return await store.set_note(NOTED, self.name, self.value, expected=self.expected)
+
+
+Operation: TypeAlias = Create | Get | Save | Delete | Beat | Retire | SetNote
 Done: TypeAlias = tuple[Operation, object]
 """An operation and its outcome."""
 
@@ -147,8 +165,16 @@ class Reference:
         if isinstance(operation, Create) and outcome == operation.record:
             self.keys.pop(operation.record.id, None)
             if operation.key is not None:
+                await self._free(operation.key, operation.record)
                 self.keys[operation.record.id] = operation.key
         return outcome
+
+    async def _free(self, key: str, record: TaskRecord) -> None:
+        """Whoever stood under the key that is the record's now has lost it, or is gone."""
+        for task_id in [task_id for task_id, theirs in self.keys.items() if theirs == key]:
+            other = await self.store.get(task_id)
+            if other is None or (other.owner, other.namespace) == (record.owner, record.namespace):
+                del self.keys[task_id]
 
     async def follow(self, done: Sequence[Done], stores: Sequence[Store]) -> None:
         """Go to where the stores are, by an order that explains all outcomes.
@@ -181,7 +207,10 @@ class Reference:
         subjects = list(dict.fromkeys([operation.subject for operation in operations] + under_keys))
         for subject in subjects:
             kind, name = subject.split(" ", 1)
-            if kind == "worker":
+            if kind == "note":
+                if (note := await self.store.note(NOTED, name)) is not None:
+                    await scratch.set_note(NOTED, name, note, expected=None)
+            elif kind == "worker":
                 for _ in range(await _beats(self.store, name)):
                     await scratch.heartbeat(name, namespace=WORKERS[name])
             elif (record := await self.store.get(name)) and (request := await self.store.request(name)):
@@ -192,7 +221,7 @@ class Reference:
 
 
 def _groups(done: Sequence[Done]) -> Sequence[Sequence[Done]]:
-    """The operations that may see each other. Those on different tasks or workers do not, unless a key joins them."""
+    """The operations that may see each other. Those on different things do not, unless a key joins them."""
     keyed = any(isinstance(operation, Create) and operation.key is not None for operation, _ in done)
     groups: dict[str, list[Done]] = {}
     for pair in done:
@@ -202,8 +231,10 @@ def _groups(done: Sequence[Done]) -> Sequence[Sequence[Done]]:
 
 
 async def reading(store: Store, subject: str) -> object:
-    """All that can be read of one task or worker."""
+    """All that can be read of one task, worker or note."""
     kind, name = subject.split(" ", 1)
+    if kind == "note":
+        return await store.note(NOTED, name)
     if kind == "worker":
         return await _beats(store, name)
     journal = await store.journal(name)

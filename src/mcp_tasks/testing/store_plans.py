@@ -14,7 +14,7 @@ from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.errors import TransitionRefused
 from mcp_tasks.testing.clock import FakeClock
 from mcp_tasks.testing.records import make_record
-from mcp_tasks.testing.store_operations import Beat, Create, Delete, Get, Operation, Retire, Save
+from mcp_tasks.testing.store_operations import Beat, Create, Delete, Get, Operation, Retire, Save, SetNote
 from mcp_tasks.testing.strategies import NAMESPACES, WORKERS, Chance, chances
 
 
@@ -41,11 +41,15 @@ MANY = 1_000
 the same id cannot hit a version of a later one: in the package ids are never used again."""
 
 
+NOTES = ("note", "☃")
+"""The names of notes."""
+
+
 def issues() -> st.SearchStrategy[tuple[Plan, int, int]]:
     """A plan, the store it is for, and its delay."""
     # What happens most is drawn most. Each is made anew, because `one_of` drops what it has already.
     often = [_events() for _ in range(8)] + [_creations() for _ in range(2)]
-    plans = st.one_of(*often, _reads(), _stale_saves(), _deletions(), _beats(), _retirements())
+    plans = st.one_of(*often, _reads(), _stale_saves(), _deletions(), _beats(), _retirements(), _notes())
     return st.tuples(plans, st.integers(0, 3), st.integers(0, 3))
 
 
@@ -64,6 +68,7 @@ def _creations() -> st.SearchStrategy[Plan]:
         announced: bool,
         session: str | None,
         parent: str | None,
+        key_until_end: bool,
     ) -> Plan:
         def plan(machine: World) -> Operation:
             machine.lives += 1
@@ -81,6 +86,7 @@ def _creations() -> st.SearchStrategy[Plan]:
                 ),
                 request,
                 key,
+                key_until_end,
             )
 
         return plan
@@ -91,9 +97,8 @@ def _creations() -> st.SearchStrategy[Plan]:
     # Few keys, so that they meet, also across owners and servers.
     keys = st.sampled_from([None, None, "key", "☃"])
     sessions, parents = st.sampled_from([None, "session"]), st.sampled_from([None, "parent"])
-    return st.builds(
-        make, _numbers, owners, servers, calls, st.integers(0, 1), retentions, keys, st.booleans(), sessions, parents
-    )
+    ages, flags = st.integers(0, 1), st.booleans()
+    return st.builds(make, _numbers, owners, servers, calls, ages, retentions, keys, flags, sessions, parents, flags)
 
 
 def _events() -> st.SearchStrategy[Plan]:
@@ -154,3 +159,12 @@ def _beats() -> st.SearchStrategy[Plan]:
 
 def _retirements() -> st.SearchStrategy[Plan]:
     return st.sampled_from(list(WORKERS)).map(lambda worker: lambda machine: Retire(worker))
+
+
+def _notes() -> st.SearchStrategy[Plan]:
+    def make(name: str, value: bytes, expected: bytes | None) -> Plan:
+        return lambda machine: SetNote(name, value, expected)
+
+    # Few, so that what is expected is there now and then.
+    values = st.sampled_from([b"", b"\0"])
+    return st.builds(make, st.sampled_from(NOTES), values, st.none() | values)

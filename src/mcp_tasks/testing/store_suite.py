@@ -11,7 +11,8 @@
                 await store.close()
 
 The tests run with anyio's pytest plugin on asyncio; nothing else needs to be set up. They live in modules by
-subject: records, what is kept beside them, idempotency keys, listings, sweeps, heartbeats, and what processes share.
+subject: records, what is kept beside them, idempotency keys, listings, sweeps, heartbeats, notes, and what processes
+share.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from __future__ import annotations
 import pytest
 
 # Before the imports that follow: an `assert` in a module that is not a test says nothing unless rewritten.
-_MODULES = ("records", "parts", "keys", "races", "listings", "sweeps", "heartbeats", "hints")
+_MODULES = ("records", "parts", "keys", "joining", "races", "listings", "sweeps", "heartbeats", "notes", "hints")
 pytest.register_assert_rewrite(*(f"mcp_tasks.testing._store_{name}" for name in _MODULES))
 
 from mcp_tasks.testing._store_heartbeats import HeartbeatTests  # noqa: E402
 from mcp_tasks.testing._store_hints import HintTests  # noqa: E402
+from mcp_tasks.testing._store_joining import JoiningTests  # noqa: E402
 from mcp_tasks.testing._store_keys import KeyTests  # noqa: E402
 from mcp_tasks.testing._store_listings import ListingTests  # noqa: E402
+from mcp_tasks.testing._store_notes import NoteTests  # noqa: E402
 from mcp_tasks.testing._store_parts import PartTests  # noqa: E402
 from mcp_tasks.testing._store_races import RaceTests  # noqa: E402
 from mcp_tasks.testing._store_records import RecordTests  # noqa: E402
@@ -34,7 +37,18 @@ from mcp_tasks.testing._store_sweeps import SweepTests  # noqa: E402
 __all__ = ["StoreSuite"]
 
 
-class StoreSuite(RecordTests, PartTests, KeyTests, RaceTests, ListingTests, SweepTests, HeartbeatTests, HintTests):
+class StoreSuite(
+    RecordTests,
+    PartTests,
+    KeyTests,
+    JoiningTests,
+    RaceTests,
+    ListingTests,
+    SweepTests,
+    HeartbeatTests,
+    NoteTests,
+    HintTests,
+):
     """Every test of the contract; give it `open_store`.
 
     Attributes:

@@ -91,6 +91,7 @@ def requests() -> st.SearchStrategy[TaskRequest]:
         client_capabilities=json_objects(),
         input_responses=st.none() | json_objects(),
         request_state=st.none() | _any_text,
+        max_wait=st.none() | _durations,
     )
 
 

@@ -14,15 +14,18 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias, cast
 
 from mcp.server import ServerRequestContext
+from mcp.server.auth.middleware.auth_context import auth_context_var
 from mcp.server.connection import Connection
 from mcp.server.session import ServerSession
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     INTERNAL_ERROR,
+    LOG_LEVEL_META_KEY,
     CallToolRequestParams,
     GetPromptRequestParams,
     InputRequiredResult,
     ReadResourceRequestParams,
+    RequestParamsMeta,
 )
 from mcp_types import methods as mcp_methods
 from mcp_types.version import LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS
@@ -34,14 +37,18 @@ from mcp_tasks.errors import AnswerRefused, UsageError
 from mcp_tasks.protocol.errors import RpcError, describe
 from mcp_tasks.runtime import AskedOnCall, Ending, Failure, Run, Success
 from mcp_tasks.runtime.context import current_run
-from mcp_tasks.tools.channel import TaskChannel, check_askable
+from mcp_tasks.tools.channel import ConnectionChannel, TaskChannel, check_askable
 from mcp_tasks.tools.clients import ClientCache
 from mcp_tasks.tools.host import Params, RequestContext, ToolHost
 from mcp_tasks.tools.lone import lone_context
+from mcp_tasks.tools.open_calls import OpenCall, OpenCalls
 
 logger: Final = logging.getLogger(__name__)
 
 _COMPLETE = "complete"
+
+_ALL_LOGS: RequestParamsMeta = cast(Any, {LOG_LEVEL_META_KEY: "debug"})
+"""A run hands on whatever is logged: each open call says for itself what it wants to see."""
 
 _NEEDED = {"tools/call": "content", "prompts/get": "messages", "resources/read": "contents"}
 """What a result of each method has, and a question does not."""
@@ -60,11 +67,16 @@ body_at_work: ContextVar[ToolBody | None] = ContextVar("mcp_tasks_body_at_work",
 
 
 class ToolBody:
-    """The body of every run: calls the tool that the record names."""
+    """The body of every run: calls the tool that the record names.
 
-    def __init__(self, host: ToolHost, lifespan_state: Callable[[], Any]) -> None:
+    Args:
+        calls: The calls that are open in this process; None where no call waits for a task.
+    """
+
+    def __init__(self, host: ToolHost, lifespan_state: Callable[[], Any], calls: OpenCalls | None = None) -> None:
         self._host = host
         self._lifespan_state = lifespan_state
+        self._calls = calls
         self._clients = ClientCache()
 
     async def __call__(self, run: Run) -> Ending:
@@ -78,6 +90,9 @@ class ToolBody:
             return await run.ask_all(questions_in(question, run.request))
 
         body_at_work.set(self)
+        call = self._first_call(run)
+        if call is not None:
+            auth_context_var.set(call.user)
         try:
             return Success(await self._result(run.request, self._context(run), answered))
         except _IsAskedOnCall:
@@ -120,20 +135,31 @@ class ToolBody:
 
     def _context(self, run: Run) -> RequestContext:
         request = run.request
-        channel = TaskChannel(run)
+        channel = TaskChannel(run, self._calls)
         client = self._clients.client_of(request)
-        connection = Connection(channel, protocol_version=request.protocol_version, client_params=client.client_params)
+        connection = Connection(
+            ConnectionChannel(channel), protocol_version=request.protocol_version, client_params=client.client_params
+        )
         connection.client_capabilities = client.client_capabilities
         connection.initialized.set()
+        call = self._first_call(run)
         return ServerRequestContext(
-            session=ServerSession(channel, connection),
+            session=ServerSession(channel, connection, request_meta=_ALL_LOGS),
             lifespan_context=self._lifespan_state(),
             protocol_version=request.protocol_version,
             method=request.method,
             params=_fields(request),
             request_id=run.record.id,
-            meta=cast(Any, dict(request.meta)),
+            meta=cast(Any, dict(request.meta if call is None else call.meta)),
+            request=None if call is None else call.request,
         )
+
+    def _first_call(self, run: Run) -> OpenCall | None:
+        """The call that a run was started for, if that is open here. Later runs do not have it, wherever they are: a
+        tool must not come to depend on what is not there after a restart."""
+        if self._calls is None or run.attempt != 1:
+            return None
+        return next(iter(self._calls.of(run.record.id)), None)
 
 
 def questions_in(question: JsonObject, request: TaskRequest) -> dict[str, InputRequest]:

@@ -1,7 +1,8 @@
 """The client as a tool in a task sees it: the shape of `mcp.shared.dispatcher.DispatchContext`.
 
 A tool talks to its client through the SDK's session, and the session through a channel. In a task the client
-is not there; what the tool sends becomes part of the task: progress its progress, a request a question.
+is not there; what the tool sends becomes part of the task: progress its progress, a request a question. Where a call
+is still open for which the task does the work, progress and notifications reach that as well.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from mcp_tasks.core.text import valid_json, valid_text
 from mcp_tasks.errors import TasksError
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.runtime import Asking, Run
+from mcp_tasks.tools.open_calls import OpenCalls
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 
 logger: Final = logging.getLogger(__name__)
@@ -32,14 +34,16 @@ logger: Final = logging.getLogger(__name__)
 _NEEDED = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}
 """The requests a task may make of its client, and the capability that says the client takes them."""
 
+_PROGRESS: Final = "notifications/progress"
 _ASKS_WITH: Final = "The tool asks with "
 
 
 class TaskChannel:
     """What a tool sends to its client, taken into its task."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, calls: OpenCalls | None = None) -> None:
         self._run = run
+        self._calls = calls
         self._transport = TransportContext(kind="task", can_send_request=True)
 
     @property
@@ -82,8 +86,24 @@ class TaskChannel:
             raise to_mcp_error(exc) from exc
 
     async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
-        """Drop it: SEP-2663 has no log or progress notifications for tasks."""
-        logger.debug("dropped %s: not sent for a task", method)
+        """Send it on the calls that are open. SEP-2663 has no log or progress notifications for tasks, so it is dropped
+        where there is none."""
+        await self.notify_calls(method, params, related=True)
+
+    async def notify_calls(self, method: str, params: Mapping[str, Any] | None, *, related: bool) -> None:
+        """The same, on the streams of the calls or on those of their connections."""
+        calls = () if self._calls is None else self._calls.of(self._run.record.id)
+        if self._calls is None or not calls:
+            logger.debug("dropped %s: not sent for a task", method)
+        elif method == _PROGRESS:
+            # The other way to report progress: with the token, as it came with the call.
+            report = params or {}
+            token = report.get("progressToken")
+            if token is not None and token in [call.meta.get("progress_token") for call in calls]:
+                await self.progress(report["progress"], report.get("total"), report.get("message"))
+        else:
+            said = None if params is None else valid_json(params)
+            await self._calls.notify(self._run.record.id, method, said, related=related)
 
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Make it the task's progress. Numbers that JSON cannot hold say nothing about progress either."""
@@ -91,7 +111,27 @@ class TaskChannel:
         if done is None:
             return
         said = None if message is None else valid_text(message)
-        await self._run.report(Progress(progress=done, total=_json_number(total), message=said))
+        reported = Progress(progress=done, total=_json_number(total), message=said)
+        await self._run.report(reported)
+        if self._calls is not None:
+            await self._calls.progress(self._run.record.id, reported.progress, reported.total, said)
+
+
+class ConnectionChannel:
+    """What a tool sends to its client beside its request: `Connection.outbound`."""
+
+    def __init__(self, channel: TaskChannel) -> None:
+        self._channel = channel
+
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> dict[str, Any]:
+        """Put a question to the client: in a task all questions go one way."""
+        return await self._channel.send_raw_request(method, params, opts)
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
+        """Send it where a plain call would, while a call is open."""
+        await self._channel.notify_calls(method, params, related=False)
 
 
 def _asking(opts: CallOptions | None) -> Asking | None:

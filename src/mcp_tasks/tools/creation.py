@@ -73,8 +73,17 @@ async def answer_call(
     poll_interval: timedelta | None = None,
     asks_first: bool = False,
     grace: timedelta | None = None,
+    task_id: str | None = None,
+    key: str | None = None,
+    session: str | None = None,
 ) -> CallAnswer:
     """Make the task of a call, and say what the call is answered with.
+
+    Args:
+        task_id: The id of the task, where the caller of this has to know it before.
+        key: What makes a call the same as another: while that one's task runs, it is the answer to this one too. A task
+            that two calls may have is announced at once.
+        session: The session in which the task is made.
 
     Raises:
         RpcError: What the plain call would have failed with, if that became clear while the call was open.
@@ -86,7 +95,11 @@ async def answer_call(
         owner=owner,
         retention=retention,
         poll_interval=poll_interval,
-        announced=not (asks_first or grace),
+        announced=key is not None or not (asks_first or grace),
+        task_id=task_id,
+        key=key,
+        key_until_end=key is not None,
+        session=session,
     )
     if created.announced:
         return created

@@ -214,7 +214,9 @@ class _FullStore(MemoryStore):
 
     failure: Exception
 
-    async def create(self, record: TaskRecord, request: TaskRequest, *, key: str | None = None) -> TaskRecord:
+    async def create(
+        self, record: TaskRecord, request: TaskRequest, *, key: str | None = None, key_until_end: bool = False
+    ) -> TaskRecord:
         raise self.failure
 
 

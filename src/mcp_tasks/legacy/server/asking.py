@@ -15,24 +15,19 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 import anyio
-from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
 
-from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.inputs import InputRequest
-from mcp_tasks.core.pacing import backoff
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.core.text import short_message
-from mcp_tasks.errors import AnswerRefused, StoreError, TasksError, ValueNotStorable
+from mcp_tasks.errors import AnswerRefused
 from mcp_tasks.legacy.server.audience import Audience
-from mcp_tasks.legacy.server.carriers import Carrier, StreamLost
+from mcp_tasks.legacy.server.carriers import Carrier
 from mcp_tasks.legacy.server.hosted_questions import Asked, HostedQuestions
-from mcp_tasks.protocol.answers import check_answers
-from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.protocol.taking import misfit, take_answer
 from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.tools.client_stream import StreamLost
 
 logger: Final = logging.getLogger(__name__)
 
@@ -45,8 +40,6 @@ MAX_MISFITS: Final = 3
 
 MAX_EARLIER: Final = 4
 """How often a question may have been sent earlier and still be answered there: a client may reconnect without end."""
-
-_NOT_STORABLE: Final = AnswerRefused(INTERNAL_ERROR, "The client's answer cannot be stored")
 
 
 @dataclass(eq=False, slots=True)
@@ -202,7 +195,7 @@ class OpenQuestions:
             answer = await self._hosted.ask(asked, sent.carrier)
         except AnswerRefused as refused:
             sent.is_answered = True
-            await self._take(record, key, refused)
+            await take_answer(self._runtime, record, key, refused)
         except StreamLost:
             sent.carrier.is_open = False
             self._drop(record.id, key, sent)
@@ -213,10 +206,10 @@ class OpenQuestions:
             sent.carrier.is_open = False
             self._drop(record.id, key, sent)
         else:
-            problem = _misfit(record, key, answer)
+            problem = misfit(record, key, answer)
             if problem is None or self._is_last_misfit(record, key):
                 sent.is_answered = True
-                await self._take(record, key, answer if problem is None else problem)
+                await take_answer(self._runtime, record, key, answer if problem is None else problem)
             else:
                 self._drop(record.id, key, sent)
                 self.send(record.id)
@@ -243,42 +236,3 @@ class OpenQuestions:
             del asking.sent[key]
         elif sent in asking.earlier.get(key, ()):
             asking.earlier[key].remove(sent)
-
-    async def _take(self, record: TaskRecord, key: str, answer: dict[str, Any] | AnswerRefused) -> None:
-        """Write an answer down. The client will not send it again, so a store that is away is waited for."""
-        failures = 0
-        while True:
-            try:
-                await self._write(record, key, answer)
-                return
-            except ValueNotStorable as exc:
-                logger.warning("an answer to task %s… cannot be stored: %s", record.id[:12], exc)
-                answer = _NOT_STORABLE
-            except StoreError as exc:
-                logger.warning("an answer to task %s… is not stored yet: %s", record.id[:12], exc)
-                await asyncio.sleep(_pause(failures))
-            except TasksError as exc:
-                # The task is gone, most likely.
-                logger.info("an answer to task %s… came to nothing: %s", record.id[:12], exc)
-                return
-            failures += 1
-
-    async def _write(self, record: TaskRecord, key: str, answer: dict[str, Any] | AnswerRefused) -> None:
-        runtime, actor = self._runtime(), Actor("client", record.owner)
-        if isinstance(answer, AnswerRefused):
-            await runtime.refuse(record, key, answer, actor=actor)
-        else:
-            await runtime.answer(record, {key: answer}, actor=actor)
-
-
-def _misfit(record: TaskRecord, key: str, answer: dict[str, Any]) -> AnswerRefused | None:
-    """What is wrong with an answer, as its tool is told in the end; None if it fits its question."""
-    try:
-        check_answers(record, {key: answer})
-    except RpcError as exc:
-        return AnswerRefused(INVALID_PARAMS, short_message(exc.message))
-    return None
-
-
-def _pause(failures: int) -> float:
-    return backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=10)).total_seconds()

@@ -45,9 +45,9 @@ from mcp_tasks.core.durations import check_duration
 from mcp_tasks.errors import InvalidResponse, UsageError
 from mcp_tasks.legacy.server.client_driver import Driver, task_params
 from mcp_tasks.legacy.server.client_task_errors import ClientTasksUnsupported, ClientTaskTimedOut, for_tools
-from mcp_tasks.legacy.server.raw import raw_request
 from mcp_tasks.legacy.shapes import VERSION
 from mcp_tasks.runtime import current_task
+from mcp_tasks.tools.raw import raw_request
 from mcp_tasks.wire.parse import TaskSnapshot
 
 T = TypeVar("T")

@@ -12,6 +12,7 @@ from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
 from mcp_types import methods as mcp_methods
 
 from mcp_tasks.adapters.era import EraParts, Offer, RequestContext
+from mcp_tasks.adapters.exchange import exchange_of
 from mcp_tasks.adapters.sdk import caller_of, request_meta, request_of
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
@@ -19,7 +20,6 @@ from mcp_tasks.errors import StoreError
 from mcp_tasks.legacy.server.parse import check_task, parse_retention, progress_token
 from mcp_tasks.legacy.server.render import render_created
 from mcp_tasks.legacy.server.sessions import Sessions
-from mcp_tasks.legacy.server.streams import exchange_of
 from mcp_tasks.protocol.errors import RpcError, discreet, refusing
 from mcp_tasks.tools.creation import ANNOUNCE_AFTER
 

@@ -24,10 +24,11 @@ from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import AnswerRefused, InvalidResponse, StoreError, TasksError, TaskWasCancelled, UnknownTask
-from mcp_tasks.legacy.server.carriers import Carrier, StreamLost, related_params
+from mcp_tasks.legacy.server.carriers import Carrier, related_params
 from mcp_tasks.legacy.server.client_driver import Driver
 from mcp_tasks.legacy.shapes import REQUEST_CANCELLED
 from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.tools.client_stream import StreamLost
 
 logger: Final = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ from typing import Any
 from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
 
 from mcp_tasks.adapters.era import EraParts, RequestContext
+from mcp_tasks.adapters.exchange import exchange_of
 from mcp_tasks.adapters.sdk import caller_of
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
@@ -22,7 +23,6 @@ from mcp_tasks.legacy.server.render import (
     status_of,
 )
 from mcp_tasks.legacy.server.sessions import Session, Sessions
-from mcp_tasks.legacy.server.streams import exchange_of
 from mcp_tasks.protocol.errors import RpcError, refusing
 from mcp_tasks.protocol.methods import CANCELLED_BY_CLIENT, actor_of
 from mcp_tasks.protocol.outcome import decoded, outcome_of

@@ -11,12 +11,12 @@ import anyio
 from mcp_types import INTERNAL_ERROR
 
 from mcp_tasks.adapters.era import EraParts, RequestContext
+from mcp_tasks.adapters.exchange import Exchange, exchange_of, is_pipe
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import StoreError, TaskUnreadable, UnknownTask
 from mcp_tasks.legacy.server.audience import OpenResult
 from mcp_tasks.legacy.server.carriers import Carrier
 from mcp_tasks.legacy.server.sessions import Session, Sessions
-from mcp_tasks.legacy.server.streams import Exchange, exchange_of, is_pipe
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.runtime import TaskRuntime
 

@@ -21,6 +21,7 @@ from mcp.server import MCPServer, Server
 from mcp.server.context import CallNext
 
 from mcp_tasks.adapters.era import EraParts, RequestContext
+from mcp_tasks.adapters.exchange import Exchange, http_session_of, is_pipe
 from mcp_tasks.core.pacing import expires_at
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
@@ -28,7 +29,7 @@ from mcp_tasks.legacy.server.asking import OpenQuestions
 from mcp_tasks.legacy.server.audience import Audience
 from mcp_tasks.legacy.server.carriers import Carrier
 from mcp_tasks.legacy.server.pushing import Followed, Pushes
-from mcp_tasks.legacy.server.streams import Exchange, Streams, http_session_of, is_pipe
+from mcp_tasks.legacy.server.streams import Streams
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.hints import Inbox

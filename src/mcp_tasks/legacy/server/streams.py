@@ -7,46 +7,18 @@ sees every GET open and close, and leaves in the scope of each POST how a handle
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, cast
+from typing import Any, Protocol, cast
 
-from mcp.server import MCPServer, Server, ServerRequestContext
+from mcp.server import MCPServer, Server
 from mcp.server.streamable_http import LAST_EVENT_ID_HEADER, MCP_SESSION_ID_HEADER
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mcp_tasks.adapters.exchange import Exchange, watch_exchange
 from mcp_tasks.legacy.server.polls import PollAnswer, may_poll
-
-_EXCHANGE: Final = "mcp_tasks.exchange"
-"""Where in the scope of a POST its exchange is found."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Exchange:
-    """One POST and its answer.
-
-    Attributes:
-        can_resume: Whether a client that left can still come back for the rest of the answer.
-        over: Set when the answer has been sent, or the SDK has noticed that the client has left.
-        receive: What tells that the client has left, where the SDK does not look: it does so only while it streams.
-    """
-
-    can_resume: bool
-    receive: Receive | None
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def ended(self) -> None:
-        """Return when it is over."""
-        if self.receive is None:
-            await self.over.wait()
-            return
-        while (await self.receive())["type"] != "http.disconnect":
-            # The rest of the request; the SDK has read all that there is.
-            pass
 
 
 class StreamWatcher(Protocol):
@@ -97,28 +69,6 @@ class Streams:
             self._watcher.stream_closed(http_session)
 
 
-def http_session_of(ctx: ServerRequestContext[Any, Any]) -> str | None:
-    """The Streamable HTTP session of a message, whose streams are watched; None for any other."""
-    # Only where the SDK has checked the header: elsewhere it is whatever a client makes of it.
-    return None if exchange_of(ctx) is None else _session_header(ctx)
-
-
-def is_pipe(ctx: ServerRequestContext[Any, Any]) -> bool:
-    """Whether a message came over a connection that carries everything in both directions, for as long as it lasts."""
-    return _session_header(ctx) is None
-
-
-def exchange_of(ctx: ServerRequestContext[Any, Any]) -> Exchange | None:
-    """The POST that a request came in; None if it is not known when that is over."""
-    scope: Any = getattr(ctx.request, "scope", None)
-    return None if scope is None else scope.get(_EXCHANGE)
-
-
-def _session_header(ctx: ServerRequestContext[Any, Any]) -> str | None:
-    headers: Any = getattr(ctx.request, "headers", None)
-    return None if headers is None else headers.get(MCP_SESSION_ID_HEADER)
-
-
 class _WatchedApp:
     """The SDK's ASGI app, watched."""
 
@@ -138,10 +88,11 @@ class _WatchedApp:
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
         manager = self._manager
-        exchange = scope[_EXCHANGE] = Exchange(
+        exchange = Exchange(
             can_resume=manager.event_store is not None and not manager.json_response,
             receive=receive if manager.json_response else None,
         )
+        watch_exchange(scope, exchange)
         if not manager.json_response and may_poll(scope):
             poll = PollAnswer(receive, send)
             receive, send = poll.receive, poll.send

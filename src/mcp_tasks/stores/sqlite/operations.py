@@ -8,14 +8,16 @@ savepoint for each would cost more than the write.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from mcp_tasks.core.record import Outcome, TaskRecord
+from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import StoreError, TaskExists, VersionConflict
 from mcp_tasks.stores.columns import expiry, ready, sort_key
 from mcp_tasks.stores.encoding import Line
 from mcp_tasks.stores.sqlite.connection import to_text
+from mcp_tasks.stores.sqlite.queries import NOTE
 from mcp_tasks.stores.sqlite.writer import Operation
 
 Row: TypeAlias = Sequence[Any]
@@ -37,19 +39,24 @@ _INSERT_ENTRY = "INSERT INTO journal (task, kind, key, value) SELECT key, ?, ?, 
 _INSERT_OUTCOME = "INSERT OR REPLACE INTO outcomes (task, body, meta) SELECT key, ?, ? FROM tasks WHERE id = ?"
 _DELETE_TASK = "DELETE FROM tasks WHERE id = ? AND version = ?"
 _STANDING = """
-SELECT key, expires, id, owner, namespace, state FROM tasks INDEXED BY tasks_key
+SELECT key, status, expires, id, owner, namespace, state FROM tasks INDEXED BY tasks_key
 WHERE idempotency_key = ? AND namespace = ? AND ifnull(owner, 0) = ifnull(?, 0)
 """
 _FIND = "SELECT key FROM tasks WHERE id = ?"
 _DELETE_STANDING = "DELETE FROM tasks WHERE key = ?"
+_FREE_KEY = "UPDATE tasks SET idempotency_key = NULL WHERE key = ?"
+_FINAL = frozenset(status.value for status in TaskStatus if status.is_final)
 _BEAT = """
 INSERT INTO heartbeats (worker, namespace, beats) VALUES (?, ?, 1)
 ON CONFLICT (worker) DO UPDATE SET namespace = excluded.namespace, beats = beats + 1
 """
 _DELETE_HEARTBEAT = "DELETE FROM heartbeats WHERE worker = ?"
+_SET_NOTE = "INSERT OR REPLACE INTO notes (namespace, name, value) VALUES (?, ?, ?)"
 
 
-def create(record: TaskRecord, *, state: bytes, request: bytes, key: str | None = None) -> Operation[Row | None]:
+def create(
+    record: TaskRecord, *, state: bytes, request: bytes, key: str | None = None, key_until_end: bool = False
+) -> Operation[Row | None]:
     """Insert a task and its request; gives the row (id, owner, namespace, state) that stands under the key instead."""
     place = (_optional_text(key), to_text(record.namespace), _optional_text(record.owner))
     row = (
@@ -70,12 +77,13 @@ def create(record: TaskRecord, *, state: bytes, request: bytes, key: str | None 
 
     def run(cursor: sqlite3.Cursor) -> Row | StoreError | None:
         # Under the write lock: whoever comes second under a key finds the first.
-        for standing, expires, *found in cursor.execute(_STANDING, place).fetchall() if key is not None else ():
-            if expires is None or expires > sort_key(record):
+        for standing, status, expires, *found in cursor.execute(_STANDING, place).fetchall() if key is not None else ():
+            loses_key = key_until_end and status in _FINAL
+            if not loses_key and (expires is None or expires > sort_key(record)):
                 return found
             if cursor.execute(_FIND, row[:1]).fetchall():
                 return TaskExists(record.id)
-            cursor.execute(_DELETE_STANDING, (standing,))
+            cursor.execute(_FREE_KEY if loses_key else _DELETE_STANDING, (standing,))
         if cursor.execute(_INSERT_TASK, row).rowcount == 0:
             return TaskExists(record.id)
         cursor.execute(_INSERT_REQUEST, (cursor.lastrowid, request))
@@ -136,6 +144,24 @@ def retire(worker: str) -> Operation[None]:
 
     def run(cursor: sqlite3.Cursor) -> None:
         cursor.execute(_DELETE_HEARTBEAT, (to_text(worker),))
+
+    return run
+
+
+def set_note(namespace: str, name: str, *, value: bytes, is_expected: Callable[[object], bool]) -> Operation[bool]:
+    """Keep a note, already encoded, if what is there (None for nothing) is what was expected."""
+    place = (to_text(namespace), to_text(name))
+
+    def run(cursor: sqlite3.Cursor) -> bool | StoreError:
+        rows = cursor.execute(NOTE, place).fetchall()
+        try:
+            # By what it says: encrypted bytes differ each time, whatever is in them.
+            if not is_expected(rows[0][0] if rows else None):
+                return False
+        except StoreError as exc:
+            return exc
+        cursor.execute(_SET_NOTE, (*place, value))
+        return True
 
     return run
 

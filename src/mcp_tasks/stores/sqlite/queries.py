@@ -56,6 +56,8 @@ SELECT t.worker, coalesce(h.beats, 0) FROM (
 ) t LEFT JOIN heartbeats h ON h.worker = t.worker
 """
 
+NOTE = "SELECT value FROM notes WHERE namespace = ? AND name = ?"
+
 _LISTING = """
 SELECT created, id, owner, namespace, state FROM tasks INDEXED BY {index}
 WHERE {where} AND (created, id) > (:place, :id) AND (expires IS NULL OR expires > :now)

@@ -104,12 +104,14 @@ class SqliteStore:
                 if writer is not None:
                     await writer.close()
 
-    async def create(self, record: TaskRecord, request: TaskRequest, *, key: str | None = None) -> TaskRecord:
+    async def create(
+        self, record: TaskRecord, request: TaskRequest, *, key: str | None = None, key_until_end: bool = False
+    ) -> TaskRecord:
         """Keep a new task, unless one stands under its key."""
         state = self._codec.encode_state(record)
         encoded = await encoded_request(self._codec, record.id, request)
         standing = await self._opened(self._writer).run(
-            operations.create(record, state=state, request=encoded, key=key)
+            operations.create(record, state=state, request=encoded, key=key, key_until_end=key_until_end)
         )
         return record if standing is None else self._record(*standing)
 
@@ -219,6 +221,22 @@ class SqliteStore:
         """Every worker that beats for the namespace or has a task in it, and how often it has beaten."""
         rows = self._rows(queries.WORKERS, {"namespace": to_text(namespace)})
         return {from_text(worker): beats for worker, beats in rows}
+
+    async def note(self, namespace: str, name: str) -> bytes | None:
+        """The note of this name that the server has, or None."""
+        rows = self._rows(queries.NOTE, (to_text(namespace), to_text(name)))
+        return self._codec.decode_note(namespace, name, rows[0][0]) if rows else None
+
+    async def set_note(self, namespace: str, name: str, value: bytes, *, expected: bytes | None) -> bool:
+        """Keep a note if what is there is `expected`."""
+
+        def is_expected(data: object) -> bool:
+            return (None if data is None else self._codec.decode_note(namespace, name, data)) == expected
+
+        encoded = self._codec.encode_note(namespace, name, value)
+        return await self._opened(self._writer).run(
+            operations.set_note(namespace, name, value=encoded, is_expected=is_expected)
+        )
 
     def notifier(self) -> SqliteNotifier:
         """Hints between the processes that share the file."""

@@ -1,0 +1,76 @@
+"""The arguments of a companion tool, as models send them: nearly right."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final, cast
+
+from mcp_tasks.core.json import JsonObject
+from mcp_tasks.fallback.companion_tools import DEFAULT_WAIT, LONGEST_WAIT
+from mcp_tasks.fallback.phrases import as_json
+
+ACTIONS: Final = ("accept", "decline", "cancel")
+
+
+class BadArguments(Exception):
+    """A call cannot be answered; the text says why, in whole sentences for a model."""
+
+
+class Given:
+    """What a call of a companion tool was given, read leniently: what can mean only one thing is taken for that.
+
+    Every method raises `BadArguments` for what cannot be taken for anything.
+    """
+
+    def __init__(self, arguments: JsonObject) -> None:
+        self._arguments = arguments
+
+    def task_id(self) -> str | None:
+        """The id of a task; None if there is none."""
+        # The structured content of a handle has it in the other spelling.
+        given = self._arguments.get("task_id", self._arguments.get("taskId"))
+        if given is not None and not isinstance(given, str):
+            raise BadArguments(f"The task_id must be a string, and is {as_json(given, 80)}.")
+        return (given or "").strip() or None
+
+    def seconds(self) -> float:
+        """How long to wait: what is not a number is the usual, and what is out of range the nearest that is not."""
+        given = self._arguments.get("wait_seconds")
+        if isinstance(given, bool) or not isinstance(given, int | float | str):
+            return DEFAULT_WAIT
+        try:
+            seconds = float(given)
+        except (ValueError, OverflowError):
+            return LONGEST_WAIT if isinstance(given, int) and given > 0 else DEFAULT_WAIT
+        return DEFAULT_WAIT if math.isnan(seconds) else min(max(seconds, 0.0), LONGEST_WAIT)
+
+    def question(self) -> str | None:
+        """The key of the question that is answered; None if it is not said."""
+        given = self._arguments.get("question")
+        if given is not None and not isinstance(given, str):
+            raise BadArguments(f"The question must be named by a string, and is {as_json(given, 80)}.")
+        return given or None
+
+    def answer(self) -> dict[str, Any]:
+        """The answer to an elicitation."""
+        action = self._arguments.get("action")
+        if action not in ACTIONS:
+            raise BadArguments(f'The action must be "accept", "decline" or "cancel", and is {as_json(action, 80)}.')
+        return {"action": action, "content": self._content()} if action == "accept" else {"action": action}
+
+    def _content(self) -> dict[str, Any]:
+        content = self._arguments.get("content")
+        if isinstance(content, str):
+            # A model that writes the object as text means the object.
+            with suppress(ValueError, RecursionError):
+                content = json.loads(content)
+        if content is None:
+            return {}
+        if not isinstance(content, Mapping):
+            raise BadArguments(
+                f"The content must be an object with the fields of the answer, and is {as_json(content, 80)}."
+            )
+        return dict(cast("JsonObject", content))

@@ -1,0 +1,259 @@
+"""What the tasks of this process have asked on calls, and nobody has answered.
+
+A question goes out on the stream of one call and outlives that call: the client has it, and its person may answer when
+the call has long been answered in other words. So it is watched from here until it is answered, withdrawn, or its
+connection ends, and other calls that wait for the same task leave it alone as long as its client has it.
+
+Questions that another process asks are not known here: the first answer counts, as everywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import anyio
+
+from mcp_tasks.adapters.era import RequestContext
+from mcp_tasks.adapters.exchange import exchange_of, is_pipe
+from mcp_tasks.core.inputs import InputRequest
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.text import valid_json
+from mcp_tasks.errors import AnswerRefused, StoreError, TaskUnreadable
+from mcp_tasks.protocol.taking import misfit, take_answer
+from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.tools.client_stream import ClientStream, StreamLost
+
+logger: Final = logging.getLogger(__name__)
+
+AGAIN_AFTER: Final = 300.0
+"""Seconds after which a client may be asked again what it was asked on a call that is over. It still has the question,
+unless it closes its dialogs with the calls they came on and says nothing: then nobody could answer any more."""
+
+MAX_EARLIER: Final = 4
+"""How often a question may have been asked before and still be answered there: a client may come back without end."""
+
+
+class CallStream(ClientStream):
+    """The stream of one call.
+
+    Attributes:
+        connection: Which connection it is of, told by what it is.
+        was_cut_off: Whether the client had left before the call was answered, so that it may have read nothing.
+        is_lost: Whether something that was sent on it went wrong. It would again.
+    """
+
+    def __init__(self, ctx: RequestContext) -> None:
+        super().__init__(ctx.session, ctx.request_id)
+        self.connection: object = ctx.session.client_params
+        self.was_cut_off: bool = False
+        self.is_lost: bool = False
+        self._is_pipe = is_pipe(ctx)
+        self._exchange = exchange_of(ctx)
+
+    def takes(self, question: InputRequest) -> bool:
+        """Whether the client can be asked this here."""
+        return not self.is_lost and super().takes(question)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether what is sent on it arrives, as far as is known: over pipes also after its call."""
+        return self._is_pipe or (self._session.can_send_request and not self._is_over())
+
+    def leave(self) -> None:
+        """Its call is about to be answered."""
+        self.was_cut_off = self._is_over()
+
+    def _is_over(self) -> bool:
+        return self._exchange is not None and self._exchange.over.is_set()
+
+
+@dataclass(eq=False, slots=True)
+class Sent:
+    """A question on its way.
+
+    Attributes:
+        at: When it was sent, in the seconds of the event loop.
+        waiting: What waits for its answer and takes it to the task.
+        is_answered: Whether there is an answer, which is then left alone.
+        is_withdrawn: Whether it is being cancelled at the client.
+    """
+
+    stream: CallStream
+    at: float
+    waiting: asyncio.Task[None] | None = None
+    is_answered: bool = False
+    is_withdrawn: bool = False
+
+    def withdraw(self) -> None:
+        """Cancel it at the client, unless its answer has come and is on its way to the task."""
+        if self.waiting is not None and not self.is_answered:
+            self.is_withdrawn = True
+            self.waiting.cancel()
+
+    def suffices_for(self, stream: CallStream) -> bool:
+        """Whether it need not be asked on another stream as well."""
+        if self.is_answered or self.stream.is_open:
+            return True
+        has_read_it = self.stream.connection is stream.connection and not self.stream.was_cut_off
+        return has_read_it and asyncio.get_running_loop().time() < self.at + AGAIN_AFTER
+
+
+class AskedQuestions:
+    """What the tasks of one runtime have asked, by task. Empty whenever nothing is open."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[str, TaskQuestions] = {}
+        self._running: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is asked or being cancelled."""
+        return not self.tasks and not self._running
+
+    def of(self, runtime: TaskRuntime, record: TaskRecord) -> TaskQuestions:
+        """The questions of a task."""
+        known = self.tasks.get(record.id)
+        if known is None:
+            known = self.tasks[record.id] = TaskQuestions(self, runtime, record)
+        return known
+
+    def start(self, coro: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Let something go on by itself; no block of code encloses a question that outlives its call."""
+        running = asyncio.create_task(coro, name="mcp-tasks-question")
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        return running
+
+
+_asked: WeakKeyDictionary[TaskRuntime, AskedQuestions] = WeakKeyDictionary()
+
+
+def asked_by(runtime: TaskRuntime) -> AskedQuestions:
+    """What the tasks of a runtime have asked on calls."""
+    return _asked.setdefault(runtime, AskedQuestions())
+
+
+@dataclass(eq=False, slots=True)
+class TaskQuestions:
+    """What one task has asked, and nobody has answered."""
+
+    _all: AskedQuestions
+    _runtime: TaskRuntime
+    _record: TaskRecord
+    _sent: dict[str, list[Sent]] = field(default_factory=dict[str, list[Sent]])
+    _watching: asyncio.Task[None] | None = None
+
+    def is_asked(self, key: str) -> bool:
+        """Whether some client of this process has the question."""
+        return key in self._sent
+
+    def see(self, record: TaskRecord) -> None:
+        """See what the task asks now, and cancel what is answered or withdrawn wherever it was asked."""
+        if record.version < self._record.version:
+            return
+        self._record = record
+        for key in self._sent.keys() - record.inputs.outstanding.keys():
+            for sent in self._sent.pop(key):
+                sent.withdraw()
+        self._end_if_done()
+
+    def ask(self, stream: CallStream) -> Iterator[Sent]:
+        """Ask on a stream what its client takes and no other stream suffices for."""
+        now = self._runtime.now()
+        for key, question in self._record.inputs.outstanding.items():
+            is_asked = any(sent.suffices_for(stream) for sent in self._sent.get(key, ()))
+            if not is_asked and stream.takes(question) and not question.is_overdue(now):
+                yield self._send(key, question, stream)
+
+    def _send(self, key: str, question: InputRequest, stream: CallStream) -> Sent:
+        sent = Sent(stream, asyncio.get_running_loop().time())
+        sent.waiting = self._all.start(self._wait_for_answer(self._record, key, question, sent))
+        there = self._sent.setdefault(key, [])
+        there.append(sent)
+        if len(there) > MAX_EARLIER:
+            there.pop(0).withdraw()
+        if self._watching is None:
+            self._watching = self._all.start(self._watch())
+        return sent
+
+    async def _wait_for_answer(self, record: TaskRecord, key: str, question: InputRequest, sent: Sent) -> None:
+        answer: dict[str, Any] | AnswerRefused
+        try:
+            answer = await sent.stream.put(question.method, _plain_params(question))
+        except AnswerRefused as refused:
+            answer = refused
+        except StreamLost:
+            # The question stays open in its task, for whoever comes.
+            self._lose(key, sent)
+            return
+        except Exception:
+            logger.exception("task %s… could not ask on the call that waits for it", record.id[:12])
+            self._lose(key, sent)
+            return
+        # It stays here until its task has it: nobody asks what has been answered.
+        sent.is_answered = True
+        fitting = answer if isinstance(answer, AnswerRefused) else misfit(record, key, answer) or answer
+        await take_answer(lambda: self._runtime, record, key, fitting)
+        self._drop(key, sent)
+
+    async def _watch(self) -> None:
+        """See the task whenever it may have changed, for as long as something is open."""
+        interval = self._runtime.settings.look_interval.total_seconds()
+        with self._runtime.hints.listen([self._record.id]) as hints:
+            while self._sent:
+                await self._look()
+                # A hint may be lost; the store is the truth.
+                with anyio.move_on_after(interval):
+                    await anext(hints)
+
+    async def _look(self) -> None:
+        task_id = self._record.id
+        try:
+            found = await self._runtime.store.get(task_id)
+        except TaskUnreadable:
+            found = None
+        except StoreError as exc:
+            logger.debug("task %s… cannot be looked at now: %s", task_id[:12], exc)
+            return
+        if found is None:
+            self._withdraw_all()
+        else:
+            self.see(found)
+
+    def _withdraw_all(self) -> None:
+        """The task is gone."""
+        for sent in (each for there in self._sent.values() for each in there):
+            sent.withdraw()
+        self._sent.clear()
+        self._end_if_done()
+
+    def _lose(self, key: str, sent: Sent) -> None:
+        sent.stream.is_lost = True
+        self._drop(key, sent)
+
+    def _drop(self, key: str, sent: Sent) -> None:
+        there = self._sent.get(key, [])
+        if sent in there:
+            there.remove(sent)
+        if not there:
+            self._sent.pop(key, None)
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self._sent:
+            return
+        if self._all.tasks.get(self._record.id) is self:
+            del self._all.tasks[self._record.id]
+        if self._watching is not None:
+            self._watching.cancel()
+
+
+def _plain_params(question: InputRequest) -> dict[str, Any]:
+    """The params as in a plain call: this client knows of no task, of the server's or of its own."""
+    params: dict[str, Any] = valid_json(question.params)
+    return {name: value for name, value in params.items() if name != "task"}

@@ -1,0 +1,146 @@
+"""Answers to calls of tools whose caller speaks no tasks: the best way that the caller can follow.
+
+The tool runs as a task. Its call waits; then a client of the newest era is told to come back, and everybody else, or a
+client that has come back often enough, is told in words that the tool is still running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Final, cast
+
+from mcp.server.context import HandlerResult
+from mcp_types import InputRequiredResult
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+
+from mcp_tasks.adapters.era import RequestContext
+from mcp_tasks.core.record import TaskRecord, TaskRequest
+from mcp_tasks.errors import UnknownTask
+from mcp_tasks.fallback.ends import plain_answer, told_answer
+from mcp_tasks.fallback.legs import refused_state
+from mcp_tasks.fallback.mine import session_of
+from mcp_tasks.fallback.serving import ServingParts, WaitingRequest
+from mcp_tasks.fallback.ways import Fallback
+from mcp_tasks.protocol import Caller
+from mcp_tasks.runtime.launching import new_task_id
+from mcp_tasks.tools.creation import Question, answer_call
+
+FORGET_WITHIN: Final = timedelta(seconds=5)
+"""A call that is answered with how its tool ended within this time leaves no task behind: nobody was told of one, and
+nobody had the time to lose the answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCall:
+    """A call of a tool whose caller takes no tasks.
+
+    Attributes:
+        settle: Runs the call up to the tool's body, where parameters are asked for before it; gives what the call is
+            answered with, or None if the body was reached.
+        asks_first: Whether the tool may begin by asking on the call.
+        key: What makes another call the same as this one, where a second is given the task of the first.
+    """
+
+    ctx: RequestContext
+    caller: Caller
+    request: TaskRequest
+    ways: Fallback
+    owner: str | None
+    retention: timedelta | None
+    poll_interval: timedelta | None = None
+    settle: Callable[[], Awaitable[HandlerResult | None]] | None = None
+    asks_first: bool = False
+    key: str | None = None
+
+
+class FallbackCalls:
+    """Answers such calls, for one server."""
+
+    def __init__(self, parts: ServingParts) -> None:
+        self._parts = parts
+
+    async def answer(self, call: ToolCall) -> HandlerResult:
+        """Answer one request of a call.
+
+        Raises:
+            RpcError: What the tool raised, or why the request is refused.
+            StoreError: The task could not be kept.
+        """
+        waiting = WaitingRequest(self._parts, call.ctx, call.caller, call.ways, at_end=plain_answer)
+        brought = None if waiting.leg is None else waiting.leg.brought
+        if brought is not None and brought.task_id is not None:
+            return await self._resume(call, waiting, brought.task_id)
+        if call.settle is not None and waiting.leg is not None:
+            settled = await call.settle()
+            if isinstance(settled, InputRequiredResult):
+                return waiting.ask_before(settled.model_dump(by_alias=True, mode="json", exclude_none=True))
+            if settled is not None:
+                return settled
+        return await self._begin(call, waiting)
+
+    async def wait_for(
+        self, record: TaskRecord, ctx: RequestContext, caller: Caller, ways: Fallback, at_most: timedelta
+    ) -> dict[str, Any]:
+        """Wait for a task that is there already, for a caller that asks how it is.
+
+        Raises:
+            UnknownTask: The task is gone.
+        """
+        waiting = WaitingRequest(self._parts, ctx, caller, ways, at_end=told_answer, at_most=at_most)
+        return await waiting.answer(await waiting.take_answers(record))
+
+    async def _begin(self, call: ToolCall, waiting: WaitingRequest) -> HandlerResult:
+        task_id = new_task_id()
+        with ExitStack() as opened:
+            # Before the task is there: its tool may be at work before we hear of it.
+            opened.enter_context(waiting.open(task_id))
+            answer = await answer_call(
+                self._parts.runtime(),
+                _request(call),
+                owner=call.owner,
+                retention=call.retention,
+                poll_interval=call.poll_interval,
+                asks_first=call.asks_first and waiting.leg is not None and call.key is None,
+                task_id=task_id,
+                key=call.key,
+                session=session_of(call.caller),
+            )
+            if isinstance(answer, Question):
+                return waiting.ask_before(answer.question)
+            try:
+                return await waiting.answer(cast(TaskRecord, answer))
+            finally:
+                await self._forget(call, waiting)
+
+    async def _forget(self, call: ToolCall, waiting: WaitingRequest) -> None:
+        # Another call may have been given the task, where there is a key.
+        if waiting.ended is not None and waiting.waited <= FORGET_WITHIN and call.key is None:
+            await self._parts.runtime().discard(waiting.ended)
+
+    async def _resume(self, call: ToolCall, waiting: WaitingRequest, task_id: str) -> HandlerResult:
+        try:
+            record = await self._parts.runtime().get(task_id, owner=call.owner)
+            return await waiting.answer(await waiting.take_answers(record))
+        except UnknownTask as exc:
+            # Kept for as long as was promised, and gone since.
+            raise refused_state("its task is gone") from exc
+
+
+def _request(call: ToolCall) -> TaskRequest:
+    """What the run is told of the call: how long its questions may stay open, and who may answer them."""
+    request = replace(call.request, max_wait=call.ways.answer_within)
+    # Where there are no sessions, what an older client said of itself is not kept, and it cannot be asked. Others can:
+    # whoever has the id of the task.
+    is_unknown = request.client_info is None and request.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS
+    if not (call.ways.model_may_answer or is_unknown):
+        return request
+    elicitation = request.client_capabilities.get("elicitation")
+    declared = cast("dict[str, Any]", elicitation) if isinstance(elicitation, dict) else {}
+    return replace(
+        request,
+        client_info=request.client_info or {"name": "unknown", "version": ""},
+        client_capabilities={**request.client_capabilities, "elicitation": {**declared, "form": {}}},
+    )

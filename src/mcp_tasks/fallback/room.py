@@ -1,0 +1,130 @@
+"""The parts of this room for one server, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from mcp.server import MCPServer, Server
+from mcp.server.context import CallNext, HandlerResult
+from mcp_types import CallToolRequestParams
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from mcp_tasks.adapters.era import EraParts, RequestContext
+from mcp_tasks.adapters.sdk import caller_of
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.errors import TasksError
+from mcp_tasks.fallback.calls import FallbackCalls, ToolCall
+from mcp_tasks.fallback.companions import Companions, ToolWays
+from mcp_tasks.fallback.hosts import ANY_HOST, HOSTS, UNKNOWN_HOST, Host
+from mcp_tasks.fallback.keys import StateKeys
+from mcp_tasks.fallback.legs import Legs, put_around_boundary
+from mcp_tasks.fallback.listing import Listing
+from mcp_tasks.fallback.serving import ServingParts
+from mcp_tasks.fallback.ways import Fallback, ShownTo
+from mcp_tasks.protocol import Caller, RpcError
+from mcp_tasks.tools.open_calls import OpenCalls
+from mcp_tasks.tools.sdk_errors import to_mcp_error
+
+_MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
+
+
+class FallbackRoom:
+    """Answers for callers that speak no tasks, on one server.
+
+    Args:
+        open_calls: Where runs find the calls that are open on them.
+        ways: How calls of the server's tools are answered.
+        hosts: What the author knows of hosts, beside and above what is known here.
+        shown: Who is shown the companion tools.
+        prefix: What their names begin with.
+        is_stopping: Whether the process has been told to stop.
+    """
+
+    def __init__(
+        self,
+        parts: EraParts,
+        *,
+        open_calls: OpenCalls,
+        ways: ToolWays,
+        hosts: Mapping[str, Host],
+        shown: ShownTo,
+        prefix: str,
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self._ways = ways
+        self._companions = Companions(parts.runtime, parts.protocol, ways, self._wait_for, shown=shown, prefix=prefix)
+        known = {**HOSTS, **hosts}
+        unknown = known.pop(ANY_HOST, UNKNOWN_HOST)
+        self._calls = FallbackCalls(
+            ServingParts(
+                runtime=parts.runtime,
+                open_calls=open_calls,
+                hosts=known,
+                unknown=unknown,
+                stopping=parts.stopping,
+                is_stopping=is_stopping,
+                companions=lambda ways: self._companions.names(ways.model_may_answer),
+            )
+        )
+        self._listing = Listing(parts.protocol, ways, self._companions, known)
+        self._keys = StateKeys(parts.runtime)
+        self._legs = Legs(self._keys, owner=parts.protocol.owner, now=lambda: parts.runtime().now())
+
+    def start(self, server: MCPServer[Any] | Server[Any]) -> None:
+        """The server starts: see what its clients say and are answered."""
+        put_around_boundary(server.middleware, self._legs.outside, self.inside)
+
+    async def check_names(self, tools: Iterable[str]) -> None:
+        """Refuse a server that has tools of the names of the companion tools.
+
+        Raises:
+            UsageError: It has; the message says what to do.
+        """
+        await self._companions.check_names(tools)
+
+    async def rotate_key(self) -> None:
+        """Seal what calls bring along under a new key from now on."""
+        await self._keys.rotate()
+
+    async def inside(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
+        """Middleware after the SDK's boundary for states: what is listed, and what a tool's own state was."""
+        if ctx.method == "tools/list":
+            result = await call_next(ctx)
+            return await self._listing.show(caller_of(ctx), result) if isinstance(result, dict) else result
+        return await self._legs.inside(ctx, call_next)
+
+    async def answer(self, call: ToolCall) -> HandlerResult:
+        """Answer one request of a call of a tool.
+
+        Raises:
+            RpcError: What the tool raised, or why the request is refused.
+            StoreError: The task could not be kept.
+        """
+        return _worded(call.ctx, await self._calls.answer(call))
+
+    def is_companion(self, name: str) -> bool:
+        """Whether a tool of that name may be one of ours."""
+        return self._companions.is_companion(name)
+
+    async def answer_companion(self, params: CallToolRequestParams, ctx: RequestContext) -> HandlerResult | None:
+        """Answer a call of a companion tool; None if it is not one here."""
+        try:
+            answer = await self._companions.answer(params.name, params.arguments or {}, ctx, caller_of(ctx))
+            return None if answer is None else _worded(ctx, answer)
+        except (RpcError, TasksError) as exc:
+            raise to_mcp_error(exc) from exc
+
+    async def _wait_for(
+        self, record: TaskRecord, ctx: RequestContext, caller: Caller, seconds: float
+    ) -> dict[str, Any]:
+        ways = await self._ways.of(record.name) or Fallback()
+        return await self._calls.wait_for(record, ctx, caller, ways, timedelta(seconds=seconds))
+
+
+def _worded(ctx: RequestContext, result: HandlerResult) -> HandlerResult:
+    """The result with the mark that the newest era puts on every result."""
+    if not isinstance(result, dict) or "resultType" in result or ctx.protocol_version not in _MODERN:
+        return result
+    return {"resultType": "complete", **result}

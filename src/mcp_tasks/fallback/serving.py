@@ -1,0 +1,261 @@
+"""One request that waits for a task: for how long, what is sent and asked meanwhile, and what it is answered with."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeAlias, cast
+
+import anyio
+from mcp_types import INVALID_PARAMS
+
+from mcp_tasks.adapters.era import RequestContext
+from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.text import short_message
+from mcp_tasks.errors import AnswerRefused, StoreError
+from mcp_tasks.fallback.asking import CallQuestions
+from mcp_tasks.fallback.hosts import Host, host_of
+from mcp_tasks.fallback.legs import Leg, current_leg
+from mcp_tasks.fallback.open_request import OpenRequest
+from mcp_tasks.fallback.patience import Patience, patience_of_call, patience_of_leg, patience_of_status
+from mcp_tasks.fallback.relay import ProgressRelay
+from mcp_tasks.fallback.state import CallState
+from mcp_tasks.fallback.waiting import wait_for
+from mcp_tasks.fallback.ways import Fallback
+from mcp_tasks.fallback.words import CompanionNames, handle_result
+from mcp_tasks.protocol import Caller, RpcError
+from mcp_tasks.protocol.answers import check_answers
+from mcp_tasks.protocol.methods import actor_of
+from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.tools.channel import require_capability
+from mcp_tasks.tools.open_calls import OpenCalls
+
+logger: Final = logging.getLogger(__name__)
+
+LEFT: Final = "The caller went away"
+
+PLACEHOLDER: Final = ""
+"""A state where the SDK wants one. The real one is put in its place outside (see `legs`)."""
+
+AnswerAtEnd: TypeAlias = Callable[[TaskRuntime, TaskRecord], Awaitable[dict[str, Any]]]
+"""What is answered for a task that has ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingParts:
+    """What requests that wait are given of their server.
+
+    Attributes:
+        hosts: What is known of hosts, by their names.
+        unknown: What is assumed of those that are not known.
+        stopping: Returns when the process is told to stop.
+        is_stopping: Whether it has been.
+        companions: The names of the companion tools, for calls that are answered in these ways; None if there are none.
+    """
+
+    runtime: Callable[[], TaskRuntime]
+    open_calls: OpenCalls
+    hosts: Mapping[str, Host]
+    unknown: Host
+    stopping: Callable[[], Awaitable[object]]
+    is_stopping: Callable[[], bool]
+    companions: Callable[[Fallback], CompanionNames | None]
+
+
+class WaitingRequest:
+    """A request that waits for one task, and answers.
+
+    Args:
+        at_end: What it answers once the task has ended.
+        at_most: The longest that it waits, where its caller said so; it is not told to come back for more then.
+
+    Attributes:
+        leg: Which request of its call it is; None where the caller cannot be told to come back.
+        ended: The task, once it has been seen to have ended.
+    """
+
+    def __init__(
+        self,
+        parts: ServingParts,
+        ctx: RequestContext,
+        caller: Caller,
+        ways: Fallback,
+        *,
+        at_end: AnswerAtEnd,
+        at_most: timedelta | None = None,
+    ) -> None:
+        self.leg: Leg | None = current_leg.get()
+        self.ended: TaskRecord | None = None
+        self._parts = parts
+        self._runtime = parts.runtime()
+        self._ctx = ctx
+        self._caller = caller
+        self._ways = ways
+        self._at_end = at_end
+        self._at_most = at_most
+        brought = None if self.leg is None else self.leg.brought
+        self._relay = ProgressRelay(ctx, heartbeat=ways.heartbeat, last=None if brought is None else brought.progress)
+        self._open_request = OpenRequest(ctx, self._relay)
+        self._questions = CallQuestions(self._runtime, ctx) if self.leg is None else None
+        self._began = time.monotonic()
+        self._window = self._since(brought)
+
+    @property
+    def waited(self) -> timedelta:
+        """How long the request has been there."""
+        return timedelta(seconds=time.monotonic() - self._began)
+
+    def open(self, task_id: str) -> AbstractContextManager[None]:
+        """While the block lasts, a run of that task in this process has the call."""
+        return self._parts.open_calls.open(task_id, self._open_request)
+
+    def ask_before(self, question: JsonObject) -> dict[str, Any]:
+        """Ask for what the tool needs before there is a task; only where the caller can come back."""
+        return self._come_back(None, question.get("inputRequests"), inner=question.get("requestState"))
+
+    async def take_answers(self, record: TaskRecord) -> TaskRecord:
+        """Write down the answers that the request brought. One that does not fit is for the tool to see."""
+        brought = (self._ctx.params or {}).get("inputResponses")
+        if not isinstance(brought, Mapping):
+            return record
+        answers = cast("Mapping[str, Any]", brought)
+        fitting: dict[str, Any] = {}
+        for key in record.inputs.outstanding.keys() & answers.keys():
+            try:
+                check_answers(record, {key: answers[key]})
+                fitting[key] = answers[key]
+            except RpcError as exc:
+                refused = AnswerRefused(INVALID_PARAMS, short_message(exc.message))
+                record = await self._runtime.refuse(record, key, refused, actor=actor_of(record))
+        return await self._runtime.answer(record, fitting, actor=actor_of(record)) if fitting else record
+
+    async def answer(self, record: TaskRecord) -> dict[str, Any]:
+        """Wait for the task, and answer.
+
+        Raises:
+            RpcError: What the tool raised.
+            UnknownTask: The task is gone.
+        """
+        patience = self._patience()
+        try:
+            with self.open(record.id):
+                seen = await self._wait(record, patience, patience.limit)
+                while not (seen.is_final or self._has_word(seen, patience)):
+                    # No word is to be given before the end: the caller may give up, which is what the author wants.
+                    seen = await self._wait(seen, patience, None)
+        except anyio.get_cancelled_exc_class():
+            await self._caller_left(record)
+            raise
+        finally:
+            if self._questions is not None:
+                await self._questions.leave()
+        if seen.is_final:
+            self.ended = seen
+            await self._relay.finish()
+            return await self._at_end(self._runtime, seen)
+        questions = self._for_caller(seen, patience)
+        if questions or patience.comes_back:
+            return self._come_back(seen.id, questions)
+        return handle_result(seen, self._parts.companions(self._ways))
+
+    async def _wait(self, record: TaskRecord, patience: Patience, limit: timedelta | None) -> TaskRecord:
+        return await wait_for(
+            self._runtime,
+            record,
+            lambda task: task.is_final or self._asks(task, patience),
+            limit,
+            see=self._see,
+            beside=self._relay.keep_alive,
+            stopping=self._parts.stopping,
+        )
+
+    async def _see(self, record: TaskRecord) -> None:
+        await self._relay.look(record)
+        if self._questions is not None:
+            self._questions.look(record)
+
+    def _has_word(self, seen: TaskRecord, patience: Patience) -> bool:
+        """Whether the caller is told something although the tool has not ended."""
+        return (
+            self._ways.handle
+            or patience.comes_back
+            or bool(self._for_caller(seen, patience))
+            or self._parts.is_stopping()
+        )
+
+    def _asks(self, task: TaskRecord, patience: Patience) -> bool:
+        """Whether there is no use in waiting: the tool asks, and what it asks is not asked while the call is open."""
+        if not task.inputs.outstanding:
+            return False
+        if self._questions is not None:
+            return self._ways.handle and not self._questions.reaches(task)
+        return bool(self._for_caller(task, patience)) or self._ways.handle
+
+    def _for_caller(self, task: TaskRecord, patience: Patience) -> dict[str, Any]:
+        """What the tool asks and the caller can come back with."""
+        if not patience.asks:
+            return {}
+        questions: dict[str, Any] = {}
+        for key, question in task.inputs.outstanding.items():
+            try:
+                require_capability(question, self._caller.capabilities)
+            except RpcError:
+                continue
+            questions[key] = {"method": question.method, "params": question.params}
+        return questions
+
+    def _come_back(
+        self, task_id: str | None, questions: Mapping[str, Any] | None, inner: str | None = None
+    ) -> dict[str, Any]:
+        leg = cast(Leg, self.leg)
+        now = self._runtime.now()
+        leg.takes = CallState(
+            task_id=task_id,
+            legs=1 + (0 if leg.brought is None else leg.brought.legs),
+            window=self._window,
+            expires=now + self._ways.answer_within,
+            progress=self._relay.last,
+            inner=inner,
+        )
+        asked = {"inputRequests": dict(questions)} if questions else {"requestState": PLACEHOLDER}
+        return {"resultType": "input_required", **asked}
+
+    def _since(self, brought: CallState | None) -> datetime:
+        """Since when the host's limit counts. A host that comes back after it does not count what its person takes."""
+        now = self._runtime.now()
+        if brought is None:
+            return now
+        limit = self._host().limit
+        return now if limit is not None and now - brought.window >= limit else min(brought.window, now)
+
+    def _patience(self) -> Patience:
+        ways, has_progress = self._ways, self._relay.has_token
+        legs = 0 if self.leg is None or self.leg.brought is None else self.leg.brought.legs
+        if self._at_most is not None:
+            asks = self.leg is not None and legs < ways.legs
+            return patience_of_status(self._at_most, self._host(), asks=asks, has_progress=has_progress)
+        if self.leg is None:
+            return patience_of_call(ways, self._known_host(), self._parts.unknown, has_progress=has_progress)
+        elapsed = self._runtime.now() - self._window
+        return patience_of_leg(ways, self._host(), legs=legs, elapsed=elapsed, has_progress=has_progress)
+
+    def _host(self) -> Host:
+        return self._known_host() or self._parts.unknown
+
+    def _known_host(self) -> Host | None:
+        return host_of(self._caller.client_info, self._parts.hosts, over_stdio=self._ctx.request is None)
+
+    async def _caller_left(self, record: TaskRecord) -> None:
+        """The request is cancelled. A server that stops cancels requests too, and its tools are to go on."""
+        if self._ways.when_caller_leaves != "cancel" or self._parts.is_stopping():
+            return
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._runtime.cancel(record, LEFT, actor=actor_of(record))
+            except StoreError as exc:
+                logger.warning("task %s… was not cancelled, though its caller went away: %s", record.id[:12], exc)

@@ -1,0 +1,103 @@
+"""Waiting for a task on an open call, for as long as its caller can."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from datetime import timedelta
+from typing import Any, Final
+
+import anyio
+
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.errors import StoreError, TaskUnreadable, UnknownTask
+from mcp_tasks.runtime import TaskRuntime
+
+logger: Final = logging.getLogger(__name__)
+
+
+async def wait_for(
+    runtime: TaskRuntime,
+    record: TaskRecord,
+    until: Callable[[TaskRecord], bool],
+    limit: timedelta | None,
+    *,
+    see: Callable[[TaskRecord], Awaitable[None]],
+    beside: Callable[[], Coroutine[Any, Any, None]],
+    stopping: Callable[[], Awaitable[object]],
+) -> TaskRecord:
+    """The task once `until` holds for it, or as it was seen last when the time is over or the server stops.
+
+    Args:
+        see: Called with each state of the task that is seen.
+        beside: What goes on meanwhile; cancelled in the end.
+        stopping: Returns when the server is told to stop.
+
+    Raises:
+        UnknownTask: The task is gone.
+        TaskUnreadable: Its row cannot be read.
+    """
+    follower = _Follower(runtime, record, until, see)
+    problem: Exception | None = None
+    async with anyio.create_task_group() as group:
+
+        async def end_when_stopping() -> None:
+            await stopping()
+            group.cancel_scope.cancel()
+
+        group.start_soon(beside)
+        group.start_soon(end_when_stopping)
+        try:
+            await follower.follow(limit)
+        except (UnknownTask, TaskUnreadable) as exc:
+            # Out of the group it would come wrapped.
+            problem = exc
+        group.cancel_scope.cancel()
+    if problem is not None:
+        raise problem
+    return follower.seen
+
+
+class _Follower:
+    """Looks at a task whenever it may have changed."""
+
+    def __init__(
+        self,
+        runtime: TaskRuntime,
+        record: TaskRecord,
+        until: Callable[[TaskRecord], bool],
+        see: Callable[[TaskRecord], Awaitable[None]],
+    ) -> None:
+        self.seen = record
+        self._runtime = runtime
+        self._until = until
+        self._see = see
+
+    async def follow(self, limit: timedelta | None) -> None:
+        with self._runtime.hints.listen([self.seen.id]) as hints:
+            # Before the time runs: a call that has none left still gets what is there.
+            if await self._look():
+                return
+            with anyio.move_on_after(None if limit is None else max(limit.total_seconds(), 0)):
+                while True:
+                    # A hint may be lost; the store is the truth.
+                    with anyio.move_on_after(self._runtime.settings.look_interval.total_seconds()):
+                        await anext(hints)
+                    if await self._look():
+                        return
+
+    async def _look(self) -> bool:
+        """See how the task is; whether there is nothing to wait for."""
+        try:
+            found = await self._runtime.store.get(self.seen.id)
+        except TaskUnreadable:
+            raise
+        except StoreError as exc:
+            # It is kept and may be running: what was seen last still holds, for all that is known.
+            logger.debug("task %s… cannot be looked at now: %s", self.seen.id[:12], exc)
+            return False
+        if found is None:
+            raise UnknownTask(self.seen.id)
+        self.seen = found
+        await self._see(found)
+        return self._until(found)

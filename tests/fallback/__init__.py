@@ -1,0 +1,1 @@
+"""Tests of the answers that clients get which speak no tasks."""

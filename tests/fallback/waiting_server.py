@@ -1,0 +1,117 @@
+"""A server whose calls wait for their tools and ask meanwhile, and answer with the task's id when the time is over.
+
+    python -m tests.fallback.waiting_server stdio
+
+The smallest thing that uses `CallQuestions` as an open call does. Beside its tools it answers to a few names by which a
+test looks at tasks and meddles with them: `wait`, `cancel`, `answer`, `questions`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+from mcp.server import MCPServer
+from mcp.server.context import CallNext, HandlerResult
+from mcp_types import CallToolRequestParams
+
+from mcp_tasks import Tasks
+from mcp_tasks.adapters.era import RequestContext
+from mcp_tasks.adapters.sdk import caller_of, task_request
+from mcp_tasks.core.actor import Actor
+from mcp_tasks.core.json_bytes import decode_json
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.engines import LocalEngine
+from mcp_tasks.fallback.asked import asked_by
+from mcp_tasks.fallback.asking import CallQuestions
+from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.stores.memory import MemoryStore
+from tests.helpers.process import serve_stdio
+from tests.helpers.rpc import PATIENCE
+from tests.helpers.server import QUICK, Desk
+from tests.legacy.asking_server import build_asking
+
+SOMEBODY = Actor("client", None)
+
+
+class WaitingCalls:
+    """Answers the calls of a server's tools with what its tasks come to."""
+
+    def __init__(self, runtime: TaskRuntime) -> None:
+        self.runtime = runtime
+
+    async def __call__(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
+        if ctx.method != "tools/call":
+            return await call_next(ctx)
+        params = CallToolRequestParams.model_validate(dict(ctx.params or {}), by_name=False)
+        arguments = params.arguments or {}
+        match params.name:
+            case "questions":
+                return _said("none" if asked_by(self.runtime).is_empty else "some")
+            case "wait":
+                record = await self.runtime.find(arguments["task_id"])
+            case "cancel":
+                record = await self.runtime.find(arguments["task_id"])
+                return _said((await self.runtime.cancel(record, "as told", actor=SOMEBODY)).status.value)
+            case "answer":
+                return await self._answer(arguments)
+            case _:
+                caller = caller_of(ctx)
+                request = task_request(params, ctx, caller)
+                record = await self.runtime.launch(request, owner=None, retention=timedelta(minutes=1))
+        return await self._wait(record, ctx, cast("Mapping[str, Any]", ctx.meta or {}).get("seconds", PATIENCE))
+
+    async def _answer(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        record = await self.runtime.find(arguments["task_id"])
+        [key] = record.inputs.outstanding
+        answer = {"action": "accept", "content": {"name": arguments["name"]}}
+        await self.runtime.answer(record, {key: answer}, actor=SOMEBODY)
+        return _said("answered")
+
+    async def _wait(self, record: TaskRecord, ctx: RequestContext, seconds: float) -> dict[str, Any]:
+        questions = CallQuestions(self.runtime, ctx)
+
+        def over(seen: TaskRecord) -> bool:
+            questions.look(seen)
+            return seen.is_final or (bool(seen.inputs.outstanding) and not questions.reaches(seen))
+
+        await self.runtime.wait_until(record.id, over, timedelta(seconds=seconds))
+        await questions.leave()
+        seen = await self.runtime.find(record.id)
+        outcome = await self.runtime.outcome(record.id) if seen.is_final else None
+        if outcome is None:
+            return _said(f"{seen.status.value} {seen.id}")
+        return decode_json(outcome.body)
+
+
+def _said(text: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": text}], "isError": False}
+
+
+@asynccontextmanager
+async def waiting_server(desk: Desk | None = None) -> AsyncGenerator[tuple[MCPServer[Any], TaskRuntime]]:
+    """The server, and what its calls run in."""
+    tasks = Tasks("memory://", settings=QUICK)
+    server = build_asking(tasks, desk)
+    runtime = await tasks.runtime_for(
+        server, store=MemoryStore(), engine=LocalEngine(), clock=lambda: datetime.now(UTC)
+    )
+    server.middleware.insert(0, WaitingCalls(runtime))
+    await runtime.start()
+    try:
+        yield server, runtime
+    finally:
+        await runtime.stop()
+
+
+async def main() -> None:
+    """Serve the pipes of this process."""
+    async with waiting_server() as (server, _):
+        await serve_stdio(server)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
