@@ -54,6 +54,10 @@ PYDANTIC_AI = Environment(
 LANGCHAIN = Environment(
     name="langchain", packages=("langchain==1.4.7", "langgraph-checkpoint-sqlite==3.1.2", "fastmcp==4.1.2")
 )
+LANGCHAIN_ADAPTER = Environment(
+    name="langchain_adapter",
+    packages=("langchain-mcp-adapters==0.3.2", "langchain==1.4.7", "langgraph-checkpoint-sqlite==3.1.2"),
+)
 PYTHON_SDK = Environment(name="python_sdk", packages=("mcp==1.30.0",))
 OLDER_STRANDS = Environment(name="older_strands", packages=("strands-agents==1.62.0", "mcp==1.30.0"))
 

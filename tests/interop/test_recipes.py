@@ -22,17 +22,22 @@ PAGE = CHECKOUT / "docs" / "agents.md"
 SCALED = {"SECONDS_PER_FRAME = 10\n": "SECONDS_PER_FRAME = 0.1\n", "LIMIT = 60  ": "LIMIT = 1  "}
 """What is changed in the page's files: a film takes two and a half seconds, and clients wait one for an answer."""
 
+JOINED = ("@tasks.task()\n", "@tasks.task(join_running=True)\n")
+"""What the page says that a tool needs for an agent without tasks that is started again."""
+
 LIMIT = 60.0
+ADAPTER = "langchain_adapter"
 FILM = (sys.executable, "-m", "uvicorn", "film:app", "--port", "{port}", "--log-level", "warning")
 RECIPES = {
     "sdk": (None, "sdk_agent.py"),
     "fastmcp": ("fastmcp", "fastmcp_agent.py"),
     "pydantic_ai": ("pydantic_ai", DRIVERS / "recipe_pydantic_ai.py"),
     "langchain": ("langchain", DRIVERS / "recipe_langchain.py"),
+    ADAPTER: ("langchain_adapter", DRIVERS / "recipe_adapter.py"),
 }
 """For each recipe what it needs installed besides us, and what is run in the folder with the page's files."""
 
-WITH_A_MODEL = {"pydantic_ai", "langchain"}
+WITH_A_MODEL = {"pydantic_ai", "langchain", ADAPTER}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +102,9 @@ def _write_the_page(folder: Path) -> None:
 def agent(request: pytest.FixtureRequest, installs: Installs, tmp_path: Path) -> Generator[Agent]:
     """A recipe, in a folder of its own, with a server of its own."""
     _write_the_page(tmp_path)
+    if request.param == ADAPTER:
+        film = tmp_path / "film.py"
+        film.write_text(film.read_text().replace(*JOINED))
     needs, program = RECIPES[request.param]
     python = sys.executable if needs is None else str(installs[needs])
     log = tmp_path / "film.log"
@@ -106,7 +114,7 @@ def agent(request: pytest.FixtureRequest, installs: Installs, tmp_path: Path) ->
 
 def test_what_is_scaled_is_on_the_page() -> None:
     page = PAGE.read_text()
-    assert [real for real in SCALED if real not in page] == []
+    assert [real for real in (*SCALED, JOINED[0], JOINED[1].strip()) if real not in page] == []
 
 
 def test_a_tool_longer_than_the_limit_asks_reports_and_ends(agent: Agent) -> None:
