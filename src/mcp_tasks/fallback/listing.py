@@ -11,7 +11,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
-from mcp_tasks.fallback.companions import Companions, ToolWays, may_hand_over
+from mcp_types.version import LATEST_HANDSHAKE_VERSION
+
+from mcp_tasks.fallback.companions import Companions, ToolWays, answers_for
 from mcp_tasks.fallback.hosts import Host, host_of
 from mcp_tasks.fallback.schema import widened
 from mcp_tasks.protocol import Caller, TasksProtocol
@@ -52,12 +54,15 @@ class Listing:
         return shown
 
     async def _wider(self, listed: list[_Tool], *, is_modern: bool) -> list[_Tool]:
-        """The tools with schemas that allow the handle, where they may answer with one."""
+        """The tools with schemas that allow the handle, where they may answer with one.
+
+        Those that are to give no word before the end do so too when the server stops, or the tool is stopped.
+        """
         wider: dict[int, _Tool] = {}
         for place, tool in enumerate(listed):
             schema = tool.get("outputSchema")
             ways = await self._ways.of(tool["name"]) if isinstance(schema, Mapping) else None
-            if ways is not None and may_hand_over(ways, is_modern=is_modern):
+            if ways is not None and answers_for(ways, is_modern):
                 wider[place] = {**tool, "outputSchema": widened(cast("Mapping[str, Any]", schema))}
         return [wider.get(place, tool) for place, tool in enumerate(listed)] if wider else listed
 
@@ -67,7 +72,8 @@ class Listing:
         if self._protocol.speaks(caller.protocol_version):
             return not self._protocol.takes_tasks(caller)
         host = host_of(caller.client_info, self._hosts)
-        return host is None or not host.asks_for_tasks
+        # A host that asks for tasks can do so in one version only.
+        return host is None or not host.asks_for_tasks or caller.protocol_version != LATEST_HANDSHAKE_VERSION
 
     def _with(self, tools: list[_Tool], companions: Sequence[_Tool], *, is_last: bool) -> list[_Tool]:
         names = {tool["name"] for tool in companions}
@@ -79,7 +85,7 @@ class Listing:
 
     async def _varies(self) -> bool:
         """Whether callers of the newest wire are shown different tools."""
-        return any(may_hand_over(ways, is_modern=True) for ways in await self._ways.all())
+        return any(answers_for(ways, True) for ways in await self._ways.all())
 
     def _report(self, hidden: set[str]) -> None:
         for name in sorted(hidden - self._reported):
