@@ -201,5 +201,9 @@ class Companions:
 def may_hand_over(ways: Fallback, *, is_modern: bool | None = None) -> bool:
     """Whether a call that is answered so may end with word that the tool is still running: one of the newest wire, of
     an older one, or (None) of any."""
-    eras = {None: ways.modern or ways.older, True: ways.modern, False: ways.older}
-    return ways.handle and eras[is_modern]
+    return ways.handle and ((ways.modern or ways.older) if is_modern is None else answers_for(ways, is_modern))
+
+
+def answers_for(ways: Fallback, is_modern: bool) -> bool:
+    """Whether calls of the newest wire, or of the older ones, are answered so, and are not plain calls."""
+    return ways.modern if is_modern else ways.older

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
-from mcp_tasks.fallback.companions import Companions, ToolWays, may_hand_over
+from mcp_tasks.fallback.companions import Companions, ToolWays, answers_for
 from mcp_tasks.fallback.hosts import Host, host_of
 from mcp_tasks.fallback.schema import widened
 from mcp_tasks.protocol import Caller, TasksProtocol
@@ -54,12 +54,15 @@ class Listing:
         return shown
 
     async def _wider(self, listed: list[_Tool], *, is_modern: bool) -> list[_Tool]:
-        """The tools with schemas that allow the handle, where they may answer with one."""
+        """The tools with schemas that allow the handle, where they may answer with one.
+
+        Those that are to give no word before the end do so too when the server stops, or the tool is stopped.
+        """
         wider: dict[int, _Tool] = {}
         for place, tool in enumerate(listed):
             schema = tool.get("outputSchema")
             ways = await self._ways.of(tool["name"]) if isinstance(schema, Mapping) else None
-            if ways is not None and may_hand_over(ways, is_modern=is_modern):
+            if ways is not None and answers_for(ways, is_modern):
                 wider[place] = {**tool, "outputSchema": widened(cast("Mapping[str, Any]", schema))}
         return [wider.get(place, tool) for place, tool in enumerate(listed)] if wider else listed
 
@@ -82,7 +85,7 @@ class Listing:
 
     async def _varies(self) -> bool:
         """Whether callers of the newest wire are shown different tools."""
-        return any(may_hand_over(ways, is_modern=True) for ways in await self._ways.all())
+        return any(answers_for(ways, True) for ways in await self._ways.all())
 
     def _report(self, hidden: set[str]) -> None:
         for name in sorted(hidden - self._reported):

@@ -30,6 +30,12 @@ def line(text: str, longest: int = LONGEST_TEXT) -> str:
     return flat if len(flat) <= longest and len(text) <= 4 * longest else flat[: longest - 1] + "…"
 
 
+def sentence(text: str) -> str:
+    """The line with an end, so that another sentence can follow."""
+    said = line(text)
+    return said if said.endswith((".", "!", "?", "…")) else f"{said}."
+
+
 def quoted(text: str, longest: int = LONGEST_TEXT) -> str:
     """The line in quotation marks."""
     return f'"{line(text, longest)}"'

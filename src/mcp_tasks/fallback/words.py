@@ -16,7 +16,7 @@ from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.text import valid_text
-from mcp_tasks.fallback.phrases import as_json, field_lines, is_form, line, question_line, quoted, tool_name
+from mcp_tasks.fallback.phrases import as_json, field_lines, is_form, line, question_line, quoted, sentence, tool_name
 from mcp_tasks.wire.render import status_message
 
 MOST_QUESTIONS: Final = 3
@@ -65,9 +65,9 @@ def failed_result(record: TaskRecord, error: JsonObject | None = None) -> dict[s
         error: The JSON-RPC error of a failed task.
     """
     if record.status is TaskStatus.CANCELLED:
-        return _ended(record, f"was cancelled, and has no result: {_said(record)}", _CANCELLED)
+        return _ended(record, f"was cancelled, and has no result. {_said(record)}", _CANCELLED)
     said = (error or {}).get("message")
-    message = line(said) if isinstance(said, str) and said else _said(record)
+    message = sentence(said) if isinstance(said, str) and said else _said(record)
     advice = _ADVICE.get(_reason(error))
     if advice is None:
         # The tool's own error: it knows best what to say.
@@ -138,7 +138,7 @@ def _reason(error: JsonObject | None) -> str:
 
 
 def _doing(record: TaskRecord) -> str:
-    return "waits for an answer" if record.status is TaskStatus.INPUT_REQUIRED else "is still running"
+    return "is still running" + (": it waits for an answer" if record.status is TaskStatus.INPUT_REQUIRED else "")
 
 
 def _how_to_go_on(record: TaskRecord, companions: CompanionNames | None) -> str:
@@ -172,14 +172,13 @@ def _questions(record: TaskRecord, companions: CompanionNames | None) -> list[st
 
 def _how_to_answer(record: TaskRecord, key: str | None, request: InputRequest, answer: str) -> list[str]:
     named: dict[str, Any] = {"task_id": record.id, **({} if key is None else {"question": key})}
-    accept = as_json({**named, "action": "accept", "content": {}}, 1_000)
-    decline = as_json({**named, "action": "decline"}, 1_000)
+    accept, decline = (as_json({**named, "action": action}, 1_000) for action in ("accept", "decline"))
     fields = field_lines(request)
-    filled = "with these fields in content:" if fields else "with an empty content."
+    filled = "and a content that has these fields:" if fields else "and no content."
     return [
         "Answer as the user would. If you do not know what the user wants, ask the user first.",
         f"To refuse, call the tool {tool_name(answer)} with {decline}.",
-        f"To answer, call the tool {tool_name(answer)} with {accept}, {filled}",
+        f"To answer, call the tool {tool_name(answer)} with {accept} {filled}",
         *fields,
     ]
 
@@ -189,4 +188,4 @@ def _message(record: TaskRecord) -> str:
 
 
 def _said(record: TaskRecord) -> str:
-    return line(record.status_message or "no reason was given")
+    return sentence(record.status_message or "No reason was given")
