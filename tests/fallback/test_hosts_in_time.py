@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -143,9 +144,9 @@ async def gets_word_in_time_while_a_person_thinks(host: Caller, job: str) -> Non
 
 
 async def is_kept_by_progress(host: Caller, job: str) -> None:
-    async with anyio.create_task_group() as group:
-        group.start_soon(_open, host.place, job, 1.5 * GIVES_UP)
-        result = await host.call_while_it_lives(job, limit=GIVES_UP / 2)
+    opening = asyncio.create_task(_open(host.place, job, 1.5 * GIVES_UP))
+    result = await host.call_while_it_lives(job, limit=GIVES_UP / 2)
+    await opening
     assert text_of(result) == f"{job} is done"
 
 
@@ -154,9 +155,9 @@ async def is_not_kept_without_progress(host: Caller, job: str) -> None:
 
 
 async def waits_to_the_end(host: Caller, job: str) -> None:
-    async with anyio.create_task_group() as group:
-        group.start_soon(_open, host.place, job, 1.5 * GIVES_UP)
-        result = await host.call(job, limit=PATIENCE, progress=False)
+    opening = asyncio.create_task(_open(host.place, job, 1.5 * GIVES_UP))
+    result = await host.call(job, limit=PATIENCE, progress=False)
+    await opening
     assert text_of(result) == f"{job} is done"
 
 
@@ -172,12 +173,12 @@ async def _open(place: Place, job: str, seconds: float) -> None:
     place.open(job)
 
 
-SCENES: dict[str, tuple[str, str, Any]] = {
+SCENES: dict[str, tuple[str, str, Callable[[Caller, str], Awaitable[None]]]] = {
     **{
         f"{era}-{limit}-{'progress' if progress else 'silence'}": (
             era,
             str(limit),
-            lambda host, job, progress=progress: gets_word_in_time(host, job, progress=progress),
+            partial(gets_word_in_time, progress=progress),
         )
         for era, limit, progress in product(ERAS, LIMITS, (False, True))
     },

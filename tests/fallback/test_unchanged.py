@@ -153,3 +153,17 @@ async def test_each_way_can_be_switched_off_by_itself(scene: Scene, door: str, p
     assert not calling.done()
     scene.place.open(f"{job}-plain")
     assert text_of(await calling) == f"{job}-plain is done"
+
+
+@pytest.mark.parametrize("arguments", [{"job": "same"}, {}, {"job": 5}, {"job": "same", "late": False}], ids=str)
+@pytest.mark.parametrize("tool", ["quick", "fails", "breaks", "errs", "shape", "numbers", "no_such_tool"])
+async def test_a_quick_answer_is_that_of_a_plain_call(scene: Scene, tool: str, arguments: dict[str, Any]) -> None:
+    params = {"name": tool, "arguments": arguments}
+    newest: list[Any] = []
+    oldest: list[Any] = []
+    for url in (scene.servers.url, scene.servers.door("plain")):
+        async with legs(url) as client, http_client() as http, http_session(HttpWire(url, http)) as older:
+            newest.append((await client.ask("tools/call", params)).message | {"id": 0})
+            oldest.append((await older.ask("tools/call", params)).message | {"id": 0})
+    assert newest[0] == newest[1]
+    assert oldest[0] == oldest[1]

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import anyio
 import uvicorn
@@ -31,6 +31,7 @@ from mcp_types import (
     ElicitRequestFormParams,
     ElicitResult,
     InputRequiredResult,
+    SamplingMessage,
     TextContent,
     ToolAnnotations,
 )
@@ -38,7 +39,7 @@ from pydantic import BaseModel
 
 from mcp_tasks import Settings, Tasks, current_task
 from mcp_tasks.fallback.hosts import Host
-from mcp_tasks.fallback.ways import Fallback
+from mcp_tasks.fallback.ways import Fallback, Ways
 from tests.legacy.tasking import AUTH, Verifier
 
 REPEATABLE = ToolAnnotations(idempotent_hint=True)
@@ -101,10 +102,9 @@ def build(config: Mapping[str, Any]) -> MCPServer[Any]:
     server = MCPServer("matrix", version="1", **tasks.wiring(), log_level="CRITICAL", **guarded)
 
     async def count(ctx: ServerRequestContext[Any], call_next: CallNext) -> HandlerResult:
-        params = ctx.params or {}
         if ctx.method == "tools/call":
-            arguments = params.get("arguments") or {}
-            log.note("request", arguments.get("job", "-"))
+            arguments: Mapping[str, Any] = (ctx.params or {}).get("arguments") or {}
+            log.note("request", str(arguments.get("job")))
         return await call_next(ctx)
 
     server.middleware.insert(0, count)
@@ -114,7 +114,8 @@ def build(config: Mapping[str, Any]) -> MCPServer[Any]:
     _add_failing_tools(server, tasks, log)
     _add_structured_tools(server, tasks, log)
     _add_operator(server, tasks)
-    for name, ways in {"gated": "auto", **config.get("gated", {})}.items():
+    _add_gated_tool(server, tasks, log, "gated", "auto")
+    for name, ways in config.get("gated", {}).items():
         _add_gated_tool(server, tasks, log, name, _ways(ways))
     return server
 
@@ -135,8 +136,8 @@ def _tasks(said: Mapping[str, Any], store: str) -> Tasks:
     return Tasks(store, settings=settings, fallback=ways, hosts=hosts, concurrency=500, **options)
 
 
-def _ways(said: Any) -> Any:
-    return Fallback(**{name: _value(name, value) for name, value in said.items()}) if isinstance(said, dict) else said
+def _ways(said: Mapping[str, Any] | Literal["auto", "inline"]) -> Ways:
+    return said if isinstance(said, str) else Fallback(**{name: _value(name, value) for name, value in said.items()})
 
 
 def _value(name: str, value: Any) -> Any:
@@ -185,6 +186,7 @@ def _add_waiting_tools(server: MCPServer[Any], tasks: Tasks, log: Log) -> None:
     async def long(job: str) -> str:
         """Take longer than anybody waits."""
         log.note("start", job)
+        log.note(f"task={current_task().id}", job)
         try:
             await log.gate(job)
         except asyncio.CancelledError:
@@ -221,7 +223,7 @@ def _add_waiting_tools(server: MCPServer[Any], tasks: Tasks, log: Log) -> None:
         return f"{job} is done"
 
 
-def _add_gated_tool(server: MCPServer[Any], tasks: Tasks, log: Log, name: str, ways: Any) -> None:
+def _add_gated_tool(server: MCPServer[Any], tasks: Tasks, log: Log, name: str, ways: Ways) -> None:
     @server.tool(name)
     @tasks.task(name=name, fallback=ways)
     async def gated(job: str, ctx: Context, ask: bool = False) -> str:
@@ -248,6 +250,25 @@ def _add_asking_tools(server: MCPServer[Any], tasks: Tasks, log: Log) -> None:
         answer = await ctx.elicit("What is your name?", Name)
         await current_task().step("two", log.note, "two", job)
         return f"Hello, {answer.data.name}!" if answer.action == "accept" else f"{answer.action}, then"
+
+    @server.tool(annotations=REPEATABLE)
+    @tasks.task()
+    async def asks_often(job: str, ctx: Context) -> str:
+        """Ask more often than a client comes back in one call."""
+        log.note("start", job)
+        names = [await ctx.elicit(f"Name number {number}?", Name) for number in range(1, 13)]
+        return ", ".join(each.data.name for each in names if each.action == "accept")
+
+    @server.tool(annotations=REPEATABLE)
+    @tasks.task()
+    async def asks_the_client(job: str, ctx: Context) -> str:
+        """Ask the client's model, and for its roots."""
+        log.note("start", job)
+        question = SamplingMessage(role="user", content=TextContent(type="text", text="What is six times seven?"))
+        answer = await ctx.session.create_message([question], max_tokens=10)  # pyright: ignore[reportDeprecated]
+        roots = await ctx.session.list_roots()  # pyright: ignore[reportDeprecated]
+        said = answer.content.text if isinstance(answer.content, TextContent) else "nothing"
+        return f"{said} in {', '.join(str(root.uri) for root in roots.roots)}"
 
     @server.tool()
     @tasks.task()
@@ -285,6 +306,16 @@ def _add_failing_tools(server: MCPServer[Any], tasks: Tasks, log: Log) -> None:
         raise MCPError(code=CUSTOM_ERROR, message=f"{job} may not", data={"hint": "ask again"})
 
     @server.tool()
+    @tasks.task(fallback=SHORT_OF_LEGS)
+    async def fails_late(job: str, protocol: bool) -> str:
+        """Fail when nobody waits any longer."""
+        log.note("start", job)
+        await log.gate(job)
+        if protocol:
+            raise MCPError(code=CUSTOM_ERROR, message=f"{job} may not", data={"hint": "ask again"})
+        raise ToolError(f"{job} did not work out")
+
+    @server.tool()
     @tasks.task()
     def errs(job: str) -> CallToolResult:
         """Return that it failed."""
@@ -318,6 +349,12 @@ def _add_operator(server: MCPServer[Any], tasks: Tasks) -> None:
         """Cancel a task from within the server."""
         await tasks.handle(task_id).cancel()
         return "cancelled"
+
+    @server.tool()
+    async def operator_rotate() -> str:
+        """Use a new key for states."""
+        await tasks.rotate_state_key()
+        return "rotated"
 
     @server.tool()
     async def operator_count() -> int:
