@@ -19,7 +19,7 @@ from mcp_tasks.fallback.calls import FallbackCalls, ToolCall
 from mcp_tasks.fallback.companions import Companions, ToolWays
 from mcp_tasks.fallback.hosts import ANY_HOST, HOSTS, UNKNOWN_HOST, Host
 from mcp_tasks.fallback.keys import StateKeys
-from mcp_tasks.fallback.legs import Legs, put_around_boundary
+from mcp_tasks.fallback.legs import Legs, current_leg, put_around_boundary
 from mcp_tasks.fallback.listing import Listing
 from mcp_tasks.fallback.serving import ServingParts
 from mcp_tasks.fallback.ways import Fallback, ShownTo
@@ -103,6 +103,11 @@ class FallbackRoom:
             StoreError: The task could not be kept.
         """
         return _worded(call.ctx, await self._calls.answer(call))
+
+    def resumes(self) -> bool:
+        """Whether the request that is being answered comes back for a task."""
+        leg = current_leg.get()
+        return leg is not None and leg.brought is not None and leg.brought.task_id is not None
 
     def is_companion(self, name: str) -> bool:
         """Whether a tool of that name may be one of ours."""

@@ -63,12 +63,15 @@ class Calls:
         if mark is None:
             return await call_next(ctx)
         caller = caller_of(ctx)
-        takes_tasks = self._protocol.takes_tasks(caller)
-        if not takes_tasks and mark.options.mode == "required":
-            raise to_mcp_error(self._protocol.cannot_take(caller, params.name))
+        # Whatever the caller declares by now, and whatever is said of the tool: the work of this call has begun.
+        resumes = self._fallback.resumes()
+        takes_tasks = not resumes and self._protocol.takes_tasks(caller)
         ways = mark.options.ways(self._catalogue.usual)
-        if not takes_tasks and not (ways.modern if self._protocol.speaks(ctx.protocol_version) else ways.older):
-            return await call_next(ctx)
+        if not (takes_tasks or resumes):
+            if mark.options.mode == "required":
+                raise to_mcp_error(self._protocol.cannot_take(caller, params.name))
+            if not (ways.modern if self._protocol.speaks(ctx.protocol_version) else ways.older):
+                return await call_next(ctx)
         if not mark.resolves and not mark.takes(params.arguments or {}):
             # The SDK refuses them before it enters the tool: the plain call's answer, at once, and no task.
             return await call_next(ctx)

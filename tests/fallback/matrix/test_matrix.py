@@ -63,7 +63,7 @@ def assert_handle(result: CallToolResult, tool: str, status: str = "working") ->
     assert told["status"] == status
     task_id = told["taskId"]
     text = text_of(result)
-    doing = "is still running" if status == "working" else "waits for an answer"
+    doing = "is still running" if status == "working" else "is still running: it waits for an answer"
     assert f'The tool "{tool}" {doing}. It has not finished, and this is not its result.' in text
     assert f'Do not call "{tool}" again' in text
     assert f'call the tool "task_status" with {{"task_id": "{task_id}"}}' in text
