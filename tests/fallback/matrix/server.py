@@ -270,6 +270,14 @@ def _add_asking_tools(server: MCPServer[Any], tasks: Tasks, log: Log) -> None:
         said = answer.content.text if isinstance(answer.content, TextContent) else "nothing"
         return f"{said} in {', '.join(str(root.uri) for root in roots.roots)}"
 
+    @server.tool(annotations=REPEATABLE)
+    @tasks.task(fallback=Fallback(model_may_answer=True))
+    async def asks_anybody(job: str, ctx: Context) -> str:
+        """Ask a person, or whoever may answer for one."""
+        log.note("start", job)
+        answer = await ctx.elicit("What is your name?", Name)
+        return f"Hello, {answer.data.name}!" if answer.action == "accept" else f"{answer.action}, then"
+
     @server.tool()
     @tasks.task()
     async def asks_before(job: str, who: Annotated[Name, Resolve(resolve_name)]) -> str:

@@ -233,6 +233,38 @@ async def asks_more_often_than_anybody_comes_back(visit: Visit) -> None:
 
 
 @row
+async def a_model_answers_where_nobody_else_can(visit: Visit) -> None:
+    if visit.kind.tasks:
+        return
+    result = await visit.call("asks_anybody", job := visit.job())
+    if visit.kind.can_be_asked:
+        assert text_of(result) == "Hello, Ada!"
+        return
+    task_id = assert_handle(result, "asks_anybody", "input_required")
+    assert 'call the tool "task_answer" with' in text_of(result)
+    misfit = await visit.call("task_answer", task_id=task_id, action="accept", content={"name": 5})
+    assert misfit.is_error
+    taken = await visit.call("task_answer", task_id=task_id, action="accept", content={"name": "Model"})
+    assert not taken.is_error
+    assert text_of(await visit.call("task_status", task_id=task_id)) == "Hello, Model!"
+    late = await visit.call("task_answer", task_id=task_id, action="accept", content={"name": "Late"})
+    assert late.is_error
+    assert visit.starts(job) == 1
+
+
+@row
+async def a_model_may_not_answer_unless_that_is_allowed(visit: Visit) -> None:
+    if visit.kind.tasks or visit.kind.can_be_asked or not visit.kind.asks:
+        return
+    result = await visit.call("asks", visit.job())
+    task_id = assert_handle(result, "asks", "input_required")
+    assert "task_answer" not in text_of(result)
+    refused = await visit.call("task_answer", task_id=task_id, action="accept", content={"name": "Model"})
+    assert refused.is_error
+    assert assert_handle(await visit.call("task_status", task_id=task_id), "asks", "input_required") == task_id
+
+
+@row
 async def asks_before_the_body(visit: Visit) -> None:
     job = visit.job()
     if visit.kind.can_be_asked:
