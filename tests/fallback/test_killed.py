@@ -9,6 +9,7 @@ import asyncio
 import base64
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Any
 
 import anyio
@@ -200,6 +201,24 @@ async def test_a_state_outlives_the_key_that_it_was_sealed_under(scene: Scene, a
     scene.place.open("rotated")
     assert text_of(await call.end(other)) == "rotated is done"
     assert counts(scene, "rotated", "start") == (1,)
+
+
+async def test_progress_grows_from_leg_to_leg_in_whichever_process(
+    scene: Scene, again: Tasking, other: Tasking
+) -> None:
+    call = Call("slow", {"job": "told-of"})
+    seen: list[dict[str, Any]] = []
+    for client in cycle((again, other)):
+        reply = await call.leg(client, progress_token="token")
+        seen += [each["params"] for each in reply.notifications]
+        if reply.result["resultType"] == "complete":
+            break
+    values = [each["progress"] for each in seen]
+    assert values == sorted(set(values))
+    assert all(each["progress"] <= each.get("total", each["progress"]) for each in seen)
+    assert {each["progressToken"] for each in seen} == {"token"}
+    assert (seen[-1]["progress"], seen[-1]["total"]) == (4, 4)
+    assert counts(scene, "told-of", "start") == (1,)
 
 
 async def test_a_client_that_comes_back_with_tasks_resumes_too(scene: Scene, again: Tasking) -> None:

@@ -38,6 +38,7 @@ async def scene() -> AsyncGenerator[Scene]:
             "always": {"tasks": {"companions": "always", "companion_prefix": "my_"}},
             "never": {"tasks": {"companions": "never", "fallback": SHORT}},
             "modern-only": {"tasks": {"fallback": {**SHORT, "older": False}}},
+            "no-word": {"tasks": {"fallback": {**SHORT, "handle": False}}},
             "older-only": {"tasks": {"fallback": {**SHORT, "modern": False}}},
         }
         yield Scene(here, here.serve("sse", variants=variants))
@@ -153,6 +154,23 @@ async def test_each_way_can_be_switched_off_by_itself(scene: Scene, door: str, p
     assert not calling.done()
     scene.place.open(f"{job}-plain")
     assert text_of(await calling) == f"{job}-plain is done"
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_where_no_word_is_to_be_given_the_call_waits_for_the_end(scene: Scene, era: str) -> None:
+    url, job = scene.servers.door("no-word"), f"no-word-{era}"
+    calling = asyncio.create_task(ERAS[era](url, job))
+    await scene.place.until("start", job)
+    await asyncio.sleep(0.5)
+    scene.place.open(job)
+    result = await calling
+    if era == "modern":
+        # Told to come back once, and then kept.
+        assert result["resultType"] == "input_required"
+        async with legs(url) as client:
+            result = await Call("gated", {"job": job}, result["requestState"]).end(client)
+    assert text_of(result) == f"{job} is done"
+    assert scene.place.count("start", job) == 1
 
 
 @pytest.mark.parametrize("arguments", [{"job": "same"}, {}, {"job": 5}, {"job": "same", "late": False}], ids=str)

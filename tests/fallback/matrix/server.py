@@ -86,7 +86,7 @@ class Log:
         """Wait for a test."""
         opened = self._folder / f"{job}.{gate}"
         while not opened.exists():  # noqa: ASYNC110 - another process makes the file, and looking costs little
-            await anyio.sleep(0.02)
+            await anyio.sleep(0.05)
 
 
 def resolve_name() -> Elicit[Name]:
@@ -200,6 +200,18 @@ def _add_waiting_tools(server: MCPServer[Any], tasks: Tasks, log: Log) -> None:
         """Be started once for all who want the same."""
         log.note("start", job)
         await log.gate(job)
+        return f"{job} is done"
+
+    @server.tool()
+    @tasks.task(join_running=True, fallback=Fallback(when_caller_leaves="cancel"))
+    async def joined_and_dropped(job: str) -> str:
+        """The same, for as long as anybody waits for it."""
+        log.note("start", job)
+        try:
+            await log.gate(job)
+        except asyncio.CancelledError:
+            log.note("stopped", job)
+            raise
         return f"{job} is done"
 
     @server.tool(annotations=REPEATABLE)
