@@ -10,11 +10,20 @@ from typing import Any
 
 import pytest
 
-from tests.fallback.matrix.legs import Call, legs
+from tests.fallback.matrix.legs import ASKABLE, Call, legs
 from tests.fallback.matrix.serving import HttpServers, Place, place
 from tests.helpers.http import HttpWire, http_client, modern_headers
 from tests.helpers.older import http_session
-from tests.helpers.rpc import EVERYTHING, METHOD_NOT_FOUND, MISSING_CAPABILITY, NOTHING, TASKS, request, text_of
+from tests.helpers.rpc import (
+    EVERYTHING,
+    METHOD_NOT_FOUND,
+    MISSING_CAPABILITY,
+    NOTHING,
+    TASKS,
+    accept,
+    request,
+    text_of,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -139,6 +148,22 @@ async def test_inline_for_a_tool_is_a_plain_call_and_no_task(scene: Scene, era: 
     assert await count_tasks(url) == before
     assert text_of(await calling) == f"{job} is done"
     assert scene.place.count("request", job) == 1
+
+
+async def test_a_plain_call_that_asks_by_returning_has_a_state_of_the_sdks_own(scene: Scene) -> None:
+    async with legs(scene.servers.door("plain"), ASKABLE) as client:
+        call = Call("asks_by_returning", {"job": "own-state"})
+        [key] = (await call.begin(client))["inputRequests"]
+        assert call.state is not None
+        assert not call.state.startswith("mcp-tasks.")
+        assert text_of(await call.end(client, {key: accept(name="Ada")})) == "Hello, Ada of own-state!"
+    async with legs(scene.servers.url, ASKABLE) as client:
+        # And the same of ours is sealed, and not only passed on.
+        call = Call("asks_by_returning", {"job": "own-state"})
+        await call.begin(client)
+        assert call.state is not None
+        assert call.state.startswith("mcp-tasks.")
+        assert "own-state" not in call.state
 
 
 @pytest.mark.parametrize(

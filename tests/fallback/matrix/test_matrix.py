@@ -23,8 +23,7 @@ OLDER = "2025-06-18"
 
 KINDS = {
     "modern-tasks": Kind(door="sse", version=MODERN, tasks=True, asks=True),
-    "modern": Kind(door="sse", version=MODERN),
-    "modern-progress": Kind(door="sse", version=MODERN, progress=True),
+    "modern": Kind(door="sse", version=MODERN, progress=True),
     "modern-asks": Kind(door="sse", version=MODERN, asks=True, progress=True),
     "modern-unknown": Kind(door="sse", version=MODERN, asks=True, name=NOBODY_KNOWS),
     "modern-json": Kind(door="json", version=MODERN, asks=True),
