@@ -150,7 +150,7 @@ async def test_sampling_and_roots_are_asked_as_well(transport: str) -> None:
 
 
 async def test_a_question_that_could_be_a_task_of_the_client_is_asked_plainly() -> None:
-    hosting = {**ASKABLE, "tasks": {"requests": {"elicitation": {"create": {}}}}}
+    hosting: dict[str, Any] = {**ASKABLE, "tasks": {"requests": {"elicitation": {"create": {}}}}}
     async with connected("http", hosting) as client:
         waiting = begin(client, "ask_as_task")
         question = await request(client)
