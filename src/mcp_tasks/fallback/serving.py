@@ -11,14 +11,12 @@ from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias, cast
 
 import anyio
-from mcp_types import INVALID_PARAMS
 
 from mcp_tasks.adapters.era import RequestContext
 from mcp_tasks.adapters.exchange import exchange_of
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.core.text import short_message
-from mcp_tasks.errors import AnswerRefused, StoreError
+from mcp_tasks.errors import StoreError
 from mcp_tasks.fallback.asking import CallQuestions
 from mcp_tasks.fallback.hosts import Host, host_of
 from mcp_tasks.fallback.legs import Leg, current_leg
@@ -30,8 +28,8 @@ from mcp_tasks.fallback.waiting import wait_for
 from mcp_tasks.fallback.ways import Fallback
 from mcp_tasks.fallback.words import CompanionNames, handle_result
 from mcp_tasks.protocol import Caller, RpcError
-from mcp_tasks.protocol.answers import check_answers
 from mcp_tasks.protocol.methods import actor_of
+from mcp_tasks.protocol.taking import misfit
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.tools.channel import require_capability
 from mcp_tasks.tools.open_calls import OpenCalls
@@ -131,11 +129,10 @@ class WaitingRequest:
         answers = cast("Mapping[str, Any]", brought)
         fitting: dict[str, Any] = {}
         for key in record.inputs.outstanding.keys() & answers.keys():
-            try:
-                check_answers(record, {key: answers[key]})
+            refused = misfit(record, key, answers[key])
+            if refused is None:
                 fitting[key] = answers[key]
-            except RpcError as exc:
-                refused = AnswerRefused(INVALID_PARAMS, short_message(exc.message))
+            else:
                 record = await self._runtime.refuse(record, key, refused, actor=actor_of(record))
         return await self._runtime.answer(record, fitting, actor=actor_of(record)) if fitting else record
 
