@@ -99,6 +99,7 @@ def test_what_is_no_host_is_refused() -> None:
         ("local-agent-mode-weather", SHORT),
         ("claude-ai (via mcp-remote 0.1.38)", SHORT),
         ("cursor-vscode", LONG),
+        ("JetBrains-IU-copilot-intellij", Host(limit=timedelta(seconds=30))),
         ("windsurf-client", None),
     ],
 )

@@ -162,6 +162,18 @@ async def test_a_later_leg_does_not_repeat_what_was_seen_on_an_earlier_one() -> 
     assert values(got) == [(4, 10, "four")]
 
 
+@virtual_time
+async def test_signs_of_life_on_a_later_leg_say_what_was_said_last() -> None:
+    async def script(relay: ProgressRelay) -> None:
+        await relay.look(record(Progress(progress=3, total=10, message="three")))
+        await asyncio.sleep(10)
+
+    got, _ = await called(relaying(script, last=3), "legacy")
+    [(value, total, message)] = values(got)
+    assert 3 < value < 3.001
+    assert (total, message) == (10, "three")
+
+
 async def test_what_is_said_after_the_end_is_not_sent() -> None:
     async def script(relay: ProgressRelay) -> None:
         await relay.report(1, None, "one")
@@ -170,3 +182,24 @@ async def test_what_is_said_after_the_end_is_not_sent() -> None:
 
     got, _ = await called(relaying(script), "legacy")
     assert values(got) == [(1, None, "one")]
+
+
+@virtual_time
+async def test_a_client_that_takes_nothing_holds_up_neither_a_look_nor_the_end() -> None:
+    reads = asyncio.Event()
+    begun: list[float] = []
+
+    async def script(relay: ProgressRelay) -> None:
+        begun.append(asyncio.get_running_loop().time())
+        await relay.look(record(Progress(progress=1, total=2, message="one")))
+        await relay.look(record(Progress(progress=2, total=2, message="two")))
+        await relay.finish()
+        begun.append(asyncio.get_running_loop().time())
+
+    async def takes_nothing(progress: float, total: float | None, message: str | None) -> None:
+        await reads.wait()
+
+    # In this process progress is a call of the client's callback, which the server waits for.
+    async with Client(relaying(script), mode=LATEST_MODERN_VERSION) as client:
+        await client.call_tool("tool", {}, progress_callback=takes_nothing)
+    assert begun[1] - begun[0] <= HEARTBEAT.total_seconds()

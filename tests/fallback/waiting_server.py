@@ -3,7 +3,7 @@
     python -m tests.fallback.waiting_server stdio
 
 The smallest thing that uses `CallQuestions` as an open call does. Beside its tools it answers to a few names by which a
-test looks at tasks and meddles with them: `wait`, `cancel`, `answer`, `questions`.
+test looks at tasks and meddles with them: `wait`, `cancel`, `answer`, `questions`, `unfinished`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from mcp_tasks.adapters.sdk import caller_of, task_request
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.json_bytes import decode_json
 from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.engines import LocalEngine
 from mcp_tasks.fallback.asked import asked_by
 from mcp_tasks.fallback.asking import CallQuestions
@@ -51,6 +52,8 @@ class WaitingCalls:
         match params.name:
             case "questions":
                 return _said("none" if asked_by(self.runtime).is_empty else "some")
+            case "unfinished":
+                return _said(" ".join(run.record.id for run in self.runtime.runs()))
             case "wait":
                 record = await self.runtime.find(arguments["task_id"])
             case "cancel":
@@ -84,11 +87,14 @@ class WaitingCalls:
         outcome = await self.runtime.outcome(record.id) if seen.is_final else None
         if outcome is None:
             return _said(f"{seen.status.value} {seen.id}")
-        return decode_json(outcome.body)
+        result = decode_json(outcome.body)
+        return _said(f"{result['code']} {result['message']}") if seen.status is TaskStatus.FAILED else result
 
 
 def _said(text: str) -> dict[str, Any]:
-    return {"content": [{"type": "text", "text": text}], "isError": False}
+    # As every tool here that returns text has it in its output schema.
+    structured = {"result": text}
+    return {"content": [{"type": "text", "text": text}], "structuredContent": structured, "isError": False}
 
 
 @asynccontextmanager

@@ -12,6 +12,8 @@ import pytest
 from .driving import Outcomes, command, drive
 from .install import (
     FASTMCP,
+    LANGCHAIN,
+    LANGCHAIN_ADAPTER,
     OLDER_STRANDS,
     PYDANTIC_AI,
     PYTHON_SDK,
@@ -52,7 +54,7 @@ class Installs:
     """All that is installed here, begun together when the first of it is wanted: registries answer slowly."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
-        pythons = (FASTMCP, STRANDS, PYDANTIC_AI, PYTHON_SDK, OLDER_STRANDS)
+        pythons = (FASTMCP, STRANDS, PYDANTIC_AI, LANGCHAIN, LANGCHAIN_ADAPTER, PYTHON_SDK, OLDER_STRANDS)
         self._begun = {environment.name: pool.submit(install_python, environment) for environment in pythons}
         self._begun["npm"] = pool.submit(install_npm)
 

@@ -10,7 +10,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mcp_tasks.core import json_bytes
-from mcp_tasks.core.json_bytes import LARGE, decode_in_pieces, decode_json, encode_in_pieces, encode_json, is_large
+from mcp_tasks.core.json_bytes import (
+    LARGE,
+    decode_in_pieces,
+    decode_json,
+    encode_canonical,
+    encode_in_pieces,
+    encode_json,
+    is_large,
+)
 from mcp_tasks.errors import ValueNotStorable
 from mcp_tasks.testing.strategies import json_values
 
@@ -66,6 +74,11 @@ class TestSmallPieces:
         text = json.dumps(value, indent=indent, ensure_ascii=escaped)
         assert decode_in_pieces(text.encode("utf-8", "surrogatepass")) == json.loads(text)
 
+    @given(value=json_values())
+    @settings(deadline=None)
+    def test_canonical_json_is_sorted_however_it_is_cut(self, value: Any) -> None:
+        assert encode_canonical(value) == canonical(value)
+
     @given(text=joined("\\", '"', "u", "d83d", "\\ud83d", "\\ude00", "\\n", "☃", "𝄞", "0"))
     @example(text="d83d\\ud83d\\ud83d\\ude00")
     @settings(deadline=None, max_examples=500)
@@ -93,19 +106,28 @@ def outcome_of(decode: Any, data: bytes) -> str:
     [object(), {"a": {1, 2}}, b"bytes", ["x" * 200_000, {1, 2}], {(1, 2): "x" * 200_000}],
     ids=["object", "set", "bytes", "large list", "large object"],
 )
-@pytest.mark.parametrize("encode", [encode_json, encode_in_pieces])
+@pytest.mark.parametrize("encode", [encode_json, encode_in_pieces, encode_canonical])
 def test_what_is_no_json_cannot_be_stored(encode: Any, value: Any) -> None:
     with pytest.raises(ValueNotStorable, match="cannot be written as JSON") as refused:
         encode(value)
     assert isinstance(refused.value.__cause__, TypeError)
 
 
-@pytest.mark.parametrize("encode", [encode_json, encode_in_pieces])
+@pytest.mark.parametrize("encode", [encode_json, encode_in_pieces, encode_canonical])
 def test_what_goes_round_in_a_circle_cannot_be_stored(encode: Any) -> None:
     value: list[Any] = ["x" * 1_000]
     value.append(value)
     with pytest.raises(ValueNotStorable):
         encode(value)
+
+
+def canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize("name", BIG)
+def test_canonical_json_of_what_is_large_is_sorted_throughout(name: str) -> None:
+    assert encode_canonical(BIG[name]) == canonical(BIG[name])
 
 
 def test_text_is_kept_readable_unless_it_cannot_be() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import anyio
+import anyio.from_thread
 import pytest
 from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
@@ -20,7 +22,7 @@ from mcp_tasks.runtime import ToolPolicy
 from mcp_tasks.runtime.context import current_run
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.tools.open_calls import OpenCalls
-from tests.unit.tooling import call_of, finish, new_server, running_tools, until, until_status
+from tests.unit.tooling import call_of, finish, new_server, outcome_of, running_tools, until, until_status
 
 pytestmark = pytest.mark.anyio
 
@@ -40,6 +42,7 @@ class Request:
 class Call:
     """An open call that keeps what it is sent."""
 
+    name: str = "tool"
     meta: Mapping[str, Any] = field(default_factory=lambda: {"progress_token": TOKEN, "example.com/a": 1})
     request: Any = field(default_factory=Request)
     user: Any = USER
@@ -180,6 +183,40 @@ async def test_the_first_run_knows_the_call_and_the_next_one_does_not() -> None:
     assert ended.attempt == 2
     assert seen == [(call.meta, call.request.headers, "ada"), ({}, None, None)]
     assert call.reports == [(1, None, None)], "an open call hears of every run"
+
+
+async def test_a_call_that_only_waits_for_the_task_is_reached_and_is_not_the_call_of_the_tool() -> None:
+    server, calls, waiting = new_server(), OpenCalls(), Call(name="task_status")
+    seen: list[Any] = []
+
+    @server.tool()
+    async def tool(ctx: Context) -> str:
+        seen.append((ctx.request_context.meta, ctx.headers, get_access_token()))
+        await ctx.report_progress(1)
+        return "done"
+
+    async with running_tools(server, calls=calls, new_id=lambda: TASK) as runtime:
+        with calls.open(TASK, waiting):
+            await finish(runtime, replace(call_of("tool"), meta={"example.com/a": 2}))
+    assert seen == [({"example.com/a": 2}, None, None)]
+    assert waiting.reports == [(1, None, None)]
+
+
+async def test_a_sync_tool_reports_from_its_thread_as_in_a_plain_call() -> None:
+    server, calls, call = new_server(), OpenCalls(), Call()
+
+    @server.tool()
+    def tool(ctx: Context) -> str:
+        for done in range(3):
+            anyio.from_thread.run(ctx.report_progress, done)
+        token = get_access_token()
+        return "nobody" if token is None else token.client_id
+
+    async with running_tools(server, calls=calls, new_id=lambda: TASK) as runtime:
+        with calls.open(TASK, call):
+            result, _ = await outcome_of(runtime, (await finish(runtime, call_of("tool"))).id)
+    assert result["content"] == [{"type": "text", "text": "ada"}]
+    assert [done for done, _, _ in call.reports] == [0, 1, 2]
 
 
 async def test_a_task_without_a_call_knows_none_and_sends_nothing() -> None:

@@ -18,15 +18,14 @@ from weakref import WeakKeyDictionary
 
 import anyio
 
-from mcp_tasks.adapters.era import RequestContext
-from mcp_tasks.adapters.exchange import exchange_of, is_pipe
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.text import valid_json
 from mcp_tasks.errors import AnswerRefused, StoreError, TaskUnreadable
+from mcp_tasks.fallback.call_stream import CallStream
 from mcp_tasks.protocol.taking import misfit, take_answer
 from mcp_tasks.runtime import TaskRuntime
-from mcp_tasks.tools.client_stream import ClientStream, StreamLost
+from mcp_tasks.tools.client_stream import StreamLost
 
 logger: Final = logging.getLogger(__name__)
 
@@ -34,42 +33,12 @@ AGAIN_AFTER: Final = 300.0
 """Seconds after which a client may be asked again what it was asked on a call that is over. It still has the question,
 unless it closes its dialogs with the calls they came on and says nothing: then nobody could answer any more."""
 
+LOOK_AFTER: Final = 30.0
+"""Seconds after which a task that asks is looked at without a hint. The runtime makes up for hints that are lost, for
+all tasks at once; but of a task that is gone there is none, and the store may have been away when one came."""
+
 MAX_EARLIER: Final = 4
 """How often a question may have been asked before and still be answered there: a client may come back without end."""
-
-
-class CallStream(ClientStream):
-    """The stream of one call.
-
-    Attributes:
-        connection: Which connection it is of, told by what it is.
-        was_cut_off: Whether the client had left before the call was answered, so that it may have read nothing.
-        is_lost: Whether something that was sent on it went wrong. It would again.
-    """
-
-    def __init__(self, ctx: RequestContext) -> None:
-        super().__init__(ctx.session, ctx.request_id)
-        self.connection: object = ctx.session.client_params
-        self.was_cut_off: bool = False
-        self.is_lost: bool = False
-        self._is_pipe = is_pipe(ctx)
-        self._exchange = exchange_of(ctx)
-
-    def takes(self, question: InputRequest) -> bool:
-        """Whether the client can be asked this here."""
-        return not self.is_lost and super().takes(question)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether what is sent on it arrives, as far as is known: over pipes also after its call."""
-        return self._is_pipe or (self._session.can_send_request and not self._is_over())
-
-    def leave(self) -> None:
-        """Its call is about to be answered."""
-        self.was_cut_off = self._is_over()
-
-    def _is_over(self) -> bool:
-        return self._exchange is not None and self._exchange.over.is_set()
 
 
 @dataclass(eq=False, slots=True)
@@ -97,9 +66,9 @@ class Sent:
 
     def suffices_for(self, stream: CallStream) -> bool:
         """Whether it need not be asked on another stream as well."""
-        if self.is_answered or self.stream.is_open:
+        if self.is_answered or self.stream.is_open or self.stream is stream:
             return True
-        has_read_it = self.stream.connection is stream.connection and not self.stream.was_cut_off
+        has_read_it = self.stream.connection is stream.connection and not self.stream.is_cut_off
         return has_read_it and asyncio.get_running_loop().time() < self.at + AGAIN_AFTER
 
 
@@ -203,12 +172,10 @@ class TaskQuestions:
 
     async def _watch(self) -> None:
         """See the task whenever it may have changed, for as long as something is open."""
-        interval = self._runtime.settings.look_interval.total_seconds()
         with self._runtime.hints.listen([self._record.id]) as hints:
             while self._sent:
                 await self._look()
-                # A hint may be lost; the store is the truth.
-                with anyio.move_on_after(interval):
+                with anyio.move_on_after(LOOK_AFTER):
                     await anext(hints)
 
     async def _look(self) -> None:

@@ -70,6 +70,7 @@ UNKNOWN_HOST: Final = _gives_up_after(60)
 HOSTS: Final[Mapping[str, Host]] = {
     # What the SDKs' clients call themselves where nobody gives them another name.
     "mcp": Host(),  # Python
+    "rmcp": Host(),  # Rust
     "Java SDK MCP Client": _gives_up_after(20),
     "spring-ai-mcp-client*": _gives_up_after(20),
     # Chats.
@@ -80,6 +81,9 @@ HOSTS: Final[Mapping[str, Host]] = {
     "openai-mcp*": _gives_up_after(60),
     "@librechat/api-client": _gives_up_after(60, progress_extends=True),
     "Cherry Studio": _gives_up_after(60),
+    "lobehub-mcp-client": _gives_up_after(60),
+    "Jan Streamable Client": _gives_up_after(30),
+    "Jan-Streamable-Client": _gives_up_after(30),
     "chat-ui-mcp": _gives_up_after(30, progress_extends=True),
     # Editors, and agents for code.
     "claude-code": _gives_up_after(60, stdio=_gives_up_after(30 * 60, progress_extends=True)),
@@ -88,7 +92,10 @@ HOSTS: Final[Mapping[str, Host]] = {
     "Visual Studio Code*": Host(asks_for_tasks=True),
     "Visual-Studio-Code*": Host(asks_for_tasks=True),
     "github-copilot-developer": _gives_up_after(60),
+    "JetBrains-*": _gives_up_after(30),
     "Zed": _gives_up_after(60),
+    "antigravity-client": _gives_up_after(30),
+    "continue-client": _gives_up_after(60),
     "Cline": _gives_up_after(60),
     "Roo Code": _gives_up_after(60),
     "Roo-Code": _gives_up_after(60),

@@ -15,7 +15,7 @@ import logging
 import secrets
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, cast
 
@@ -75,9 +75,10 @@ class StateKeys:
             StoreError: The keys cannot be read or kept.
         """
         known = self._still_known()
-        stale = known is None or self._runtime().monotonic() - known.read_at > READ_AGAIN.total_seconds()
-        ring = await self._read() if known is None or stale else known.ring
-        newest = (ring or await self._make_first())[0]
+        if known is None or self._runtime().monotonic() - known.read_at > READ_AGAIN.total_seconds():
+            newest = (await self._read() or await self._make_first())[0]
+        else:
+            newest = known.ring[0]
         return f"{newest.id}.{newest.codec.seal(payload)}"
 
     async def open(self, token: str) -> bytes:
@@ -128,9 +129,9 @@ class StateKeys:
 
     async def _keep(self, ring: Sequence[_Key], *, expected: bytes | None) -> Sequence[_Key]:
         """Keep the ring, unless another process was first; the one that stands then."""
-        runtime = self._runtime()
-        if await runtime.store.set_note(runtime.namespace, NOTE, _encoded(ring), expected=expected):
-            return self._remember(runtime, ring)
+        runtime, kept = self._runtime(), _encoded(ring)
+        if await runtime.store.set_note(runtime.namespace, NOTE, kept, expected=expected):
+            return self._remember(runtime, kept, ring)
         standing = await self._read()
         if not standing:
             raise StoreUnavailable(f"the keys for requestState of the server {runtime.namespace!r} could not be kept")
@@ -140,10 +141,15 @@ class StateKeys:
         """The ring as it is now; empty if there is none yet."""
         runtime = self._runtime()
         kept = await runtime.store.note(runtime.namespace, NOTE)
-        return () if kept is None else self._remember(runtime, _decoded(runtime.namespace, kept))
+        if kept is None:
+            return ()
+        known = self._still_known()
+        # Whoever makes up ids of keys has the note read each time; to make keys of it takes a hundred times as long.
+        ring = known.ring if known is not None and known.kept == kept else _decoded(runtime.namespace, kept)
+        return self._remember(runtime, kept, ring)
 
-    def _remember(self, runtime: TaskRuntime, ring: Sequence[_Key]) -> Sequence[_Key]:
-        self._known = _Known(runtime=runtime, ring=ring, read_at=runtime.monotonic())
+    def _remember(self, runtime: TaskRuntime, kept: bytes, ring: Sequence[_Key]) -> Sequence[_Key]:
+        self._known = _Known(runtime=runtime, kept=kept, ring=ring, read_at=runtime.monotonic())
         return ring
 
     def _still_known(self) -> _Known | None:
@@ -163,9 +169,10 @@ class _Key:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Known:
-    """The ring, newest key first, and when it was read."""
+    """The ring, newest key first, the note that it was made of, and when that was read."""
 
     runtime: TaskRuntime
+    kept: bytes = field(repr=False)
     ring: Sequence[_Key]
     read_at: float
 
@@ -189,10 +196,13 @@ def _decoded(namespace: str, kept: bytes) -> Sequence[_Key]:
         fields = cast("dict[str, Any]", decode_json(kept))
         if fields["format"] > FORMAT:
             raise StoreCorrupt(f"{what} are of a newer release: use that one, or a newer one.")
-        return tuple(
+        keys = [
             _Key(key_id=key["id"], secret=b64decode(key["secret"]), made=from_micros(key["made"]))
             for key in fields["keys"]
-        )
+        ]
+        if not keys:
+            raise ValueError("there is none")
+        return keys
     except NOT_OURS as exc:
         # Not the exception's text: it may show what was read.
         raise StoreCorrupt(

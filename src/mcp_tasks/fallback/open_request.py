@@ -23,6 +23,7 @@ class OpenRequest:
     def __init__(self, ctx: RequestContext, relay: ProgressRelay) -> None:
         self._ctx = ctx
         self._relay = relay
+        self.name: str | None = (ctx.params or {}).get("name")
         self.meta: Mapping[str, Any] = ctx.meta or {}
         self.request: Any = ctx.request
         self.user: Any = auth_context_var.get()

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
+from types import NoneType
 from typing import Any, Final, cast
 
 from mcp_tasks.core.json import JsonObject
@@ -30,6 +31,15 @@ LARGEST_STATE: Final = 256 * 1024
 """Characters. Ours take some hundred; the rest is for a tool that asks by returning, and has a state of its own."""
 
 VERSION: Final = 1
+
+_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    "task": (str, NoneType),
+    "legs": (int,),
+    "window": (int,),
+    "expires": (int,),
+    "progress": (int, float, NoneType),
+    "inner": (str, NoneType),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +138,9 @@ def _parsed(payload: bytes) -> Mapping[str, Any]:
 
 
 def _state_from(fields: Mapping[str, Any]) -> CallState:
+    for name, types in _TYPES.items():
+        if name not in fields or not isinstance(fields[name], types):
+            raise InvalidState(f"it has no {name} that could be read")
     try:
         return CallState(
             task_id=fields["task"],
@@ -137,5 +150,5 @@ def _state_from(fields: Mapping[str, Any]) -> CallState:
             progress=fields["progress"],
             inner=fields["inner"],
         )
-    except NOT_OURS as exc:
-        raise InvalidState(f"it lacks something ({type(exc).__name__})") from exc
+    except OverflowError as exc:
+        raise InvalidState("it has a time that there is not") from exc

@@ -159,7 +159,7 @@ class ToolBody:
         tool must not come to depend on what is not there after a restart."""
         if self._calls is None or run.attempt != 1:
             return None
-        return next(iter(self._calls.of(run.record.id)), None)
+        return next((call for call in self._calls.of(run.record.id) if call.name == run.record.name), None)
 
 
 def questions_in(question: JsonObject, request: TaskRequest) -> dict[str, InputRequest]:

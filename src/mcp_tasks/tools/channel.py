@@ -112,9 +112,10 @@ class TaskChannel:
             return
         said = None if message is None else valid_text(message)
         reported = Progress(progress=done, total=_json_number(total), message=said)
-        await self._run.report(reported)
         if self._calls is not None:
+            # First, so that a call hears of it from the tool, and knows it when it shows in the record.
             await self._calls.progress(self._run.record.id, reported.progress, reported.total, said)
+        await self._run.report(reported)
 
 
 class ConnectionChannel:

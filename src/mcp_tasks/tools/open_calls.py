@@ -24,6 +24,11 @@ class OpenCall(Protocol):
     """A call that has not been answered yet."""
 
     @property
+    def name(self) -> str | None:
+        """What is called: the tool of the task, or one that waits for it."""
+        ...
+
+    @property
     def meta(self) -> Mapping[str, Any]:
         """The `_meta` of the request as the SDK has it, with the progress token."""
         ...

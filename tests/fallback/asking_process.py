@@ -1,0 +1,33 @@
+"""A server whose tools ask, in a process of its own, that answers calls without tasks after a short wait.
+
+python -m tests.fallback.asking_process stdio [STORE]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from datetime import timedelta
+from typing import Any
+
+from mcp.server import MCPServer
+
+from mcp_tasks import Tasks
+from mcp_tasks.fallback.hosts import Host
+from mcp_tasks.fallback.ways import Fallback
+from tests.helpers.process import serve_stdio
+from tests.helpers.server import QUICK, Desk
+from tests.legacy.asking_server import build_asking
+
+WAIT = timedelta(seconds=0.5)
+
+
+def asking_server(store: str = "memory://", desk: Desk | None = None) -> MCPServer[Any]:
+    """The server. The SDK's own client is a host like any other to it."""
+    return build_asking(
+        Tasks(store, settings=QUICK, fallback=Fallback(wait=WAIT), hosts={"mcp": Host(limit=2 * WAIT)}), desk
+    )
+
+
+if __name__ == "__main__":
+    asyncio.run(serve_stdio(asking_server(sys.argv[2] if len(sys.argv) > 2 else "memory://")))

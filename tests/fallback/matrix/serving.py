@@ -1,0 +1,117 @@
+"""Processes of the matrix server, the files that they share with a test, and what they wrote down."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import anyio
+
+from tests.helpers.process import ENVIRONMENT, ROOT, STOP_LIMIT
+from tests.helpers.rpc import PATIENCE
+
+MODULE: Final = "tests.fallback.matrix.server"
+
+
+class Place:
+    """A folder in which jobs are written down and held up, and the servers that do so."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self._stack = stack
+
+    @property
+    def store(self) -> str:
+        """A database here."""
+        return f"sqlite:///{self.folder / 'tasks.db'}"
+
+    def count(self, event: str, job: str) -> int:
+        """How often that happened to the job."""
+        log = self.folder / "log"
+        return 0 if not log.exists() else log.read_text().splitlines().count(f"{event} {job}")
+
+    async def until(self, event: str, job: str, times: int = 1) -> None:
+        """Return when it has happened so often."""
+        with anyio.fail_after(PATIENCE):
+            while self.count(event, job) < times:  # noqa: ASYNC110 - it happens in another process
+                await anyio.sleep(0.01)
+
+    def open(self, job: str, gate: str = "go") -> None:
+        """Let the job go on."""
+        (self.folder / f"{job}.{gate}").touch()
+
+    def config(self, **said: Any) -> str:
+        """What a server is told."""
+        return json.dumps({"folder": str(self.folder), **said})
+
+    def command(self, **said: Any) -> list[str]:
+        """The command line of a server that serves its pipes."""
+        return [sys.executable, "-m", MODULE, self.config(**said)]
+
+    def serve(self, *kinds: str, **said: Any) -> HttpServers:
+        """Servers behind HTTP doors of these kinds, in one process; they end with the place."""
+        return HttpServers(self, kinds or ("sse",), said, self._stack)
+
+
+class HttpServers:
+    """A server process. Its ports are this process's own, so they stay when it is killed and started again."""
+
+    def __init__(self, place: Place, kinds: Sequence[str], said: Mapping[str, Any], stack: ExitStack) -> None:
+        self._sockets = {kind: stack.enter_context(_listening()) for kind in kinds}
+        self._command = place.command(
+            doors=[{"kind": kind, "fd": each.fileno()} for kind, each in self._sockets.items()], **said
+        )
+        stack.callback(self.kill)
+        self.start()
+
+    @property
+    def url(self) -> str:
+        """The first door."""
+        return self.door(next(iter(self._sockets)))
+
+    def door(self, kind: str) -> str:
+        """The address of a door."""
+        return f"http://127.0.0.1:{self._sockets[kind].getsockname()[1]}/mcp"
+
+    def start(self) -> None:
+        """Start it, for the first time or again. Whoever connects early waits until it is up."""
+        numbers = [each.fileno() for each in self._sockets.values()]
+        self._process = subprocess.Popen(self._command, cwd=ROOT, env=ENVIRONMENT, pass_fds=numbers)
+
+    def kill(self) -> None:
+        """End it as a power cut would. Safe twice."""
+        self._process.kill()
+        self._process.wait()
+
+    def terminate(self) -> float:
+        """Ask it to end; how many seconds it took."""
+        asked = time.monotonic()
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(STOP_LIMIT)
+        return time.monotonic() - asked
+
+
+@contextmanager
+def place() -> Generator[Place]:
+    """A folder for one file of tests; whatever runs on it is ended with it."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory(prefix="mcp-tasks-fallback-"))
+        yield Place(Path(folder), stack)
+
+
+@contextmanager
+def _listening() -> Generator[socket.socket]:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(64)
+        listener.set_inheritable(True)
+        yield listener

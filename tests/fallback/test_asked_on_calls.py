@@ -1,0 +1,140 @@
+"""Tools that ask, called by older clients without tasks: the whole way, with the SDK's client and after a crash."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp.client import Client
+from mcp.client.context import ClientRequestContext
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp_types import ElicitRequestParams, ElicitResult, TextContent
+
+from tests.fallback.asking_process import asking_server
+from tests.helpers.http import serving
+from tests.helpers.older import PipeClient, http_session, pipe_session
+from tests.helpers.process import ROOT
+from tests.helpers.stdio import stdio_process
+
+pytestmark = pytest.mark.anyio
+
+MODULE = "tests.fallback.asking_process"
+ELICIT = "elicitation/create"
+
+
+class Person:
+    """Somebody who answers when the test says so."""
+
+    def __init__(self, **answer: Any) -> None:
+        self.asked: list[str] = []
+        self.ready = anyio.Event()
+        self._answer = answer or {"action": "accept", "content": {"name": "Ada"}}
+
+    async def __call__(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+        self.asked.append(params.message)
+        await self.ready.wait()
+        return ElicitResult(**self._answer)
+
+
+@asynccontextmanager
+async def connected(transport: str, person: Person) -> AsyncGenerator[Client]:
+    """The SDK's client, in its older mode."""
+    if transport == "stdio":
+        parameters = StdioServerParameters(command=sys.executable, args=["-m", MODULE, "stdio"], cwd=ROOT)
+        async with Client(stdio_client(parameters), mode="legacy", elicitation_callback=person) as client:
+            yield client
+    elif transport == "memory":
+        async with Client(asking_server(), mode="legacy", elicitation_callback=person) as client:
+            yield client
+    else:
+        async with (
+            serving(asking_server()) as wire,
+            Client(wire.url, mode="legacy", elicitation_callback=person) as client,
+        ):
+            yield client
+
+
+async def told(client: Client, tool: str, **arguments: Any) -> str:
+    result = await client.call_tool(tool, arguments)
+    [block] = result.content
+    assert isinstance(block, TextContent)
+    return block.text
+
+
+def task_of(text: str) -> str:
+    """The task of a call whose answer says that its tool waits."""
+    assert "has not finished" in text
+    found = re.search(r"Task: (\S+)", text)
+    assert found is not None, text
+    return found[1]
+
+
+everywhere = pytest.mark.parametrize("transport", ["memory", "stdio", "http"])
+
+
+@everywhere
+async def test_a_tool_that_asks_is_answered_in_one_call(transport: str) -> None:
+    person = Person()
+    person.ready.set()
+    async with connected(transport, person) as client:
+        assert await told(client, "ask_name") == "Hello, Ada!"
+    assert person.asked == ["What is your name?"]
+
+
+@everywhere
+async def test_a_person_who_takes_longer_than_the_call_is_asked_once_and_answers(transport: str) -> None:
+    person = Person()
+    async with connected(transport, person) as client:
+        task_id = task_of(await told(client, "ask_name"))
+        assert task_of(await told(client, "task_status", task_id=task_id, wait_seconds=0)) == task_id
+        assert task_of(await told(client, "task_status", task_id=task_id, wait_seconds=1)) == task_id
+        person.ready.set()
+        assert await told(client, "task_status", task_id=task_id) == "Hello, Ada!"
+    assert person.asked == ["What is your name?"]
+
+
+async def test_a_person_who_declines_declines_to_the_tool() -> None:
+    person = Person(action="decline")
+    person.ready.set()
+    async with connected("http", person) as client:
+        assert await told(client, "ask_name") == "decline, then"
+
+
+async def test_an_answer_of_plain_json_says_at_once_that_the_tool_waits() -> None:
+    async with serving(asking_server(), json_response=True) as wire, http_session(wire) as client:
+        result = (await client.call("ask_name")).result
+        assert result["structuredContent"]["status"] == "input_required"
+        assert client.arrived == []
+
+
+async def test_after_a_crash_the_next_call_asks_again_and_the_work_goes_on(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/tasks.db"
+    async with first_life(store) as client:
+        result = (await client.call("ask_name")).result
+        task_id = result["structuredContent"]["taskId"]
+        assert [seen.method for seen in client.arrived] == [ELICIT]
+    async with stdio_process(store, module=MODULE) as wire, pipe_session(wire) as client:
+        waiting = client.begin("tools/call", {"name": "task_status", "arguments": {"task_id": task_id}})
+        question = await client.wait_for(lambda seen: seen.method == ELICIT)
+        await client.answer(question, {"action": "accept", "content": {"name": "Ada"}})
+        assert (await waiting.reply()).result["content"][0]["text"] == "Hello, Ada!"
+        assert len(client.arrived) == 1
+
+
+@asynccontextmanager
+async def first_life(store: str) -> AsyncGenerator[PipeClient]:
+    """A session with a server that is killed at its end."""
+    try:
+        async with stdio_process(store, module=MODULE) as wire:
+            async with pipe_session(wire) as client:
+                yield client
+            wire.process.kill()
+            await wire.process.wait()
+    except AssertionError as exc:
+        assert "ended by itself with -9" in str(exc)  # noqa: PT017 - what the helper says of a server that was killed

@@ -1,0 +1,235 @@
+"""Hosts that give up on a call after a while: no answer of ours comes later than that.
+
+Each host is scaled by itself, so that it gives up after the same few seconds; the waits of the tool that it calls are
+scaled with it. All of them call at once, in the background of the first test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from itertools import product
+from typing import Any
+
+import anyio
+import pytest
+from mcp import Client
+from mcp_types import CallToolResult, Implementation
+
+from mcp_tasks.fallback.hosts import HOSTS, UNKNOWN_HOST, Host
+from mcp_tasks.fallback.ways import Fallback
+from tests.client.connecting import Person
+from tests.fallback.matrix.clients import text_of
+from tests.fallback.matrix.serving import HttpServers, Place, place
+from tests.helpers.rpc import MODERN, PATIENCE
+
+GIVES_UP: float = 4
+"""Seconds after which a scaled host gives up. A sixth of it is left for the way there and back, on a busy machine."""
+
+LIMITS = (30, 60, 240, 300)
+ERAS = {"modern": MODERN, "older": "legacy"}
+
+
+def test_the_limits_are_real_by_default() -> None:
+    ways = Fallback()
+    assert (ways.wait, ways.heartbeat) == (timedelta(seconds=25), timedelta(seconds=10))
+    assert (ways.legs, ways.answer_within) == (8, timedelta(hours=1))
+    assert (ways.handle, ways.when_caller_leaves, ways.model_may_answer) == (True, "continue", False)
+    assert UNKNOWN_HOST.answer_within(has_progress=True) == timedelta(seconds=50)
+    assert HOSTS["mcp"].answer_within(has_progress=False) is None
+    for seconds in LIMITS:
+        within = Host(limit=timedelta(seconds=seconds)).answer_within(has_progress=False)
+        assert within is not None
+        assert within.total_seconds() == pytest.approx(seconds * 5 / 6)
+
+
+# --- the hosts ------------------------------------------------------------------------------------------------------
+
+
+def scaled(limit: float) -> dict[str, Any]:
+    """The usual waits for a host that gives up after so many seconds, as it is scaled."""
+    scale = GIVES_UP / limit
+    return {"wait": 25 * scale, "heartbeat": 10 * scale}
+
+
+CONFIG: dict[str, Any] = {
+    "tasks": {
+        "hosts": {
+            **{f"host-{limit}": {"limit": GIVES_UP} for limit in LIMITS},
+            "host-extending": {"limit": GIVES_UP / 2, "progress_extends": True},
+            "host-patient": {},
+            "*": {"limit": GIVES_UP},
+        }
+    },
+    "gated": {
+        **{f"gated_{limit}": scaled(limit) for limit in LIMITS},
+        "gated_extending": scaled(60),
+        "gated_patient": scaled(60),
+        "gated_unknown": scaled(60),
+    },
+}
+
+
+class Caller:
+    """One host with one call."""
+
+    def __init__(self, client: Client, place: Place, name: str, person: Person) -> None:
+        self.client = client
+        self.place = place
+        self.tool = f"gated_{name}"
+        self.person = person
+        self.progressed = asyncio.Event()
+
+    async def call(self, job: str, *, limit: float, progress: bool, ask: bool = False) -> CallToolResult:
+        """Call, and give up after so long."""
+        arguments = {"job": job, "ask": ask}
+        with anyio.fail_after(limit):
+            return await self.client.call_tool(
+                self.tool, arguments, progress_callback=self._on_progress if progress else None
+            )
+
+    async def call_while_it_lives(self, job: str, *, limit: float) -> CallToolResult:
+        """Call, and give up when there was no progress for so long."""
+        calling = asyncio.create_task(
+            self.client.call_tool(self.tool, {"job": job}, progress_callback=self._on_progress)
+        )
+        while not calling.done():
+            self.progressed.clear()
+            news = asyncio.create_task(self.progressed.wait())
+            done, _ = await asyncio.wait({calling, news}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            news.cancel()
+            assert done, "the host gave up"
+        return calling.result()
+
+    async def _on_progress(self, progress: float, total: float | None, message: str | None) -> None:
+        self.progressed.set()
+
+
+@asynccontextmanager
+async def caller(place: Place, servers: HttpServers, era: str, name: str) -> AsyncGenerator[Caller]:
+    person = Person(ready=asyncio.Event())
+    info = Implementation(name=f"host-{name}", version="1")
+    async with Client(servers.url, mode=ERAS[era], client_info=info, elicitation_callback=person) as client:
+        await client.list_tools()
+        yield Caller(client, place, name, person)
+
+
+def assert_handle(result: CallToolResult) -> str:
+    assert "It has not finished, and this is not its result." in text_of(result)
+    assert result.structured_content is not None
+    return result.structured_content["taskId"]
+
+
+# --- what they get --------------------------------------------------------------------------------------------------
+
+
+async def gets_word_in_time(host: Caller, job: str, *, progress: bool) -> None:
+    task_id = assert_handle(await host.call(job, limit=GIVES_UP, progress=progress))
+    # And when it asks for more than it can wait for.
+    with anyio.fail_after(GIVES_UP):
+        more = await host.client.call_tool("task_status", {"task_id": task_id, "wait_seconds": 60})
+    assert assert_handle(more) == task_id
+
+
+async def gets_word_in_time_while_a_person_thinks(host: Caller, job: str) -> None:
+    result = await host.call(job, limit=GIVES_UP, progress=False, ask=True)
+    assert_handle(result)
+    assert "waits for an answer" in text_of(result)
+    assert host.person.asked == ["What is your name?"]
+
+
+async def is_kept_by_progress(host: Caller, job: str) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(_open, host.place, job, 1.5 * GIVES_UP)
+        result = await host.call_while_it_lives(job, limit=GIVES_UP / 2)
+    assert text_of(result) == f"{job} is done"
+
+
+async def is_not_kept_without_progress(host: Caller, job: str) -> None:
+    assert_handle(await host.call(job, limit=GIVES_UP / 2, progress=False))
+
+
+async def waits_to_the_end(host: Caller, job: str) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(_open, host.place, job, 1.5 * GIVES_UP)
+        result = await host.call(job, limit=PATIENCE, progress=False)
+    assert text_of(result) == f"{job} is done"
+
+
+async def gets_word_after_one_wait(host: Caller, job: str) -> None:
+    began = time.monotonic()
+    assert_handle(await host.call(job, limit=GIVES_UP, progress=False))
+    assert time.monotonic() - began >= 25 * GIVES_UP / 60
+
+
+async def _open(place: Place, job: str, seconds: float) -> None:
+    await place.until("start", job)
+    await anyio.sleep(seconds)
+    place.open(job)
+
+
+SCENES: dict[str, tuple[str, str, Any]] = {
+    **{
+        f"{era}-{limit}-{'progress' if progress else 'silence'}": (
+            era,
+            str(limit),
+            lambda host, job, progress=progress: gets_word_in_time(host, job, progress=progress),
+        )
+        for era, limit, progress in product(ERAS, LIMITS, (False, True))
+    },
+    "older-30-asked": ("older", "30", gets_word_in_time_while_a_person_thinks),
+    "older-300-asked": ("older", "300", gets_word_in_time_while_a_person_thinks),
+    "older-extending-progress": ("older", "extending", is_kept_by_progress),
+    "modern-extending-progress": ("modern", "extending", is_kept_by_progress),
+    "older-extending-silence": ("older", "extending", is_not_kept_without_progress),
+    "modern-extending-silence": ("modern", "extending", is_not_kept_without_progress),
+    "older-patient": ("older", "patient", waits_to_the_end),
+    "modern-patient": ("modern", "patient", waits_to_the_end),
+    "older-unknown": ("older", "unknown", gets_word_after_one_wait),
+    "modern-unknown": ("modern", "unknown", gets_word_after_one_wait),
+}
+
+
+Outcomes = dict[str, Exception | None]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Generator[Outcomes]:
+    """How it went for every host."""
+    with place() as here:
+        servers = here.serve(**CONFIG)
+        yield asyncio.run(_all(here, servers))
+
+
+async def _all(here: Place, servers: HttpServers) -> Outcomes:
+    outcomes: Outcomes = {}
+    arriving, all_there = set(SCENES), asyncio.Event()
+
+    async def run(name: str) -> None:
+        era, host, scene = SCENES[name]
+        try:
+            async with caller(here, servers, era, host) as visitor:
+                # Connecting is not what is measured.
+                arriving.discard(name)
+                if not arriving:
+                    all_there.set()
+                await all_there.wait()
+                await scene(visitor, name)
+            outcomes[name] = None
+        except Exception as exc:
+            outcomes[name] = exc
+
+    async with anyio.create_task_group() as group:
+        for name in SCENES:
+            group.start_soon(run, name)
+    return outcomes
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_no_host_gives_up_before_it_is_answered(outcomes: Outcomes, scene: str) -> None:
+    problem = outcomes[scene]
+    if problem is not None:
+        raise problem

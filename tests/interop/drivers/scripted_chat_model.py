@@ -1,0 +1,30 @@
+# pyright: basic, reportMissingImports=false
+"""A script in place of a language model of LangChain's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, ToolCall
+from langchain_core.outputs import ChatGeneration, ChatResult
+
+
+class ScriptedModel(BaseChatModel):
+    """Calls the tool, then says what came back."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "scripted"
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> ScriptedModel:
+        return self
+
+    def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> ChatResult:
+        last = messages[-1]
+        print(f"model: {last.type}", flush=True)
+        if last.type == "human":
+            reply = AIMessage("", tool_calls=[ToolCall(name="render", args={"frames": 24}, id="call-1")])
+        else:
+            reply = AIMessage(f"The tool says: {last.text}")
+        return ChatResult(generations=[ChatGeneration(message=reply)])

@@ -1,0 +1,186 @@
+"""Hosts that speak no tasks against our server: what a model reads there, and how often the work was started.
+
+Each of these clients holds a result against the tool's output schema, which it has from `tools/list`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Installs
+from .hosts import HOSTS, ROWS, Visit, hosted, visit
+from .inspector import Inspector, inspecting
+from .install import Offline
+
+MODERN = {"typescript_v2", "fastmcp_plain"}
+STATELESS = [row for row in ROWS if row[1] == "stateless"]
+WITH_A_BACK_CHANNEL = [row for row in ROWS if row[1] != "stateless"]
+LABELS = {"quick", "middling", "long", "structured", "asks", "unasked", "fails", "fails_late", "cancel"}
+
+
+@pytest.fixture(scope="module")
+def visits(request: pytest.FixtureRequest, installs: Installs) -> Generator[dict[tuple[str, str], Future[Visit]]]:
+    """The visits of all hosts that a test asks for, some at a time: they mostly wait."""
+    specs = [getattr(item, "callspec", None) for item in request.session.items]
+    wanted = {spec.params.get("row") for spec in specs if spec is not None}
+
+    def begin(host: str, way: str) -> Visit:
+        needs, driver = HOSTS[host]
+        return visit(installs.wait_for(needs), driver, way)
+
+    with ThreadPoolExecutor(max_workers=3) as pool:
+        yield {row: pool.submit(begin, *row) for row in ROWS if row in wanted}
+
+
+@pytest.fixture(params=ROWS, ids="-".join)
+def row(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """A host, and how it reaches our server."""
+    return request.param
+
+
+@pytest.fixture
+def seen(visits: dict[tuple[str, str], Future[Visit]], row: tuple[str, str]) -> Visit:
+    """The visit of a host."""
+    try:
+        return visits[row].result()
+    except Offline as exc:
+        pytest.skip(str(exc))
+
+
+def _of(seen: Visit, scenario: str) -> dict[str, Any]:
+    outcome = seen.outcomes[scenario]
+    assert "error" not in outcome, outcome["error"]
+    return outcome
+
+
+def _assert_handle(answer: dict[str, Any], tool: str) -> None:
+    """The answer says to a model and to a program that the tool is still running."""
+    task_id = answer["structured"]["taskId"]
+    lines = answer["text"].splitlines()
+    assert lines[0] == f'The tool "{tool}" is still running. It has not finished, and this is not its result.'
+    assert lines[1] == f'Do not call "{tool}" again: that would start the same work a second time.'
+    assert f'call the tool "task_status" with {{"task_id": "{task_id}"}}' in lines[2]
+    assert answer["structured"]["status"] == "working"
+    assert "at " in answer["structured"]["statusMessage"]
+    assert not answer["isError"]
+
+
+def test_a_quick_tool_answers_itself(seen: Visit) -> None:
+    outcome = _of(seen, "quick")
+    assert outcome["text"] == "quick: rendered in 0 s"
+    assert not outcome["isError"]
+
+
+def test_a_tool_longer_than_one_wait(seen: Visit, row: tuple[str, str]) -> None:
+    outcome = _of(seen, "middling")
+    # A client of 2026-07-28 comes back by itself; an older one is told how to.
+    if row[0] not in MODERN:
+        _assert_handle(outcome["first"], "render")
+    assert outcome["first" if row[0] in MODERN else "last"]["text"] == "middling: rendered in 2.5 s"
+
+
+def test_a_tool_longer_than_all_waits(seen: Visit) -> None:
+    outcome = _of(seen, "long")
+    _assert_handle(outcome["first"], "render")
+    assert outcome["last"]["text"] == "long: rendered in 7 s"
+    assert outcome["last"]["structured"] == {"result": "long: rendered in 7 s"}
+    assert outcome["again"] == outcome["last"]
+
+
+def test_structured_output(seen: Visit) -> None:
+    outcome = _of(seen, "structured")
+    _assert_handle(outcome["first"], "describe")
+    assert outcome["last"]["structured"] == {"title": "structured", "frames": 168}
+
+
+@pytest.mark.parametrize("row", WITH_A_BACK_CHANNEL, ids="-".join)
+def test_a_tool_that_asks(seen: Visit) -> None:
+    outcome = _of(seen, "asks")
+    assert outcome["first"]["text"] == "asks: published"
+    assert outcome["asked"] == 1
+
+
+@pytest.mark.parametrize("row", STATELESS, ids="-".join)
+def test_a_tool_that_asks_where_nobody_can_be_asked(seen: Visit) -> None:
+    outcome = _of(seen, "asks")
+    assert outcome["first"]["text"].startswith('The tool "publish" waits for an answer. It has not finished')
+    assert "Publish asks?" in outcome["first"]["text"]
+    assert outcome["first"]["structured"]["status"] == "input_required"
+    assert outcome["asked"] == 0
+
+
+@pytest.mark.parametrize("row", WITH_A_BACK_CHANNEL, ids="-".join)
+def test_a_client_that_cannot_be_asked_is_told_what_is_missing(seen: Visit) -> None:
+    outcome = seen.outcomes["unasked"]
+    told = outcome["error"]["message"] if "error" in outcome else outcome["text"]
+    assert "the client did not declare the elicitation capability" in told
+    assert "error" in outcome or outcome["isError"]
+
+
+def test_a_tool_that_fails(seen: Visit) -> None:
+    outcome = _of(seen, "fails")
+    assert "fails: the film tore" in outcome["text"]
+    assert outcome["isError"]
+
+
+def test_a_tool_that_fails_when_nobody_waits_any_longer(seen: Visit) -> None:
+    outcome = _of(seen, "fails_late")
+    _assert_handle(outcome["first"], "fail")
+    assert "fails_late: the film tore" in outcome["last"]["text"]
+    assert outcome["last"]["isError"]
+
+
+def test_a_model_cancels(seen: Visit) -> None:
+    outcome = _of(seen, "cancel")
+    _assert_handle(outcome["first"], "render")
+    assert outcome["cancelled"]["text"].startswith('The tool "render" is cancelled, and has no result.')
+    assert outcome["last"]["text"].startswith('The tool "render" was cancelled, and has no result')
+    assert outcome["last"]["isError"]
+
+
+def test_an_unknown_id_is_a_tool_error_in_words(seen: Visit) -> None:
+    outcome = _of(seen, "unknown")
+    assert outcome["text"].startswith('There is no task "no-such-task" of yours here')
+    assert outcome["isError"]
+
+
+def test_no_tool_was_started_twice(seen: Visit) -> None:
+    assert set(seen.starts) == LABELS
+    assert [label for label, times in seen.starts.items() if times != 1] == []
+
+
+# --- the Inspector ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def inspector(installs: Installs) -> Generator[Inspector]:
+    """The Inspector."""
+    with inspecting(installs["npm"]) as inspector:
+        yield inspector
+
+
+def test_the_inspector_is_answered_within_the_limit_that_it_is_known_for(inspector: Inspector, tmp_path: Path) -> None:
+    def call(tool: str, **arguments: object) -> dict[str, Any]:
+        fields = [part for name, value in arguments.items() for part in ("--tool-arg", f"{name}={value}")]
+        options = ["--method", "tools/call", "--tool-name", tool, *fields]
+        reply = inspector.cli_method([url], "--transport", "http", "--protocol-era", "legacy", *options)
+        assert not reply.error, reply.error
+        value = reply.value
+        shown = {"text": reply.text, "isError": value.get("isError", False)}
+        return {**shown, "structured": value.get("structuredContent")}
+
+    with hosted(tmp_path, "http") as plan:
+        url = str(plan["url"])
+        assert call("render", seconds=0, label="quick")["text"] == "quick: rendered in 0 s"
+        first = call("render", seconds=6, label="long")
+        _assert_handle(first, "render")
+        last = first
+        while "still running" in last["text"]:
+            last = call("task_status", task_id=first["structured"]["taskId"])
+    assert last["text"] == "long: rendered in 6 s"
+    assert (tmp_path / "started.log").read_text().split() == ["quick", "long"]
