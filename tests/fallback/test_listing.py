@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from mcp_tasks import Tasks
 from mcp_tasks.fallback.hosts import Host
 from mcp_tasks.fallback.schema import widened
 from mcp_tasks.fallback.ways import Fallback
-from tests.fallback.rendering import MODERN, MODES, SOON, Farm, chat
+from tests.fallback.rendering import MODERN, MODES, SOON, Farm, chat, handle_of, text_of
 from tests.helpers.http import initialize, serving
 from tests.helpers.rpc import TASKS, request
 from tests.helpers.server import QUICK
@@ -243,3 +244,46 @@ async def test_a_tool_of_the_same_name_that_came_later_is_not_listed_twice(
 async def test_a_longer_wait_changes_nothing_of_a_listing() -> None:
     # Listings are compared by clients: equal ones must be equal.
     assert await answered(Farm(), {}) == await answered(Farm(ways=replace(WAYS, wait=timedelta(seconds=9))), {})
+
+
+# Tools that are not known when the server starts
+
+
+@either_mode
+async def test_a_tool_that_is_marked_while_the_server_runs_has_companions_at_once(mode: str) -> None:
+    farm = Farm(ways=INLINE)
+    async with chat(farm.server, mode, cache=None) as client:
+        farm.tasks.mark("render", fallback=WAYS)
+        task_id = await handle_of(client)
+        farm.tasks.mark("publish", fallback=WAYS)
+        # Whatever is called first: nothing has looked at the tools since.
+        status = await client.call_tool("task_status", {"task_id": task_id, "wait_seconds": 0})
+        assert "is still running" in text_of(status)
+        assert names_of((await client.list_tools()).tools) == [*OWN, *COMPANIONS]
+
+
+@either_mode
+@pytest.mark.parametrize("options", [{}, {"default_mode": "optional"}])
+async def test_a_server_that_lists_no_tools_has_companions_for_those_it_is_known_by(
+    mode: str, options: dict[str, Any]
+) -> None:
+    gate = asyncio.Event()
+
+    async def list_tools(ctx: ServerRequestContext[Any, Any], params: PaginatedRequestParams | None) -> ListToolsResult:
+        return ListToolsResult(tools=[])
+
+    async def call_tool(ctx: ServerRequestContext[Any, Any], params: CallToolRequestParams) -> CallToolResult:
+        await gate.wait()
+        return CallToolResult(content=[TextContent(type="text", text="done")])
+
+    tasks = Tasks("memory://", settings=QUICK, fallback=WAYS, **options)
+    server: Server[Any] = Server("silent", version="1", on_list_tools=list_tools, on_call_tool=call_tool)
+    if not options:
+        tasks.mark("long")
+    tasks.attach(server)
+    async with chat(server, mode) as client:
+        task_id = await handle_of(client, "long")
+        gate.set()
+        got = await client.call_tool("task_status", {"task_id": task_id})
+        assert text_of(got) == "done"
+        assert names_of((await client.list_tools()).tools) == COMPANIONS
