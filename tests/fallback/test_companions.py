@@ -10,17 +10,23 @@ from typing import Any
 
 import anyio
 import pytest
+from mcp.server.mcpserver import Context
+from mcp_types import ElicitRequestParams, ElicitResult
 
-from mcp_tasks.core import TaskRecord, TaskRequest
+from mcp_tasks.core import InputRequest, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.actor import NOBODY
+from mcp_tasks.core.inputs import InputBook
 from mcp_tasks.errors import InvalidOption, UsageError
+from mcp_tasks.fallback.arguments import BadArguments, Given
+from mcp_tasks.fallback.companion_tools import names_with
 from mcp_tasks.fallback.mine import MOST_TASKS, STDIO_SESSION, Mine, my_tasks
+from mcp_tasks.fallback.standing_in import answer_for_person, key_of
 from mcp_tasks.fallback.ways import Fallback
 from mcp_tasks.protocol import Caller
 from mcp_tasks.stores.base import InSession
-from tests.fallback.rendering import MODERN, MODES, SOON, Farm, chat, facts_of, handle_of, text_of
+from tests.fallback.rendering import MODERN, MODES, SOON, Farm, Publish, chat, facts_of, handle_of, text_of
 from tests.helpers.http import serving
-from tests.unit.tooling import new_server, running_tools
+from tests.unit.tooling import call_of, new_server, outcome_of, running_tools, until_status
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -213,6 +219,16 @@ async def test_the_newest_of_very_many_tasks_are_listed_unfinished_ones_first() 
     assert len(newest) == MOST_TASKS
 
 
+async def test_no_more_is_read_than_some_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mcp_tasks.fallback.mine.PAGE_SIZE", 2)
+    monkeypatch.setattr("mcp_tasks.fallback.mine.MOST_PAGES", 3)
+    async with running_tools(new_server(), runs_tools=False) as runtime:
+        for number in range(9):
+            await runtime.launch(call_of(f"tool{number}"), owner=None, retention=None, session=STDIO_SESSION)
+        found = await my_tasks(runtime, Mine(owner=None, whose=InSession(STDIO_SESSION)))
+    assert len(found) == 6
+
+
 # Cancelling
 
 
@@ -256,6 +272,27 @@ async def test_nothing_is_cancelled_without_an_id(mode: str) -> None:
     assert result.is_error
     assert text_of(result).startswith("A task_id is needed")
     assert "cancelled" not in text_of(listed)
+
+
+# Asking
+
+
+@either_mode
+@pytest.mark.parametrize("ways", [WAYS, MAY_ANSWER])
+async def test_who_waits_for_a_tool_that_asks_has_its_person_asked(mode: str, ways: Fallback) -> None:
+    asked: list[str] = []
+
+    async def person(ctx: Any, params: ElicitRequestParams) -> ElicitResult:
+        asked.append(params.message)
+        return ElicitResult(action="accept", content={"ok": True, "note": "a person's"})
+
+    farm = Farm(ways=ways)
+    async with chat(farm.server, mode, elicitation_callback=person) as client:
+        task_id = (await farm.tasks.start("publish")).id
+        result = await client.call_tool("task_status", {"task_id": task_id})
+    assert text_of(result) == 'accept ok=True note="a person\'s"'
+    assert asked == ["Publish?"]
+    assert farm.started == ["publish"]
 
 
 # Answering
@@ -317,6 +354,46 @@ async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays_ope
     assert said in text_of(refused)
     assert "This call changed nothing." in text_of(refused)
     assert not taken.is_error
+
+
+async def test_an_answer_that_comes_second_changes_nothing() -> None:
+    server = new_server()
+
+    @server.tool()
+    async def publish(ctx: Context) -> str:
+        return str(await ctx.elicit("Publish?", Publish))
+
+    del publish
+    names = names_with("", may_answer=True)
+    async with running_tools(server) as runtime:
+        created = await runtime.launch(call_of("publish"), owner=None, retention=None)
+        before = await until_status(runtime, created.id, TaskStatus.INPUT_REQUIRED)
+        [key] = before.inputs.outstanding
+        await runtime.answer(before, {key: {"action": "accept", "content": {"ok": True}}}, actor=NOBODY)
+        # As another call saw the task a moment ago.
+        with pytest.raises(BadArguments, match="answered or withdrawn meanwhile"):
+            await answer_for_person(runtime, before, Given({"action": "decline"}), names)
+        await until_status(runtime, created.id, TaskStatus.COMPLETED)
+        assert "accept" in str(await outcome_of(runtime, created.id))
+
+
+@pytest.mark.parametrize(
+    ("question", "named", "key"),
+    [(None, 2, None), ("b", 2, "b"), ("c", 2, None), (None, 1, "a"), ("url", 1, None), (None, 0, None)],
+)
+def test_which_question_is_answered(question: str | None, named: int, key: str | None) -> None:
+    form = InputRequest(method="elicitation/create", params={"message": "Publish?"})
+    url = InputRequest(method="elicitation/create", params={"mode": "url", "message": "Log in", "url": "https://a"})
+    now = datetime.now(UTC)
+    asks = {**dict.fromkeys("ab"[:named], form), "url": url}
+    record = TaskRecord(
+        id="task", owner=None, name="tool", created_at=now, updated_at=now, inputs=InputBook().ask(asks)
+    )
+    if key is not None:
+        assert key_of(record, question) == key
+        return
+    with pytest.raises(BadArguments, match=r"which of these is answered|asks nothing now"):
+        key_of(record, question)
 
 
 @either_mode

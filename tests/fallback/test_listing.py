@@ -123,6 +123,14 @@ async def test_what_holds_for_one_wire_is_shown_on_that_alone(mode: str, is_diff
 
 
 @either_mode
+async def test_where_no_word_is_given_before_the_end_there_are_no_companions(mode: str) -> None:
+    # The schemas allow it: the server may have to stop before the end.
+    tools = await listed(Farm(ways=replace(WAYS, handle=False)), mode)
+    assert names_of(tools) == OWN
+    assert is_wider(tools[0])
+
+
+@either_mode
 async def test_a_tool_whose_calls_stay_plain_keeps_its_schema(mode: str) -> None:
     farm = Farm()
     farm.tasks.mark("render", fallback="inline")
