@@ -1,8 +1,14 @@
-"""A small server whose tools run until a test lets them end, and clients that speak no tasks."""
+"""A small server whose tools run until a test lets them end, and clients that speak no tasks.
+
+    python -m tests.fallback.rendering URL_OF_THE_STORE closed|open
+
+serves it over stdio: its tools never end, or end at once, and may be run again.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -18,6 +24,7 @@ from pydantic import BaseModel
 
 from mcp_tasks import Tasks
 from mcp_tasks.fallback.ways import Fallback
+from tests.helpers.process import serve_stdio
 from tests.helpers.server import QUICK
 
 MODERN = LATEST_MODERN_VERSION
@@ -37,10 +44,17 @@ class Publish(BaseModel):
 class Farm:
     """A server, how often each of its tools was started, and what holds them up."""
 
-    def __init__(self, *, ways: Fallback | None = None, options: dict[str, Any] | None = None, **server: Any) -> None:
+    def __init__(
+        self,
+        store: str = "memory://",
+        *,
+        ways: Fallback | None = None,
+        options: dict[str, Any] | None = None,
+        **server: Any,
+    ) -> None:
         self.gate = asyncio.Event()
         self.started: Texts = []
-        self.tasks = Tasks("memory://", settings=QUICK, fallback=ways or Fallback(wait=SOON, legs=1), **(options or {}))
+        self.tasks = Tasks(store, settings=QUICK, fallback=ways or Fallback(wait=SOON, legs=1), **(options or {}))
         self.server: MCPServer[Any] = MCPServer("farm", log_level="CRITICAL", **self.tasks.wiring(), **server)
         self._add_tools()
 
@@ -100,3 +114,16 @@ async def handle_of(client: Client, tool: str = "render", **arguments: Any) -> s
     assert not result.is_error
     assert "is still running" in text_of(result)
     return facts_of(result)["taskId"]
+
+
+async def main(store: str, gate: str) -> None:
+    """Serve over stdio until the input ends."""
+    farm = Farm(store)
+    farm.tasks.mark("render", recover="rerun")
+    if gate == "open":
+        farm.gate.set()
+    await serve_stdio(farm.server)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -6,10 +6,12 @@ import asyncio
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from mcp import StdioServerParameters
 from mcp.server.mcpserver import Context
 from mcp_types import ElicitRequestParams, ElicitResult
 
@@ -26,6 +28,7 @@ from mcp_tasks.protocol import Caller
 from mcp_tasks.stores.base import InSession
 from tests.fallback.rendering import MODERN, MODES, SOON, Farm, Publish, chat, facts_of, handle_of, text_of
 from tests.helpers.http import serving
+from tests.helpers.process import ENVIRONMENT, ROOT, command
 from tests.unit.tooling import call_of, new_server, outcome_of, running_tools, until_status
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -94,12 +97,12 @@ async def test_a_time_that_makes_no_sense_is_none_of_a_models_problems(mode: str
 
 
 @either_mode
-async def test_an_id_is_taken_in_the_spelling_of_the_handle_and_with_spaces_around_it(mode: str) -> None:
+async def test_an_id_is_taken_in_the_spelling_of_the_handle_and_with_marks_around_it(mode: str) -> None:
     farm = Farm()
     async with chat(farm.server, mode) as client:
         task_id = await handle_of(client)
         farm.gate.set()
-        assert text_of(await client.call_tool("task_status", {"taskId": f" {task_id}\n"})) == "a rendered"
+        assert text_of(await client.call_tool("task_status", {"taskId": f" `{task_id}`\n"})) == "a rendered"
 
 
 @either_mode
@@ -132,6 +135,19 @@ async def test_an_id_that_is_no_text_is_a_tool_error(mode: str, tool: str, task_
         result = await client.call_tool(tool, {"task_id": task_id, "action": "accept"})
     assert result.is_error
     assert text_of(result).startswith("The task_id must be a string")
+
+
+@either_mode
+async def test_a_task_that_has_expired_looks_like_one_that_never_was(mode: str) -> None:
+    farm = Farm(options={"default_ttl": timedelta(milliseconds=1)})
+    async with chat(farm.server, mode) as client:
+        task_id = await handle_of(client)
+        await client.call_tool("task_cancel", {"task_id": task_id})
+        await anyio.sleep(0.01)
+        gone = await client.call_tool("task_status", {"task_id": task_id})
+        nobodys = await client.call_tool("task_status", {"task_id": "task_x"})
+    assert gone.is_error
+    assert text_of(gone).replace(task_id, "task_x") == text_of(nobodys)
 
 
 @either_mode
@@ -176,6 +192,32 @@ async def test_over_a_pipe_the_callers_tasks_are_listed_without_an_id(mode: str)
     lines = text_of(listed).splitlines()
     assert 'call the tool "task_status" with its task_id' in lines[1]
     assert [json.loads(line[2 : line.index("}") + 1])["task_id"] for line in lines[2:]] == [third, first, second]
+
+
+@either_mode
+async def test_a_task_that_ended_with_an_error_is_listed_as_that(mode: str) -> None:
+    farm = Farm()
+    async with chat(farm.server, mode) as client:
+        task_id = await handle_of(client, "fails")
+        farm.gate.set()
+        await client.call_tool("task_status", {"task_id": task_id})
+        [task] = facts_of(await client.call_tool("task_status", {}))["tasks"]
+    assert (task["status"], task["statusMessage"]) == ("completed", "ended with an error")
+
+
+@either_mode
+async def test_a_host_that_lost_the_answer_finds_its_task_after_a_restart(mode: str, tmp_path: Path) -> None:
+    def process(gate: str) -> StdioServerParameters:
+        program, *arguments = command(f"sqlite:///{tmp_path}/tasks.db", gate, module="tests.fallback.rendering")
+        return StdioServerParameters(command=program, args=arguments, cwd=ROOT, env=ENVIRONMENT)
+
+    async with chat(process("closed"), mode) as client:
+        lost = await handle_of(client)
+    async with chat(process("open"), mode) as client:
+        [task] = facts_of(await client.call_tool("task_status", {}))["tasks"]
+        result = await client.call_tool("task_status", {"task_id": task["taskId"]})
+    assert task["taskId"] == lost
+    assert text_of(result) == "a rendered"
 
 
 @pytest.mark.parametrize("stateless", [False, True])
