@@ -202,7 +202,7 @@ async def test_a_task_that_ended_with_an_error_is_listed_as_that(mode: str) -> N
         farm.gate.set()
         await client.call_tool("task_status", {"task_id": task_id})
         [task] = facts_of(await client.call_tool("task_status", {}))["tasks"]
-    assert (task["status"], task["statusMessage"]) == ("completed", "ended with an error")
+    assert (task["status"], task["statusMessage"]) == ("completed", "Error executing tool fails: No film")
 
 
 @either_mode

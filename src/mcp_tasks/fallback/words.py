@@ -191,7 +191,7 @@ def _how_to_answer(record: TaskRecord, key: str | None, request: InputRequest, a
 
 
 def _message(record: TaskRecord) -> str:
-    return status_message(record) or ("ended with an error" if record.is_error else _UNSAID[record.status])
+    return status_message(record) or _UNSAID[record.status]
 
 
 def _said(record: TaskRecord) -> str:
