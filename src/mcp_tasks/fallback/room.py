@@ -67,7 +67,7 @@ class FallbackRoom:
                 unknown=unknown,
                 stopping=parts.stopping,
                 is_stopping=is_stopping,
-                companions=lambda ways: self._companions.names(ways.model_may_answer),
+                companions=self._companions.names_for,
                 seal=self._legs.seal,
             )
         )
