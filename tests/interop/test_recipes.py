@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,10 +42,11 @@ RECIPES = {
     "pydantic_ai": ("pydantic_ai", DRIVERS / "recipe_pydantic_ai.py"),
     "langchain": ("langchain", DRIVERS / "recipe_langchain.py"),
     ADAPTER: ("langchain_adapter", DRIVERS / "recipe_adapter.py"),
+    "langchain_adapter_tasks": ("langchain_adapter", DRIVERS / "recipe_adapter_tasks.py"),
 }
 """For each recipe what it needs installed besides us, and what is run in the folder with the page's files."""
 
-WITH_A_MODEL = {"pydantic_ai", "langchain", ADAPTER}
+WITH_A_MODEL = {"pydantic_ai", "langchain", ADAPTER, "langchain_adapter_tasks"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +77,13 @@ class Agent:
             else:
                 pytest.fail(f"it ended without progress: {printed} {self._troubles()}")
             return printed + process.stdout.read().splitlines()
+
+    def wait_until_asked(self) -> None:
+        """Return when the tool waits for an answer."""
+        deadline = time.monotonic() + LIMIT
+        while "waits:" not in (self.folder / "film.log").read_text():
+            assert time.monotonic() < deadline, "the tool never asked"
+            time.sleep(0.05)
 
     def starts(self) -> int:
         """How often the tool was started."""
@@ -143,6 +152,16 @@ def test_a_tool_longer_than_the_limit_asks_reports_and_ends(agent: Agent) -> Non
     assert printed.count("question: Publish 24 frames?") == 1
     assert "24 frames, published" in printed[-1]
     assert printed[-1].startswith("result: ")
+    assert agent.starts() == 1
+
+
+@pytest.mark.parametrize("agent", ["pydantic_ai", "langchain_adapter_tasks"], indirect=True)
+def test_an_agent_that_was_away_finds_a_task_that_has_asked_meanwhile(agent: Agent) -> None:
+    before = agent.run_until_killed()
+    agent.wait_until_asked()
+    after = agent.run()
+    assert (before + after).count("question: Publish 24 frames?") == 1
+    assert "24 frames, published" in after[-1]
     assert agent.starts() == 1
 
 
