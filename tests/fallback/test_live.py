@@ -217,6 +217,29 @@ async def test_a_call_that_comes_back_hears_the_rest() -> None:
     assert len(desk.seen) == 1
 
 
+async def test_a_leg_that_reaches_another_process_hears_the_run_through_the_store(tmp_path: Path) -> None:
+    store, listener, desk = f"sqlite:///{tmp_path}/tasks.db", Listener(), Desk()
+    async with (
+        serving(build_live(desk, store=store, fallback=SHORT)) as one,
+        serving(build_live(desk, store=store)) as other,
+        Client(one.url, mode=MODERN) as to_one,
+        Client(other.url, mode=MODERN) as to_other,
+    ):
+        first = await to_one.session.call_tool(
+            MARKED, {}, progress_callback=listener.on_progress, allow_input_required=True
+        )
+        assert isinstance(first, InputRequiredResult)
+        await listener.until(lambda: len(listener.progress) == 2)
+        asyncio.get_running_loop().call_later(0.2, desk.gate.set)
+        result = await to_other.session.call_tool(
+            MARKED, {}, request_state=first.request_state, progress_callback=listener.on_progress
+        )
+        await listener.until(lambda: len(listener.progress) == 3)
+    assert json.loads(getattr(result.content[0], "text", "")) == desk.seen[0]
+    assert len(desk.seen) == 1
+    assert listener.progress == [(1, 3, "first"), (2, 3, None), (3, 3, "last")]
+
+
 async def test_after_a_restart_nothing_of_the_call_is_there_and_its_leg_hears_the_new_run(tmp_path: Path) -> None:
     store, listener, desk = f"sqlite:///{tmp_path}/tasks.db", Listener(), Desk()
 

@@ -162,6 +162,18 @@ async def test_a_later_leg_does_not_repeat_what_was_seen_on_an_earlier_one() -> 
     assert values(got) == [(4, 10, "four")]
 
 
+@virtual_time
+async def test_signs_of_life_on_a_later_leg_say_what_was_said_last() -> None:
+    async def script(relay: ProgressRelay) -> None:
+        await relay.look(record(Progress(progress=3, total=10, message="three")))
+        await asyncio.sleep(10)
+
+    got, _ = await called(relaying(script, last=3), "legacy")
+    [(value, total, message)] = values(got)
+    assert 3 < value < 3.001
+    assert (total, message) == (10, "three")
+
+
 async def test_what_is_said_after_the_end_is_not_sent() -> None:
     async def script(relay: ProgressRelay) -> None:
         await relay.report(1, None, "one")

@@ -15,6 +15,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolRequestParams
 
 from mcp_tasks import TaskMode, Tasks, current_task
+from mcp_tasks.server.calls import Augment
 from mcp_tasks.stores.memory import MemoryStore
 from tests.helpers.http import serving
 from tests.helpers.rpc import EVERYTHING, MISSING_CAPABILITY, NOTHING, PATIENCE, Tasking, accept, text_of
@@ -58,7 +59,9 @@ async def _kind(client: Tasking, tool: str) -> str:
 async def test_mode_and_rule_decide_together_and_only_for_clients_that_declare(
     augment: bool | None, expected: dict[str, str]
 ) -> None:
-    tasks = Tasks("memory://", augment=None if augment is None else lambda params: augment, settings=QUICK)
+    rule: Augment | None = None if augment is None else lambda params: augment
+    # Without it, calls of clients that do not declare are answered by a task that they do not see.
+    tasks = Tasks("memory://", augment=rule, settings=QUICK, fallback="inline")
     modes: dict[str, TaskMode | None] = {
         "unmarked": None,
         "optional": "optional",
@@ -207,7 +210,7 @@ async def test_a_tool_in_a_task_sees_its_caller_and_nothing_of_the_request_that_
 
 async def test_a_tool_in_a_plain_call_has_no_task() -> None:
     desk = Desk()
-    async with serving(build(Tasks("memory://", settings=QUICK), desk)) as wire:
+    async with serving(build(Tasks("memory://", settings=QUICK, fallback="inline"), desk)) as wire:
         await Tasking(wire, NOTHING).call("introspect")
     [seen] = desk.seen
     assert (seen["task"], seen["owner"], seen["attempt"]) == (None, None, 1)

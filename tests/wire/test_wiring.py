@@ -150,13 +150,16 @@ async def test_other_extensions_are_wired_along_and_see_calls_before_they_become
     assert discovered["capabilities"]["extensions"].keys() == {EXTENSION, other.identifier}
 
 
-async def test_a_server_has_one_middleware_of_ours_however_often_it_is_started() -> None:
+async def test_a_server_has_each_middleware_of_ours_once_however_often_it_is_started() -> None:
     tasks = _tasks()
     server = _server(tasks)
-    before = len(server.middleware)
-    for _ in range(2):
-        async with in_memory(server):
-            assert len(server.middleware) == before + 1
+    before = list(server.middleware)
+    async with in_memory(server):
+        first = list(server.middleware)
+    async with in_memory(server):
+        assert server.middleware == first
+    assert [each for each in first if each in before] == before
+    assert len(first) > len(before)
 
 
 async def test_a_mark_that_belongs_to_no_tool_is_warned_of_at_the_start_with_the_tools_that_there_are(

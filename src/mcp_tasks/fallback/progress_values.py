@@ -47,12 +47,16 @@ class ProgressValues:
         """What to send now that the tool says this."""
         if self._held is not None:
             yield from self._release(self._held, report)
-        self._message = report.message or self._message
-        self._total = self._total_after(report)
+        self.know(report)
         if self._total is not None and report.total is not None and float(report.progress) >= float(self._total):
             self._held = replace(report, progress=min(report.progress, self._total))
         else:
             yield from self._next(report)
+
+    def know(self, report: Report) -> None:
+        """Take note of what the caller has heard before, so that signs of life go on from there."""
+        self._message = report.message or self._message
+        self._total = self._total_after(report)
 
     def sign_of_life(self) -> Iterator[Report]:
         """What to send where the tool says nothing."""

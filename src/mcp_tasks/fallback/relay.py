@@ -62,12 +62,14 @@ class ProgressRelay:
         self._seen = said
         if said is None or said == seen or self._runs_here:
             return
+        report = Report(said.progress, said.total, said.message)
         if seen is None and self.last is not None and said.progress <= self.last:
             # On an earlier leg it was sent as it happened.
+            self._values.know(report)
             return
         # Whoever looks has other things to do: among them to answer the call in time.
         with anyio.move_on_after(PATIENCE):
-            await self._report(Report(said.progress, said.total, said.message))
+            await self._report(report)
 
     async def keep_alive(self) -> None:
         """Send a sign of life whenever nothing else was sent for a while. Runs until it is cancelled."""
