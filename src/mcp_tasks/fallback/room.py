@@ -19,7 +19,7 @@ from mcp_tasks.fallback.calls import FallbackCalls, ToolCall
 from mcp_tasks.fallback.companions import Companions, ToolWays
 from mcp_tasks.fallback.hosts import ANY_HOST, HOSTS, UNKNOWN_HOST, Host
 from mcp_tasks.fallback.keys import StateKeys
-from mcp_tasks.fallback.legs import Legs, current_leg, put_around_boundary
+from mcp_tasks.fallback.legs import Legs, put_around_boundary
 from mcp_tasks.fallback.listing import Listing
 from mcp_tasks.fallback.serving import ServingParts
 from mcp_tasks.fallback.ways import Fallback, ShownTo
@@ -55,6 +55,8 @@ class FallbackRoom:
     ) -> None:
         self._ways = ways
         self._companions = Companions(parts.runtime, parts.protocol, ways, self._wait_for, shown=shown, prefix=prefix)
+        self._keys = StateKeys(parts.runtime)
+        self._legs = Legs(self._keys, owner=parts.protocol.owner, now=lambda: parts.runtime().now())
         known = {**HOSTS, **hosts}
         unknown = known.pop(ANY_HOST, UNKNOWN_HOST)
         self._calls = FallbackCalls(
@@ -65,12 +67,11 @@ class FallbackRoom:
                 unknown=unknown,
                 stopping=parts.stopping,
                 is_stopping=is_stopping,
-                companions=lambda ways: self._companions.names(ways.model_may_answer),
+                companions=self._companions.names_for,
+                seal=self._legs.seal,
             )
         )
         self._listing = Listing(parts.protocol, ways, self._companions, known)
-        self._keys = StateKeys(parts.runtime)
-        self._legs = Legs(self._keys, owner=parts.protocol.owner, now=lambda: parts.runtime().now())
 
     def start(self, server: MCPServer[Any] | Server[Any]) -> None:
         """The server starts: see what its clients say and are answered."""
@@ -103,11 +104,6 @@ class FallbackRoom:
             StoreError: The task could not be kept.
         """
         return _worded(call.ctx, await self._calls.answer(call))
-
-    def resumes(self) -> bool:
-        """Whether the request that is being answered comes back for a task."""
-        leg = current_leg.get()
-        return leg is not None and leg.brought is not None and leg.brought.task_id is not None
 
     def is_companion(self, name: str) -> bool:
         """Whether a tool of that name may be one of ours."""
