@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,8 +23,15 @@ PAGE = CHECKOUT / "docs" / "agents.md"
 SCALED = {"SECONDS_PER_FRAME = 10\n": "SECONDS_PER_FRAME = 0.1\n", "LIMIT = 60  ": "LIMIT = 1  "}
 """What is changed in the page's files: a film takes two and a half seconds, and clients wait one for an answer."""
 
-JOINED = ("@tasks.task()\n", "@tasks.task(join_running=True)\n")
+JOINED: dict[str, str] = {"@tasks.task()\n": "@tasks.task(join_running=True)\n"}
 """What the page says that a tool needs for an agent without tasks that is started again."""
+
+HURRIED = {
+    "from mcp_tasks import Tasks\n": "from datetime import timedelta\nfrom mcp_tasks import Fallback, Host, Tasks\n",
+    'Tasks("sqlite:///film.db")': 'Tasks("sqlite:///film.db", fallback=Fallback(wait=timedelta(seconds=0.5)), '
+    'hosts={"*": Host(limit=timedelta(seconds=1.5))})',
+}
+"""What is changed in the server where limits are scaled: hosts that nobody knows give up after a second and a half."""
 
 LIMIT = 60.0
 ADAPTER = "langchain_adapter"
@@ -34,10 +42,11 @@ RECIPES = {
     "pydantic_ai": ("pydantic_ai", DRIVERS / "recipe_pydantic_ai.py"),
     "langchain": ("langchain", DRIVERS / "recipe_langchain.py"),
     ADAPTER: ("langchain_adapter", DRIVERS / "recipe_adapter.py"),
+    "langchain_adapter_tasks": ("langchain_adapter", DRIVERS / "recipe_adapter_tasks.py"),
 }
 """For each recipe what it needs installed besides us, and what is run in the folder with the page's files."""
 
-WITH_A_MODEL = {"pydantic_ai", "langchain", ADAPTER}
+WITH_A_MODEL = {"pydantic_ai", "langchain", ADAPTER, "langchain_adapter_tasks"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +78,13 @@ class Agent:
                 pytest.fail(f"it ended without progress: {printed} {self._troubles()}")
             return printed + process.stdout.read().splitlines()
 
+    def wait_until_asked(self) -> None:
+        """Return when the tool waits for an answer."""
+        deadline = time.monotonic() + LIMIT
+        while "waits:" not in (self.folder / "film.log").read_text():
+            assert time.monotonic() < deadline, "the tool never asked"
+            time.sleep(0.05)
+
     def starts(self) -> int:
         """How often the tool was started."""
         return (self.folder / "film.log").read_text().count("rendering 24 frames")
@@ -93,28 +109,41 @@ class Agent:
 def _write_the_page(folder: Path) -> None:
     files = re.findall(r"^```py\n(# (\w+\.py)\n.*?)^```", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
     for text, name in files:
-        for real, scaled in SCALED.items():
-            text = text.replace(real, scaled)
         (folder / name).write_text(text)
+        _change(folder / name, SCALED)
+
+
+def _change(file: Path, changes: dict[str, str]) -> None:
+    text = file.read_text()
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    file.write_text(text)
 
 
 @pytest.fixture(params=list(RECIPES))
 def agent(request: pytest.FixtureRequest, installs: Installs, tmp_path: Path) -> Generator[Agent]:
     """A recipe, in a folder of its own, with a server of its own."""
-    _write_the_page(tmp_path)
-    if request.param == ADAPTER:
-        film = tmp_path / "film.py"
-        film.write_text(film.read_text().replace(*JOINED))
-    needs, program = RECIPES[request.param]
+    changes = JOINED if request.param == ADAPTER else {}
+    with _agent(request.param, installs, tmp_path, changes) as agent:
+        yield agent
+
+
+@contextmanager
+def _agent(name: str, installs: Installs, folder: Path, changes: dict[str, str], *more: str) -> Generator[Agent]:
+    """A recipe, and its server with changes in it."""
+    _write_the_page(folder)
+    _change(folder / "film.py", changes)
+    needs, program = RECIPES[name]
     python = sys.executable if needs is None else str(installs[needs])
-    log = tmp_path / "film.log"
-    with serving(("sh", "-c", f'exec "$@" >{log} 2>&1', "film", *FILM), cwd=tmp_path) as url:
-        yield Agent(name=request.param, command=[python, str(program), url], folder=tmp_path)
+    with serving(("sh", "-c", f'exec "$@" >{folder / "film.log"} 2>&1', "film", *FILM), cwd=folder) as url:
+        yield Agent(name=name, command=[python, str(program), url, *more], folder=folder)
 
 
 def test_what_is_scaled_is_on_the_page() -> None:
     page = PAGE.read_text()
-    assert [real for real in (*SCALED, JOINED[0], JOINED[1].strip()) if real not in page] == []
+    assert [
+        real for real in (*SCALED, *HURRIED, *JOINED, *(new.strip() for new in JOINED.values())) if real not in page
+    ] == []
 
 
 def test_a_tool_longer_than_the_limit_asks_reports_and_ends(agent: Agent) -> None:
@@ -123,6 +152,16 @@ def test_a_tool_longer_than_the_limit_asks_reports_and_ends(agent: Agent) -> Non
     assert printed.count("question: Publish 24 frames?") == 1
     assert "24 frames, published" in printed[-1]
     assert printed[-1].startswith("result: ")
+    assert agent.starts() == 1
+
+
+@pytest.mark.parametrize("agent", ["pydantic_ai", "langchain_adapter_tasks"], indirect=True)
+def test_an_agent_that_was_away_finds_a_task_that_has_asked_meanwhile(agent: Agent) -> None:
+    before = agent.run_until_killed()
+    agent.wait_until_asked()
+    after = agent.run()
+    assert (before + after).count("question: Publish 24 frames?") == 1
+    assert "24 frames, published" in after[-1]
     assert agent.starts() == 1
 
 
@@ -136,3 +175,14 @@ def test_an_agent_that_was_killed_takes_its_task_up_again(agent: Agent) -> None:
     # The model has called the tool in the first life, and is told its result in the second.
     assert sum(line.startswith("model: ") for line in before) == (agent.name in WITH_A_MODEL)
     assert sum(line.startswith("model: ") for line in after) == (agent.name in WITH_A_MODEL)
+
+
+def test_a_model_that_does_what_it_reads_gets_the_result_from_an_agent_with_a_limit(
+    installs: Installs, tmp_path: Path
+) -> None:
+    with _agent(ADAPTER, installs, tmp_path, HURRIED, "1.5") as agent:
+        printed = agent.run()
+    assert "told: task_status" in printed
+    assert printed.count("question: Publish 24 frames?") == 1
+    assert printed[-1] == "result: The tool says: 24 frames, published"
+    assert agent.starts() == 1

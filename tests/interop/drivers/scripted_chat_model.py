@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
@@ -11,7 +13,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 
 
 class ScriptedModel(BaseChatModel):
-    """Calls the tool, then says what came back."""
+    """Calls the tool, does what its answer says to do, and says what came back."""
 
     @property
     def _llm_type(self) -> str:
@@ -23,8 +25,13 @@ class ScriptedModel(BaseChatModel):
     def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> ChatResult:
         last = messages[-1]
         print(f"model: {last.type}", flush=True)
+        told = re.search(r'call the tool "(\w+)" with (\{.*?\})', last.text)
         if last.type == "human":
             reply = AIMessage("", tool_calls=[ToolCall(name="render", args={"frames": 24}, id="call-1")])
+        elif told is not None:
+            print(f"told: {told[1]}", flush=True)
+            call = ToolCall(name=told[1], args=json.loads(told[2]), id=f"call-{len(messages)}")
+            reply = AIMessage("", tool_calls=[call])
         else:
             reply = AIMessage(f"The tool says: {last.text}")
         return ChatResult(generations=[ChatGeneration(message=reply)])
