@@ -13,7 +13,6 @@ from typing import Any, Final, TypeAlias, cast
 import anyio
 
 from mcp_tasks.adapters.era import RequestContext
-from mcp_tasks.adapters.exchange import exchange_of
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import StoreError
@@ -105,7 +104,6 @@ class WaitingRequest:
         self._open_request = OpenRequest(ctx, self._relay)
         self._questions = CallQuestions(self._runtime, ctx) if self.leg is None else None
         self._began = time.monotonic()
-        self._has_left = False
         self._window = self._since(brought)
 
     @property
@@ -150,8 +148,6 @@ class WaitingRequest:
                 while not (seen.is_final or self._has_word(seen, patience)):
                     # No word is to be given before the end: the caller may give up, which is what the author wants.
                     seen = await self._wait(seen, patience, None)
-            if self._has_left:
-                await self._caller_left(record)
         except anyio.get_cancelled_exc_class():
             await self._caller_left(record)
             raise
@@ -179,17 +175,8 @@ class WaitingRequest:
             limit,
             see=self._see,
             beside=self._relay.keep_alive,
-            over=(self._parts.stopping, self._until_caller_left),
+            over=self._parts.stopping,
         )
-
-    async def _until_caller_left(self) -> None:
-        """Return when nobody can read the answer any more, where nothing cancels the request for that."""
-        exchange = exchange_of(self._ctx) if self.leg is None else None
-        if exchange is None or exchange.can_resume:
-            await anyio.sleep_forever()
-        else:
-            await exchange.ended()
-            self._has_left = True
 
     async def _see(self, record: TaskRecord) -> None:
         await self._relay.look(record)
@@ -203,7 +190,6 @@ class WaitingRequest:
             or patience.comes_back
             or bool(self._for_caller(seen, patience))
             or self._parts.is_stopping()
-            or self._has_left
         )
 
     def _asks(self, task: TaskRecord, patience: Patience) -> bool:
@@ -273,7 +259,10 @@ class WaitingRequest:
         return host_of(self._caller.client_info, self._parts.hosts, over_stdio=self._ctx.request is None)
 
     async def _caller_left(self, record: TaskRecord) -> None:
-        """Nobody waits any more. A server that stops cancels requests too, and its tools are to go on."""
+        """The request is cancelled. A server that stops cancels requests too, and its tools are to go on.
+
+        On older wires a client that only lost its connection has not left: there, to cancel is to say so (2025-11-25).
+        """
         if self._ways.when_caller_leaves != "cancel" or self._parts.is_stopping():
             return
         if self._at_most is not None or self._others_wait(record.id):
