@@ -1,7 +1,7 @@
 """Every kind of client calls every kind of tool: what its model reads, and how often the tool's body was started.
 
-All clients run all rows at once, in the background of the first test: the rows are mostly waiting. Limits are scaled
-down in the server; what they are by default is in `test_defaults`.
+Each client runs its rows at once, and several clients do, in the background of the first test: the rows mostly wait.
+Limits are scaled down in the server; what they are by default is in `test_hosts_in_time`.
 """
 
 from __future__ import annotations
@@ -396,6 +396,9 @@ async def inline_is_a_plain_call(visit: Visit) -> None:
 
 # --- how they are run ---------------------------------------------------------------------------------------------
 
+AT_A_TIME = 4
+"""Clients that run their rows together: two processors are common, and each has some twenty rows."""
+
 UNHURRIED = ("slow",)
 """Rows that count what happens in a time, and so come when the others are done."""
 
@@ -413,12 +416,14 @@ def outcomes() -> Generator[Outcomes]:
 async def _all(here: Place, servers: HttpServers) -> Outcomes:
     outcomes: Outcomes = {}
     busy, calm = set(KINDS), asyncio.Event()
+    turn = asyncio.Semaphore(AT_A_TIME)
 
     async def run(name: str) -> None:
         try:
             async with visit(KINDS[name], here, servers) as visitor:
                 try:
-                    await _together(outcomes, name, visitor, [each for each in ROWS if each not in UNHURRIED])
+                    async with turn:
+                        await _together(outcomes, name, visitor, [each for each in ROWS if each not in UNHURRIED])
                 finally:
                     busy.discard(name)
                     if not busy:
