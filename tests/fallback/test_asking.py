@@ -149,6 +149,16 @@ async def test_sampling_and_roots_are_asked_as_well(transport: str) -> None:
         assert [await said(model), await said(roots)] == ["42", "file:///home"]
 
 
+async def test_a_question_that_could_be_a_task_of_the_client_is_asked_plainly() -> None:
+    hosting: dict[str, Any] = {**ASKABLE, "tasks": {"requests": {"elicitation": {"create": {}}}}}
+    async with connected("http", hosting) as client:
+        waiting = begin(client, "ask_as_task")
+        question = await request(client)
+        assert question.params.keys() <= {"mode", "message", "requestedSchema"}
+        await accept(client, question, name="Ada")
+        assert await said(waiting) == "Hello, Ada!"
+
+
 @both
 async def test_two_questions_at_once_are_both_asked(transport: str) -> None:
     async with connected(transport) as client:
@@ -301,7 +311,7 @@ async def test_what_a_client_cannot_be_asked_is_not_waited_for() -> None:
 
 async def test_a_client_that_says_it_is_gone_is_not_asked_for_ever() -> None:
     async with connected("http") as client:
-        waiting = begin(client, "ask_name", seconds=2 * A_WHILE)
+        waiting = begin(client, "ask_name")
         await client.refuse(await request(client), -32000, "Connection closed")
         assert (await said(waiting)).startswith("input_required ")
         assert len(requests(client)) == 1

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -26,7 +27,7 @@ from tests.fallback.matrix.clients import text_of
 from tests.fallback.matrix.serving import HttpServers, Place, place
 from tests.helpers.rpc import MODERN, PATIENCE
 
-GIVES_UP: float = 4
+GIVES_UP: float = 3
 """Seconds after which a scaled host gives up. A sixth of it is left for the way there and back, on a busy machine."""
 
 LIMITS = (30, 60, 240, 300)
@@ -113,7 +114,8 @@ async def caller(place: Place, servers: HttpServers, era: str, name: str) -> Asy
     person = Person(ready=asyncio.Event())
     info = Implementation(name=f"host-{name}", version="1")
     async with Client(servers.url, mode=ERAS[era], client_info=info, elicitation_callback=person) as client:
-        await client.list_tools()
+        with anyio.fail_after(PATIENCE):
+            await client.list_tools()
         yield Caller(client, place, name, person)
 
 
@@ -142,9 +144,9 @@ async def gets_word_in_time_while_a_person_thinks(host: Caller, job: str) -> Non
 
 
 async def is_kept_by_progress(host: Caller, job: str) -> None:
-    async with anyio.create_task_group() as group:
-        group.start_soon(_open, host.place, job, 1.5 * GIVES_UP)
-        result = await host.call_while_it_lives(job, limit=GIVES_UP / 2)
+    opening = asyncio.create_task(_open(host.place, job, 1.5 * GIVES_UP))
+    result = await host.call_while_it_lives(job, limit=GIVES_UP / 2)
+    await opening
     assert text_of(result) == f"{job} is done"
 
 
@@ -153,9 +155,9 @@ async def is_not_kept_without_progress(host: Caller, job: str) -> None:
 
 
 async def waits_to_the_end(host: Caller, job: str) -> None:
-    async with anyio.create_task_group() as group:
-        group.start_soon(_open, host.place, job, 1.5 * GIVES_UP)
-        result = await host.call(job, limit=PATIENCE, progress=False)
+    opening = asyncio.create_task(_open(host.place, job, 1.5 * GIVES_UP))
+    result = await host.call(job, limit=PATIENCE, progress=False)
+    await opening
     assert text_of(result) == f"{job} is done"
 
 
@@ -171,12 +173,12 @@ async def _open(place: Place, job: str, seconds: float) -> None:
     place.open(job)
 
 
-SCENES: dict[str, tuple[str, str, Any]] = {
+SCENES: dict[str, tuple[str, str, Callable[[Caller, str], Awaitable[None]]]] = {
     **{
         f"{era}-{limit}-{'progress' if progress else 'silence'}": (
             era,
             str(limit),
-            lambda host, job, progress=progress: gets_word_in_time(host, job, progress=progress),
+            partial(gets_word_in_time, progress=progress),
         )
         for era, limit, progress in product(ERAS, LIMITS, (False, True))
     },
@@ -208,19 +210,24 @@ async def _all(here: Place, servers: HttpServers) -> Outcomes:
     outcomes: Outcomes = {}
     arriving, all_there = set(SCENES), asyncio.Event()
 
+    def arrived(name: str) -> None:
+        arriving.discard(name)
+        if not arriving:
+            all_there.set()
+
     async def run(name: str) -> None:
         era, host, scene = SCENES[name]
         try:
             async with caller(here, servers, era, host) as visitor:
                 # Connecting is not what is measured.
-                arriving.discard(name)
-                if not arriving:
-                    all_there.set()
+                arrived(name)
                 await all_there.wait()
                 await scene(visitor, name)
             outcomes[name] = None
         except Exception as exc:
             outcomes[name] = exc
+        finally:
+            arrived(name)
 
     async with anyio.create_task_group() as group:
         for name in SCENES:

@@ -18,7 +18,7 @@ from tests.fallback.matrix.legs import ASKABLE, Call, legs
 from tests.fallback.matrix.serving import HttpServers, Place, place
 from tests.helpers.http import HttpWire, http_client
 from tests.helpers.older import http_session
-from tests.helpers.rpc import INVALID_PARAMS, Tasking, accept, text_of
+from tests.helpers.rpc import INTERNAL_ERROR, INVALID_PARAMS, TASKS, Tasking, accept, text_of
 
 pytestmark = pytest.mark.anyio
 
@@ -184,6 +184,35 @@ async def test_an_answer_that_does_not_fit_is_for_the_tool_to_see(scene: Scene, 
     assert counts(scene, "misfit", "start", "two") == (1, 0)
 
 
+async def test_a_state_outlives_the_key_that_it_was_sealed_under(scene: Scene, again: Tasking, other: Tasking) -> None:
+    call = Call("stepped", {"job": "rotated"})
+    await call.begin(again)
+    old = replace(call)
+    await again.call("operator_rotate")
+    await call.begin(again)
+    assert old.state is not None
+    assert call.state is not None
+    assert old.state.split(".")[1] != call.state.split(".")[1]
+    # The other process has not heard of the new key, and the old one is still good.
+    for state in (call, old):
+        for client in (other, again):
+            assert (await replace(state).leg(client)).result["resultType"] == "input_required"
+    scene.place.open("rotated")
+    assert text_of(await call.end(other)) == "rotated is done"
+    assert counts(scene, "rotated", "start") == (1,)
+
+
+async def test_a_client_that_comes_back_with_tasks_resumes_too(scene: Scene, again: Tasking) -> None:
+    call = Call("stepped", {"job": "converted"})
+    await call.begin(again)
+    scene.place.open("converted")
+    result = (await call.leg(again.declaring(TASKS))).result
+    assert result["resultType"] in ("complete", "input_required", "task"), result
+    await scene.place.until("end", "converted")
+    await anyio.sleep(0.2)
+    assert counts(scene, "converted", "start", "one", "two") == (1, 1, 1)
+
+
 # --- refused --------------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +248,7 @@ async def test_a_state_that_was_changed_is_refused(scene: Scene, again: Tasking)
         f"mcp-tasks.0000000000000000.{tail}",
         f"{head}.",
         "mcp-tasks.\u00e9",
+        call.state + "A" * 1_000_000,
     ]
     for state in wrong:
         await _assert_refused(again, replace(call, state=state))
@@ -241,6 +271,42 @@ async def test_a_state_without_our_prefix_is_the_sdks_to_refuse(scene: Scene, ag
     call = Call("stepped", {"job": "foreign"}, state="something-else")
     assert (await call.leg(again)).code == INVALID_PARAMS
     assert counts(scene, "foreign", "start") == (0,)
+
+
+@pytest.mark.parametrize("state", [5, True, [], {}, ["mcp-tasks."], {"mcp-tasks.": 1}], ids=str)
+async def test_a_state_that_is_no_text_is_refused(scene: Scene, again: Tasking, state: Any) -> None:
+    job = f"no-text-{state}"
+    params = {"name": "quick", "arguments": {"job": job}, "requestState": state}
+    assert (await again.ask("tools/call", params)).code == INVALID_PARAMS
+    assert counts(scene, job, "start") == (0,)
+
+
+ODD_ANSWERS: dict[str, Any] = {
+    "no mapping": [],
+    "no answers": {"KEY": None},
+    "text": {"KEY": "Ada"},
+    "no action": {"KEY": {}},
+    "odd action": {"KEY": {"action": "perhaps"}},
+    "another kind": {"KEY": {"roots": []}},
+    "too much": {"KEY": {"action": "accept", "content": {"name": "x" * 3_000_000}}},
+    "nested": {"KEY": {"action": "accept", "content": {"name": [[[[[]]]]]}}},
+    "unknown keys": {f"unknown-{number}": {"action": "accept"} for number in range(1000)},
+}
+
+
+@pytest.mark.parametrize("odd", ODD_ANSWERS)
+async def test_odd_answers_break_nothing(scene: Scene, again: Tasking, odd: str) -> None:
+    job = f"odd-{odd.replace(' ', '-')}"
+    call = Call("asks", {"job": job})
+    [key] = (await call.begin(again))["inputRequests"]
+    given = ODD_ANSWERS[odd]
+    answers: Any = {key if name == "KEY" else name: value for name, value in given.items()} if given else given
+    params = {"name": call.tool, "arguments": call.arguments, "requestState": call.state, "inputResponses": answers}
+    reply = await again.ask("tools/call", params)
+    # Refused, for the tool to see, or asked again: never a defect, and never a second start.
+    assert "error" not in reply.message or reply.code != INTERNAL_ERROR, reply.message
+    assert counts(scene, job, "start") == (1,)
+    assert text_of(await again.call("quick", job=f"after-{job}")) == f"after-{job} is done"
 
 
 async def test_a_state_is_for_its_owner_and_expires() -> None:

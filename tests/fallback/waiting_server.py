@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from mcp.server import MCPServer
 from mcp.server.context import CallNext, HandlerResult
+from mcp.server.mcpserver import Context
 from mcp_types import CallToolRequestParams
 
 from mcp_tasks import Tasks
@@ -28,11 +30,12 @@ from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.engines import LocalEngine
 from mcp_tasks.fallback.asked import asked_by
 from mcp_tasks.fallback.asking import CallQuestions
+from mcp_tasks.legacy.server import elicit_as_task
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.stores.memory import MemoryStore
 from tests.helpers.process import serve_stdio
 from tests.helpers.rpc import PATIENCE
-from tests.helpers.server import QUICK, Desk
+from tests.helpers.server import QUICK, Desk, Name
 from tests.legacy.asking_server import build_asking
 
 SOMEBODY = Actor("client", None)
@@ -100,8 +103,16 @@ def _said(text: str) -> dict[str, Any]:
 @asynccontextmanager
 async def waiting_server(desk: Desk | None = None) -> AsyncGenerator[tuple[MCPServer[Any], TaskRuntime]]:
     """The server, and what its calls run in."""
-    tasks = Tasks("memory://", settings=QUICK)
+    tasks = Tasks("memory://", settings=replace(QUICK, look_interval=timedelta(seconds=0.1)))
     server = build_asking(tasks, desk)
+
+    @server.tool()
+    @tasks.task()
+    async def ask_as_task(ctx: Context) -> str:
+        """Ask as a task of the client, if it has any."""
+        answer = await (await elicit_as_task(ctx, "What is your name?", Name)).result()
+        return f"Hello, {answer.data.name}!" if answer.action == "accept" else answer.action
+
     runtime = await tasks.runtime_for(
         server, store=MemoryStore(), engine=LocalEngine(), clock=lambda: datetime.now(UTC)
     )

@@ -14,6 +14,9 @@ from mcp_tasks.fallback.phrases import as_json
 
 ACTIONS: Final = ("accept", "decline", "cancel")
 
+_AROUND: Final = " \t\r\n\"'`"
+"""What models put around an id, and no id of ours has."""
+
 
 class BadArguments(Exception):
     """A call cannot be answered; the text says why, in whole sentences for a model."""
@@ -34,7 +37,7 @@ class Given:
         given = self._arguments.get("task_id", self._arguments.get("taskId"))
         if given is not None and not isinstance(given, str):
             raise BadArguments(f"The task_id must be a string, and is {as_json(given, 80)}.")
-        return (given or "").strip() or None
+        return (given or "").strip(_AROUND) or None
 
     def seconds(self) -> float:
         """How long to wait: what is not a number is the usual, and what is out of range the nearest that is not."""

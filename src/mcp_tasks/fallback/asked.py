@@ -66,7 +66,7 @@ class Sent:
 
     def suffices_for(self, stream: CallStream) -> bool:
         """Whether it need not be asked on another stream as well."""
-        if self.is_answered or self.stream.is_open or self.stream is stream:
+        if self.is_answered or self.stream.is_open:
             return True
         has_read_it = self.stream.connection is stream.connection and not self.stream.is_cut_off
         return has_read_it and asyncio.get_running_loop().time() < self.at + AGAIN_AFTER

@@ -76,7 +76,7 @@ class FallbackCalls:
         if call.settle is not None and waiting.leg is not None:
             settled = await call.settle()
             if isinstance(settled, InputRequiredResult):
-                return waiting.ask_before(settled.model_dump(by_alias=True, mode="json", exclude_none=True))
+                return await waiting.ask_before(settled.model_dump(by_alias=True, mode="json", exclude_none=True))
             if settled is not None:
                 return settled
         return await self._begin(call, waiting)
@@ -109,7 +109,7 @@ class FallbackCalls:
                 session=session_of(call.caller),
             )
             if isinstance(answer, Question):
-                return waiting.ask_before(answer.question)
+                return await waiting.ask_before(answer.question)
             try:
                 return await waiting.answer(cast(TaskRecord, answer))
             finally:

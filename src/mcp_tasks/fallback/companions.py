@@ -81,13 +81,10 @@ class Companions:
 
     # What is there
 
-    def names(self, may_answer: bool) -> CompanionNames | None:
-        """What they are called; None if there are none.
-
-        Args:
-            may_answer: Whether a model may answer for a person.
-        """
-        return None if self.shown == "never" else names_with(self._prefix, may_answer=may_answer)
+    def names_for(self, ways: Fallback) -> CompanionNames | None:
+        """What the caller of a tool whose calls are answered so is told to call; None if there is nothing."""
+        is_there = self.shown == "always" or (self.shown == "auto" and may_hand_over(ways))
+        return names_with(self._prefix, may_answer=ways.model_may_answer) if is_there else None
 
     def is_companion(self, name: str) -> bool:
         """Whether a tool of this name may be one of them: a look-up, because it is asked on every call."""
@@ -115,9 +112,9 @@ class Companions:
     async def _present(self, is_modern: bool | None = None) -> CompanionNames | None:
         """What they are called; None where no tool can need them."""
         needing = [ways for ways in await self._ways.all() if may_hand_over(ways, is_modern=is_modern)]
-        if self.shown == "auto" and not needing:
+        if self.shown == "never" or (self.shown == "auto" and not needing):
             return None
-        return self.names(any(ways.model_may_answer for ways in needing))
+        return names_with(self._prefix, may_answer=any(ways.model_may_answer for ways in needing))
 
     # Calls
 

@@ -74,11 +74,7 @@ class StateKeys:
         Raises:
             StoreError: The keys cannot be read or kept.
         """
-        known = self._still_known()
-        if known is None or self._runtime().monotonic() - known.read_at > READ_AGAIN.total_seconds():
-            newest = (await self._read() or await self._make_first())[0]
-        else:
-            newest = known.ring[0]
+        newest = (await self._current())[0]
         return f"{newest.id}.{newest.codec.seal(payload)}"
 
     async def open(self, token: str) -> bytes:
@@ -116,6 +112,20 @@ class StateKeys:
                 MOST_KEYS,
             )
         await self._keep([_new_key(runtime.now()), *older[: MOST_KEYS - 1]], expected=kept)
+
+    async def _current(self) -> Sequence[_Key]:
+        """The ring, as new as it has to be to seal; made if there is none."""
+        known = self._still_known()
+        if known is not None and self._runtime().monotonic() - known.read_at <= READ_AGAIN.total_seconds():
+            return known.ring
+        try:
+            return await self._read() or await self._make_first()
+        except StoreUnavailable as exc:
+            if known is None:
+                raise
+            # Whoever waits on the call is not to lose it for that: others open what is sealed under an older key.
+            logger.debug("the keys for requestState are not read again now: %s", exc)
+            return known.ring
 
     def _needed(self, ring: Sequence[_Key], now: datetime) -> Sequence[_Key]:
         """The keys that something valid may be sealed under, once there is another before them."""

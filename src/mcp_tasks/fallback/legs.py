@@ -39,15 +39,21 @@ class Leg:
 
     Attributes:
         brought: What it came with; None for the first of a call.
-        takes: What the next one is to come with, if the answer is that there is to be one.
+        takes: What the next one is to come with, sealed, if the answer is that there is to be one.
     """
 
     brought: CallState | None = None
-    takes: CallState | None = None
+    takes: str | None = None
 
 
 current_leg: ContextVar[Leg | None] = ContextVar("mcp_tasks_current_leg", default=None)
 """The request that is being answered; None where it cannot come back."""
+
+
+def comes_back() -> bool:
+    """Whether the request that is being answered is one of a call that has a task already."""
+    leg = current_leg.get()
+    return leg is not None and leg.brought is not None and leg.brought.task_id is not None
 
 
 class Legs:
@@ -60,21 +66,23 @@ class Legs:
 
     async def outside(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         """Middleware that goes before the SDK's boundary."""
-        if ctx.method != "tools/call" or ctx.protocol_version not in _MODERN:
+        if ctx.method != "tools/call":
             return await call_next(ctx)
-        leg, params = Leg(), ctx.params or {}
+        leg = Leg() if ctx.protocol_version in _MODERN else None
+        params = ctx.params or {}
         state = params.get("requestState")
-        if isinstance(state, str) and state.startswith(PREFIX):
+        if leg is not None and isinstance(state, str) and state.startswith(PREFIX):
             leg.brought = await self._open(ctx, state)
             ctx = replace(ctx, params={name: value for name, value in params.items() if name != "requestState"})
+        # Also where there is none: the call may be made by a tool, in the context of the call that it answers.
         token = current_leg.set(leg)
         try:
             result = await call_next(ctx)
         finally:
             current_leg.reset(token)
-        if leg.takes is None or not isinstance(result, Mapping):
+        if leg is None or leg.takes is None or not isinstance(result, Mapping):
             return result
-        return {**result, "requestState": await self._seal(ctx, leg.takes)}
+        return {**result, "requestState": leg.takes}
 
     async def inside(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         """Middleware that goes after it: gives the tool back what it put into a state of its own."""
@@ -84,6 +92,15 @@ class Legs:
             ctx = replace(ctx, params={**(ctx.params or {}), "requestState": inner})
         return await call_next(ctx)
 
+    async def seal(self, ctx: RequestContext, state: CallState) -> str:
+        """The state for the next request of a call.
+
+        Raises:
+            StoreError: There is no key, and the store cannot be reached.
+        """
+        tool, arguments = _target(ctx)
+        return await seal_state(self._keys, state, tool=tool, arguments=arguments, owner=self._owner(caller_of(ctx)))
+
     async def _open(self, ctx: RequestContext, state: str) -> CallState:
         tool, arguments = _target(ctx)
         try:
@@ -91,14 +108,6 @@ class Legs:
             return await open_state(self._keys, state, tool=tool, arguments=arguments, owner=owner, now=self._now())
         except InvalidState as exc:
             raise to_mcp_error(refused_state(str(exc))) from exc
-        except (RpcError, TasksError) as exc:
-            raise to_mcp_error(exc) from exc
-
-    async def _seal(self, ctx: RequestContext, state: CallState) -> str:
-        tool, arguments = _target(ctx)
-        try:
-            owner = self._owner(caller_of(ctx))
-            return await seal_state(self._keys, state, tool=tool, arguments=arguments, owner=owner)
         except (RpcError, TasksError) as exc:
             raise to_mcp_error(exc) from exc
 

@@ -55,6 +55,8 @@ class FallbackRoom:
     ) -> None:
         self._ways = ways
         self._companions = Companions(parts.runtime, parts.protocol, ways, self._wait_for, shown=shown, prefix=prefix)
+        self._keys = StateKeys(parts.runtime)
+        self._legs = Legs(self._keys, owner=parts.protocol.owner, now=lambda: parts.runtime().now())
         known = {**HOSTS, **hosts}
         unknown = known.pop(ANY_HOST, UNKNOWN_HOST)
         self._calls = FallbackCalls(
@@ -65,12 +67,11 @@ class FallbackRoom:
                 unknown=unknown,
                 stopping=parts.stopping,
                 is_stopping=is_stopping,
-                companions=lambda ways: self._companions.names(ways.model_may_answer),
+                companions=self._companions.names_for,
+                seal=self._legs.seal,
             )
         )
         self._listing = Listing(parts.protocol, ways, self._companions, known)
-        self._keys = StateKeys(parts.runtime)
-        self._legs = Legs(self._keys, owner=parts.protocol.owner, now=lambda: parts.runtime().now())
 
     def start(self, server: MCPServer[Any] | Server[Any]) -> None:
         """The server starts: see what its clients say and are answered."""

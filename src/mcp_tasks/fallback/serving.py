@@ -11,13 +11,11 @@ from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias, cast
 
 import anyio
-from mcp_types import INVALID_PARAMS
 
 from mcp_tasks.adapters.era import RequestContext
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.core.text import short_message
-from mcp_tasks.errors import AnswerRefused, StoreError
+from mcp_tasks.errors import StoreError
 from mcp_tasks.fallback.asking import CallQuestions
 from mcp_tasks.fallback.hosts import Host, host_of
 from mcp_tasks.fallback.legs import Leg, current_leg
@@ -29,11 +27,12 @@ from mcp_tasks.fallback.waiting import wait_for
 from mcp_tasks.fallback.ways import Fallback
 from mcp_tasks.fallback.words import CompanionNames, handle_result
 from mcp_tasks.protocol import Caller, RpcError
-from mcp_tasks.protocol.answers import check_answers
 from mcp_tasks.protocol.methods import actor_of
+from mcp_tasks.protocol.taking import misfit
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.tools.channel import require_capability
 from mcp_tasks.tools.open_calls import OpenCalls
+from mcp_tasks.wire.render import render_question
 
 logger: Final = logging.getLogger(__name__)
 
@@ -56,6 +55,7 @@ class ServingParts:
         stopping: Returns when the process is told to stop.
         is_stopping: Whether it has been.
         companions: The names of the companion tools, for calls that are answered in these ways; None if there are none.
+        seal: Seals what the next request of a call is to bring.
     """
 
     runtime: Callable[[], TaskRuntime]
@@ -65,6 +65,7 @@ class ServingParts:
     stopping: Callable[[], Awaitable[object]]
     is_stopping: Callable[[], bool]
     companions: Callable[[Fallback], CompanionNames | None]
+    seal: Callable[[RequestContext, CallState], Awaitable[str]]
 
 
 class WaitingRequest:
@@ -114,9 +115,9 @@ class WaitingRequest:
         """While the block lasts, a run of that task in this process has the call."""
         return self._parts.open_calls.open(task_id, self._open_request)
 
-    def ask_before(self, question: JsonObject) -> dict[str, Any]:
+    async def ask_before(self, question: JsonObject) -> dict[str, Any]:
         """Ask for what the tool needs before there is a task; only where the caller can come back."""
-        return self._come_back(None, question.get("inputRequests"), inner=question.get("requestState"))
+        return await self._come_back(None, question.get("inputRequests"), inner=question.get("requestState"))
 
     async def take_answers(self, record: TaskRecord) -> TaskRecord:
         """Write down the answers that the request brought. One that does not fit is for the tool to see."""
@@ -126,11 +127,10 @@ class WaitingRequest:
         answers = cast("Mapping[str, Any]", brought)
         fitting: dict[str, Any] = {}
         for key in record.inputs.outstanding.keys() & answers.keys():
-            try:
-                check_answers(record, {key: answers[key]})
+            refused = misfit(record, key, answers[key])
+            if refused is None:
                 fitting[key] = answers[key]
-            except RpcError as exc:
-                refused = AnswerRefused(INVALID_PARAMS, short_message(exc.message))
+            else:
                 record = await self._runtime.refuse(record, key, refused, actor=actor_of(record))
         return await self._runtime.answer(record, fitting, actor=actor_of(record)) if fitting else record
 
@@ -144,7 +144,7 @@ class WaitingRequest:
         patience = self._patience()
         try:
             with self.open(record.id):
-                seen = await self._wait(record, patience, patience.limit)
+                seen = await self._wait(record, patience, self._remaining(patience))
                 while not (seen.is_final or self._has_word(seen, patience)):
                     # No word is to be given before the end: the caller may give up, which is what the author wants.
                     seen = await self._wait(seen, patience, None)
@@ -160,7 +160,11 @@ class WaitingRequest:
             return await self._at_end(self._runtime, seen)
         questions = self._for_caller(seen, patience)
         if questions or patience.comes_back:
-            return self._come_back(seen.id, questions)
+            try:
+                return await self._come_back(seen.id, questions)
+            except StoreError as exc:
+                # The tool is at work: to answer with an error now would have the client start it twice.
+                logger.warning("a caller of %r cannot be told to come back: %s", seen.name, exc)
         return handle_result(seen, self._parts.companions(self._ways))
 
     async def _wait(self, record: TaskRecord, patience: Patience, limit: timedelta | None) -> TaskRecord:
@@ -171,7 +175,7 @@ class WaitingRequest:
             limit,
             see=self._see,
             beside=self._relay.keep_alive,
-            stopping=self._parts.stopping,
+            over=self._parts.stopping,
         )
 
     async def _see(self, record: TaskRecord) -> None:
@@ -206,22 +210,22 @@ class WaitingRequest:
                 require_capability(question, self._caller.capabilities)
             except RpcError:
                 continue
-            questions[key] = {"method": question.method, "params": question.params}
+            questions[key] = render_question(question)
         return questions
 
-    def _come_back(
+    async def _come_back(
         self, task_id: str | None, questions: Mapping[str, Any] | None, inner: str | None = None
     ) -> dict[str, Any]:
         leg = cast(Leg, self.leg)
-        now = self._runtime.now()
-        leg.takes = CallState(
+        state = CallState(
             task_id=task_id,
             legs=1 + (0 if leg.brought is None else leg.brought.legs),
             window=self._window,
-            expires=now + self._ways.answer_within,
+            expires=self._runtime.now() + self._ways.answer_within,
             progress=self._relay.last,
             inner=inner,
         )
+        leg.takes = await self._parts.seal(self._ctx, state)
         asked = {"inputRequests": dict(questions)} if questions else {"requestState": PLACEHOLDER}
         return {"resultType": "input_required", **asked}
 
@@ -244,6 +248,10 @@ class WaitingRequest:
         elapsed = self._runtime.now() - self._window
         return patience_of_leg(ways, self._host(), legs=legs, elapsed=elapsed, has_progress=has_progress)
 
+    def _remaining(self, patience: Patience) -> timedelta | None:
+        """How much of it there is: the task had to be made, and its tool may have had time to ask."""
+        return None if patience.limit is None else max(patience.limit - self.waited, timedelta(0))
+
     def _host(self) -> Host:
         return self._known_host() or self._parts.unknown
 
@@ -251,7 +259,10 @@ class WaitingRequest:
         return host_of(self._caller.client_info, self._parts.hosts, over_stdio=self._ctx.request is None)
 
     async def _caller_left(self, record: TaskRecord) -> None:
-        """The request is cancelled. A server that stops cancels requests too, and its tools are to go on."""
+        """The request is cancelled. A server that stops cancels requests too, and its tools are to go on.
+
+        On older wires a client that only lost its connection has not left: there, to cancel is to say so (2025-11-25).
+        """
         if self._ways.when_caller_leaves != "cancel" or self._parts.is_stopping():
             return
         with anyio.CancelScope(shield=True):

@@ -23,7 +23,7 @@ async def answer_for_person(
     Raises:
         BadArguments: It is not an answer to an open question of the task. The question stays open.
     """
-    key = _key(record, given.question())
+    key = key_of(record, given.question())
     answer = given.answer()
 
     def check(task: TaskRecord) -> None:
@@ -42,8 +42,15 @@ async def answer_for_person(
     return text_result([said, f"Task: {after.id}"], facts(after))
 
 
-def _key(record: TaskRecord, named: str | None) -> str:
-    """Which question is answered."""
+def key_of(record: TaskRecord, named: str | None) -> str:
+    """Which open question is answered, by its key.
+
+    Args:
+        named: What the caller says, if anything.
+
+    Raises:
+        BadArguments: It is not said, and there are several; or there is no such question.
+    """
     open_forms = {key: request for key, request in record.inputs.outstanding.items() if is_form(request)}
     if named is not None and named in open_forms:
         return named

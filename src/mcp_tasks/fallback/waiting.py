@@ -24,14 +24,14 @@ async def wait_for(
     *,
     see: Callable[[TaskRecord], Awaitable[None]],
     beside: Callable[[], Coroutine[Any, Any, None]],
-    stopping: Callable[[], Awaitable[object]],
+    over: Callable[[], Awaitable[object]],
 ) -> TaskRecord:
-    """The task once `until` holds for it, or as it was seen last when the time is over or the server stops.
+    """The task once `until` holds for it, or as it was seen last when the time is over or `over` returns.
 
     Args:
         see: Called with each state of the task that is seen.
         beside: What goes on meanwhile; cancelled in the end.
-        stopping: Returns when the server is told to stop.
+        over: Returns when there is no use in waiting any longer.
 
     Raises:
         UnknownTask: The task is gone.
@@ -41,12 +41,12 @@ async def wait_for(
     problem: Exception | None = None
     async with anyio.create_task_group() as group:
 
-        async def end_when_stopping() -> None:
-            await stopping()
+        async def end_when_over() -> None:
+            await over()
             group.cancel_scope.cancel()
 
         group.start_soon(beside)
-        group.start_soon(end_when_stopping)
+        group.start_soon(end_when_over)
         try:
             await follower.follow(limit)
         except (UnknownTask, TaskUnreadable) as exc:

@@ -118,7 +118,14 @@ _ADVICE: Final[dict[str, str]] = {
 """What to do, by the reason that the error of a stopped task gives."""
 
 
-_UNSAID: Final = {TaskStatus.WORKING: "running", TaskStatus.INPUT_REQUIRED: "waiting for an answer"}
+_UNSAID: Final = {
+    TaskStatus.WORKING: "running",
+    TaskStatus.INPUT_REQUIRED: "waiting for an answer",
+    TaskStatus.COMPLETED: "finished",
+    TaskStatus.FAILED: "ended without a result",
+    TaskStatus.CANCELLED: "ended without a result",
+}
+"""What is said of a task that says nothing of itself."""
 
 
 def _ended(record: TaskRecord, how: str, advice: str | None, message: str | None = None) -> dict[str, Any]:
@@ -184,7 +191,7 @@ def _how_to_answer(record: TaskRecord, key: str | None, request: InputRequest, a
 
 
 def _message(record: TaskRecord) -> str:
-    return status_message(record) or _UNSAID.get(record.status, record.status.value)
+    return status_message(record) or _UNSAID[record.status]
 
 
 def _said(record: TaskRecord) -> str:

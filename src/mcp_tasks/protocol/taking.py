@@ -28,7 +28,7 @@ logger: Final = logging.getLogger(__name__)
 _NOT_STORABLE: Final = AnswerRefused(INTERNAL_ERROR, "The client's answer cannot be stored")
 
 
-def misfit(record: TaskRecord, key: str, answer: dict[str, Any]) -> AnswerRefused | None:
+def misfit(record: TaskRecord, key: str, answer: Any) -> AnswerRefused | None:
     """What is wrong with an answer, as its tool is told in the end; None if it fits its question."""
     try:
         check_answers(record, {key: answer})

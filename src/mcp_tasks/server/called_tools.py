@@ -28,7 +28,7 @@ class CalledTools:
 
     async def all(self) -> Sequence[Fallback]:
         """How calls of every tool are that may become tasks."""
-        every = (self._ways(tool.mark) for tool in self._catalogue.marks.served())
+        every = (self._ways(tool.mark) for tool in await self._catalogue.tools())
         return [ways for ways in every if ways is not None]
 
     def names(self) -> Sequence[str]:

@@ -15,8 +15,8 @@ from mcp_types import CallToolRequestParams
 from mcp_tasks.adapters.sdk import SdkAdapter, caller_of, task_request
 from mcp_tasks.errors import TasksError
 from mcp_tasks.fallback.calls import ToolCall
+from mcp_tasks.fallback.legs import comes_back
 from mcp_tasks.fallback.room import FallbackRoom
-from mcp_tasks.fallback.ways import Fallback
 from mcp_tasks.protocol import Caller, RpcError, TasksProtocol
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server.catalogue import Catalogue
@@ -57,25 +57,28 @@ class Calls:
             if answer is not None:
                 return answer
         # First, because a tool that is not marked pays for this on every call.
-        if self._augment is None and self._catalogue.is_plain(params.name):
+        if self._augment is None and self._catalogue.is_plain(params.name) and not comes_back():
             return await call_next(ctx)
         mark = await self._mark_for(params)
+        if comes_back():
+            # Its task is there, whatever the tool is marked with by now and the client declares this time.
+            mark = mark or Mark(name=params.name, options=TaskOptions())
+            return await self._without_tasks(mark, params, ctx, caller_of(ctx))
         if mark is None:
             return await call_next(ctx)
         caller = caller_of(ctx)
         takes_tasks = self._protocol.takes_tasks(caller)
         if not takes_tasks and mark.options.mode == "required":
             raise to_mcp_error(self._protocol.cannot_take(caller, params.name))
-        ways = mark.options.ways(self._catalogue.usual)
-        if not takes_tasks and not (ways.modern if self._protocol.speaks(ctx.protocol_version) else ways.older):
+        if not takes_tasks and not self._is_waited_for(mark, ctx):
             return await call_next(ctx)
         if not mark.resolves and not mark.takes(params.arguments or {}):
             # The SDK refuses them before it enters the tool: the plain call's answer, at once, and no task.
             return await call_next(ctx)
         settle = partial(settle_parameters, partial(call_next, ctx), params.name) if mark.resolves else None
+        if not takes_tasks:
+            return await self._without_tasks(mark, params, ctx, caller, settle)
         try:
-            if not takes_tasks:
-                return await self._fallback.answer(self._tool_call(mark, params, ctx, caller, ways, settle))
             settled = None if settle is None else await settle()
             return await self._answer_with_task(mark, params, ctx, caller) if settled is None else settled
         except (RpcError, TasksError) as exc:
@@ -105,27 +108,35 @@ class Calls:
         )
         return await self._adapter.answer(caller, answer)
 
-    def _tool_call(
+    async def _without_tasks(
         self,
         mark: Mark,
         params: CallToolRequestParams,
         ctx: RequestContext,
         caller: Caller,
-        ways: Fallback,
-        settle: Settle | None,
-    ) -> ToolCall:
-        return ToolCall(
-            ctx=ctx,
-            caller=caller,
-            request=task_request(params, ctx, caller),
-            ways=ways,
-            owner=self._protocol.owner(caller),
-            retention=mark.options.retention(self._catalogue.usual),
-            poll_interval=mark.options.poll_interval,
-            settle=settle,
-            asks_first=mark.asks_first,
-            key=_key_of(mark, params),
-        )
+        settle: Settle | None = None,
+    ) -> HandlerResult:
+        try:
+            call = ToolCall(
+                ctx=ctx,
+                caller=caller,
+                request=task_request(params, ctx, caller),
+                ways=mark.options.ways(self._catalogue.usual),
+                owner=self._protocol.owner(caller),
+                retention=mark.options.retention(self._catalogue.usual),
+                poll_interval=mark.options.poll_interval,
+                settle=settle,
+                asks_first=mark.asks_first,
+                key=_key_of(mark, params),
+            )
+            return await self._fallback.answer(call)
+        except (RpcError, TasksError) as exc:
+            raise to_mcp_error(exc) from exc
+
+    def _is_waited_for(self, mark: Mark, ctx: RequestContext) -> bool:
+        """Whether a call of a caller without tasks is more than a plain call."""
+        ways = mark.options.ways(self._catalogue.usual)
+        return ways.modern if self._protocol.speaks(ctx.protocol_version) else ways.older
 
     async def _mark_for(self, params: CallToolRequestParams) -> Mark | None:
         """What makes this call a task, or None for one that stays a plain call."""

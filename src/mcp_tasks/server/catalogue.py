@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from mcp_tasks.runtime import ToolPolicy
@@ -51,6 +52,16 @@ class Catalogue:
             # Added or marked while the server runs.
             await self._list_tools(self._host)
         return self.marks.find(name)
+
+    async def tools(self) -> Sequence[ServedTool]:
+        """Every tool that is known, with what was said of it; of a server that may not list all, also what was said of
+        others."""
+        if self._host is None or not self._host.publishes_schemas:
+            return [*self.marks.served(), *self.marks.unlisted()]
+        if not self.marks.served():
+            # Marked while the server runs.
+            await self._list_tools(self._host)
+        return self.marks.served()
 
     async def policy(self, method: str, name: str) -> ToolPolicy | None:
         """How runs of a tool, a prompt or a resource are treated; None for one that this server does not have."""

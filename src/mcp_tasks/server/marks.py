@@ -187,6 +187,12 @@ class Marks:
         """Their names."""
         return list(self._served)
 
+    def unlisted(self) -> Sequence[ServedTool]:
+        """What was said of tools that were not listed, and of all that nothing was said of."""
+        marks = [mark for name, mark in self._marks.items() if name not in self._served]
+        default = self._default_for("")
+        return [ServedTool(mark=mark) for mark in (*marks, default) if mark is not None]
+
     def serve(self, tools: Sequence[Tool]) -> None:
         """Find the marks of these tools of an `MCPServer`, and forget what was found before."""
         # A mark that names its tool stands above one that was found by its function.

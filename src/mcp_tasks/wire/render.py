@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from mcp_tasks.core.inputs import InputRequest
-from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.json_bytes import decode_json, encode_json
 from mcp_tasks.core.pacing import lifetime, poll_interval
 from mcp_tasks.core.record import Outcome, Progress, TaskRecord
@@ -44,16 +43,15 @@ def render_detailed(record: TaskRecord, now: datetime) -> dict[str, Any]:
         task["_meta"] = progress_meta(record.progress)
     if record.status is TaskStatus.INPUT_REQUIRED:
         # MUST contain all outstanding requests.
-        task["inputRequests"] = {
-            key: {"method": ask.method, "params": valid_json(_params(ask))}
-            for key, ask in record.inputs.outstanding.items()
-        }
+        task["inputRequests"] = {key: render_question(ask) for key, ask in record.inputs.outstanding.items()}
     return task
 
 
-def _params(ask: InputRequest) -> JsonObject:
+def render_question(ask: InputRequest) -> dict[str, Any]:
+    """`InputRequest`: a question to the client."""
     # `task` is how an older era asks for a task of the client's own. Here clients have none.
-    return {name: value for name, value in ask.params.items() if name != "task"} if "task" in ask.params else ask.params
+    params = {name: value for name, value in ask.params.items() if name != "task"}
+    return {"method": ask.method, "params": valid_json(params)}
 
 
 def render_outcome(record: TaskRecord, outcome: Outcome | None) -> tuple[str, bytes] | None:

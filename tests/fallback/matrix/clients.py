@@ -8,16 +8,28 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
 
+import anyio
 from mcp import Client
+from mcp.client.session import ClientRequestContext
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.shared.exceptions import MCPError
-from mcp_types import CallToolResult, Implementation, JSONRPCRequest, TextContent
+from mcp_types import (
+    CallToolResult,
+    CreateMessageRequestParams,
+    CreateMessageResult,
+    Implementation,
+    JSONRPCRequest,
+    ListRootsResult,
+    Root,
+    TextContent,
+)
+from pydantic import FileUrl
 
 from mcp_tasks.client import TasksClient
 from tests.client.connecting import Person
 from tests.fallback.matrix.serving import HttpServers, Place
 from tests.helpers.process import ENVIRONMENT, ROOT
-from tests.helpers.rpc import MODERN
+from tests.helpers.rpc import MODERN, PATIENCE
 
 NOBODY_KNOWS: Final = "a-host-that-nobody-knows"
 SDK: Final = "mcp"
@@ -156,12 +168,23 @@ async def visit(kind: Kind, place: Place, servers: HttpServers) -> AsyncGenerato
         mode=MODERN if kind.is_modern else "legacy",
         client_info=Implementation(name=kind.name, version="1"),
         elicitation_callback=person if kind.asks else None,
+        sampling_callback=_sample if kind.asks else None,
+        list_roots_callback=_list_roots if kind.asks else None,
         extensions=[TasksClient()] if kind.tasks else None,
     )
     async with client:
-        await client.list_tools()
+        with anyio.fail_after(PATIENCE):
+            await client.list_tools()
         assert kind.is_modern or client.protocol_version == kind.version
         yield Visit(kind, client, place, person)
+
+
+async def _sample(context: ClientRequestContext, params: CreateMessageRequestParams) -> CreateMessageResult:
+    return CreateMessageResult(role="assistant", content=TextContent(type="text", text="42"), model="none")
+
+
+async def _list_roots(context: ClientRequestContext) -> ListRootsResult:
+    return ListRootsResult(roots=[Root(uri=FileUrl("file:///home"))])
 
 
 def _pipes(kind: Kind, place: Place) -> Any:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import anyio
 import uvicorn
@@ -30,6 +31,7 @@ from mcp_types import (
     ElicitRequestFormParams,
     ElicitResult,
     InputRequiredResult,
+    SamplingMessage,
     TextContent,
     ToolAnnotations,
 )
@@ -37,7 +39,7 @@ from pydantic import BaseModel
 
 from mcp_tasks import Settings, Tasks, current_task
 from mcp_tasks.fallback.hosts import Host
-from mcp_tasks.fallback.ways import Fallback
+from mcp_tasks.fallback.ways import Fallback, Ways
 from tests.legacy.tasking import AUTH, Verifier
 
 REPEATABLE = ToolAnnotations(idempotent_hint=True)
@@ -92,18 +94,17 @@ def resolve_name() -> Elicit[Name]:
     return Elicit("Who goes there?", Name)
 
 
-def build(config: Mapping[str, Any], store: str) -> MCPServer[Any]:
+def build(config: Mapping[str, Any]) -> MCPServer[Any]:
     """One server as the configuration says."""
     log = Log(Path(config["folder"]))
-    tasks = _tasks(config.get("tasks", {}), store)
+    tasks = _tasks(config.get("tasks", {}), config.get("store", "memory://"))
     guarded: dict[str, Any] = {"auth": AUTH, "token_verifier": Verifier()} if config.get("auth") else {}
     server = MCPServer("matrix", version="1", **tasks.wiring(), log_level="CRITICAL", **guarded)
 
     async def count(ctx: ServerRequestContext[Any], call_next: CallNext) -> HandlerResult:
-        params = ctx.params or {}
         if ctx.method == "tools/call":
-            arguments = params.get("arguments") or {}
-            log.note("request", arguments.get("job", "-"))
+            arguments: Mapping[str, Any] = (ctx.params or {}).get("arguments") or {}
+            log.note("request", str(arguments.get("job")))
         return await call_next(ctx)
 
     server.middleware.insert(0, count)
@@ -113,7 +114,8 @@ def build(config: Mapping[str, Any], store: str) -> MCPServer[Any]:
     _add_failing_tools(server, tasks, log)
     _add_structured_tools(server, tasks, log)
     _add_operator(server, tasks)
-    for name, ways in {"gated": "auto", **config.get("gated", {})}.items():
+    _add_gated_tool(server, tasks, log, "gated", "auto")
+    for name, ways in config.get("gated", {}).items():
         _add_gated_tool(server, tasks, log, name, _ways(ways))
     return server
 
@@ -134,8 +136,8 @@ def _tasks(said: Mapping[str, Any], store: str) -> Tasks:
     return Tasks(store, settings=settings, fallback=ways, hosts=hosts, concurrency=500, **options)
 
 
-def _ways(said: Any) -> Any:
-    return Fallback(**{name: _value(name, value) for name, value in said.items()}) if isinstance(said, dict) else said
+def _ways(said: Mapping[str, Any] | Literal["auto", "inline"]) -> Ways:
+    return said if isinstance(said, str) else Fallback(**{name: _value(name, value) for name, value in said.items()})
 
 
 def _value(name: str, value: Any) -> Any:
@@ -184,6 +186,7 @@ def _add_waiting_tools(server: MCPServer[Any], tasks: Tasks, log: Log) -> None:
     async def long(job: str) -> str:
         """Take longer than anybody waits."""
         log.note("start", job)
+        log.note(f"task={current_task().id}", job)
         try:
             await log.gate(job)
         except asyncio.CancelledError:
@@ -203,16 +206,26 @@ def _add_waiting_tools(server: MCPServer[Any], tasks: Tasks, log: Log) -> None:
     @tasks.task(fallback=SHORT)
     async def stepped(job: str) -> str:
         """Two steps with a gate between them, each of which is to run once."""
+        return await two_steps(job)
+
+    @server.tool(annotations=REPEATABLE)
+    @tasks.task()
+    async def slow_steps(job: str) -> str:
+        """The same, in calls that wait as long as they usually do."""
+        return await two_steps(job)
+
+    async def two_steps(job: str) -> str:
         log.note("start", job)
         await current_task().step("one", log.note, "one", job)
         await log.gate(job)
         await current_task().step("two", log.note, "two", job)
+        log.note("end", job)
         return f"{job} is done"
 
 
-def _add_gated_tool(server: MCPServer[Any], tasks: Tasks, log: Log, name: str, ways: Any) -> None:
+def _add_gated_tool(server: MCPServer[Any], tasks: Tasks, log: Log, name: str, ways: Ways) -> None:
     @server.tool(name)
-    @tasks.task(fallback=ways)
+    @tasks.task(name=name, fallback=ways)
     async def gated(job: str, ctx: Context, ask: bool = False) -> str:
         """Wait, in calls that are answered as the configuration says."""
         log.note("start", job)
@@ -223,6 +236,7 @@ def _add_gated_tool(server: MCPServer[Any], tasks: Tasks, log: Log, name: str, w
         except asyncio.CancelledError:
             log.note("stopped", job)
             raise
+        log.note("end", job)
         return f"{job} is done"
 
 
@@ -235,6 +249,33 @@ def _add_asking_tools(server: MCPServer[Any], tasks: Tasks, log: Log) -> None:
         await current_task().step("one", log.note, "one", job)
         answer = await ctx.elicit("What is your name?", Name)
         await current_task().step("two", log.note, "two", job)
+        return f"Hello, {answer.data.name}!" if answer.action == "accept" else f"{answer.action}, then"
+
+    @server.tool(annotations=REPEATABLE)
+    @tasks.task()
+    async def asks_often(job: str, ctx: Context) -> str:
+        """Ask more often than a client comes back in one call."""
+        log.note("start", job)
+        names = [await ctx.elicit(f"Name number {number}?", Name) for number in range(1, 13)]
+        return ", ".join(each.data.name for each in names if each.action == "accept")
+
+    @server.tool(annotations=REPEATABLE)
+    @tasks.task()
+    async def asks_the_client(job: str, ctx: Context) -> str:
+        """Ask the client's model, and for its roots."""
+        log.note("start", job)
+        question = SamplingMessage(role="user", content=TextContent(type="text", text="What is six times seven?"))
+        answer = await ctx.session.create_message([question], max_tokens=10)  # pyright: ignore[reportDeprecated]
+        roots = await ctx.session.list_roots()  # pyright: ignore[reportDeprecated]
+        said = answer.content.text if isinstance(answer.content, TextContent) else "nothing"
+        return f"{said} in {', '.join(str(root.uri) for root in roots.roots)}"
+
+    @server.tool(annotations=REPEATABLE)
+    @tasks.task(fallback=Fallback(model_may_answer=True))
+    async def asks_anybody(job: str, ctx: Context) -> str:
+        """Ask a person, or whoever may answer for one."""
+        log.note("start", job)
+        answer = await ctx.elicit("What is your name?", Name)
         return f"Hello, {answer.data.name}!" if answer.action == "accept" else f"{answer.action}, then"
 
     @server.tool()
@@ -273,6 +314,16 @@ def _add_failing_tools(server: MCPServer[Any], tasks: Tasks, log: Log) -> None:
         raise MCPError(code=CUSTOM_ERROR, message=f"{job} may not", data={"hint": "ask again"})
 
     @server.tool()
+    @tasks.task(fallback=SHORT_OF_LEGS)
+    async def fails_late(job: str, protocol: bool) -> str:
+        """Fail when nobody waits any longer."""
+        log.note("start", job)
+        await log.gate(job)
+        if protocol:
+            raise MCPError(code=CUSTOM_ERROR, message=f"{job} may not", data={"hint": "ask again"})
+        raise ToolError(f"{job} did not work out")
+
+    @server.tool()
     @tasks.task()
     def errs(job: str) -> CallToolResult:
         """Return that it failed."""
@@ -308,18 +359,31 @@ def _add_operator(server: MCPServer[Any], tasks: Tasks) -> None:
         return "cancelled"
 
     @server.tool()
+    async def operator_rotate() -> str:
+        """Use a new key for states."""
+        await tasks.rotate_state_key()
+        return "rotated"
+
+    @server.tool()
     async def operator_count() -> int:
         """How many tasks the server has."""
         return len([task async for task in tasks.list_all(everybody=True)])
 
 
-async def _serve(config: Mapping[str, Any]) -> None:
-    doors = config.get("doors")
-    store = config.get("store", "memory://")
-    if not doors:
-        await build(config, store).run_stdio_async()
+def main() -> None:
+    """Serve until stopped."""
+    config = json.loads(sys.argv[-1])
+    doors = config.get("doors", ())
+    servers = [build({**config, **door.pop("config", {})}) for door in doors]
+    if not servers:
+        asyncio.run(build(config).run_stdio_async())
         return
-    await asyncio.gather(*(_serve_door(build(config, store), **door) for door in doors))
+    Path(config["folder"], f"{os.getpid()}.up").touch()
+    asyncio.run(_serve(servers, doors))
+
+
+async def _serve(servers: Sequence[MCPServer[Any]], doors: Sequence[Mapping[str, Any]]) -> None:
+    await asyncio.gather(*(_serve_door(server, **door) for server, door in zip(servers, doors, strict=True)))
 
 
 async def _serve_door(server: MCPServer[Any], kind: str, fd: int) -> None:
@@ -331,4 +395,4 @@ async def _serve_door(server: MCPServer[Any], kind: str, fd: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(json.loads(sys.argv[1])))
+    main()

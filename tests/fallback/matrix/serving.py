@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,6 +45,12 @@ class Place:
             while self.count(event, job) < times:  # noqa: ASYNC110 - it happens in another process
                 await anyio.sleep(0.01)
 
+    def task_of(self, job: str) -> str:
+        """The id of the task of a job that wrote it down."""
+        lines = (self.folder / "log").read_text().splitlines()
+        [found] = {line.split()[0].removeprefix("task=") for line in lines if line.endswith(f" {job}") and "=" in line}
+        return found
+
     def open(self, job: str, gate: str = "go") -> None:
         """Let the job go on."""
         (self.folder / f"{job}.{gate}").touch()
@@ -57,18 +63,27 @@ class Place:
         """The command line of a server that serves its pipes."""
         return [sys.executable, "-m", MODULE, self.config(**said)]
 
-    def serve(self, *kinds: str, **said: Any) -> HttpServers:
-        """Servers behind HTTP doors of these kinds, in one process; they end with the place."""
-        return HttpServers(self, kinds or ("sse",), said, self._stack)
+    def serve(self, *kinds: str, variants: Mapping[str, Any] | None = None, **said: Any) -> HttpServers:
+        """Servers behind HTTP doors of these kinds, in one process; they end with the place.
+
+        Args:
+            variants: More doors with streams, by names of their own, for which something else is said.
+        """
+        doors = {kind: {"kind": kind} for kind in kinds or ("sse",)}
+        doors |= {name: {"kind": "sse", "config": variant} for name, variant in (variants or {}).items()}
+        return HttpServers(self, doors, said, self._stack)
 
 
 class HttpServers:
     """A server process. Its ports are this process's own, so they stay when it is killed and started again."""
 
-    def __init__(self, place: Place, kinds: Sequence[str], said: Mapping[str, Any], stack: ExitStack) -> None:
-        self._sockets = {kind: stack.enter_context(_listening()) for kind in kinds}
+    def __init__(
+        self, place: Place, doors: Mapping[str, dict[str, Any]], said: Mapping[str, Any], stack: ExitStack
+    ) -> None:
+        self._folder = place.folder
+        self._sockets = {name: stack.enter_context(_listening()) for name in doors}
         self._command = place.command(
-            doors=[{"kind": kind, "fd": each.fileno()} for kind, each in self._sockets.items()], **said
+            doors=[{**door, "fd": self._sockets[name].fileno()} for name, door in doors.items()], **said
         )
         stack.callback(self.kill)
         self.start()
@@ -78,14 +93,20 @@ class HttpServers:
         """The first door."""
         return self.door(next(iter(self._sockets)))
 
-    def door(self, kind: str) -> str:
+    def door(self, name: str) -> str:
         """The address of a door."""
-        return f"http://127.0.0.1:{self._sockets[kind].getsockname()[1]}/mcp"
+        return f"http://127.0.0.1:{self._sockets[name].getsockname()[1]}/mcp"
 
     def start(self) -> None:
-        """Start it, for the first time or again. Whoever connects early waits until it is up."""
+        """Start it, for the first time or again. Whoever connects before it serves waits: the ports are open."""
         numbers = [each.fileno() for each in self._sockets.values()]
         self._process = subprocess.Popen(self._command, cwd=ROOT, env=ENVIRONMENT, pass_fds=numbers)
+        built = self._folder / f"{self._process.pid}.up"
+        deadline = time.monotonic() + PATIENCE
+        while not built.exists():
+            assert self._process.poll() is None, "the server did not start"
+            assert time.monotonic() < deadline, "the server takes too long to start"
+            time.sleep(0.02)
 
     def kill(self) -> None:
         """End it as a power cut would. Safe twice."""

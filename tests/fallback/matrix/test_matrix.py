@@ -63,7 +63,7 @@ def assert_handle(result: CallToolResult, tool: str, status: str = "working") ->
     assert told["status"] == status
     task_id = told["taskId"]
     text = text_of(result)
-    doing = "is still running" if status == "working" else "waits for an answer"
+    doing = "is still running" if status == "working" else "is still running: it waits for an answer"
     assert f'The tool "{tool}" {doing}. It has not finished, and this is not its result.' in text
     assert f'Do not call "{tool}" again' in text
     assert f'call the tool "task_status" with {{"task_id": "{task_id}"}}' in text
@@ -162,15 +162,27 @@ async def cancelled_by_an_operator(visit: Visit) -> None:
     if visit.kind.waits or visit.kind.tasks:
         return
     task_id = assert_handle(await visit.call("long", job := visit.job()), "long")
-    async with anyio.create_task_group() as group:
-
-        async def cancel() -> None:
-            await visit.call("operator_cancel", task_id=task_id)
-
-        group.start_soon(cancel)
-        after = await visit.call("task_status", task_id=task_id)
+    waiting = asyncio.create_task(visit.call("task_status", task_id=task_id))
+    await visit.call("operator_cancel", task_id=task_id)
+    after = await waiting
     assert after.is_error
     assert 'The tool "long" was cancelled, and has no result' in text_of(after)
+    assert visit.starts(job) == 1
+
+
+@row
+async def cancelled_while_its_call_is_open(visit: Visit) -> None:
+    if visit.kind.tasks:
+        return
+    calling = asyncio.create_task(visit.call("long", job := visit.job()))
+    await visit.place.until("start", job)
+    await visit.call("operator_cancel", task_id=visit.place.task_of(job))
+    result = await calling
+    if not result.is_error:
+        # The call was over before: that is told instead, and the rest is told later.
+        result = await visit.call("task_status", task_id=assert_handle(result, "long"))
+    assert result.is_error
+    assert 'The tool "long" was cancelled, and has no result' in text_of(result)
     assert visit.starts(job) == 1
 
 
@@ -194,6 +206,62 @@ async def asks_in_the_middle(visit: Visit) -> None:
         assert visit.place.count("two", job) == 0
     assert visit.place.count("one", job) == 1
     assert visit.starts(job) == 1
+
+
+@row
+async def asks_the_client(visit: Visit) -> None:
+    if visit.kind.can_be_asked:
+        result = await visit.call("asks_the_client", job := visit.job())
+        assert text_of(result) == "42 in file:///home"
+        assert visit.starts(job) == 1
+
+
+@row
+async def asks_more_often_than_anybody_comes_back(visit: Visit) -> None:
+    if not visit.kind.can_be_asked:
+        return
+    result = await visit.call("asks_often", job := visit.job())
+    if visit.kind.is_modern and not visit.kind.tasks:
+        task_id = assert_handle(result, "asks_often", "input_required")
+        assert visit.requests(job) == 9
+        result = await visit.call("task_status", task_id=task_id)
+    assert text_of(result) == ", ".join(["Ada"] * 12)
+    assert visit.starts(job) == 1
+    assert sorted(asked for asked in visit.person.asked if asked.startswith("Name number")) == sorted(
+        f"Name number {number}?" for number in range(1, 13)
+    )
+
+
+@row
+async def a_model_answers_where_nobody_else_can(visit: Visit) -> None:
+    if visit.kind.tasks:
+        return
+    result = await visit.call("asks_anybody", job := visit.job())
+    if visit.kind.can_be_asked:
+        assert text_of(result) == "Hello, Ada!"
+        return
+    task_id = assert_handle(result, "asks_anybody", "input_required")
+    assert 'call the tool "task_answer" with' in text_of(result)
+    misfit = await visit.call("task_answer", task_id=task_id, action="accept", content={"name": 5})
+    assert misfit.is_error
+    taken = await visit.call("task_answer", task_id=task_id, action="accept", content={"name": "Model"})
+    assert not taken.is_error
+    assert text_of(await visit.call("task_status", task_id=task_id)) == "Hello, Model!"
+    late = await visit.call("task_answer", task_id=task_id, action="accept", content={"name": "Late"})
+    assert late.is_error
+    assert visit.starts(job) == 1
+
+
+@row
+async def a_model_may_not_answer_unless_that_is_allowed(visit: Visit) -> None:
+    if visit.kind.tasks or visit.kind.can_be_asked or not visit.kind.asks:
+        return
+    result = await visit.call("asks", visit.job())
+    task_id = assert_handle(result, "asks", "input_required")
+    assert "task_answer" not in text_of(result)
+    refused = await visit.call("task_answer", task_id=task_id, action="accept", content={"name": "Model"})
+    assert refused.is_error
+    assert assert_handle(await visit.call("task_status", task_id=task_id), "asks", "input_required") == task_id
 
 
 @row
@@ -241,6 +309,21 @@ async def raises_a_protocol_error(visit: Visit) -> None:
     assert (error.error.code, error.error.message) == (CUSTOM_ERROR, f"{job} may not")
     assert error.error.data == {"hint": "ask again"}
     assert visit.starts(job) == 1
+
+
+@row
+async def fails_after_all_waits(visit: Visit) -> None:
+    if visit.kind.waits or visit.kind.tasks:
+        return
+    for protocol, expected in ((False, "did not work out"), (True, "may not")):
+        handle = await visit.call("fails_late", job := visit.job(), protocol=protocol)
+        task_id = assert_handle(handle, "fails_late")
+        visit.place.open(job)
+        for _ in range(2):
+            result = await visit.call("task_status", task_id=task_id)
+            assert result.is_error
+            assert f"{job} {expected}" in text_of(result)
+        assert visit.starts(job) == 1
 
 
 @row
