@@ -41,8 +41,8 @@ LEFT: Final = "The caller went away"
 PLACEHOLDER: Final = ""
 """A state where the SDK wants one. The real one is put in its place outside (see `legs`)."""
 
-AnswerAtEnd: TypeAlias = Callable[[TaskRuntime, TaskRecord], Awaitable[dict[str, Any]]]
-"""What is answered for a task that has ended."""
+AnswerAtEnd: TypeAlias = Callable[[TaskRuntime, TaskRecord, str], Awaitable[dict[str, Any]]]
+"""What is answered for a task that has ended, in a version of the protocol."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +157,7 @@ class WaitingRequest:
         if seen.is_final:
             self.ended = seen
             await self._relay.finish()
-            return await self._at_end(self._runtime, seen)
+            return await self._at_end(self._runtime, seen, self._ctx.protocol_version)
         questions = self._for_caller(seen, patience)
         if questions or patience.comes_back:
             try:
@@ -265,8 +265,15 @@ class WaitingRequest:
         """
         if self._ways.when_caller_leaves != "cancel" or self._parts.is_stopping():
             return
+        if self._at_most is not None or self._others_wait(record.id):
+            # It only asked how the work is, after having been told that it goes on; or it was not alone.
+            return
         with anyio.CancelScope(shield=True):
             try:
                 await self._runtime.cancel(record, LEFT, actor=actor_of(record))
             except StoreError as exc:
                 logger.warning("task %s… was not cancelled, though its caller went away: %s", record.id[:12], exc)
+
+    def _others_wait(self, task_id: str) -> bool:
+        """Whether another call is open for the same work, in this process."""
+        return any(call is not self._open_request for call in self._parts.open_calls.of(task_id))
