@@ -41,8 +41,8 @@ LEFT: Final = "The caller went away"
 PLACEHOLDER: Final = ""
 """A state where the SDK wants one. The real one is put in its place outside (see `legs`)."""
 
-AnswerAtEnd: TypeAlias = Callable[[TaskRuntime, TaskRecord], Awaitable[dict[str, Any]]]
-"""What is answered for a task that has ended."""
+AnswerAtEnd: TypeAlias = Callable[[TaskRuntime, TaskRecord, str], Awaitable[dict[str, Any]]]
+"""What is answered for a task that has ended, in a version of the protocol."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +157,7 @@ class WaitingRequest:
         if seen.is_final:
             self.ended = seen
             await self._relay.finish()
-            return await self._at_end(self._runtime, seen)
+            return await self._at_end(self._runtime, seen, self._ctx.protocol_version)
         questions = self._for_caller(seen, patience)
         if questions or patience.comes_back:
             try:
