@@ -64,8 +64,9 @@ async def scene() -> AsyncGenerator[Scene]:
             await here.until("one", job)
         await here.until("start", "not-to-be-repeated")
         first.kill()
-        first.start()
-        second = here.serve(store=here.store)
+        second, _ = await asyncio.gather(
+            asyncio.to_thread(here.serve, store=here.store), asyncio.to_thread(first.start)
+        )
         questions = {name: each.get("inputRequests", {}) for name, each in zip(calls, asked, strict=True)}
         yield Scene(here, first, second, calls, questions, handle)
 
