@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from tests.fallback.matrix.legs import Call, legs
 from tests.fallback.matrix.serving import MODULE, HttpServers, Place, place
 from tests.helpers.http import HttpWire, http_client
 from tests.helpers.older import HttpClient, OlderClient, Pending, http_session, pipe_session
-from tests.helpers.rpc import NOTHING, Tasking, text_of
+from tests.helpers.rpc import NOTHING, Tasking, request, text_of
 from tests.helpers.stdio import StdioWire, stdio_process
 
 pytestmark = pytest.mark.anyio
@@ -231,6 +232,12 @@ async def test_over_stdio_work_survives_its_host_and_is_found_by_the_next_one() 
             assert text_of(results["gated"]) == "given-up is done"
             assert text_of(results["stepped"]) == "host-ends is done"
             assert 'The tool "dropped" was cancelled' in text_of(results["dropped"])
+            call = request("tools/call", {"name": "dropped", "arguments": {"job": "newest"}}, capabilities=NOTHING)
+            await wire.write(json.dumps(call))
+            await here.until("start", "newest")
+            cancelled = {"method": "notifications/cancelled", "params": {"requestId": call["id"]}}
+            await wire.write(json.dumps({"jsonrpc": "2.0", **cancelled}))
+            await here.until("stopped", "newest")
         assert [here.count(event, "host-ends") for event in ("one", "two")] == [1, 1]
 
 
