@@ -15,7 +15,7 @@ import anyio
 from mcp_tasks.adapters.era import RequestContext
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.errors import StoreError
+from mcp_tasks.errors import StoreError, UnknownTask
 from mcp_tasks.fallback.asking import CallQuestions
 from mcp_tasks.fallback.hosts import Host, host_of
 from mcp_tasks.fallback.legs import Leg, current_leg
@@ -149,7 +149,7 @@ class WaitingRequest:
                     # No word is to be given before the end: the caller may give up, which is what the author wants.
                     seen = await self._wait(seen, patience, None)
         except anyio.get_cancelled_exc_class():
-            await self._caller_left(record)
+            await self.caller_left(record.id)
             raise
         finally:
             if self._questions is not None:
@@ -258,21 +258,25 @@ class WaitingRequest:
     def _known_host(self) -> Host | None:
         return host_of(self._caller.client_info, self._parts.hosts, over_stdio=self._ctx.request is None)
 
-    async def _caller_left(self, record: TaskRecord) -> None:
+    async def caller_left(self, task_id: str) -> None:
         """The request is cancelled. A server that stops cancels requests too, and its tools are to go on.
 
         On older wires a client that only lost its connection has not left: there, to cancel is to say so (2025-11-25).
         """
         if self._ways.when_caller_leaves != "cancel" or self._parts.is_stopping():
             return
-        if self._at_most is not None or self._others_wait(record.id):
+        if self._at_most is not None or self._others_wait(task_id):
             # It only asked how the work is, after having been told that it goes on; or it was not alone.
             return
         with anyio.CancelScope(shield=True):
             try:
+                record = await self._runtime.find(task_id)
                 await self._runtime.cancel(record, LEFT, actor=actor_of(record))
+            except UnknownTask:
+                # It left before there was one.
+                pass
             except StoreError as exc:
-                logger.warning("task %s… was not cancelled, though its caller went away: %s", record.id[:12], exc)
+                logger.warning("task %s… was not cancelled, though its caller went away: %s", task_id[:12], exc)
 
     def _others_wait(self, task_id: str) -> bool:
         """Whether another call is open for the same work, in this process."""
