@@ -11,7 +11,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.fallback.words import failed_result
+from mcp_tasks.fallback.words import STOPPED, failed_result
 from mcp_tasks.protocol import RpcError
 from mcp_tasks.protocol.outcome import decoded, outcome_of
 from mcp_tasks.runtime import TaskRuntime
@@ -60,4 +60,4 @@ async def _result(outcome: Outcome) -> dict[str, Any]:
 def _was_stopped(error: JsonObject) -> bool:
     """Whether the work ended before it had an outcome, through nothing that the tool raised."""
     data = error.get("data")
-    return error["code"] == INTERNAL_ERROR and isinstance(data, Mapping) and "reason" in data
+    return error["code"] == INTERNAL_ERROR and isinstance(data, Mapping) and data.get("reason") in STOPPED
