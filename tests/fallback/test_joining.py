@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
 import pytest
 
 from tests.fallback.matrix.legs import Call, legs
@@ -133,3 +134,19 @@ async def test_without_it_every_call_starts_its_own(scene: Scene, client: Taskin
     one, two = await asyncio.gather(handed(client, "long", job=job), handed(client, "long", job=job))
     assert one != two
     assert scene.starts(job) == 2
+
+
+async def test_work_that_two_wait_for_is_dropped_when_both_have_left(scene: Scene, client: Tasking) -> None:
+    job = "waited-for-twice"
+    first, second = (asyncio.create_task(Call("joined_and_dropped", {"job": job}).leg(client)) for _ in range(2))
+    await scene.place.until("request", job, 2)
+    await scene.place.until("start", job)
+    await anyio.sleep(0.3)
+    first.cancel()
+    await asyncio.wait([first])
+    await anyio.sleep(0.5)
+    assert scene.place.count("stopped", job) == 0
+    second.cancel()
+    await asyncio.wait([second])
+    await scene.place.until("stopped", job)
+    assert scene.starts(job) == 1

@@ -9,6 +9,7 @@ import asyncio
 import base64
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Any
 
 import anyio
@@ -34,6 +35,10 @@ SURVIVORS = {
 """Calls that are between two legs when their server is killed, and their tools."""
 
 
+GUARDED = {"auth": True, "store": "memory://", "tasks": {"fallback": {"wait": 0.1, "answer_within": 2}}}
+"""A server that asks who its callers are, and where they cannot come back for long."""
+
+
 @dataclass
 class Scene:
     """Two servers on one store, of which the first was killed and started again, and the calls it had told to come."""
@@ -50,7 +55,7 @@ class Scene:
 async def scene() -> AsyncGenerator[Scene]:
     """The kill."""
     with place() as here:
-        first = here.serve(store=here.store)
+        first = here.serve(store=here.store, variants={"guarded": GUARDED})
         calls = {name: Call(tool, {"job": name.replace(" ", "-")}) for name, tool in SURVIVORS.items()}
         async with legs(first.url, ASKABLE) as client:
             asked = await asyncio.gather(*(call.begin(client) for call in calls.values()))
@@ -59,8 +64,9 @@ async def scene() -> AsyncGenerator[Scene]:
             await here.until("one", job)
         await here.until("start", "not-to-be-repeated")
         first.kill()
-        first.start()
-        second = here.serve(store=here.store)
+        second, _ = await asyncio.gather(
+            asyncio.to_thread(here.serve, store=here.store), asyncio.to_thread(first.start)
+        )
         questions = {name: each.get("inputRequests", {}) for name, each in zip(calls, asked, strict=True)}
         yield Scene(here, first, second, calls, questions, handle)
 
@@ -202,6 +208,40 @@ async def test_a_state_outlives_the_key_that_it_was_sealed_under(scene: Scene, a
     assert counts(scene, "rotated", "start") == (1,)
 
 
+async def test_progress_grows_from_leg_to_leg_in_whichever_process(
+    scene: Scene, again: Tasking, other: Tasking
+) -> None:
+    call = Call("slow", {"job": "told-of"})
+    seen: list[dict[str, Any]] = []
+    for client in cycle((again, other)):
+        reply = await call.leg(client, progress_token="token")
+        seen += [each["params"] for each in reply.notifications]
+        if reply.result["resultType"] == "complete":
+            break
+    values = [each["progress"] for each in seen]
+    assert values == sorted(set(values))
+    assert all(each["progress"] <= each.get("total", each["progress"]) for each in seen)
+    assert {each["progressToken"] for each in seen} == {"token"}
+    assert (seen[-1]["progress"], seen[-1]["total"]) == (4, 4)
+    assert counts(scene, "told-of", "start") == (1,)
+
+
+async def test_parameters_are_asked_for_in_turn_in_whichever_process(
+    scene: Scene, again: Tasking, other: Tasking
+) -> None:
+    call = Call("asks_before_twice", {"job": "in-turn"})
+    first = (await call.begin(again))["inputRequests"]
+    [(name, _)] = first.items()
+    second = (await call.leg(other, {name: accept(name="Ada")})).result["inputRequests"]
+    [(age, question)] = second.items()
+    assert question["params"]["message"] == "How old is Ada?"
+    waiting = (await call.leg(again, {age: accept(age=36)})).result
+    assert (waiting["resultType"], waiting.get("inputRequests")) == ("input_required", None)
+    scene.place.open("in-turn")
+    assert text_of(await call.end(other)) == "Ada is 36"
+    assert counts(scene, "in-turn", "start") == (1,)
+
+
 async def test_a_client_that_comes_back_with_tasks_resumes_too(scene: Scene, again: Tasking) -> None:
     call = Call("stepped", {"job": "converted"})
     await call.begin(again)
@@ -309,14 +349,13 @@ async def test_odd_answers_break_nothing(scene: Scene, again: Tasking, odd: str)
     assert text_of(await again.call("quick", job=f"after-{job}")) == f"after-{job} is done"
 
 
-async def test_a_state_is_for_its_owner_and_expires() -> None:
-    with place() as here:
-        server = here.serve(auth=True, tasks={"fallback": {"wait": 0.1, "answer_within": 2}})
-        async with legs(server.url, token="ada") as ada, legs(server.url, token="eve") as eve:
-            call = Call("gated", {"job": "owned"})
-            await call.begin(ada)
-            await _assert_refused(eve, replace(call))
-            assert (await replace(call).leg(ada)).result["resultType"] == "input_required"
-            await anyio.sleep(2.1)
-            await _assert_refused(ada, call)
-        assert here.count("start", "owned") == 1
+async def test_a_state_is_for_its_owner_and_expires(scene: Scene) -> None:
+    url = scene.first.door("guarded")
+    async with legs(url, token="ada") as ada, legs(url, token="eve") as eve:
+        call = Call("gated", {"job": "owned"})
+        await call.begin(ada)
+        await _assert_refused(eve, replace(call))
+        assert (await replace(call).leg(ada)).result["resultType"] == "input_required"
+        await anyio.sleep(2.1)
+        await _assert_refused(ada, call)
+    assert counts(scene, "owned", "start") == (1,)

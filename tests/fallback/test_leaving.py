@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,13 +16,19 @@ from tests.fallback.matrix.legs import Call, legs
 from tests.fallback.matrix.serving import MODULE, HttpServers, Place, place
 from tests.helpers.http import HttpWire, http_client
 from tests.helpers.older import HttpClient, OlderClient, Pending, http_session, pipe_session
-from tests.helpers.rpc import NOTHING, Tasking, text_of
+from tests.helpers.rpc import NOTHING, Tasking, request, text_of
 from tests.helpers.stdio import StdioWire, stdio_process
 
 pytestmark = pytest.mark.anyio
 
-CONFIG: dict[str, Any] = {"gated": {"dropped": {"when_caller_leaves": "cancel"}}}
-"""`gated` goes on without its caller, `dropped` does not. Both wait as long as callers usually do: 25 seconds."""
+CONFIG: dict[str, Any] = {
+    "gated": {
+        "dropped": {"when_caller_leaves": "cancel"},
+        "dropped_early": {"when_caller_leaves": "cancel", "wait": 0.1, "legs": 1},
+    }
+}
+"""`gated` goes on without its caller, the others do not. Calls wait as long as they usually do, 25 seconds, if nothing
+else is said."""
 
 
 @dataclass
@@ -107,6 +114,25 @@ async def test_an_older_client_that_loses_its_connection_has_not_left(scene: Sce
         assert text_of((await client.call("quick", {"job": "after"})).result) == "after is done"
     await scene.goes_on("lost-gated")
     await scene.goes_on("lost-dropped")
+
+
+async def test_who_asks_how_the_work_is_and_leaves_does_not_stop_it(scene: Scene) -> None:
+    job = "looked-at"
+    async with older(scene.servers.url) as client, legs(scene.servers.url) as newest:
+        told = (await client.call("dropped_early", {"job": job})).result
+        # It was told that the work goes on, so it does.
+        look = {"name": "task_status", "arguments": {"task_id": told["structuredContent"]["taskId"], "job": job}}
+        pending = client.begin("tools/call", look)
+        await scene.place.until("request", job, 2)
+        await anyio.sleep(0.1)
+        await give_up(client, pending)
+        leaving = asyncio.create_task(newest.ask("tools/call", look))
+        await scene.place.until("request", job, 3)
+        await anyio.sleep(0.1)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        await anyio.sleep(0.2)
+    await scene.goes_on(job)
 
 
 async def test_a_leg_that_is_left_can_be_taken_again(scene: Scene) -> None:
@@ -206,6 +232,12 @@ async def test_over_stdio_work_survives_its_host_and_is_found_by_the_next_one() 
             assert text_of(results["gated"]) == "given-up is done"
             assert text_of(results["stepped"]) == "host-ends is done"
             assert 'The tool "dropped" was cancelled' in text_of(results["dropped"])
+            call = request("tools/call", {"name": "dropped", "arguments": {"job": "newest"}}, capabilities=NOTHING)
+            await wire.write(json.dumps(call))
+            await here.until("start", "newest")
+            cancelled = {"method": "notifications/cancelled", "params": {"requestId": call["id"]}}
+            await wire.write(json.dumps({"jsonrpc": "2.0", **cancelled}))
+            await here.until("stopped", "newest")
         assert [here.count(event, "host-ends") for event in ("one", "two")] == [1, 1]
 
 

@@ -10,11 +10,20 @@ from typing import Any
 
 import pytest
 
-from tests.fallback.matrix.legs import Call, legs
+from tests.fallback.matrix.legs import ASKABLE, Call, legs
 from tests.fallback.matrix.serving import HttpServers, Place, place
 from tests.helpers.http import HttpWire, http_client, modern_headers
 from tests.helpers.older import http_session
-from tests.helpers.rpc import EVERYTHING, METHOD_NOT_FOUND, MISSING_CAPABILITY, NOTHING, TASKS, request, text_of
+from tests.helpers.rpc import (
+    EVERYTHING,
+    METHOD_NOT_FOUND,
+    MISSING_CAPABILITY,
+    NOTHING,
+    TASKS,
+    accept,
+    request,
+    text_of,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -38,6 +47,7 @@ async def scene() -> AsyncGenerator[Scene]:
             "always": {"tasks": {"companions": "always", "companion_prefix": "my_"}},
             "never": {"tasks": {"companions": "never", "fallback": SHORT}},
             "modern-only": {"tasks": {"fallback": {**SHORT, "older": False}}},
+            "no-word": {"tasks": {"fallback": {**SHORT, "handle": False}}},
             "older-only": {"tasks": {"fallback": {**SHORT, "modern": False}}},
         }
         yield Scene(here, here.serve("sse", variants=variants))
@@ -140,6 +150,22 @@ async def test_inline_for_a_tool_is_a_plain_call_and_no_task(scene: Scene, era: 
     assert scene.place.count("request", job) == 1
 
 
+async def test_a_plain_call_that_asks_by_returning_has_a_state_of_the_sdks_own(scene: Scene) -> None:
+    async with legs(scene.servers.door("plain"), ASKABLE) as client:
+        call = Call("asks_by_returning", {"job": "own-state"})
+        [key] = (await call.begin(client))["inputRequests"]
+        assert call.state is not None
+        assert not call.state.startswith("mcp-tasks.")
+        assert text_of(await call.end(client, {key: accept(name="Ada")})) == "Hello, Ada of own-state!"
+    async with legs(scene.servers.url, ASKABLE) as client:
+        # And the same of ours is sealed, and not only passed on.
+        call = Call("asks_by_returning", {"job": "own-state"})
+        await call.begin(client)
+        assert call.state is not None
+        assert call.state.startswith("mcp-tasks.")
+        assert "own-state" not in call.state
+
+
 @pytest.mark.parametrize(
     ("door", "plain", "handed"), [("modern-only", "older", "modern"), ("older-only", "modern", "older")]
 )
@@ -153,6 +179,23 @@ async def test_each_way_can_be_switched_off_by_itself(scene: Scene, door: str, p
     assert not calling.done()
     scene.place.open(f"{job}-plain")
     assert text_of(await calling) == f"{job}-plain is done"
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_where_no_word_is_to_be_given_the_call_waits_for_the_end(scene: Scene, era: str) -> None:
+    url, job = scene.servers.door("no-word"), f"no-word-{era}"
+    calling = asyncio.create_task(ERAS[era](url, job))
+    await scene.place.until("start", job)
+    await asyncio.sleep(0.5)
+    scene.place.open(job)
+    result = await calling
+    if era == "modern":
+        # Told to come back once, and then kept.
+        assert result["resultType"] == "input_required"
+        async with legs(url) as client:
+            result = await Call("gated", {"job": job}, result["requestState"]).end(client)
+    assert text_of(result) == f"{job} is done"
+    assert scene.place.count("start", job) == 1
 
 
 @pytest.mark.parametrize("arguments", [{"job": "same"}, {}, {"job": 5}, {"job": "same", "late": False}], ids=str)

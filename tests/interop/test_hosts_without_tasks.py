@@ -108,7 +108,10 @@ def test_a_tool_that_asks(seen: Visit) -> None:
 @pytest.mark.parametrize("row", STATELESS, ids="-".join)
 def test_a_tool_that_asks_where_nobody_can_be_asked(seen: Visit) -> None:
     outcome = _of(seen, "asks")
-    assert outcome["first"]["text"].startswith('The tool "publish" waits for an answer. It has not finished')
+    waits = (
+        'The tool "publish" is still running: it waits for an answer. It has not finished, and this is not its result.'
+    )
+    assert outcome["first"]["text"].startswith(waits)
     assert "Publish asks?" in outcome["first"]["text"]
     assert outcome["first"]["structured"]["status"] == "input_required"
     assert outcome["asked"] == 0

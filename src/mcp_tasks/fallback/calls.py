@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, cast
 
+import anyio
 from mcp.server.context import HandlerResult
 from mcp_types import InputRequiredResult
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
@@ -27,7 +28,7 @@ from mcp_tasks.fallback.ways import Fallback
 from mcp_tasks.protocol import Caller
 from mcp_tasks.runtime.launching import new_task_id
 from mcp_tasks.tools.channel import UNKNOWN_CLIENT
-from mcp_tasks.tools.creation import Question, answer_call
+from mcp_tasks.tools.creation import CallAnswer, Question, answer_call
 
 FORGET_WITHIN: Final = timedelta(seconds=5)
 """A call that is answered with how its tool ended within this time leaves no task behind: nobody was told of one, and
@@ -98,23 +99,30 @@ class FallbackCalls:
         with ExitStack() as opened:
             # Before the task is there: its tool may be at work before we hear of it.
             opened.enter_context(waiting.open(task_id))
-            answer = await answer_call(
-                self._parts.runtime(),
-                _request(call),
-                owner=call.owner,
-                retention=call.retention,
-                poll_interval=call.poll_interval,
-                asks_first=call.asks_first and waiting.leg is not None and call.key is None,
-                task_id=task_id,
-                key=call.key,
-                session=session_of(call.caller),
-            )
+            try:
+                answer = await self._launch(call, waiting, task_id)
+            except anyio.get_cancelled_exc_class():
+                await waiting.caller_left(task_id)
+                raise
             if isinstance(answer, Question):
                 return await waiting.ask_before(answer.question)
             try:
                 return await waiting.answer(cast(TaskRecord, answer))
             finally:
                 await self._forget(call, waiting)
+
+    async def _launch(self, call: ToolCall, waiting: WaitingRequest, task_id: str) -> CallAnswer:
+        return await answer_call(
+            self._parts.runtime(),
+            _request(call),
+            owner=call.owner,
+            retention=call.retention,
+            poll_interval=call.poll_interval,
+            asks_first=call.asks_first and waiting.leg is not None and call.key is None,
+            task_id=task_id,
+            key=call.key,
+            session=session_of(call.caller),
+        )
 
     async def _forget(self, call: ToolCall, waiting: WaitingRequest) -> None:
         # Another call may have been given the task, where there is a key.

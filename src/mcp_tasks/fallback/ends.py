@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mcp_types import INTERNAL_ERROR
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import Outcome, TaskRecord
@@ -14,10 +15,11 @@ from mcp_tasks.fallback.words import failed_result
 from mcp_tasks.protocol import RpcError
 from mcp_tasks.protocol.outcome import decoded, outcome_of
 from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.tools.channel import in_older_words
 
 
-async def plain_answer(runtime: TaskRuntime, record: TaskRecord) -> dict[str, Any]:
-    """What a plain call would have answered. A tool that was stopped is a tool error that says so.
+async def plain_answer(runtime: TaskRuntime, record: TaskRecord, version: str) -> dict[str, Any]:
+    """What a plain call of that version would have answered. A tool that was stopped is a tool error that says so.
 
     Raises:
         RpcError: What the tool raised, or what it could not be given.
@@ -31,10 +33,12 @@ async def plain_answer(runtime: TaskRuntime, record: TaskRecord) -> dict[str, An
     error: JsonObject = await decoded(outcome.body)
     if _was_stopped(error):
         return failed_result(record, error)
+    if version in HANDSHAKE_PROTOCOL_VERSIONS:
+        error = in_older_words(error)
     raise RpcError(error["code"], error["message"], error.get("data"))
 
 
-async def told_answer(runtime: TaskRuntime, record: TaskRecord) -> dict[str, Any]:
+async def told_answer(runtime: TaskRuntime, record: TaskRecord, version: str) -> dict[str, Any]:
     """The same for a caller that asks how the task ended: whatever happened is a result.
 
     Raises:

@@ -13,10 +13,9 @@ from typing import Any, Final, TypeAlias, cast
 import anyio
 
 from mcp_tasks.adapters.era import RequestContext
-from mcp_tasks.adapters.exchange import exchange_of
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.errors import StoreError
+from mcp_tasks.errors import StoreError, UnknownTask
 from mcp_tasks.fallback.asking import CallQuestions
 from mcp_tasks.fallback.hosts import Host, host_of
 from mcp_tasks.fallback.legs import Leg, current_leg
@@ -42,8 +41,8 @@ LEFT: Final = "The caller went away"
 PLACEHOLDER: Final = ""
 """A state where the SDK wants one. The real one is put in its place outside (see `legs`)."""
 
-AnswerAtEnd: TypeAlias = Callable[[TaskRuntime, TaskRecord], Awaitable[dict[str, Any]]]
-"""What is answered for a task that has ended."""
+AnswerAtEnd: TypeAlias = Callable[[TaskRuntime, TaskRecord, str], Awaitable[dict[str, Any]]]
+"""What is answered for a task that has ended, in a version of the protocol."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +104,6 @@ class WaitingRequest:
         self._open_request = OpenRequest(ctx, self._relay)
         self._questions = CallQuestions(self._runtime, ctx) if self.leg is None else None
         self._began = time.monotonic()
-        self._has_left = False
         self._window = self._since(brought)
 
     @property
@@ -150,10 +148,8 @@ class WaitingRequest:
                 while not (seen.is_final or self._has_word(seen, patience)):
                     # No word is to be given before the end: the caller may give up, which is what the author wants.
                     seen = await self._wait(seen, patience, None)
-            if self._has_left:
-                await self._caller_left(record)
         except anyio.get_cancelled_exc_class():
-            await self._caller_left(record)
+            await self.caller_left(record.id)
             raise
         finally:
             if self._questions is not None:
@@ -161,7 +157,7 @@ class WaitingRequest:
         if seen.is_final:
             self.ended = seen
             await self._relay.finish()
-            return await self._at_end(self._runtime, seen)
+            return await self._at_end(self._runtime, seen, self._ctx.protocol_version)
         questions = self._for_caller(seen, patience)
         if questions or patience.comes_back:
             try:
@@ -179,17 +175,8 @@ class WaitingRequest:
             limit,
             see=self._see,
             beside=self._relay.keep_alive,
-            over=(self._parts.stopping, self._until_caller_left),
+            over=self._parts.stopping,
         )
-
-    async def _until_caller_left(self) -> None:
-        """Return when nobody can read the answer any more, where nothing cancels the request for that."""
-        exchange = exchange_of(self._ctx) if self.leg is None else None
-        if exchange is None or exchange.can_resume:
-            await anyio.sleep_forever()
-        else:
-            await exchange.ended()
-            self._has_left = True
 
     async def _see(self, record: TaskRecord) -> None:
         await self._relay.look(record)
@@ -203,7 +190,6 @@ class WaitingRequest:
             or patience.comes_back
             or bool(self._for_caller(seen, patience))
             or self._parts.is_stopping()
-            or self._has_left
         )
 
     def _asks(self, task: TaskRecord, patience: Patience) -> bool:
@@ -272,12 +258,26 @@ class WaitingRequest:
     def _known_host(self) -> Host | None:
         return host_of(self._caller.client_info, self._parts.hosts, over_stdio=self._ctx.request is None)
 
-    async def _caller_left(self, record: TaskRecord) -> None:
-        """Nobody waits any more. A server that stops cancels requests too, and its tools are to go on."""
+    async def caller_left(self, task_id: str) -> None:
+        """The request is cancelled. A server that stops cancels requests too, and its tools are to go on.
+
+        On older wires a client that only lost its connection has not left: there, to cancel is to say so (2025-11-25).
+        """
         if self._ways.when_caller_leaves != "cancel" or self._parts.is_stopping():
+            return
+        if self._at_most is not None or self._others_wait(task_id):
+            # It only asked how the work is, after having been told that it goes on; or it was not alone.
             return
         with anyio.CancelScope(shield=True):
             try:
+                record = await self._runtime.find(task_id)
                 await self._runtime.cancel(record, LEFT, actor=actor_of(record))
+            except UnknownTask:
+                # It left before there was one.
+                pass
             except StoreError as exc:
-                logger.warning("task %s… was not cancelled, though its caller went away: %s", record.id[:12], exc)
+                logger.warning("task %s… was not cancelled, though its caller went away: %s", task_id[:12], exc)
+
+    def _others_wait(self, task_id: str) -> bool:
+        """Whether another call is open for the same work, in this process."""
+        return any(call is not self._open_request for call in self._parts.open_calls.of(task_id))

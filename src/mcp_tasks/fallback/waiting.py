@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from typing import Any, Final
 
@@ -24,14 +24,14 @@ async def wait_for(
     *,
     see: Callable[[TaskRecord], Awaitable[None]],
     beside: Callable[[], Coroutine[Any, Any, None]],
-    over: Sequence[Callable[[], Awaitable[object]]],
+    over: Callable[[], Awaitable[object]],
 ) -> TaskRecord:
-    """The task once `until` holds for it, or as it was seen last when the time is over or one of `over` returns.
+    """The task once `until` holds for it, or as it was seen last when the time is over or `over` returns.
 
     Args:
         see: Called with each state of the task that is seen.
         beside: What goes on meanwhile; cancelled in the end.
-        over: Each returns when there is no use in waiting any longer.
+        over: Returns when there is no use in waiting any longer.
 
     Raises:
         UnknownTask: The task is gone.
@@ -41,13 +41,12 @@ async def wait_for(
     problem: Exception | None = None
     async with anyio.create_task_group() as group:
 
-        async def end_after(event: Callable[[], Awaitable[object]]) -> None:
-            await event()
+        async def end_when_over() -> None:
+            await over()
             group.cancel_scope.cancel()
 
         group.start_soon(beside)
-        for event in over:
-            group.start_soon(end_after, event)
+        group.start_soon(end_when_over)
         try:
             await follower.follow(limit)
         except (UnknownTask, TaskUnreadable) as exc:

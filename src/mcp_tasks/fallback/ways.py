@@ -38,7 +38,8 @@ class Fallback:
         heartbeat: The longest time between two progress notifications, where the caller has asked for progress.
         when_caller_leaves: What becomes of the work when the caller goes away while the call is open.
         model_may_answer: Whether a model may answer for a person, with the companion tool `task_answer`. Then what the
-            tool asks stays open where the caller cannot be asked; otherwise the tool is told that it cannot ask.
+            tool asks stays open where the caller cannot be asked; otherwise the tool is told that it cannot ask. Over
+            stateless HTTP of older versions, where nobody knows what a client can do, it stays open in any case.
         answer_within: How long a question may stay open, and a call be taken up again.
     """
 

@@ -19,7 +19,7 @@ from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import NoBackChannelError
 from mcp.shared.message import MessageMetadata
 from mcp.shared.transport_context import TransportContext
-from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY, RequestId
+from mcp_types import INVALID_REQUEST, MISSING_REQUIRED_CLIENT_CAPABILITY, RequestId
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from mcp_tasks.core import InputRequest, JsonObject, Progress, TaskRequest
@@ -202,7 +202,16 @@ def require_capability(question: InputRequest, declared: JsonObject) -> None:
     )
 
 
-def is_missing_capability(error: JsonObject) -> bool:
+def in_older_words(error: JsonObject) -> JsonObject:
+    """The error as eras before the newest have it.
+
+    They know neither the code nor the data of a missing capability: in a plain call the client would have refused the
+    question itself. Where a tool raises the same code for itself, it stays.
+    """
+    return {"code": INVALID_REQUEST, "message": error["message"]} if _is_missing_capability(error) else error
+
+
+def _is_missing_capability(error: JsonObject) -> bool:
     """Whether an error is that of `check_askable`, and not one with its code that a tool raised."""
     data = error.get("data")
     return (

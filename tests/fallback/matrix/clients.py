@@ -97,11 +97,17 @@ class Visit:
         """A name that no other job has."""
         return f"job-{next(_jobs)}"
 
-    async def call(self, tool: str, job: str | None = None, **arguments: Any) -> CallToolResult:
-        """Call a tool as the host of this client would."""
+    async def call(
+        self, tool: str, job: str | None = None, *, progress_of: str | None = None, **arguments: Any
+    ) -> CallToolResult:
+        """Call a tool as the host of this client would.
+
+        Args:
+            progress_of: Under which name the progress of the call is kept, if not that of the job.
+        """
         if job is not None:
             arguments["job"] = job
-        seen = self.progress.setdefault(job or tool, [])
+        seen = self.progress.setdefault(progress_of or job or tool, [])
 
         async def report(progress: float, total: float | None, message: str | None) -> None:
             seen.append((progress, total, message))

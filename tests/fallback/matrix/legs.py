@@ -23,14 +23,17 @@ class Call:
     arguments: Mapping[str, Any]
     state: str | None = None
 
-    async def leg(self, client: Tasking, answers: Mapping[str, Any] | None = None) -> Reply:
+    async def leg(
+        self, client: Tasking, answers: Mapping[str, Any] | None = None, *, progress_token: str | None = None
+    ) -> Reply:
         """Send the next request of the call; takes the state of its answer, if there is one."""
         params: dict[str, Any] = {"name": self.tool, "arguments": self.arguments}
         if self.state is not None:
             params["requestState"] = self.state
         if answers:
             params["inputResponses"] = answers
-        reply = await client.ask("tools/call", params)
+        meta = None if progress_token is None else {"progressToken": progress_token}
+        reply = await client.ask("tools/call", params, meta=meta)
         if "result" in reply.message and reply.result["resultType"] == "input_required":
             self.state = reply.result["requestState"]
         return reply

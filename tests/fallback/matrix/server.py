@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +25,7 @@ from mcp.server import MCPServer
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.mcpserver import Context, Elicit, Resolve
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp.shared.exceptions import MCPError
+from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 from mcp_types import (
     CallToolResult,
     ElicitRequest,
@@ -54,6 +55,12 @@ class Name(BaseModel):
     """Somebody's name."""
 
     name: str
+
+
+class Age(BaseModel):
+    """Somebody's age in years."""
+
+    age: int
 
 
 class Corner(BaseModel):
@@ -86,12 +93,17 @@ class Log:
         """Wait for a test."""
         opened = self._folder / f"{job}.{gate}"
         while not opened.exists():  # noqa: ASYNC110 - another process makes the file, and looking costs little
-            await anyio.sleep(0.02)
+            await anyio.sleep(0.05)
 
 
 def resolve_name() -> Elicit[Name]:
     """Who it is, asked before the tool's body."""
     return Elicit("Who goes there?", Name)
+
+
+def resolve_age(who: Annotated[Name, Resolve(resolve_name)]) -> Elicit[Age]:
+    """How old that one is, asked when it is known who it is."""
+    return Elicit(f"How old is {who.name}?", Age)
 
 
 def build(config: Mapping[str, Any]) -> MCPServer[Any]:
@@ -202,6 +214,18 @@ def _add_waiting_tools(server: MCPServer[Any], tasks: Tasks, log: Log) -> None:
         await log.gate(job)
         return f"{job} is done"
 
+    @server.tool()
+    @tasks.task(join_running=True, fallback=Fallback(when_caller_leaves="cancel"))
+    async def joined_and_dropped(job: str) -> str:
+        """The same, for as long as anybody waits for it."""
+        log.note("start", job)
+        try:
+            await log.gate(job)
+        except asyncio.CancelledError:
+            log.note("stopped", job)
+            raise
+        return f"{job} is done"
+
     @server.tool(annotations=REPEATABLE)
     @tasks.task(fallback=SHORT)
     async def stepped(job: str) -> str:
@@ -284,6 +308,16 @@ def _add_asking_tools(server: MCPServer[Any], tasks: Tasks, log: Log) -> None:
         """Have the SDK ask before the body."""
         log.note("start", job)
         return f"Hello, {who.name}!"
+
+    @server.tool()
+    @tasks.task(fallback=SHORT)
+    async def asks_before_twice(
+        job: str, who: Annotated[Name, Resolve(resolve_name)], age: Annotated[Age, Resolve(resolve_age)]
+    ) -> str:
+        """Have the SDK ask before the body, and again when that is answered; then take a while."""
+        log.note("start", job)
+        await log.gate(job)
+        return f"{who.name} is {age.age}"
 
     @server.tool()
     @tasks.task()
@@ -372,6 +406,8 @@ def _add_operator(server: MCPServer[Any], tasks: Tasks) -> None:
 
 def main() -> None:
     """Serve until stopped."""
+    # Tools may still use what the SDK deprecates for the newest wire.
+    warnings.simplefilter("ignore", MCPDeprecationWarning)
     config = json.loads(sys.argv[-1])
     doors = config.get("doors", ())
     servers = [build({**config, **door.pop("config", {})}) for door in doors]

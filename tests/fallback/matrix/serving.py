@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -28,6 +29,8 @@ class Place:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
         self._stack = stack
+        self._counts: Counter[str] = Counter()
+        self._read = 0
 
     @property
     def store(self) -> str:
@@ -36,8 +39,8 @@ class Place:
 
     def count(self, event: str, job: str) -> int:
         """How often that happened to the job."""
-        log = self.folder / "log"
-        return 0 if not log.exists() else log.read_text().splitlines().count(f"{event} {job}")
+        self._read_on()
+        return self._counts[f"{event} {job}"]
 
     async def until(self, event: str, job: str, times: int = 1) -> None:
         """Return when it has happened so often."""
@@ -47,9 +50,9 @@ class Place:
 
     def task_of(self, job: str) -> str:
         """The id of the task of a job that wrote it down."""
-        lines = (self.folder / "log").read_text().splitlines()
-        [found] = {line.split()[0].removeprefix("task=") for line in lines if line.endswith(f" {job}") and "=" in line}
-        return found
+        self._read_on()
+        [found] = {line.split()[0] for line in self._counts if line.startswith("task=") and line.endswith(f" {job}")}
+        return found.removeprefix("task=")
 
     def open(self, job: str, gate: str = "go") -> None:
         """Let the job go on."""
@@ -62,6 +65,17 @@ class Place:
     def command(self, **said: Any) -> list[str]:
         """The command line of a server that serves its pipes."""
         return [sys.executable, "-m", MODULE, self.config(**said)]
+
+    def _read_on(self) -> None:
+        """Take in what was written since: many look often, and the log grows long."""
+        log = self.folder / "log"
+        if not log.exists():
+            return
+        with log.open("rb") as file:
+            file.seek(self._read)
+            whole, end, _ = file.read().rpartition(b"\n")
+        self._read += len(whole) + len(end)
+        self._counts.update(whole.decode().splitlines())
 
     def serve(self, *kinds: str, variants: Mapping[str, Any] | None = None, **said: Any) -> HttpServers:
         """Servers behind HTTP doors of these kinds, in one process; they end with the place.

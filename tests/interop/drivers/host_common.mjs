@@ -23,11 +23,11 @@ export const shown = (result) => ({
 export async function visit(call, callUnasked) {
   const status = (first) => call("task_status", { task_id: first.structured.taskId });
 
-  // A call, and what a model does that reads its answer.
+  // A call, and what a model does that reads its answer. Where a person is to answer, it tells the person.
   async function followed(tool, args) {
     const first = await call(tool, args);
     let last = first;
-    while (last.text.includes("still running")) last = await status(first);
+    while (last.text.includes("still running") && last.structured.status === "working") last = await status(first);
     return { first, last };
   }
 

@@ -70,9 +70,9 @@ class Host:
         return await self._call("task_status", {"task_id": "no-such-task"})
 
     async def _followed(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """A call, and what a model does that reads its answer."""
+        """A call, and what a model does that reads its answer. Where a person is to answer, it tells the person."""
         last = first = await self._call(tool, arguments)
-        while "still running" in last["text"]:
+        while "still running" in last["text"] and last["structured"]["status"] == "working":
             last = await self._status(first)
         return {"first": first, "last": last}
 

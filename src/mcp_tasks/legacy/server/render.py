@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Final, cast
 
-from mcp_types import INTERNAL_ERROR, INVALID_REQUEST
+from mcp_types import INTERNAL_ERROR
 from mcp_types import methods as mcp_methods
 from pydantic import ValidationError
 
@@ -16,7 +16,7 @@ from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.text import valid_text
 from mcp_tasks.legacy.shapes import REQUEST_CANCELLED, VERSION, related_data, related_task, task_fields
 from mcp_tasks.protocol.errors import RpcError
-from mcp_tasks.tools.channel import is_missing_capability
+from mcp_tasks.tools.channel import in_older_words
 from mcp_tasks.wire.render import progress_meta, status_message
 
 IMMEDIATE_RESPONSE: Final = "io.modelcontextprotocol/model-immediate-response"
@@ -63,10 +63,7 @@ def render_result(record: TaskRecord, result: JsonObject) -> dict[str, Any]:
 
 def render_error(record: TaskRecord, error: JsonObject) -> RpcError:
     """The error of the request behind a task. Whose it is stands in `data._meta`, where `data` can take it."""
-    if is_missing_capability(error):
-        # A code of the newest era, of which this one knows neither the number nor the data. In a plain call the client
-        # would have refused the question itself. Where a tool raises the same code for itself, it stays.
-        error = {"code": INVALID_REQUEST, "message": error["message"]}
+    error = in_older_words(error)
     return RpcError(error["code"], error["message"], related_data(record.id, error.get("data")))
 
 
