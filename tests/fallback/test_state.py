@@ -215,7 +215,7 @@ async def test_what_another_release_sealed_under_our_key_is_refused(keys: StateK
 async def test_what_another_release_left_out_or_wrote_otherwise_is_refused(keys: StateKeys) -> None:
     text = await seal_state(keys, STATE, **CALL)
     fields = json.loads(await keys.open(text.removeprefix(PREFIX)))
-    assert len(fields) == 10
+    assert len(fields) == 11
     for name in fields:
         less = {other: value for other, value in fields.items() if other != name}
         for changed in (less, fields | {name: []}, fields | {name: {}}):

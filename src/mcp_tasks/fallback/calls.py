@@ -92,7 +92,7 @@ class FallbackCalls:
             UnknownTask: The task is gone.
         """
         waiting = WaitingRequest(self._parts, ctx, caller, ways, at_end=told_answer, at_most=at_most)
-        return await waiting.answer(await waiting.take_answers(record))
+        return await waiting.go_on(record)
 
     async def _begin(self, call: ToolCall, waiting: WaitingRequest) -> HandlerResult:
         task_id = new_task_id()
@@ -112,30 +112,44 @@ class FallbackCalls:
                 await self._forget(call, waiting)
 
     async def _launch(self, call: ToolCall, waiting: WaitingRequest, task_id: str) -> CallAnswer:
+        # One that was asked something first has its own key, and is not the same as another whose answers may differ.
+        nonce = waiting.nonce
+        joins = call.key is not None and nonce is None
         return await answer_call(
             self._parts.runtime(),
             _request(call),
             owner=call.owner,
             retention=call.retention,
             poll_interval=call.poll_interval,
-            asks_first=call.asks_first and waiting.leg is not None and call.key is None,
+            asks_first=call.asks_first and waiting.leg is not None and not joins,
             task_id=task_id,
-            key=call.key,
+            key=call.key if joins else nonce,
+            joins=joins,
             session=session_of(call.caller),
+            goes_on=call.ways.when_caller_leaves == "continue",
         )
 
     async def _forget(self, call: ToolCall, waiting: WaitingRequest) -> None:
-        # Another call may have been given the task, where there is a key.
-        if waiting.ended is not None and waiting.waited <= FORGET_WITHIN and call.key is None:
-            await self._parts.runtime().discard(waiting.ended)
+        # Another request may have been given the task, where there is a key.
+        has_key = call.key is not None or waiting.nonce is not None
+        if waiting.given is not None and waiting.waited <= FORGET_WITHIN and not has_key:
+            await self._parts.runtime().discard(waiting.given)
 
     async def _resume(self, call: ToolCall, waiting: WaitingRequest, task_id: str) -> HandlerResult:
         try:
-            record = await self._parts.runtime().get(task_id, owner=call.owner)
-            return await waiting.answer(await waiting.take_answers(record))
+            record = await waiting.find(task_id, call.owner)
+            if record is None:
+                # The store is away. The task is not, and to answer with an error would have the client start it twice.
+                return await waiting.give_word(self._as_known(call, task_id))
+            return await waiting.go_on(record)
         except UnknownTask as exc:
             # Kept for as long as was promised, and gone since.
             raise refused_state("its task is gone") from exc
+
+    def _as_known(self, call: ToolCall, task_id: str) -> TaskRecord:
+        """The task by what its call says of it."""
+        now = self._parts.runtime().now()
+        return TaskRecord(id=task_id, owner=call.owner, name=call.request.name, created_at=now, updated_at=now)
 
 
 def _request(call: ToolCall) -> TaskRequest:
@@ -146,10 +160,12 @@ def _request(call: ToolCall) -> TaskRequest:
     is_unknown = request.client_info is None and request.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS
     if not (call.ways.model_may_answer or is_unknown):
         return request
+    # A model fills in forms, and whoever else has the id may follow a link as well.
+    answerable: dict[str, Any] = {"form": {}, "url": {}} if is_unknown else {"form": {}}
     elicitation = request.client_capabilities.get("elicitation")
     declared = cast("dict[str, Any]", elicitation) if isinstance(elicitation, dict) else {}
     return replace(
         request,
         client_info=request.client_info or dict(UNKNOWN_CLIENT),
-        client_capabilities={**request.client_capabilities, "elicitation": {**declared, "form": {}}},
+        client_capabilities={**request.client_capabilities, "elicitation": {**declared, **answerable}},
     )

@@ -68,6 +68,14 @@ class StateKeys:
         self._kept_for = kept_for
         self._known: _Known | None = None
 
+    async def prepare(self) -> None:
+        """Make the first key if there is none.
+
+        Raises:
+            StoreError: The keys cannot be read or kept.
+        """
+        await self._current()
+
     async def seal(self, payload: bytes) -> str:
         """The bytes under the newest key, as text that fits a URL. The first key is made by whoever seals first.
 

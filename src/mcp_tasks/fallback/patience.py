@@ -59,11 +59,15 @@ def patience_of_leg(ways: Fallback, host: Host, *, legs: int, elapsed: timedelta
     return Patience(ways.wait, comes_back=has_legs, asks=has_legs)
 
 
-def patience_of_status(wanted: timedelta, host: Host, *, asks: bool, has_progress: bool) -> Patience:
+def patience_of_status(
+    wanted: timedelta, host: Host, *, elapsed: timedelta, asks: bool, has_progress: bool
+) -> Patience:
     """For a request whose caller says how long it waits, and is answered then.
 
     Args:
+        elapsed: How much of the host's limit for the whole call has gone by.
         asks: Whether the caller can be told to come back with answers.
     """
     within = host.answer_within(has_progress=has_progress)
-    return Patience(wanted if within is None else min(wanted, within), asks=asks)
+    limit = wanted if within is None else min(wanted, max(within - elapsed, timedelta(0)))
+    return Patience(limit, asks=asks)

@@ -37,8 +37,8 @@ def sentence(text: str) -> str:
 
 
 def quoted(text: str, longest: int = LONGEST_TEXT) -> str:
-    """The line in quotation marks."""
-    return f'"{line(text, longest)}"'
+    """The line in quotation marks, which nothing in it can end."""
+    return json.dumps(line(text, longest), ensure_ascii=False)
 
 
 def tool_name(name: str) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from mcp.server import MCPServer, Server
 from mcp.server.context import CallNext, HandlerResult
@@ -14,7 +15,8 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from mcp_tasks.adapters.era import EraParts, RequestContext
 from mcp_tasks.adapters.sdk import caller_of
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.errors import TasksError
+from mcp_tasks.errors import StoreError, TasksError
+from mcp_tasks.fallback.brought import BroughtAnswers
 from mcp_tasks.fallback.calls import FallbackCalls, ToolCall
 from mcp_tasks.fallback.companions import Companions, ToolWays
 from mcp_tasks.fallback.hosts import ANY_HOST, HOSTS, UNKNOWN_HOST, Host
@@ -26,6 +28,8 @@ from mcp_tasks.fallback.ways import Fallback, ShownTo
 from mcp_tasks.protocol import Caller, RpcError
 from mcp_tasks.tools.open_calls import OpenCalls
 from mcp_tasks.tools.sdk_errors import to_mcp_error
+
+logger: Final = logging.getLogger(__name__)
 
 _MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
 
@@ -69,6 +73,7 @@ class FallbackRoom:
                 is_stopping=is_stopping,
                 companions=self._companions.names_for,
                 seal=self._legs.seal,
+                answers=BroughtAnswers(parts.runtime),
             )
         )
         self._listing = Listing(parts.protocol, ways, self._companions, known)
@@ -77,13 +82,18 @@ class FallbackRoom:
         """The server starts: see what its clients say and are answered."""
         put_around_boundary(server.middleware, self._legs.outside, self.inside)
 
-    async def check_names(self, tools: Iterable[str]) -> None:
-        """Refuse a server that has tools of the names of the companion tools.
+    async def prepare(self, tools: Iterable[str]) -> None:
+        """The server is about to start: see that its tools have no names of the companion tools, and that there is a
+        key, which the first call that needs one may not have the time to make.
 
         Raises:
             UsageError: It has; the message says what to do.
         """
         await self._companions.check_names(tools)
+        try:
+            await self._keys.prepare()
+        except StoreError as exc:
+            logger.warning("the keys for requestState are not there yet: %s", exc)
 
     async def rotate_key(self) -> None:
         """Seal what calls bring along under a new key from now on."""

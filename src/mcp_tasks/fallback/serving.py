@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias, cast
 
 import anyio
 
 from mcp_tasks.adapters.era import RequestContext
+from mcp_tasks.adapters.exchange import exchange_of
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.errors import StoreError, UnknownTask
+from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.errors import StoreError, StoreUnavailable, UnknownTask
 from mcp_tasks.fallback.asking import CallQuestions
+from mcp_tasks.fallback.brought import BroughtAnswers, find_patiently
 from mcp_tasks.fallback.hosts import Host, host_of
 from mcp_tasks.fallback.legs import Leg, current_leg
 from mcp_tasks.fallback.open_request import OpenRequest
@@ -28,7 +32,6 @@ from mcp_tasks.fallback.ways import Fallback
 from mcp_tasks.fallback.words import CompanionNames, handle_result
 from mcp_tasks.protocol import Caller, RpcError
 from mcp_tasks.protocol.methods import actor_of
-from mcp_tasks.protocol.taking import misfit
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.tools.channel import require_capability
 from mcp_tasks.tools.open_calls import OpenCalls
@@ -37,6 +40,8 @@ from mcp_tasks.wire.render import render_question
 logger: Final = logging.getLogger(__name__)
 
 LEFT: Final = "The caller went away"
+
+UNREADABLE: Final = "it has ended, and its result cannot be read right now"
 
 PLACEHOLDER: Final = ""
 """A state where the SDK wants one. The real one is put in its place outside (see `legs`)."""
@@ -56,6 +61,7 @@ class ServingParts:
         is_stopping: Whether it has been.
         companions: The names of the companion tools, for calls that are answered in these ways; None if there are none.
         seal: Seals what the next request of a call is to bring.
+        answers: Takes the answers that requests bring.
     """
 
     runtime: Callable[[], TaskRuntime]
@@ -66,6 +72,7 @@ class ServingParts:
     is_stopping: Callable[[], bool]
     companions: Callable[[Fallback], CompanionNames | None]
     seal: Callable[[RequestContext, CallState], Awaitable[str]]
+    answers: BroughtAnswers
 
 
 class WaitingRequest:
@@ -77,7 +84,7 @@ class WaitingRequest:
 
     Attributes:
         leg: Which request of its call it is; None where the caller cannot be told to come back.
-        ended: The task, once it has been seen to have ended.
+        given: The task whose result the request was answered with, if that reached its caller for all that is known.
     """
 
     def __init__(
@@ -91,7 +98,7 @@ class WaitingRequest:
         at_most: timedelta | None = None,
     ) -> None:
         self.leg: Leg | None = current_leg.get()
-        self.ended: TaskRecord | None = None
+        self.given: TaskRecord | None = None
         self._parts = parts
         self._runtime = parts.runtime()
         self._ctx = ctx
@@ -103,6 +110,9 @@ class WaitingRequest:
         self._relay = ProgressRelay(ctx, heartbeat=ways.heartbeat, last=None if brought is None else brought.progress)
         self._open_request = OpenRequest(ctx, self._relay)
         self._questions = CallQuestions(self._runtime, ctx) if self.leg is None else None
+        self._exchange = exchange_of(ctx)
+        self._has_left = False
+        self._is_answered = True
         self._began = time.monotonic()
         self._window = self._since(brought)
 
@@ -119,20 +129,24 @@ class WaitingRequest:
         """Ask for what the tool needs before there is a task; only where the caller can come back."""
         return await self._come_back(None, question.get("inputRequests"), inner=question.get("requestState"))
 
-    async def take_answers(self, record: TaskRecord) -> TaskRecord:
-        """Write down the answers that the request brought. One that does not fit is for the tool to see."""
-        brought = (self._ctx.params or {}).get("inputResponses")
-        if not isinstance(brought, Mapping):
-            return record
-        answers = cast("Mapping[str, Any]", brought)
-        fitting: dict[str, Any] = {}
-        for key in record.inputs.outstanding.keys() & answers.keys():
-            refused = misfit(record, key, answers[key])
-            if refused is None:
-                fitting[key] = answers[key]
-            else:
-                record = await self._runtime.refuse(record, key, refused, actor=actor_of(record))
-        return await self._runtime.answer(record, fitting, actor=actor_of(record)) if fitting else record
+    @property
+    def nonce(self) -> str | None:
+        """What a task is made under that this request begins, if it came with one."""
+        return None if self.leg is None or self.leg.brought is None else self.leg.brought.nonce
+
+    async def find(self, task_id: str, owner: str | None) -> TaskRecord | None:
+        """The task that the request came back for; None if the store is away for as long as the request can wait.
+
+        Raises:
+            UnknownTask: It is gone.
+        """
+        return await find_patiently(self._runtime, task_id, owner, self._remaining(self._patience()))
+
+    async def go_on(self, record: TaskRecord) -> dict[str, Any]:
+        """Take what the request brought for a task that is there, and answer. Raises what `answer` raises."""
+        limit = self._remaining(self._patience())
+        self._is_answered = await self._parts.answers.take(record, self._ctx.params or {}, limit)
+        return await self.answer(record)
 
     async def answer(self, record: TaskRecord) -> dict[str, Any]:
         """Wait for the task, and answer.
@@ -148,24 +162,44 @@ class WaitingRequest:
                 while not (seen.is_final or self._has_word(seen, patience)):
                     # No word is to be given before the end: the caller may give up, which is what the author wants.
                     seen = await self._wait(seen, patience, None)
+                if self._has_left and not seen.is_final:
+                    await self.caller_left(record.id)
         except anyio.get_cancelled_exc_class():
             await self.caller_left(record.id)
             raise
         finally:
             if self._questions is not None:
                 await self._questions.leave()
-        if seen.is_final:
-            self.ended = seen
-            await self._relay.finish()
-            return await self._at_end(self._runtime, seen, self._ctx.protocol_version)
+        return await (self._answer_at_end(seen) if seen.is_final else self.give_word(seen))
+
+    async def give_word(self, seen: TaskRecord) -> dict[str, Any]:
+        """What the caller is told of a tool that has not ended: to come back, or that it still runs."""
+        patience = self._patience()
         questions = self._for_caller(seen, patience)
-        if questions or patience.comes_back:
+        # A server that stops may not be there again when its client comes back, which would be all that it heard.
+        comes_back = not (self._parts.is_stopping() and self._ways.handle)
+        if (questions or patience.comes_back) and comes_back:
             try:
                 return await self._come_back(seen.id, questions)
             except StoreError as exc:
                 # The tool is at work: to answer with an error now would have the client start it twice.
                 logger.warning("a caller of %r cannot be told to come back: %s", seen.name, exc)
         return handle_result(seen, self._parts.companions(self._ways))
+
+    async def _answer_at_end(self, ended: TaskRecord) -> dict[str, Any]:
+        await self._relay.finish()
+        try:
+            result = await self._at_end(self._runtime, ended, self._ctx.protocol_version)
+        except RpcError:
+            self.given = None if self._has_left else ended
+            raise
+        except StoreUnavailable as exc:
+            # What it ended with is there, and cannot be read now.
+            logger.warning("how task %s… ended cannot be told now: %s", ended.id[:12], exc)
+            return await self.give_word(replace(ended, status=TaskStatus.WORKING, status_message=UNREADABLE))
+        if ended.status is TaskStatus.COMPLETED and not self._has_left:
+            self.given = ended
+        return result
 
     async def _wait(self, record: TaskRecord, patience: Patience, limit: timedelta | None) -> TaskRecord:
         return await wait_for(
@@ -175,8 +209,21 @@ class WaitingRequest:
             limit,
             see=self._see,
             beside=self._relay.keep_alive,
-            over=self._parts.stopping,
+            over=(self._parts.stopping, self._until_left),
         )
+
+    async def _until_left(self) -> None:
+        """Return when the caller has left, where that is to cancel and the SDK does not: it answers with plain JSON.
+
+        On older wires a client that lost its connection has not cancelled. Its answer does not reach it, though.
+        """
+        if self._exchange is None or self._exchange.can_resume:
+            await anyio.sleep_forever()
+        else:
+            await self._exchange.ended()
+            self._has_left = True
+            if self.leg is None:
+                await anyio.sleep_forever()
 
     async def _see(self, record: TaskRecord) -> None:
         await self._relay.look(record)
@@ -187,6 +234,8 @@ class WaitingRequest:
         """Whether the caller is told something although the tool has not ended."""
         return (
             self._ways.handle
+            or self._at_most is not None
+            or self._has_left
             or patience.comes_back
             or bool(self._for_caller(seen, patience))
             or self._parts.is_stopping()
@@ -196,13 +245,15 @@ class WaitingRequest:
         """Whether there is no use in waiting: the tool asks, and what it asks is not asked while the call is open."""
         if not task.inputs.outstanding:
             return False
+        # Who asks how the work is knows of the question, and waits for whoever answers it.
+        tells = self._ways.handle and self._at_most is None
         if self._questions is not None:
-            return self._ways.handle and not self._questions.reaches(task)
-        return bool(self._for_caller(task, patience)) or self._ways.handle
+            return tells and not self._questions.reaches(task)
+        return bool(self._for_caller(task, patience)) or (tells and self._is_answered)
 
     def _for_caller(self, task: TaskRecord, patience: Patience) -> dict[str, Any]:
         """What the tool asks and the caller can come back with."""
-        if not patience.asks:
+        if not patience.asks or not self._is_answered:
             return {}
         questions: dict[str, Any] = {}
         for key, question in task.inputs.outstanding.items():
@@ -224,6 +275,7 @@ class WaitingRequest:
             expires=self._runtime.now() + self._ways.answer_within,
             progress=self._relay.last,
             inner=inner,
+            nonce=secrets.token_urlsafe(16) if task_id is None else None,
         )
         leg.takes = await self._parts.seal(self._ctx, state)
         asked = {"inputRequests": dict(questions)} if questions else {"requestState": PLACEHOLDER}
@@ -238,15 +290,21 @@ class WaitingRequest:
         return now if limit is not None and now - brought.window >= limit else min(brought.window, now)
 
     def _patience(self) -> Patience:
-        ways, has_progress = self._ways, self._relay.has_token
+        ways, host, has_progress = self._ways, self._host(), self._has_progress()
         legs = 0 if self.leg is None or self.leg.brought is None else self.leg.brought.legs
+        elapsed = max(self._runtime.now() - self._window - self.waited, timedelta(0))
         if self._at_most is not None:
             asks = self.leg is not None and legs < ways.legs
-            return patience_of_status(self._at_most, self._host(), asks=asks, has_progress=has_progress)
+            return patience_of_status(self._at_most, host, elapsed=elapsed, asks=asks, has_progress=has_progress)
         if self.leg is None:
             return patience_of_call(ways, self._known_host(), self._parts.unknown, has_progress=has_progress)
-        elapsed = self._runtime.now() - self._window
-        return patience_of_leg(ways, self._host(), legs=legs, elapsed=elapsed, has_progress=has_progress)
+        return patience_of_leg(ways, host, legs=legs, elapsed=elapsed, has_progress=has_progress)
+
+    def _has_progress(self) -> bool:
+        """Whether the caller is sent progress often enough to be kept by it. Answers of plain JSON carry none."""
+        limit = self._host().limit
+        is_json = self._exchange is not None and self._exchange.receive is not None
+        return self._relay.has_token and not is_json and (limit is None or self._ways.heartbeat < limit)
 
     def _remaining(self, patience: Patience) -> timedelta | None:
         """How much of it there is: the task had to be made, and its tool may have had time to ask."""

@@ -27,8 +27,9 @@ __all__ = ["LARGEST_STATE", "PREFIX", "CallState", "InvalidState", "open_state",
 PREFIX: Final = "mcp-tasks."
 """What a state of ours begins with. States of the SDK begin with something else, so each is told from the other."""
 
-LARGEST_STATE: Final = 256 * 1024
-"""Characters. Ours take some hundred; the rest is for a tool that asks by returning, and has a state of its own."""
+LARGEST_STATE: Final = 4 * 1024 * 1024
+"""Characters, as many as the SDK takes of a whole request. Ours take some hundred; the rest is for a tool that asks by
+returning, and has a state of its own."""
 
 VERSION: Final = 1
 
@@ -39,6 +40,7 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "expires": (int,),
     "progress": (int, float, NoneType),
     "inner": (str, NoneType),
+    "nonce": (str, NoneType),
 }
 
 
@@ -53,6 +55,8 @@ class CallState:
         expires: When the call can be taken up no longer. Keys are kept for 30 days: what says more is cut short then.
         progress: The last progress that was sent on the call.
         inner: The state of the tool's own, or of parameters that are asked for, in plain text.
+        nonce: What the task is made under that the next request may begin, so that one which comes twice begins it
+            once; None where there is a task.
     """
 
     task_id: str | None
@@ -61,6 +65,7 @@ class CallState:
     expires: datetime
     progress: float | None
     inner: str | None
+    nonce: str | None = None
 
 
 async def seal_state(keys: StateKeys, state: CallState, *, tool: str, arguments: JsonObject, owner: str | None) -> str:
@@ -124,6 +129,7 @@ def _fields(state: CallState) -> dict[str, Any]:
         "expires": to_micros(state.expires),
         "progress": state.progress,
         "inner": state.inner,
+        "nonce": state.nonce,
     }
 
 
@@ -149,6 +155,7 @@ def _state_from(fields: Mapping[str, Any]) -> CallState:
             expires=from_micros(fields["expires"]),
             progress=fields["progress"],
             inner=fields["inner"],
+            nonce=fields["nonce"],
         )
     except OverflowError as exc:
         raise InvalidState("it has a time that there is not") from exc

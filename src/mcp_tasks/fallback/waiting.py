@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -15,6 +15,12 @@ from mcp_tasks.runtime import TaskRuntime
 
 logger: Final = logging.getLogger(__name__)
 
+LEAST: Final = 0.2
+"""Seconds that a store has to tell how a task is, also on a call that has no time left."""
+
+AWAY: Final = 0.2
+"""Seconds until it is asked again when it could not."""
+
 
 async def wait_for(
     runtime: TaskRuntime,
@@ -24,14 +30,14 @@ async def wait_for(
     *,
     see: Callable[[TaskRecord], Awaitable[None]],
     beside: Callable[[], Coroutine[Any, Any, None]],
-    over: Callable[[], Awaitable[object]],
+    over: Sequence[Callable[[], Awaitable[object]]],
 ) -> TaskRecord:
-    """The task once `until` holds for it, or as it was seen last when the time is over or `over` returns.
+    """The task once `until` holds for it, or as it was seen last when the time is over or one of `over` returns.
 
     Args:
         see: Called with each state of the task that is seen.
         beside: What goes on meanwhile; cancelled in the end.
-        over: Returns when there is no use in waiting any longer.
+        over: Each returns when there is no use in waiting any longer.
 
     Raises:
         UnknownTask: The task is gone.
@@ -41,12 +47,13 @@ async def wait_for(
     problem: Exception | None = None
     async with anyio.create_task_group() as group:
 
-        async def end_when_over() -> None:
-            await over()
+        async def end_after(event: Callable[[], Awaitable[object]]) -> None:
+            await event()
             group.cancel_scope.cancel()
 
         group.start_soon(beside)
-        group.start_soon(end_when_over)
+        for event in over:
+            group.start_soon(end_after, event)
         try:
             await follower.follow(limit)
         except (UnknownTask, TaskUnreadable) as exc:
@@ -72,19 +79,17 @@ class _Follower:
         self._runtime = runtime
         self._until = until
         self._see = see
+        self._is_away = False
 
     async def follow(self, limit: timedelta | None) -> None:
-        with self._runtime.hints.listen([self.seen.id]) as hints:
-            # Before the time runs: a call that has none left still gets what is there.
-            if await self._look():
-                return
-            with anyio.move_on_after(None if limit is None else max(limit.total_seconds(), 0)):
-                while True:
-                    # A hint may be lost; the store is the truth.
-                    with anyio.move_on_after(self._runtime.settings.look_interval.total_seconds()):
-                        await anext(hints)
-                    if await self._look():
-                        return
+        # A call that has no time left still gets what is there, unless the store takes too long to tell.
+        seconds = None if limit is None else max(limit.total_seconds(), LEAST)
+        with self._runtime.hints.listen([self.seen.id]) as hints, anyio.move_on_after(seconds):
+            while not await self._look():
+                # A hint may be lost; the store is the truth. One that comes while the store is away is lost on us.
+                pause = AWAY if self._is_away else self._runtime.settings.look_interval.total_seconds()
+                with anyio.move_on_after(pause):
+                    await anext(hints)
 
     async def _look(self) -> bool:
         """See how the task is; whether there is nothing to wait for."""
@@ -95,7 +100,9 @@ class _Follower:
         except StoreError as exc:
             # It is kept and may be running: what was seen last still holds, for all that is known.
             logger.debug("task %s… cannot be looked at now: %s", self.seen.id[:12], exc)
+            self._is_away = True
             return False
+        self._is_away = False
         if found is None:
             raise UnknownTask(self.seen.id)
         self.seen = found

@@ -117,6 +117,9 @@ _ADVICE: Final[dict[str, str]] = {
 }
 """What to do, by the reason that the error of a stopped task gives."""
 
+STOPPED: Final = frozenset(_ADVICE)
+"""The reasons for which the work of a tool is stopped, as errors give them."""
+
 
 _UNSAID: Final = {
     TaskStatus.WORKING: "running",
@@ -145,7 +148,9 @@ def _reason(error: JsonObject | None) -> str:
 
 
 def _doing(record: TaskRecord) -> str:
-    return "is still running" + (": it waits for an answer" if record.status is TaskStatus.INPUT_REQUIRED else "")
+    if record.status is TaskStatus.INPUT_REQUIRED:
+        return "is still running: it waits for an answer"
+    return "is still running" if record.attempt else "is still running: it waits for its turn to begin"
 
 
 def _how_to_go_on(record: TaskRecord, companions: CompanionNames | None) -> str:

@@ -105,6 +105,7 @@ class Calls:
             asks_first=mark.asks_first,
             grace=grace,
             key=_key_of(mark, params),
+            joins=mark.options.join_running,
         )
         return await self._adapter.answer(caller, answer)
 

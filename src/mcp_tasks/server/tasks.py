@@ -204,7 +204,7 @@ class Tasks(LocalCalls, Extension):
             is_stopping=lifecycle.is_stopping,
         )
         lifecycle.middleware = self._adapter.middleware
-        lifecycle.check_start = lambda: room.check_names(tools.names())
+        lifecycle.check_start = lambda: room.prepare(tools.names())
         lifecycle.on_start = [*(era.start for era in eras), room.start]
         self._calls = Calls(self._catalogue, protocol, self._adapter, lifecycle.runtime, room, augment)
         self._is_wired = False

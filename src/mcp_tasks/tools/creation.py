@@ -75,15 +75,19 @@ async def answer_call(
     grace: timedelta | None = None,
     task_id: str | None = None,
     key: str | None = None,
+    joins: bool = False,
     session: str | None = None,
+    goes_on: bool = False,
 ) -> CallAnswer:
     """Make the task of a call, and say what the call is answered with.
 
     Args:
         task_id: The id of the task, where the caller of this has to know it before.
-        key: What makes a call the same as another: while that one's task runs, it is the answer to this one too. A task
-            that two calls may have is announced at once.
+        key: What the task stands under: whoever comes with the same one gets the same task.
+        joins: Whether that is so for other calls, too, and only while the task runs. A task that several calls may
+            have is announced at once.
         session: The session in which the task is made.
+        goes_on: Whether the tool is to go on where its caller goes away before the task is announced.
 
     Raises:
         RpcError: What the plain call would have failed with, if that became clear while the call was open.
@@ -95,17 +99,19 @@ async def answer_call(
         owner=owner,
         retention=retention,
         poll_interval=poll_interval,
-        announced=key is not None or not (asks_first or grace),
+        announced=joins or not (asks_first or grace),
         task_id=task_id,
         key=key,
-        key_until_end=key is not None,
+        key_until_end=joins,
         session=session,
     )
     if created.announced:
         return created
+    if task_id is not None and created.id != task_id:
+        return await _of_earlier_request(runtime, created, request)
     seen = created
     if asks_first:
-        seen = await _wait_for_question(runtime, seen)
+        seen = await _wait_for_question(runtime, seen, goes_on=goes_on)
     if grace:
         # A caller that goes away meanwhile leaves the task: closing a stream cancels the request, never its task.
         seen = await _wait(runtime, seen, _is_settled, grace)
@@ -115,12 +121,29 @@ async def answer_call(
     return await _instead_of_task(runtime, record, request, in_grace=bool(grace)) or created
 
 
-async def _wait_for_question(runtime: TaskRuntime, created: TaskRecord) -> TaskRecord:
+async def _of_earlier_request(runtime: TaskRuntime, created: TaskRecord, request: TaskRequest) -> CallAnswer:
+    """What an earlier request of the same call comes to, which is being answered, or whose answer was lost."""
+    seen = await _wait(runtime, created, lambda task: task.announced or task.is_final, 2 * ANNOUNCE_AFTER)
+    record = await _announce(runtime, seen)
+    if record.announced or record.status is not TaskStatus.CANCELLED:
+        return record
+    outcome = await runtime.outcome(record.id)
+    if outcome is None:
+        return record
+    told = decode_json(outcome.body)
+    questions_in(told, request)
+    return Question(told)
+
+
+async def _wait_for_question(runtime: TaskRuntime, created: TaskRecord, *, goes_on: bool) -> TaskRecord:
     try:
         return await _wait(runtime, created, lambda task: task.version > STARTED_VERSION, ANNOUNCE_AFTER)
     except anyio.get_cancelled_exc_class():
         with anyio.CancelScope(shield=True):
-            await _cancel(runtime, created, "The caller went away before the task was announced")
+            if goes_on:
+                await _announce(runtime, created)
+            else:
+                await _cancel(runtime, created, "The caller went away before the task was announced")
         raise
 
 

@@ -1,0 +1,78 @@
+"""What a request that comes back for its task brings along: the id of the task, and answers.
+
+The store may be away just then. The task is not, so that is waited for: to answer with an error would have the client
+start the work a second time, or ask its person again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, Final, cast
+
+import anyio
+
+from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.pacing import backoff
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.protocol.taking import misfit, take_answer
+from mcp_tasks.runtime import TaskRuntime
+
+logger: Final = logging.getLogger(__name__)
+
+SOON: Final = timedelta(milliseconds=50)
+SELDOM: Final = timedelta(seconds=2)
+"""Pauses between looks at a store that is away: at first, and in the end."""
+
+
+async def find_patiently(
+    runtime: TaskRuntime, task_id: str, owner: str | None, limit: timedelta | None
+) -> TaskRecord | None:
+    """The owner's task of that id; None if the store is away for as long as `limit`.
+
+    Raises:
+        UnknownTask: There is no such task for this owner.
+    """
+    with anyio.move_on_after(None if limit is None else limit.total_seconds()):
+        for failures in itertools.count():
+            try:
+                return await runtime.get(task_id, owner=owner)
+            except StoreUnavailable as exc:
+                logger.debug("task %s… cannot be looked at now: %s", task_id[:12], exc)
+            await anyio.sleep(backoff(failures, base=SOON, limit=SELDOM).total_seconds())
+    return None
+
+
+class BroughtAnswers:
+    """Takes the answers that requests of one server bring."""
+
+    def __init__(self, runtime: Callable[[], TaskRuntime]) -> None:
+        self._runtime = runtime
+        self._writing: set[asyncio.Task[None]] = set()
+
+    async def take(self, record: TaskRecord, params: JsonObject, limit: timedelta | None) -> bool:
+        """Write down the answers among the params of a request; whether they are within `limit`.
+
+        One that does not fit its question is for the tool to see. One that cannot be written yet is written later,
+        whatever becomes of the request: its person is not asked again.
+        """
+        brought = params.get("inputResponses")
+        if not isinstance(brought, Mapping):
+            return True
+        answers = cast("Mapping[str, Any]", brought)
+        writing = [self._write(record, key, answers[key]) for key in record.inputs.outstanding.keys() & answers.keys()]
+        if not writing:
+            return True
+        _, unwritten = await asyncio.wait(writing, timeout=None if limit is None else limit.total_seconds())
+        return not unwritten
+
+    def _write(self, record: TaskRecord, key: str, answer: Any) -> asyncio.Task[None]:
+        taken = take_answer(self._runtime, record, key, misfit(record, key, answer) or answer)
+        writing = asyncio.create_task(taken, name="mcp-tasks-answer")
+        self._writing.add(writing)
+        writing.add_done_callback(self._writing.discard)
+        return writing
