@@ -27,6 +27,7 @@ from mcp_tasks.fallback.serving import ServingParts, WaitingRequest
 from mcp_tasks.fallback.ways import Fallback
 from mcp_tasks.protocol import Caller
 from mcp_tasks.runtime.launching import new_task_id
+from mcp_tasks.tools.channel import UNKNOWN_CLIENT
 from mcp_tasks.tools.creation import CallAnswer, Question, answer_call
 
 FORGET_WITHIN: Final = timedelta(seconds=5)
@@ -168,6 +169,6 @@ def _request(call: ToolCall) -> TaskRequest:
     declared = cast("dict[str, Any]", elicitation) if isinstance(elicitation, dict) else {}
     return replace(
         request,
-        client_info=request.client_info or {"name": "unknown", "version": ""},
+        client_info=request.client_info or dict(UNKNOWN_CLIENT),
         client_capabilities={**request.client_capabilities, "elicitation": {**declared, **answerable}},
     )
