@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import time
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -174,7 +175,9 @@ async def test_a_host_is_answered_in_time_however_slow_the_store_is() -> None:
 
 async def test_a_store_that_was_away_when_the_tool_ended_is_asked_again() -> None:
     store = OddStore()
-    server = slow_tool(store, 0.3, fallback=Fallback(wait=timedelta(seconds=4)))
+    # Nobody looks without a hint here, and the hint of its end comes while the store is away.
+    seldom = replace(QUICK, look_interval=timedelta(seconds=60))
+    server = slow_tool(store, 0.3, settings=seldom, fallback=Fallback(wait=timedelta(seconds=4)))
     async with serving(server) as wire, http_session(wire) as client:
         store.is_away = True
         pending = client.begin("tools/call", {"name": "slow", "arguments": {}})
@@ -199,12 +202,19 @@ async def test_stateless_what_a_person_can_answer_stays_open_and_the_rest_is_ref
         for tool in ("ask_name", "ask_to_visit"):
             told = (await client.call(tool)).result
             assert told["structuredContent"]["status"] == "input_required", tool
-        for tool, capability in (("ask_model", "sampling"), ("ask_roots", "roots")):
+        for tool, method in (("ask_model", "sampling/createMessage"), ("ask_roots", "roots/list")):
             error = (await client.call(tool)).error
-            assert f"did not declare the {capability} capability, as far as this server knows." in error["message"]
-            assert "Python" not in error["message"]
+            assert f"The tool asks with {method}, and this server is stateless" in error["message"]
         assert client.arrived == []
     del ask_to_visit
+
+
+async def test_a_client_that_did_not_declare_what_is_asked_is_told_so_whatever_it_is_made_with() -> None:
+    server = build_asking(Tasks("memory://", settings=QUICK, fallback=Fallback(wait=LONG)))
+    async with serving(server) as wire, http_session(wire, {}) as client:
+        error = (await client.call("ask_name")).error
+        assert "the client did not declare the elicitation capability." in error["message"]
+        assert "Python" not in error["message"]
 
 
 # --- the end of the server ------------------------------------------------------------------------------------------

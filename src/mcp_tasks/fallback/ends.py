@@ -9,7 +9,7 @@ from mcp_types import INTERNAL_ERROR
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from mcp_tasks.core.json import JsonObject
-from mcp_tasks.core.record import Outcome, TaskRecord
+from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.fallback.words import STOPPED, failed_result
 from mcp_tasks.protocol import RpcError
@@ -25,17 +25,13 @@ async def plain_answer(runtime: TaskRuntime, record: TaskRecord, version: str) -
         RpcError: What the tool raised, or what it could not be given.
         UnknownTask: The task is gone.
     """
-    outcome = await outcome_of(runtime, record)
-    if outcome is None:
-        return failed_result(record)
-    if record.status is TaskStatus.COMPLETED:
-        return await _result(outcome)
-    error: JsonObject = await decoded(outcome.body)
-    if _was_stopped(error):
+    result, error = await _end_of(runtime, record)
+    if result is not None:
+        return result
+    if error is None or _was_stopped(error):
         return failed_result(record, error)
-    if version in HANDSHAKE_PROTOCOL_VERSIONS:
-        error = in_older_words(error)
-    raise RpcError(error["code"], error["message"], error.get("data"))
+    told = in_older_words(error) if version in HANDSHAKE_PROTOCOL_VERSIONS else error
+    raise RpcError(told["code"], told["message"], told.get("data"))
 
 
 async def told_answer(runtime: TaskRuntime, record: TaskRecord, version: str) -> dict[str, Any]:
@@ -44,17 +40,19 @@ async def told_answer(runtime: TaskRuntime, record: TaskRecord, version: str) ->
     Raises:
         UnknownTask: The task is gone.
     """
+    result, error = await _end_of(runtime, record)
+    return failed_result(record, error) if result is None else result
+
+
+async def _end_of(runtime: TaskRuntime, record: TaskRecord) -> tuple[dict[str, Any] | None, JsonObject | None]:
+    """What the task ended with: a result, or an error, or neither for one that was cancelled."""
     outcome = await outcome_of(runtime, record)
     if outcome is None:
-        return failed_result(record)
-    if record.status is TaskStatus.COMPLETED:
-        return await _result(outcome)
-    return failed_result(record, await decoded(outcome.body))
-
-
-async def _result(outcome: Outcome) -> dict[str, Any]:
-    result: dict[str, Any] = await decoded(outcome.body)
-    return result if outcome.meta is None else {**result, "_meta": await decoded(outcome.meta)}
+        return None, None
+    told: dict[str, Any] = await decoded(outcome.body)
+    if record.status is not TaskStatus.COMPLETED:
+        return None, told
+    return told if outcome.meta is None else {**told, "_meta": await decoded(outcome.meta)}, None
 
 
 def _was_stopped(error: JsonObject) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -22,37 +21,26 @@ MOMENT: Final = 2.0
 gives them a second to say so to clients that do not read any more, and only then ends its lifespan."""
 
 
-class GoneCallers:
-    """Stops the work of such callers.
+async def stop_for_gone(
+    runtime: TaskRuntime, task_id: str, stopping: Callable[[], Awaitable[object]], is_wanted: Callable[[], bool]
+) -> None:
+    """A caller has left: cancel its task, unless it is the server that stops, or somebody else wants the result.
+
+    To be left behind by the request: the server does not stop before its requests have ended, and its tools go on.
 
     Args:
         stopping: Returns when the server stops.
     """
-
-    def __init__(self, stopping: Callable[[], Awaitable[object]]) -> None:
-        self._stopping = stopping
-        self._running: set[asyncio.Task[None]] = set()
-
-    def left(self, runtime: TaskRuntime, task_id: str, is_wanted: Callable[[], bool]) -> None:
-        """A caller has left: cancel its task, unless it is the server that stops, or somebody else wants the result.
-
-        This goes on by itself: the server does not stop before its requests have ended, and its tools are to go on.
-        """
-        running = asyncio.create_task(self._cancel(runtime, task_id, is_wanted), name="mcp-tasks-gone")
-        self._running.add(running)
-        running.add_done_callback(self._running.discard)
-
-    async def _cancel(self, runtime: TaskRuntime, task_id: str, is_wanted: Callable[[], bool]) -> None:
-        with anyio.move_on_after(MOMENT):
-            await self._stopping()
-            return
-        if is_wanted():
-            return
-        try:
-            record = await runtime.find(task_id)
-            await runtime.cancel(record, LEFT, actor=actor_of(record))
-        except UnknownTask:
-            # It left before there was one.
-            pass
-        except StoreError as exc:
-            logger.warning("task %s… was not cancelled, though its caller went away: %s", task_id[:12], exc)
+    with anyio.move_on_after(MOMENT):
+        await stopping()
+        return
+    if is_wanted():
+        return
+    try:
+        record = await runtime.find(task_id)
+        await runtime.cancel(record, LEFT, actor=actor_of(record))
+    except UnknownTask:
+        # It left before there was one.
+        pass
+    except StoreError as exc:
+        logger.warning("task %s… was not cancelled, though its caller went away: %s", task_id[:12], exc)

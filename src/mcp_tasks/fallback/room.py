@@ -19,12 +19,13 @@ from mcp_tasks.errors import StoreError, TasksError
 from mcp_tasks.fallback.brought import BroughtAnswers
 from mcp_tasks.fallback.calls import FallbackCalls, ToolCall
 from mcp_tasks.fallback.companions import Companions, ToolWays
-from mcp_tasks.fallback.gone import GoneCallers
 from mcp_tasks.fallback.hosts import ANY_HOST, HOSTS, UNKNOWN_HOST, Host
 from mcp_tasks.fallback.keys import StateKeys
+from mcp_tasks.fallback.later import Later
 from mcp_tasks.fallback.legs import Legs, put_around_boundary
 from mcp_tasks.fallback.listing import Listing
 from mcp_tasks.fallback.serving import ServingParts
+from mcp_tasks.fallback.timing import KnownHosts
 from mcp_tasks.fallback.ways import Fallback, ShownTo
 from mcp_tasks.protocol import Caller, RpcError
 from mcp_tasks.tools.open_calls import OpenCalls
@@ -61,6 +62,7 @@ class FallbackRoom:
         self._ways = ways
         self._keys = StateKeys(parts.runtime)
         self._legs = Legs(self._keys, owner=parts.protocol.owner, now=lambda: parts.runtime().now())
+        later = Later()
         known = {**HOSTS, **hosts}
         unknown = known.pop(ANY_HOST, UNKNOWN_HOST)
         self._companions = Companions(
@@ -70,14 +72,13 @@ class FallbackRoom:
             ServingParts(
                 runtime=parts.runtime,
                 open_calls=open_calls,
-                hosts=known,
-                unknown=unknown,
+                hosts=KnownHosts(by_name=known, unknown=unknown),
                 stopping=parts.stopping,
                 is_stopping=is_stopping,
                 companions=self._companions.names_for,
                 seal=self._legs.seal,
-                answers=BroughtAnswers(parts.runtime),
-                gone=GoneCallers(parts.stopping),
+                answers=BroughtAnswers(parts.runtime, later),
+                later=later,
             )
         )
         self._listing = Listing(parts.protocol, ways, self._companions)
