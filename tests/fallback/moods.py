@@ -6,7 +6,8 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 import anyio
@@ -104,9 +105,11 @@ def server_of(tasks: Tasks) -> MCPServer[Any]:
     return MCPServer("moody", version="1", **tasks.wiring(), log_level="CRITICAL")
 
 
-def quick_tasks(store: MemoryStore | None = None, **options: Any) -> Tasks:
+def quick_tasks(store: MemoryStore | str = "memory://", **options: Any) -> Tasks:
     """Tasks that nobody waits for at the end of a test."""
-    return Tasks(store or MemoryStore(), settings=QUICK, **options)
+    # Another server on the same store is not told of what happens here: it looks.
+    settings = replace(QUICK, look_interval=timedelta(seconds=0.1))
+    return Tasks(store, settings=settings, **options)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""A store that is away, or takes its time, just when a call needs it: nothing is lost, asked twice, or told too late."""
+"""A store that is away, or takes its time, just as a call needs it: nothing is lost, asked twice, or told too late."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class BroughtAnswers:
         whatever becomes of the request: its person is not asked again, by the requests that come after it either.
         """
         brought = params.get("inputResponses")
-        answers = cast("Mapping[str, Any]", brought) if isinstance(brought, Mapping) else {}
+        answers: Mapping[str, Any] = cast("Mapping[str, Any]", brought) if isinstance(brought, Mapping) else {}
         for key in record.inputs.outstanding.keys() & answers.keys():
             self._write(record, key, answers[key])
         outstanding = ((record.id, key) for key in record.inputs.outstanding)
