@@ -76,7 +76,8 @@ class RequestTime:
         if wanted is not None:
             # As the call itself, or as is usual: the author may have said that a call is answered at once.
             bound = max(ways.wait, USUAL_WAIT) if leg is None and host is None else wanted
-            asks = leg is not None and legs < ways.legs
+            # At least once, where a call may not be told to come back: nobody else would ask.
+            asks = leg is not None and legs < max(ways.legs, 1)
             self.patience = patience_of_status(
                 min(wanted, bound), assumed, elapsed=elapsed, asks=asks, has_progress=has_progress
             )

@@ -32,7 +32,8 @@ class Fallback:
         older: Whether clients of the older versions are, where they do not ask for a task; if not, a plain call.
         wait: How long a call waits for the tool before it answers something else; a client of 2026-07-28 comes back for
             as many waits as it has `legs`. A host that is known to give up sooner is answered sooner.
-        legs: How often a client of 2026-07-28 is told to come back in one call. Questions count.
+        legs: How often a client of 2026-07-28 is told to come back in one call. Questions count; with 0,
+            those of the tool are asked by `task_status`.
         handle: Whether the call answers that the tool is still running when the waits are over. If not, it goes on
             waiting, and the caller may give up.
         heartbeat: The longest time between two progress notifications, where the caller has asked for progress.
