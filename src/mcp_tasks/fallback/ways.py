@@ -76,8 +76,11 @@ def check_ways(ways: object) -> None:
     Raises:
         InvalidOption: It is not.
     """
-    if not isinstance(ways, Fallback):
-        check_choice("fallback", ways, ("auto", "inline"))
+    if not isinstance(ways, Fallback) and ways not in ("auto", "inline"):
+        raise InvalidOption(
+            f"fallback must be 'auto', 'inline' or a Fallback, got {ways!r}: write "
+            "fallback=Fallback(wait=timedelta(seconds=20)), or 'inline' for plain calls"
+        )
 
 
 def chosen_ways(ways: Ways | None, usual: Fallback) -> Fallback:

@@ -31,7 +31,7 @@ from mcp_tasks.engines import Engine
 from mcp_tasks.errors import InvalidMark, UsageError, WiringError
 from mcp_tasks.fallback.hosts import Host, check_hosts
 from mcp_tasks.fallback.room import FallbackRoom
-from mcp_tasks.fallback.ways import ShownTo, Ways
+from mcp_tasks.fallback.ways import ShownTo, Ways, check_ways
 from mcp_tasks.protocol import Caller, Dialects, ModernDialect, TasksProtocol
 from mcp_tasks.runtime import Observer, Settings, TaskRuntime
 from mcp_tasks.server.called_tools import CalledTools
@@ -165,6 +165,7 @@ class Tasks(LocalCalls, Extension):
         check_duration("max_ttl", max_ttl)
         check_choice("companions", companions, get_args(ShownTo))
         check_hosts({} if hosts is None else hosts)
+        check_ways(fallback)
         usual = TaskOptions(ttl=ttl, grace=grace, max_wait=max_wait, max_lost_runs=max_lost_runs, fallback=fallback)
         self._catalogue = Catalogue(usual, default_mode)
         setup = Setup(
