@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mcp_tasks.wire import EXTENSION_ID
@@ -21,9 +21,10 @@ _VERSION = "2026-07-28"
 _META: dict[str, Any] = {
     "io.modelcontextprotocol/protocolVersion": _VERSION,
     "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1"},
-    # Sent to the bare server too, so that all requests have the same envelope to parse.
-    "io.modelcontextprotocol/clientCapabilities": {"extensions": {EXTENSION_ID: {}}},
 }
+_WITH_TASKS: Mapping[str, Any] = {"extensions": {EXTENSION_ID: {}}}
+"""Sent to the bare server too, so that all requests have the same envelope to parse."""
+
 _OLDER_VERSION = "2025-11-25"
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 _CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
@@ -38,6 +39,11 @@ class BenchError(Exception):
 def tool_call(tool: str, **arguments: Any) -> bytes:
     """A `tools/call`, ready to be sent."""
     return _request("tools/call", tool, {"name": tool, "arguments": arguments})
+
+
+def plain_tool_call(tool: str, **arguments: Any) -> bytes:
+    """The same by a client that speaks no tasks."""
+    return _request("tools/call", tool, {"name": tool, "arguments": arguments}, capabilities={})
 
 
 def task_get(task_id: str) -> bytes:
@@ -69,8 +75,11 @@ def _older_request(method: str, params: dict[str, Any], headers: str) -> bytes:
     return _post({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}, headers)
 
 
-def _request(method: str, name: str | None, params: dict[str, Any]) -> bytes:
-    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": _META}}
+def _request(
+    method: str, name: str | None, params: dict[str, Any], capabilities: Mapping[str, Any] = _WITH_TASKS
+) -> bytes:
+    meta = {**_META, "io.modelcontextprotocol/clientCapabilities": capabilities}
+    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
     named = "" if name is None else f"Mcp-Name: {name}\r\n"
     return _post(message, f"MCP-Protocol-Version: {_VERSION}\r\nMcp-Method: {method}\r\n{named}")
 

@@ -4,66 +4,31 @@
     python -m bench.plain --era older                  on that of 2025-11-25: calls in a session
     python -m bench.plain --src ../before/src          another one; may be given several times
 
-CPU of the server process. In every round each server is sampled once, in an order drawn anew, and a ratio is made of
-two samples of the same round: rounds are short and many, so that a busy neighbour slows all of a round. Two processes
-of the same program differ by a few per cent for as long as they live (where their memory happens to lie), so the
-servers are started anew several times; the median of all rounds of one start is one number, and what counts is the
-median of those, with the lowest and the highest beside it. A second bare server is measured like the rest: how far its
-ratio is from 1 is what this machine cannot tell apart.
-
-`at rest` is what a server uses that nobody calls, as a share of one core: it belongs to no call, and is in all of them.
+How it is measured: see `side_by_side`.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
-import signal
-import statistics
-import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
-from bench.cases import PLAIN, plain_calls
+from bench.cases import PLAIN
 from bench.client import older_tool_call, tool_call
 from bench.machine import machine_facts
 from bench.report import print_facts
 from bench.servers import ROOT, Mode, Server, bare_server, mixed_server
+from bench.side_by_side import BARE, CONTROL, MODES, OPERATIONS, Contender, add_options, begin, compare
 
 LIMIT = 1.05
-BARE = "bare SDK"
-CONTROL = "bare SDK, a second one"
-REST = 3.0
-"""Seconds for which a server is left alone to see what it uses by itself."""
-
-MODES: Sequence[Mode] = ("sse", "json")
-
-
-OPERATIONS = 25
-"""Calls in one sample."""
-
-
-@dataclass(frozen=True)
-class Life:
-    """One start of one server: microseconds of CPU for a call, its ratio to the bare server's, and its use at rest."""
-
-    cpu: float
-    ratio: float
-    at_rest: float
 
 
 def main() -> None:
     """Measure and print."""
     options = _options()
-    if not sys.platform.startswith("linux"):
-        sys.exit("the bench reads the CPU clock of other processes as Linux shows it")
-    # The servers are ended on the way out, which the default way of ending would skip.
-    signal.signal(signal.SIGTERM, _exit)
+    begin()
     starts, rounds = (3, 40) if options.quick else (options.starts, options.rounds)
     sources = [path.resolve() for path in options.src or [ROOT / "src"]]
     with tempfile.TemporaryDirectory(prefix="mcp-tasks-bench-", dir=options.dir) as name:
@@ -71,67 +36,17 @@ def main() -> None:
         print_facts(machine_facts(folder))
         for mode in options.mode or MODES:
             print(f"\n{options.era} era, {mode}: {starts} starts, {rounds} rounds of {OPERATIONS} calls each")
-            lives: list[dict[str, Life]] = []
-            for _ in range(starts):
-                lives.append(_lives(mode, options.era, folder, sources, rounds))
-                print("  ratios of this start:", *(f"{life.ratio:.3f}" for life in lives[-1].values()), flush=True)
-            print(f"  {'':40}{'CPU µs':>8}{'ratio':>8}{'all starts':>16}{'at rest':>9}")
-            for server in lives[0]:
-                print(_line(server, [life[server] for life in lives]), flush=True)
+            compare(_contenders(mode, options.era, folder, sources), starts=starts, rounds=rounds)
 
 
-def _lives(mode: Mode, era: str, folder: Path, sources: Sequence[Path], rounds: int) -> dict[str, Life]:
-    """Start all servers, measure them, and end them."""
-    with ExitStack() as stack:
-        servers = {BARE: stack.enter_context(bare_server(mode)), CONTROL: stack.enter_context(bare_server(mode))}
-        for src in sources:
-            servers[str(src)] = stack.enter_context(mixed_server(mode, folder, src))
-        calls = {name: _call(server, era) for name, server in servers.items()}
-        at_rest = _rest(servers, calls)
-        samples = _rounds(servers, calls, rounds)
-    return {
-        name: Life(
-            cpu=statistics.median(taken),
-            ratio=statistics.median(one / bare for one, bare in zip(taken, samples[BARE], strict=True)),
-            at_rest=at_rest[name],
-        )
-        for name, taken in samples.items()
-    }
+def _contenders(mode: Mode, era: str, folder: Path, sources: Sequence[Path]) -> dict[str, Contender]:
+    def call(server: Server) -> bytes:
+        """On the older wire it belongs to a session, which is begun here."""
+        return tool_call(PLAIN) if era == "newer" else older_tool_call(server.connection, PLAIN)
 
-
-def _call(server: Server, era: str) -> bytes:
-    """The call that is measured; on the older wire it belongs to a session, which is begun here."""
-    return tool_call(PLAIN) if era == "newer" else older_tool_call(server.connection, PLAIN)
-
-
-def _rest(servers: Mapping[str, Server], calls: Mapping[str, bytes]) -> dict[str, float]:
-    """The share of a core that each server uses when nobody calls, after it has served a few."""
-    for name, server in servers.items():
-        plain_calls(server, 200, calls[name])
-    time.sleep(1)
-    began = {name: server.cpu() for name, server in servers.items()}
-    time.sleep(REST)
-    return {name: (server.cpu() - began[name]) / 1e9 / REST for name, server in servers.items()}
-
-
-def _rounds(servers: Mapping[str, Server], calls: Mapping[str, bytes], rounds: int) -> dict[str, list[float]]:
-    """Microseconds of CPU for a call, by server, one number a round."""
-    taken: dict[str, list[float]] = {name: [] for name in servers}
-    order = list(servers)
-    for _ in range(rounds):
-        random.shuffle(order)
-        for name in order:
-            taken[name].append(plain_calls(servers[name], OPERATIONS, calls[name]).cpu / OPERATIONS / 1e3)
-    return taken
-
-
-def _line(name: str, lives: Sequence[Life]) -> str:
-    ratio = statistics.median(life.ratio for life in lives)
-    low, high = min(life.ratio for life in lives), max(life.ratio for life in lives)
-    cpu = statistics.median(life.cpu for life in lives)
-    at_rest = statistics.median(life.at_rest for life in lives)
-    verdict = "" if name in (BARE, CONTROL) else f"  ≤ {LIMIT:g}  {'PASS' if ratio <= LIMIT else 'MISS'}"
-    return f"  {name:40}{cpu:8.0f}{ratio:8.3f}{f'{low:.3f}..{high:.3f}':>16}{at_rest:9.2%}{verdict}"
+    bare = Contender(partial(bare_server, mode), call)
+    ours = {str(src): Contender(partial(mixed_server, mode, folder, src), call, LIMIT) for src in sources}
+    return {BARE: bare, CONTROL: bare, **ours}
 
 
 def _options() -> argparse.Namespace:
@@ -139,19 +54,8 @@ def _options() -> argparse.Namespace:
         prog="python -m bench.plain", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--src", type=Path, action="append", help="a folder with mcp_tasks in it; this tree's")
-    parser.add_argument("--era", choices=("newer", "older"), default="newer", help="of the wire the calls are made on")
-    parser.add_argument("--mode", action="append", choices=MODES, help="this way of answering and no other")
-    parser.add_argument("--starts", type=int, default=7, help="of all servers, in each mode")
-    parser.add_argument("--rounds", type=int, default=100, help="of each start")
-    parser.add_argument("--quick", action="store_true", help="fewer starts and rounds")
-    parser.add_argument(
-        "--dir", type=Path, help="where to put the SQLite files; a file system in memory proves nothing"
-    )
+    add_options(parser, starts=7)
     return parser.parse_args()
-
-
-def _exit(number: int, frame: object) -> NoReturn:
-    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -57,10 +57,19 @@ def bare_server(mode: Mode) -> Generator[Server]:
 
 
 @contextmanager
-def mixed_server(mode: Mode, folder: Path, src: Path | None = None) -> Generator[Server]:
-    """The same server with tasks, its one measured tool still plain, while the block lasts; of the tree at `src`."""
+def mixed_server(
+    mode: Mode, folder: Path, src: Path | None = None, *, memory: bool = False, inline: bool = False
+) -> Generator[Server]:
+    """The same server with tasks, one of its two tools still plain, while the block lasts; of the tree at `src`.
+
+    Args:
+        memory: Whether its tasks are kept in memory instead of a new SQLite file.
+        inline: Whether callers that speak no tasks get plain calls of the other tool as well.
+    """
     db = _new_db(folder)
-    with _serving(["bench.bare_server", "--db", str(db), *_json_flag(mode)], db=db, src=src) as server:
+    store = ["--memory"] if memory else ["--db", str(db)]
+    command = ["bench.bare_server", *store, *(["--inline"] if inline else []), *_json_flag(mode)]
+    with _serving(command, db=db, src=src) as server:
         yield server
 
 

@@ -74,7 +74,8 @@ def test_exit_codes_tell_how_a_call_ended(cli: Cli, fixture_url: str) -> None:
 
 
 def test_a_call_that_takes_too_long_goes_on_and_can_be_cancelled(cli: Cli, fixture_url: str) -> None:
-    done = cli("call", "--timeout", "0.5", "-o", "json", fixture_url, "park", "seconds=60")
+    # Long enough for a busy machine to have seen the task by then.
+    done = cli("call", "--timeout", "3", "-o", "json", fixture_url, "park", "seconds=60")
     assert done.returncode == 5, done.stderr
     outcome = json.loads(done.stdout)
     assert outcome["status"] == "working"

@@ -12,7 +12,7 @@ import pytest
 from mcp import Client
 from mcp_types import ElicitResult
 
-from mcp_tasks.client import TasksClient, reconnecting_http, resume_task
+from mcp_tasks.client import Ledger, TasksClient, reconnecting_http, resume_task
 from tests.client.connecting import LONG, Person, begin, text
 from tests.client.processes import client_process, lines_of, logged, server_process
 from tests.helpers.rpc import PATIENCE
@@ -30,17 +30,21 @@ class Deleter(Person):
         return ElicitResult(action="accept", content={"confirm": True})
 
 
-def connect(url: str, person: Any = None) -> Client:
-    tasks = TasksClient(patience=LONG)
+def connect(url: str, person: Any = None, **options: Any) -> Client:
+    tasks = TasksClient(patience=LONG, **options)
     return Client(reconnecting_http(url), mode="legacy", elicitation_callback=person, extensions=[tasks])
 
 
 async def test_a_server_that_is_killed_and_started_again_does_not_end_a_wait(tmp_path: Path) -> None:
-    async with server_process(tmp_path) as server, connect(server.url) as client:
+    ledger = Ledger(tmp_path / "ledger.db")
+    async with server_process(tmp_path) as server, connect(server.url, ledger=ledger) as client:
         handle = await begin(client, "park", seconds=0.5)
         plain = asyncio.create_task(client.call_tool("park", {"seconds": 0.6}))
         waiting = asyncio.create_task(handle.result(PATIENCE))
-        await anyio.sleep(0.2)
+        with anyio.fail_after(PATIENCE):
+            # A call that has not become a task by then is lost with the server, as any call is.
+            while len(ledger.entries()) < 2:  # noqa: ASYNC110 - a file has no events
+                await anyio.sleep(0.01)
         server.kill()
         await anyio.sleep(0.3)
         await server.start()

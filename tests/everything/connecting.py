@@ -1,9 +1,13 @@
-"""The SDK's own client on every transport and in both eras, to a server with tasks and to its twin without."""
+"""The SDK's own client on every transport and in both eras, to a server with tasks and to its twin without.
+
+A client that has never heard of tasks is answered differently by design in few places: `Pair` says in which, and
+`own_tools` takes exactly that away from a list of tools.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -21,11 +25,15 @@ from mcp_types import (
 )
 from pydantic import BaseModel, FileUrl
 
+from mcp_tasks.fallback.schema import HANDLE_SCHEMA
 from tests.everything.site import command
 from tests.helpers.process import ENVIRONMENT, ROOT
 
 ERAS: Final = {"older": "legacy", "newer": "auto"}
 TRANSPORTS: Final = ("stdio", "stateful", "json", "stateless", "stateless-json", "old")
+
+COMPANIONS: Final = ["task_status", "task_cancel"]
+"""The tools that callers without tasks are shown besides, at the end of the list."""
 
 
 @dataclass
@@ -88,9 +96,9 @@ async def visiting(where: Any, mode: Any, *, log_level: Any = "info", **more: An
 
 
 def target(site: str, kind: str, way: str, options: Sequence[str] = ()) -> Any:
-    """Where the server `kind` ("tasks" or "plain") is served the way that is named."""
+    """Where the server `kind` (one of `site.KINDS`) is served the way that is named."""
     if way == "stdio":
-        arguments = command("stdio", *options, *(["--plain"] if kind == "plain" else []))[1:]
+        arguments = command("stdio", "--kind", kind, *options)[1:]
         return StdioServerParameters(command=sys.executable, args=arguments, cwd=ROOT, env=ENVIRONMENT)
     if way == "old":
         return sse_client(f"{site}/{kind}/old/sse")
@@ -99,7 +107,7 @@ def target(site: str, kind: str, way: str, options: Sequence[str] = ()) -> Any:
 
 @dataclass(frozen=True)
 class Pair:
-    """Clients of the server with tasks and of its twin without, connected the same way."""
+    """Clients of a server with tasks and of its twin without, connected the same way."""
 
     tasks: Visit
     plain: Visit
@@ -116,14 +124,43 @@ class Pair:
         """Whether the client can be asked something by a request during a call."""
         return self.streams and not self.newer and self.way != "stateless"
 
+    @property
+    def hands_over(self) -> bool:
+        """Whether a tool that asks something answers the call with word of that: the client cannot be asked on it, and
+        does not come back with an answer."""
+        return not (self.newer or self.answers)
+
     async def both(self, ask: Callable[[Visit], Awaitable[Any]]) -> Any:
         """What both servers answer, which must be the same: a value, or the code and message of an error."""
-        with_tasks, without = await _outcome(ask, self.tasks), await _outcome(ask, self.plain)
+        with_tasks, without = await outcome(ask, self.tasks), await outcome(ask, self.plain)
         assert with_tasks == without
         return with_tasks
 
 
-async def _outcome(ask: Callable[[Visit], Awaitable[Any]], visit: Visit) -> Any:
+async def listed_tools(client: Client) -> list[dict[str, Any]]:
+    """The tools that a client is shown. Whether one may be a task is said in the older era only, and left out."""
+    return [tool.model_dump(by_alias=True, exclude={"execution"}) for tool in (await client.list_tools()).tools]
+
+
+def own_tools(listed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What a caller without tasks is shown, as it would be without the fallback: every tool of the author that has an
+    output schema has a wider one, which also allows the handle, and after them come the companions. Nothing else."""
+    own, companions = listed[: -len(COMPANIONS)], listed[-len(COMPANIONS) :]
+    assert [tool["name"] for tool in companions] == COMPANIONS
+    return [{**tool, "outputSchema": _narrowed(tool["outputSchema"])} for tool in own]
+
+
+def _narrowed(wider: Mapping[str, Any] | None) -> Any:
+    if wider is None:
+        return None
+    narrow, handle = wider["anyOf"]
+    assert handle == HANDLE_SCHEMA
+    assert wider == {"type": "object", "anyOf": [narrow, handle]}
+    return narrow
+
+
+async def outcome(ask: Callable[[Visit], Awaitable[Any]], visit: Visit) -> Any:
+    """What one server answers."""
     try:
         answer = await ask(visit)
     except MCPError as exc:
@@ -132,11 +169,13 @@ async def _outcome(ask: Callable[[Visit], Awaitable[Any]], visit: Visit) -> Any:
 
 
 @asynccontextmanager
-async def paired(site: str, way: str, era: str, *options: str, **more: Any) -> AsyncGenerator[Pair]:
-    """Both clients, connected."""
+async def paired(
+    site: str, way: str, era: str, *options: str, kind: str = "tasks", **more: Any
+) -> AsyncGenerator[Pair]:
+    """Both clients, connected: of the server `kind`, and of the one without tasks."""
     async with AsyncExitStack() as stack:
         tasks, plain = [
-            await stack.enter_async_context(visiting(target(site, kind, way, options), ERAS[era], **more))
-            for kind in ("tasks", "plain")
+            await stack.enter_async_context(visiting(target(site, served, way, options), ERAS[era], **more))
+            for served in (kind, "plain")
         ]
         yield Pair(tasks, plain, way, newer=era == "newer")

@@ -1,7 +1,8 @@
-"""The servers of this folder in one process, each twice: with tasks (`/tasks/...`) and without (`/plain/...`).
+"""The servers of this folder in one process, each three times: with tasks (`/tasks/...`), with tasks where a caller
+without them gets a plain call (`/inline/...`), and without (`/plain/...`).
 
 python -m tests.everything.site http --fd N
-python -m tests.everything.site stdio [--plain] [--low]
+python -m tests.everything.site stdio [--kind plain] [--low]
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import timedelta
 from typing import Any, Final
@@ -90,11 +91,28 @@ def new_tasks() -> Tasks:
     return Tasks("memory://", settings=QUICK)
 
 
+def inline_tasks() -> Tasks:
+    """The same, of which a caller that does not speak them notices nothing."""
+    return Tasks("memory://", settings=QUICK, fallback="inline", companions="never")
+
+
+def _no_tasks() -> None:
+    return None
+
+
+KINDS: Final[Mapping[str, Callable[[], Tasks | None]]] = {
+    "tasks": new_tasks,
+    "inline": inline_tasks,
+    "plain": _no_tasks,
+}
+"""The tasks of a server, by the name of its kind."""
+
+
 def site() -> Starlette:
     """All servers in one app, each at its own place."""
     managed: list[MCPServer[Any] | Server[Any]] = []
     routes: list[Mount] = []
-    for kind, tasks in (("tasks", new_tasks), ("plain", _no_tasks)):
+    for kind, tasks in KINDS.items():
         for way, options in WAYS.items():
             changes = ListChanges(window=WINDOW) if way == "changes" else None
             server = build(tasks(), changes)
@@ -121,10 +139,6 @@ def protected(url: str, tasks: Tasks | None) -> Starlette:
     return server.streamable_http_app()
 
 
-def _no_tasks() -> None:
-    return None
-
-
 def _app(server: MCPServer[Any], way: str, options: Mapping[str, Any]) -> ASGIApp:
     events: Mapping[str, Any] = {"event_store": MemoryEvents()} if way == "resumable" else {}
     app = server.streamable_http_app(**options, **events)
@@ -145,11 +159,11 @@ def main() -> None:
     parser.add_argument("transport", choices=("stdio", "http", "oauth"))
     parser.add_argument("--fd", type=int)
     parser.add_argument("--url")
-    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--kind", choices=KINDS, default="tasks")
     parser.add_argument("--low", action="store_true")
     parser.add_argument("--changes", action="store_true")
     options = parser.parse_args()
-    tasks = None if options.plain else new_tasks()
+    tasks = KINDS[options.kind]()
     if options.transport != "stdio":
         app = site() if options.transport == "http" else protected(options.url, tasks)
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)

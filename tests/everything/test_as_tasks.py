@@ -21,7 +21,7 @@ from mcp_tasks.client import (
     stdio_transport,
     with_tasks,
 )
-from tests.everything.connecting import ERAS, TRANSPORTS, Host, target, visiting
+from tests.everything.connecting import ERAS, TRANSPORTS, Host, listed_tools, own_tools, target, visiting
 from tests.everything.server import SIGN_IN
 from tests.helpers.rpc import PATIENCE
 
@@ -49,6 +49,8 @@ class Two:
     plain: Client
     answers: bool
     """Whether a task can ask the first one something: not in the older era without sessions."""
+    declares: bool
+    """Whether every message of the first one says that it takes tasks: not in the older era."""
 
 
 @pytest.fixture(scope="module", params=WAYS, ids=lambda way: "-".join(way))
@@ -60,7 +62,7 @@ async def two(request: pytest.FixtureRequest, site: str) -> AsyncGenerator[Two]:
         visiting(target(site, "plain", "stateful"), ERAS["older"]) as plain,
     ):
         answers = era == "newer" or not way.startswith("stateless")
-        yield Two(visit.client, visit.host, plain.client, answers)
+        yield Two(visit.client, visit.host, plain.client, answers, declares=era == "newer")
 
 
 async def _as_task(client: Client, tool: str, **arguments: Any) -> CallToolResult:
@@ -71,6 +73,12 @@ async def _as_task(client: Client, tool: str, **arguments: Any) -> CallToolResul
 
 def _shown(result: CallToolResult) -> dict[str, Any]:
     return result.model_dump(by_alias=True, mode="json", exclude={"meta", "result_type"})
+
+
+async def test_a_client_that_declares_tasks_is_shown_the_tools_as_they_are(two: Two) -> None:
+    listed = await listed_tools(two.client)
+    # In the older era nobody can tell from a request for the list who will ask for tasks.
+    assert (listed if two.declares else own_tools(listed)) == await listed_tools(two.plain)
 
 
 @pytest.mark.parametrize(

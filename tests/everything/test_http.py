@@ -131,6 +131,23 @@ async def test_an_answer_whose_stream_broke_is_fetched_on_another(
     assert messages[-1]["result"]["content"][0]["text"] == "lingered"
 
 
+async def test_an_answer_whose_stream_the_tool_itself_ended_is_fetched_on_another(
+    site: str, kind: str, http: httpx2.AsyncClient
+) -> None:
+    url = f"{site}/{kind}/resumable/mcp"
+    session, _ = await initialize(HttpWire(url, http), {})
+    headers = {**BASE, **dict(session.headers)}
+    call = legacy_request("tools/call", {"name": "hang_up", "arguments": {}})
+    with anyio.fail_after(PATIENCE):
+        async with http.stream("POST", url, headers=headers, json=call) as ended:
+            events = await _read(ended, lambda message: False)
+        assert [message for _, message in events] == [None]
+        async with http.stream("GET", url, headers={**headers, "last-event-id": events[0][0]}) as resumed:
+            *_, (_, answer) = await _read(resumed, lambda message: message is not None)
+    assert answer["id"] == call["id"]
+    assert answer["result"]["content"][0]["text"] == "hung up"
+
+
 # Browsers, and the names of the host
 
 

@@ -1,23 +1,38 @@
 """Everything else that a server offers: on every transport, in both eras, the same with tasks and without.
 
-The client is the SDK's own and has never heard of tasks. Every tool it meets is marked as one that may be a task.
+The client is the SDK's own and has never heard of tasks. Every tool it meets is marked as one that may be a task. What
+differs by design is what is listed (`own_tools`), and that a tool gets an answer to what it asks, or word is given that
+it asks, where a server without tasks refuses it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from mcp_types import INVALID_REQUEST, METHOD_NOT_FOUND, PromptReference, ResourceTemplateReference
+from mcp_types import (
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    PromptReference,
+    ResourceTemplateReference,
+)
 
-from tests.everything.connecting import ERAS, TRANSPORTS, Pair, Visit, paired
+from tests.everything.connecting import ERAS, TRANSPORTS, Pair, Visit, listed_tools, outcome, own_tools, paired
 from tests.everything.server import SIGN_IN
 from tests.helpers.rpc import LEGACY, MODERN
 
 pytestmark = pytest.mark.anyio
 
 CITY = ResourceTemplateReference(uri="weather://{city}/today")
+
+QUOTED = {
+    "ask_form": 'It asks: "Who is it?"',
+    "ask_before": 'It asks: "Who is it?"',
+    "think": "It waits for this client itself to answer a sampling/createMessage request.",
+    "roots": "It waits for this client itself to answer a roots/list request.",
+}
+"""How word is given of what a tool asks."""
 
 
 @pytest.fixture(
@@ -35,8 +50,12 @@ def _text(answer: Any) -> str:
     return block["text"]
 
 
+def _calling(tool: str, **arguments: Any) -> Callable[[Visit], Awaitable[Any]]:
+    return lambda visit: visit.client.call_tool(tool, arguments)
+
+
 async def _call(pair: Pair, tool: str, **arguments: Any) -> Any:
-    return await pair.both(lambda visit: visit.client.call_tool(tool, arguments))
+    return await pair.both(_calling(tool, **arguments))
 
 
 async def test_the_server_says_the_same_of_itself(pair: Pair) -> None:
@@ -54,13 +73,10 @@ async def test_the_server_says_the_same_of_itself(pair: Pair) -> None:
     assert protocol == (MODERN if pair.newer else LEGACY)
 
 
-async def test_tools_are_listed_alike(pair: Pair) -> None:
-    async def tools(visit: Visit) -> Any:
-        listed = (await visit.client.list_tools()).tools
-        # Whether a tool may be a task is said in the older era, and is all that may differ.
-        return [tool.model_dump(by_alias=True, exclude={"execution"}) for tool in listed]
-
-    by_name = {tool["name"]: tool for tool in await pair.both(tools)}
+async def test_tools_are_listed_alike_but_for_what_the_fallback_needs(pair: Pair) -> None:
+    listed = own_tools(await listed_tools(pair.tasks.client))
+    assert listed == await listed_tools(pair.plain.client)
+    by_name = {tool["name"]: tool for tool in listed}
     assert by_name["weather"]["title"] == "Weather"
     assert by_name["weather"]["annotations"]["readOnlyHint"]
     assert by_name["weather"]["outputSchema"]["required"] == ["city", "degrees"]
@@ -141,25 +157,52 @@ async def test_progress_and_the_log_of_a_call(pair: Pair) -> None:
 
 
 async def test_a_form_before_the_body(pair: Pair) -> None:
-    answer = await _call(pair, "ask_before")
-    if pair.newer or pair.answers:
-        assert _text(answer) == "Hello, Ada!"
-    else:
-        assert isinstance(answer, tuple) or answer["isError"]
+    if not pair.hands_over:
+        assert _text(await _call(pair, "ask_before")) == "Hello, Ada!"
+        return
+    _check_word_of_question(await outcome(_calling("ask_before"), pair.tasks), "ask_before", QUOTED["ask_before"])
+    without = await outcome(_calling("ask_before"), pair.plain)
+    assert isinstance(without, tuple) or without["isError"]
 
 
 @pytest.mark.parametrize(
     ("tool", "expected"), [("ask_form", "Hello, Ada!"), ("think", "Forty-two."), ("roots", "file:///home/ada")]
 )
 async def test_what_a_tool_asks_in_the_middle(pair: Pair, tool: str, expected: str) -> None:
-    if pair.way == "json" and not pair.newer:
-        # The SDK drops what it cannot send and waits for the answer for good, with tasks or without.
-        return
-    answer = await _call(pair, tool)
     if pair.answers:
+        assert _text(await _call(pair, tool)) == expected
+        return
+    answer = await outcome(_calling(tool), pair.tasks)
+    if pair.newer:
         assert _text(answer) == expected
+    elif pair.way.startswith("stateless") and tool != "ask_form":
+        # Nobody but this client could answer it, and nobody knows which client this is.
+        code, message = answer
+        assert code == INVALID_REQUEST
+        assert "this server is stateless" in message
     else:
-        assert answer[0] == INVALID_REQUEST
+        _check_word_of_question(answer, tool, QUOTED[tool])
+    if pair.way != "json" or pair.newer:
+        # Over the other one the SDK drops what it cannot send and waits for the answer for good.
+        assert (await outcome(_calling(tool), pair.plain))[0] == INVALID_REQUEST
+
+
+def _check_word_of_question(answer: Any, tool: str, quoted: str) -> None:
+    task_id = answer["structuredContent"]["taskId"]
+    status = {"status": "input_required", "statusMessage": "waiting for an answer"}
+    assert answer["structuredContent"] == {"taskId": task_id, **status}
+    assert not answer["isError"]
+    assert _text(answer).splitlines() == [
+        f'The tool "{tool}" is still running: it waits for an answer. It has not finished, and this is not its result.',
+        f'Do not call "{tool}" again: that would start the same work a second time.',
+        "The question below is for the user, and you cannot answer it: tell the user about it. Then call the tool "
+        f'"task_status" with {{"task_id": "{task_id}"}}. It waits, and returns the result once there is one. If it '
+        "says that the tool has not finished, call it again. It also puts the question to the user, where this client "
+        "can.",
+        f"Task: {task_id}",
+        'Status: input_required ("waiting for an answer")',
+        quoted,
+    ]
 
 
 async def test_a_page_that_somebody_is_sent_to(pair: Pair) -> None:
@@ -177,7 +220,8 @@ async def test_a_page_that_somebody_is_sent_to(pair: Pair) -> None:
 
 async def test_tools_come_and_go_while_the_server_runs(pair: Pair) -> None:
     async def names(visit: Visit) -> Any:
-        return sorted(tool.name for tool in (await visit.client.list_tools()).tools)
+        listed = await listed_tools(visit.client)
+        return sorted(tool["name"] for tool in (own_tools(listed) if visit is pair.tasks else listed))
 
     before = await pair.both(names)
     assert _text(await _call(pair, "grow", count=2)) == "2 more"

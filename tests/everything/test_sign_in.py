@@ -24,7 +24,7 @@ BASE = {"content-type": "application/json", "accept": "application/json, text/ev
 @pytest.fixture(scope="module", params=["tasks", "plain"])
 def protected(request: pytest.FixtureRequest) -> Generator[str]:
     """The address of a server that lets nobody in who has not signed in: with tasks, and its twin without."""
-    with site_process("oauth", *(["--plain"] if request.param == "plain" else [])) as base:
+    with site_process("oauth", "--kind", request.param) as base:
         yield f"{base}/mcp"
 
 

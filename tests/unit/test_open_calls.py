@@ -21,7 +21,7 @@ from mcp_tasks.core.record import Progress
 from mcp_tasks.runtime import ToolPolicy
 from mcp_tasks.runtime.context import current_run
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.tools.open_calls import OpenCalls
+from mcp_tasks.tools.open_calls import CloseStream, OpenCalls
 from tests.unit.tooling import call_of, finish, new_server, outcome_of, running_tools, until, until_status
 
 pytestmark = pytest.mark.anyio
@@ -46,6 +46,8 @@ class Call:
     meta: Mapping[str, Any] = field(default_factory=lambda: {"progress_token": TOKEN, "example.com/a": 1})
     request: Any = field(default_factory=Request)
     user: Any = USER
+    close_stream: CloseStream | None = None
+    close_connection_stream: CloseStream | None = None
     reports: list[Any] = field(default_factory=list[Any])
     notices: list[Any] = field(default_factory=list[Any])
     runs: list[Any] = field(default_factory=list[Any])

@@ -27,6 +27,7 @@ from mcp_tasks.fallback.serving import ServingParts, WaitingRequest
 from mcp_tasks.fallback.ways import Fallback
 from mcp_tasks.protocol import Caller
 from mcp_tasks.runtime.launching import new_task_id
+from mcp_tasks.tools.channel import UNKNOWN_CLIENT
 from mcp_tasks.tools.creation import CallAnswer, Question, answer_call
 
 FORGET_WITHIN: Final = timedelta(seconds=5)
@@ -43,6 +44,7 @@ class ToolCall:
             answered with, or None if the body was reached.
         asks_first: Whether the tool may begin by asking on the call.
         key: What makes another call the same as this one, where a second is given the task of the first.
+        max_wait: How long a question of the tool may stay open, where its author said so.
     """
 
     ctx: RequestContext
@@ -55,6 +57,7 @@ class ToolCall:
     settle: Callable[[], Awaitable[HandlerResult | None]] | None = None
     asks_first: bool = False
     key: str | None = None
+    max_wait: timedelta | None = None
 
 
 class FallbackCalls:
@@ -70,7 +73,8 @@ class FallbackCalls:
             RpcError: What the tool raised, or why the request is refused.
             StoreError: The task could not be kept.
         """
-        waiting = WaitingRequest(self._parts, call.ctx, call.caller, call.ways, at_end=plain_answer)
+        joins = call.key is not None
+        waiting = WaitingRequest(self._parts, call.ctx, call.caller, call.ways, at_end=plain_answer, joins=joins)
         brought = None if waiting.leg is None else waiting.leg.brought
         if brought is not None and brought.task_id is not None:
             return await self._resume(call, waiting, brought.task_id)
@@ -131,7 +135,7 @@ class FallbackCalls:
     async def _forget(self, call: ToolCall, waiting: WaitingRequest) -> None:
         # Another request may have been given the task, where there is a key.
         has_key = call.key is not None or waiting.nonce is not None
-        if waiting.given is not None and waiting.waited <= FORGET_WITHIN and not has_key:
+        if waiting.given is not None and waiting.time.waited <= FORGET_WITHIN and not has_key:
             await self._parts.runtime().discard(waiting.given)
 
     async def _resume(self, call: ToolCall, waiting: WaitingRequest, task_id: str) -> HandlerResult:
@@ -153,7 +157,7 @@ class FallbackCalls:
 
 def _request(call: ToolCall) -> TaskRequest:
     """What the run is told of the call: how long its questions may stay open, and who may answer them."""
-    request = replace(call.request, max_wait=call.ways.answer_within)
+    request = replace(call.request, max_wait=call.max_wait or call.ways.answer_within)
     # Where there are no sessions, what an older client said of itself is not kept, and it cannot be asked. Others can:
     # whoever has the id of the task.
     is_unknown = request.client_info is None and request.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS
@@ -165,6 +169,6 @@ def _request(call: ToolCall) -> TaskRequest:
     declared = cast("dict[str, Any]", elicitation) if isinstance(elicitation, dict) else {}
     return replace(
         request,
-        client_info=request.client_info or {"name": "unknown", "version": ""},
+        client_info=request.client_info or dict(UNKNOWN_CLIENT),
         client_capabilities={**request.client_capabilities, "elicitation": {**declared, **answerable}},
     )

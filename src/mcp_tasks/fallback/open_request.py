@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from mcp_tasks.adapters.sdk import RequestContext
 from mcp_tasks.fallback.relay import ProgressRelay
+from mcp_tasks.tools.open_calls import CloseStream
 
 
 class OpenRequest:
@@ -27,6 +28,8 @@ class OpenRequest:
         self.meta: Mapping[str, Any] = ctx.meta or {}
         self.request: Any = ctx.request
         self.user: Any = auth_context_var.get()
+        self.close_stream: CloseStream | None = ctx.close_sse_stream
+        self.close_connection_stream: CloseStream | None = ctx.close_standalone_sse_stream
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
         """Send progress on the call, if its caller asked for any."""

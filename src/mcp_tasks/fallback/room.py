@@ -24,6 +24,7 @@ from mcp_tasks.fallback.keys import StateKeys
 from mcp_tasks.fallback.legs import Legs, put_around_boundary
 from mcp_tasks.fallback.listing import Listing
 from mcp_tasks.fallback.serving import ServingParts
+from mcp_tasks.fallback.timing import KnownHosts
 from mcp_tasks.fallback.ways import Fallback, ShownTo
 from mcp_tasks.protocol import Caller, RpcError
 from mcp_tasks.tools.open_calls import OpenCalls
@@ -68,8 +69,7 @@ class FallbackRoom:
             ServingParts(
                 runtime=parts.runtime,
                 open_calls=open_calls,
-                hosts=known,
-                unknown=unknown,
+                hosts=KnownHosts(by_name=known, unknown=unknown),
                 stopping=parts.stopping,
                 is_stopping=is_stopping,
                 companions=self._companions.names_for,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final, TypeAlias, cast
 
 import anyio
@@ -21,12 +20,12 @@ from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import StoreError, StoreUnavailable, UnknownTask
 from mcp_tasks.fallback.asking import CallQuestions
 from mcp_tasks.fallback.brought import BroughtAnswers, find_patiently
-from mcp_tasks.fallback.hosts import Host, host_of
 from mcp_tasks.fallback.legs import Leg, current_leg
 from mcp_tasks.fallback.open_request import OpenRequest
-from mcp_tasks.fallback.patience import Patience, patience_of_call, patience_of_leg, patience_of_status
+from mcp_tasks.fallback.phrases import LONGEST_NAME, line
 from mcp_tasks.fallback.relay import ProgressRelay
 from mcp_tasks.fallback.state import CallState
+from mcp_tasks.fallback.timing import KnownHosts, RequestTime
 from mcp_tasks.fallback.waiting import wait_for
 from mcp_tasks.fallback.ways import Fallback
 from mcp_tasks.fallback.words import CompanionNames, handle_result
@@ -55,8 +54,7 @@ class ServingParts:
     """What requests that wait are given of their server.
 
     Attributes:
-        hosts: What is known of hosts, by their names.
-        unknown: What is assumed of those that are not known.
+        hosts: What is known of hosts.
         stopping: Returns when the process is told to stop.
         is_stopping: Whether it has been.
         companions: The names of the companion tools, for calls that are answered in these ways; None if there are none.
@@ -66,8 +64,7 @@ class ServingParts:
 
     runtime: Callable[[], TaskRuntime]
     open_calls: OpenCalls
-    hosts: Mapping[str, Host]
-    unknown: Host
+    hosts: KnownHosts
     stopping: Callable[[], Awaitable[object]]
     is_stopping: Callable[[], bool]
     companions: Callable[[Fallback], CompanionNames | None]
@@ -81,10 +78,12 @@ class WaitingRequest:
     Args:
         at_end: What it answers once the task has ended.
         at_most: The longest that it waits, where its caller said so; it is not told to come back for more then.
+        joins: Whether another call like this one would be given the same task.
 
     Attributes:
         leg: Which request of its call it is; None where the caller cannot be told to come back.
         given: The task whose result the request was answered with, if that reached its caller for all that is known.
+        time: How much time it has.
     """
 
     def __init__(
@@ -96,6 +95,7 @@ class WaitingRequest:
         *,
         at_end: AnswerAtEnd,
         at_most: timedelta | None = None,
+        joins: bool = False,
     ) -> None:
         self.leg: Leg | None = current_leg.get()
         self.given: TaskRecord | None = None
@@ -106,6 +106,7 @@ class WaitingRequest:
         self._ways = ways
         self._at_end = at_end
         self._at_most = at_most
+        self._joins = joins
         brought = None if self.leg is None else self.leg.brought
         self._relay = ProgressRelay(ctx, heartbeat=ways.heartbeat, last=None if brought is None else brought.progress)
         self._open_request = OpenRequest(ctx, self._relay)
@@ -113,13 +114,18 @@ class WaitingRequest:
         self._exchange = exchange_of(ctx)
         self._has_left = False
         self._is_answered = True
-        self._began = time.monotonic()
-        self._window = self._since(brought)
-
-    @property
-    def waited(self) -> timedelta:
-        """How long the request has been there."""
-        return timedelta(seconds=time.monotonic() - self._began)
+        self._host = parts.hosts.of(caller, ctx)
+        is_json = self._exchange is not None and self._exchange.receive is not None
+        self.time: RequestTime = RequestTime(
+            ways,
+            self._host,
+            parts.hosts.unknown,
+            leg=self.leg,
+            now=self._runtime.now(),
+            wanted=at_most,
+            # Answers of plain JSON carry none.
+            is_sent_progress=self._relay.has_token and not is_json,
+        )
 
     def open(self, task_id: str) -> AbstractContextManager[None]:
         """While the block lasts, a run of that task in this process has the call."""
@@ -140,12 +146,11 @@ class WaitingRequest:
         Raises:
             UnknownTask: It is gone.
         """
-        return await find_patiently(self._runtime, task_id, owner, self._remaining(self._patience()))
+        return await find_patiently(self._runtime, task_id, owner, self.time.remaining)
 
     async def go_on(self, record: TaskRecord) -> dict[str, Any]:
         """Take what the request brought for a task that is there, and answer. Raises what `answer` raises."""
-        limit = self._remaining(self._patience())
-        self._is_answered = await self._parts.answers.take(record, self._ctx.params or {}, limit)
+        self._is_answered = await self._parts.answers.take(record, self._ctx.params or {}, self.time.remaining)
         return await self.answer(record)
 
     async def answer(self, record: TaskRecord) -> dict[str, Any]:
@@ -155,13 +160,12 @@ class WaitingRequest:
             RpcError: What the tool raised.
             UnknownTask: The task is gone.
         """
-        patience = self._patience()
         try:
             with self.open(record.id):
-                seen = await self._wait(record, patience, self._remaining(patience))
-                while not (seen.is_final or self._has_word(seen, patience)):
+                seen = await self._wait(record, self.time.remaining)
+                while not (seen.is_final or self._has_word(seen)):
                     # No word is to be given before the end: the caller may give up, which is what the author wants.
-                    seen = await self._wait(seen, patience, None)
+                    seen = await self._wait(seen, None)
                 if self._has_left and not seen.is_final:
                     await self.caller_left(record.id)
         except anyio.get_cancelled_exc_class():
@@ -174,17 +178,27 @@ class WaitingRequest:
 
     async def give_word(self, seen: TaskRecord) -> dict[str, Any]:
         """What the caller is told of a tool that has not ended: to come back, or that it still runs."""
-        patience = self._patience()
-        questions = self._for_caller(seen, patience)
+        questions = self._for_caller(seen)
         # A server that stops may not be there again when its client comes back, which would be all that it heard.
         comes_back = not (self._parts.is_stopping() and self._ways.handle)
-        if (questions or patience.comes_back) and comes_back:
+        if (questions or self.time.patience.comes_back) and comes_back:
             try:
                 return await self._come_back(seen.id, questions)
             except StoreError as exc:
                 # The tool is at work: to answer with an error now would have the client start it twice.
                 logger.warning("a caller of %r cannot be told to come back: %s", seen.name, exc)
-        return handle_result(seen, self._parts.companions(self._ways))
+        self._log_word(seen)
+        return handle_result(seen, self._parts.companions(self._ways), joins=self._joins)
+
+    def _log_word(self, seen: TaskRecord) -> None:
+        """What whoever looks after the server has to know to make the host's limit known."""
+        name = (self._caller.client_info or {}).get("name")
+        host = "a host without a name" if name is None else f"{line(str(name), LONGEST_NAME)!r}"
+        known = "" if self._host is not None else " (a host that is not known)"
+        logger.info(
+            "a call of %r by %s%s was answered after %.3g s that the tool is still running: task %s…",
+            *(seen.name, host, known, self.time.waited.total_seconds(), seen.id[:12]),
+        )
 
     async def _answer_at_end(self, ended: TaskRecord) -> dict[str, Any]:
         await self._relay.finish()
@@ -201,11 +215,11 @@ class WaitingRequest:
             self.given = ended
         return result
 
-    async def _wait(self, record: TaskRecord, patience: Patience, limit: timedelta | None) -> TaskRecord:
+    async def _wait(self, record: TaskRecord, limit: timedelta | None) -> TaskRecord:
         return await wait_for(
             self._runtime,
             record,
-            lambda task: task.is_final or self._asks(task, patience),
+            lambda task: task.is_final or self._asks(task),
             limit,
             see=self._see,
             beside=self._relay.keep_alive,
@@ -230,18 +244,18 @@ class WaitingRequest:
         if self._questions is not None:
             self._questions.look(record)
 
-    def _has_word(self, seen: TaskRecord, patience: Patience) -> bool:
+    def _has_word(self, seen: TaskRecord) -> bool:
         """Whether the caller is told something although the tool has not ended."""
         return (
             self._ways.handle
             or self._at_most is not None
             or self._has_left
-            or patience.comes_back
-            or bool(self._for_caller(seen, patience))
+            or self.time.patience.comes_back
+            or bool(self._for_caller(seen))
             or self._parts.is_stopping()
         )
 
-    def _asks(self, task: TaskRecord, patience: Patience) -> bool:
+    def _asks(self, task: TaskRecord) -> bool:
         """Whether there is no use in waiting: the tool asks, and what it asks is not asked while the call is open."""
         if not task.inputs.outstanding:
             return False
@@ -249,11 +263,11 @@ class WaitingRequest:
         tells = self._ways.handle and self._at_most is None
         if self._questions is not None:
             return tells and not self._questions.reaches(task)
-        return bool(self._for_caller(task, patience)) or (tells and self._is_answered)
+        return bool(self._for_caller(task)) or (tells and self._is_answered)
 
-    def _for_caller(self, task: TaskRecord, patience: Patience) -> dict[str, Any]:
+    def _for_caller(self, task: TaskRecord) -> dict[str, Any]:
         """What the tool asks and the caller can come back with."""
-        if not patience.asks or not self._is_answered:
+        if not self.time.patience.asks or not self._is_answered:
             return {}
         questions: dict[str, Any] = {}
         for key, question in task.inputs.outstanding.items():
@@ -271,7 +285,7 @@ class WaitingRequest:
         state = CallState(
             task_id=task_id,
             legs=1 + (0 if leg.brought is None else leg.brought.legs),
-            window=self._window,
+            window=self.time.window,
             expires=self._runtime.now() + self._ways.answer_within,
             progress=self._relay.last,
             inner=inner,
@@ -280,41 +294,6 @@ class WaitingRequest:
         leg.takes = await self._parts.seal(self._ctx, state)
         asked = {"inputRequests": dict(questions)} if questions else {"requestState": PLACEHOLDER}
         return {"resultType": "input_required", **asked}
-
-    def _since(self, brought: CallState | None) -> datetime:
-        """Since when the host's limit counts. A host that comes back after it does not count what its person takes."""
-        now = self._runtime.now()
-        if brought is None:
-            return now
-        limit = self._host().limit
-        return now if limit is not None and now - brought.window >= limit else min(brought.window, now)
-
-    def _patience(self) -> Patience:
-        ways, host, has_progress = self._ways, self._host(), self._has_progress()
-        legs = 0 if self.leg is None or self.leg.brought is None else self.leg.brought.legs
-        elapsed = max(self._runtime.now() - self._window - self.waited, timedelta(0))
-        if self._at_most is not None:
-            asks = self.leg is not None and legs < ways.legs
-            return patience_of_status(self._at_most, host, elapsed=elapsed, asks=asks, has_progress=has_progress)
-        if self.leg is None:
-            return patience_of_call(ways, self._known_host(), self._parts.unknown, has_progress=has_progress)
-        return patience_of_leg(ways, host, legs=legs, elapsed=elapsed, has_progress=has_progress)
-
-    def _has_progress(self) -> bool:
-        """Whether the caller is sent progress often enough to be kept by it. Answers of plain JSON carry none."""
-        limit = self._host().limit
-        is_json = self._exchange is not None and self._exchange.receive is not None
-        return self._relay.has_token and not is_json and (limit is None or self._ways.heartbeat < limit)
-
-    def _remaining(self, patience: Patience) -> timedelta | None:
-        """How much of it there is: the task had to be made, and its tool may have had time to ask."""
-        return None if patience.limit is None else max(patience.limit - self.waited, timedelta(0))
-
-    def _host(self) -> Host:
-        return self._known_host() or self._parts.unknown
-
-    def _known_host(self) -> Host | None:
-        return host_of(self._caller.client_info, self._parts.hosts, over_stdio=self._ctx.request is None)
 
     async def caller_left(self, task_id: str) -> None:
         """The request is cancelled. A server that stops cancels requests too, and its tools are to go on.

@@ -67,6 +67,7 @@ class Fallback:
 Ways: TypeAlias = Fallback | Literal["auto", "inline"]
 """What can be said of a tool: how, as usual, or that its calls stay plain calls."""
 
+USUAL: Final = Fallback()
 INLINE: Final = Fallback(modern=False, older=False)
 
 

@@ -40,16 +40,18 @@ class CompanionNames:
         return frozenset({self.status, self.cancel} | ({self.answer} if self.answer is not None else set()))
 
 
-def handle_result(record: TaskRecord, companions: CompanionNames | None) -> dict[str, Any]:
+def handle_result(record: TaskRecord, companions: CompanionNames | None, *, joins: bool = False) -> dict[str, Any]:
     """The ordinary result that says that a tool is still running.
 
     Args:
         companions: None where the caller has none.
+        joins: Whether the same call again would be given the same task.
     """
     tool = tool_name(record.name)
+    again = "it would not be any quicker" if joins else "that would start the same work a second time"
     lines = [
         f"The tool {tool} {_doing(record)}. It has not finished, and this is not its result.",
-        f"Do not call {tool} again: that would start the same work a second time.",
+        f"Do not call {tool} again: {again}.",
         _how_to_go_on(record, companions),
         f"Task: {record.id}",
         f"Status: {record.status.value} ({quoted(_message(record))})",

@@ -129,6 +129,7 @@ class Calls:
                 settle=settle,
                 asks_first=mark.asks_first,
                 key=_key_of(mark, params),
+                max_wait=mark.options.max_wait or self._catalogue.usual.max_wait,
             )
             return await self._fallback.answer(call)
         except (RpcError, TasksError) as exc:

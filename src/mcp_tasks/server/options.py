@@ -13,7 +13,7 @@ from mcp_types import ToolAnnotations
 from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.values import check_choice, check_flag, check_number, check_text
 from mcp_tasks.errors import InvalidDuration, InvalidOption, UsageError
-from mcp_tasks.fallback.ways import Fallback, Ways, check_ways, chosen_ways
+from mcp_tasks.fallback.ways import USUAL, Fallback, Ways, check_ways, chosen_ways
 from mcp_tasks.runtime import ToolPolicy
 
 TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
@@ -147,7 +147,7 @@ class TaskOptions:
 
     def ways(self, usual: TaskOptions) -> Fallback:
         """How a call is answered whose caller speaks no tasks."""
-        return chosen_ways(self.fallback, chosen_ways(usual.fallback, Fallback()))
+        return chosen_ways(self.fallback, chosen_ways(usual.fallback, USUAL))
 
     def grace_before_task(self, usual: TaskOptions) -> timedelta | None:
         """How long a call waits for the tool before it answers with a task."""

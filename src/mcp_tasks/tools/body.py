@@ -152,6 +152,8 @@ class ToolBody:
             request_id=run.record.id,
             meta=cast(Any, dict(request.meta if call is None else call.meta)),
             request=None if call is None else call.request,
+            close_sse_stream=None if call is None else call.close_stream,
+            close_standalone_sse_stream=None if call is None else call.close_connection_stream,
         )
 
     def _first_call(self, run: Run) -> OpenCall | None:

@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Mapping
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, Final, cast
 
 import anyio
@@ -33,6 +34,9 @@ logger: Final = logging.getLogger(__name__)
 
 _NEEDED = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}
 """The requests a task may make of its client, and the capability that says the client takes them."""
+
+UNKNOWN_CLIENT: Final[JsonObject] = MappingProxyType({"name": "unknown", "version": ""})
+"""A client that nobody knows, where the SDK needs one that has a name."""
 
 _PROGRESS: Final = "notifications/progress"
 _ASKS_WITH: Final = "The tool asks with "
@@ -159,15 +163,18 @@ def check_askable(question: InputRequest, request: TaskRequest) -> None:
     Raises:
         RpcError: -32021, with the reason.
     """
-    # A handshake says who the client is. Where it was not kept, nobody knows what it said, and there is no way back.
-    if request.client_info is None and request.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS:
-        raise RpcError(
-            MISSING_REQUIRED_CLIENT_CAPABILITY,
-            f"{_ASKS_WITH}{question.method}, and this server is stateless: over it, a client of "
-            f"{request.protocol_version} cannot be asked anything. Serve with sessions (stateless_http=False).",
-            {"requiredCapabilities": {_NEEDED[question.method]: {}}},
-        )
-    require_capability(question, request.client_capabilities)
+    try:
+        require_capability(question, request.client_capabilities)
+    except RpcError as exc:
+        # A handshake says who the client is. Where it was not kept, nobody knows what it said, and no way leads back.
+        if request.client_info in (None, UNKNOWN_CLIENT) and request.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS:
+            raise RpcError(
+                MISSING_REQUIRED_CLIENT_CAPABILITY,
+                f"{_ASKS_WITH}{question.method}, and this server is stateless: over it, a client of "
+                f"{request.protocol_version} cannot be asked that. Serve with sessions (stateless_http=False).",
+                {"requiredCapabilities": {_NEEDED[question.method]: {}}},
+            ) from exc
+        raise
 
 
 def require_capability(question: InputRequest, declared: JsonObject) -> None:

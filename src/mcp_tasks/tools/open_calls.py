@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -18,6 +18,9 @@ logger: Final = logging.getLogger(__name__)
 
 PATIENCE: Final = 2.0
 """Seconds that a client has to take what is sent to it. One that reads needs milliseconds."""
+
+
+CloseStream: TypeAlias = Callable[[], Awaitable[None]]
 
 
 class OpenCall(Protocol):
@@ -41,6 +44,16 @@ class OpenCall(Protocol):
     @property
     def user(self) -> Any:
         """Who was authenticated for the request, as the SDK's `auth_context_var` has it."""
+        ...
+
+    @property
+    def close_stream(self) -> CloseStream | None:
+        """Ends the call's stream, for its client to come back on another; None where it could not."""
+        ...
+
+    @property
+    def close_connection_stream(self) -> CloseStream | None:
+        """The same for the stream of its connection."""
         ...
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
