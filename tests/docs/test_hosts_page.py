@@ -11,9 +11,11 @@ import pytest
 from mcp import Client
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
+from mcp_types import ElicitResult
 from pydantic import BaseModel
 
 from mcp_tasks import Fallback, Host, Tasks
+from mcp_tasks.client import TasksClient
 from mcp_tasks.fallback.hosts import UNKNOWN_HOST
 from mcp_tasks.fallback.patience import patience_of_call, patience_of_leg
 from tests.helpers.process import ROOT
@@ -70,6 +72,27 @@ async def test_a_model_reads_what_the_page_shows(mode: str) -> None:
         answer = await client.call_tool("task_status", task)
         assert answer.is_error
         assert _read(answer) == cancelled
+
+
+async def _agrees(context: Any, params: Any) -> ElicitResult:
+    return ElicitResult(action="accept", content={"publish": True})
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("has_tasks", [False, True])
+async def test_the_tool_that_can_do_without_an_answer_does(mode: str, has_tasks: bool) -> None:
+    names: dict[str, Any] = {"__name__": "docs.hosts"}
+    exec(compile("\n\n".join(re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)), "hosts.md", "exec"), names)
+    said: list[str] = []
+    for callback in (None, _agrees):
+        extensions = [TasksClient()] if has_tasks else []
+        client = Client(names["server"], mode=mode, extensions=extensions, elicitation_callback=callback)
+        async with client:
+            result = await client.call_tool("archive", {"film": "Metropolis"})
+            assert not result.is_error
+            said.append(_read(result))
+    assert "nobody could be asked" in said[0]
+    assert said[1] == "Metropolis is archived and published"
 
 
 def test_a_call_waits_as_long_as_the_page_says() -> None:

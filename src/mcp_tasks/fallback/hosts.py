@@ -113,7 +113,7 @@ HOSTS: Final[Mapping[str, Host]] = {
     "mcp-tasks-cli": Host(asks_for_tasks=True),
 }
 """Hosts that are known, by `clientInfo.name`; a name that ends with `*` stands for all that begin so. They are listed
-with their sources in docs/hosts.md."""
+with their sources in docs/hosts.md#the-hosts-that-are-known."""
 
 
 def check_hosts(hosts: object) -> None:

@@ -40,7 +40,8 @@ class Fallback:
         model_may_answer: Whether a model may answer for a person, with the companion tool `task_answer`. Then what the
             tool asks stays open where the caller cannot be asked; otherwise the tool is told that it cannot ask. Over
             stateless HTTP of older versions, where nobody knows what a client can do, it stays open in any case.
-        answer_within: How long a question may stay open, and a call be taken up again.
+        answer_within: How long a call may be taken up again, and a question stay open if the tool has no `max_wait`.
+            At most 30 days.
     """
 
     modern: bool = True
