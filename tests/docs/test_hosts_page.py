@@ -19,6 +19,7 @@ from mcp_tasks.client import TasksClient
 from mcp_tasks.fallback.hosts import UNKNOWN_HOST
 from mcp_tasks.fallback.patience import patience_of_call, patience_of_leg
 from tests.helpers.process import ROOT
+from tests.helpers.server import QUICK
 
 pytestmark = pytest.mark.anyio
 
@@ -93,6 +94,43 @@ async def test_the_tool_that_can_do_without_an_answer_does(mode: str, has_tasks:
             said.append(_read(result))
     assert "nobody could be asked" in said[0]
     assert said[1] == "Metropolis is archived and published"
+
+
+@pytest.mark.parametrize(
+    ("ways", "requests"),
+    [(Fallback(wait=timedelta(0)), 9), (Fallback(wait=timedelta(0), legs=0), 1), (Fallback(wait=MOMENT, legs=0), 1)],
+)
+async def test_a_call_takes_as_many_requests_as_the_page_says_and_without_legs_nobody_is_asked(
+    ways: Fallback, requests: int
+) -> None:
+    tasks = Tasks("memory://", fallback=ways, settings=QUICK)
+    server = MCPServer[Any]("render-farm", **tasks.wiring())
+    seen: list[str] = []
+
+    async def count(ctx: Any, call_next: Any) -> Any:
+        seen.append(ctx.method)
+        return await call_next(ctx)
+
+    server.middleware.append(count)
+
+    @server.tool()
+    @tasks.task()
+    async def render() -> None:  # pyright: ignore[reportUnusedFunction]
+        await anyio.sleep_forever()
+
+    @server.tool()
+    @tasks.task()
+    async def publish(ctx: Context) -> str:  # pyright: ignore[reportUnusedFunction]
+        return (await ctx.elicit("Publish it?", Publish)).action
+
+    async with Client(server, elicitation_callback=_agrees) as client:
+        assert 'The tool "render" is still running.' in _read(await client.call_tool("render", {}))
+        assert seen.count("tools/call") == requests
+        if not ways.legs:
+            answer = await client.call_tool("publish", {})
+            assert answer.structured_content is not None
+            task = {"task_id": answer.structured_content["taskId"], "wait_seconds": 1}
+            assert "it waits for an answer" in _read(await client.call_tool("task_status", task))
 
 
 def test_a_call_waits_as_long_as_the_page_says() -> None:
