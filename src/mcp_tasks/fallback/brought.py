@@ -19,6 +19,7 @@ from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.fallback.later import Later
 from mcp_tasks.protocol.taking import misfit, take_answer
 from mcp_tasks.runtime import TaskRuntime
 
@@ -50,9 +51,9 @@ async def find_patiently(
 class BroughtAnswers:
     """Takes the answers that requests of one server bring."""
 
-    def __init__(self, runtime: Callable[[], TaskRuntime]) -> None:
+    def __init__(self, runtime: Callable[[], TaskRuntime], later: Later) -> None:
         self._runtime = runtime
-        self._writing: set[asyncio.Task[None]] = set()
+        self._later = later
 
     async def take(self, record: TaskRecord, params: JsonObject, limit: timedelta | None) -> bool:
         """Write down the answers among the params of a request; whether they are within `limit`.
@@ -71,8 +72,4 @@ class BroughtAnswers:
         return not unwritten
 
     def _write(self, record: TaskRecord, key: str, answer: Any) -> asyncio.Task[None]:
-        taken = take_answer(self._runtime, record, key, misfit(record, key, answer) or answer)
-        writing = asyncio.create_task(taken, name="mcp-tasks-answer")
-        self._writing.add(writing)
-        writing.add_done_callback(self._writing.discard)
-        return writing
+        return self._later.do(take_answer(self._runtime, record, key, misfit(record, key, answer) or answer))

@@ -112,7 +112,7 @@ class FallbackCalls:
             try:
                 return await waiting.answer(cast(TaskRecord, answer))
             finally:
-                await self._forget(call, waiting)
+                self._forget(call, waiting)
 
     async def _launch(self, call: ToolCall, waiting: WaitingRequest, task_id: str) -> CallAnswer:
         # One that was asked something first has its own key, and is not the same as another whose answers may differ.
@@ -132,11 +132,12 @@ class FallbackCalls:
             goes_on=call.ways.when_caller_leaves == "continue",
         )
 
-    async def _forget(self, call: ToolCall, waiting: WaitingRequest) -> None:
+    def _forget(self, call: ToolCall, waiting: WaitingRequest) -> None:
         # Another request may have been given the task, where there is a key.
         has_key = call.key is not None or waiting.nonce is not None
         if waiting.given is not None and waiting.time.waited <= FORGET_WITHIN and not has_key:
-            await self._parts.runtime().discard(waiting.given)
+            # The answer does not wait for it.
+            self._parts.later.do(self._parts.runtime().discard(waiting.given))
 
     async def _resume(self, call: ToolCall, waiting: WaitingRequest, task_id: str) -> HandlerResult:
         try:

@@ -21,6 +21,7 @@ from mcp_tasks.fallback.calls import FallbackCalls, ToolCall
 from mcp_tasks.fallback.companions import Companions, ToolWays
 from mcp_tasks.fallback.hosts import ANY_HOST, HOSTS, UNKNOWN_HOST, Host
 from mcp_tasks.fallback.keys import StateKeys
+from mcp_tasks.fallback.later import Later
 from mcp_tasks.fallback.legs import Legs, put_around_boundary
 from mcp_tasks.fallback.listing import Listing
 from mcp_tasks.fallback.serving import ServingParts
@@ -63,6 +64,7 @@ class FallbackRoom:
         self._companions = Companions(parts.runtime, parts.protocol, ways, self._wait_for, shown=shown, prefix=prefix)
         self._keys = StateKeys(parts.runtime)
         self._legs = Legs(self._keys, owner=parts.protocol.owner, now=lambda: parts.runtime().now())
+        later = Later()
         known = {**HOSTS, **hosts}
         unknown = known.pop(ANY_HOST, UNKNOWN_HOST)
         self._calls = FallbackCalls(
@@ -74,7 +76,8 @@ class FallbackRoom:
                 is_stopping=is_stopping,
                 companions=self._companions.names_for,
                 seal=self._legs.seal,
-                answers=BroughtAnswers(parts.runtime),
+                answers=BroughtAnswers(parts.runtime, later),
+                later=later,
             )
         )
         self._listing = Listing(parts.protocol, ways, self._companions, known)

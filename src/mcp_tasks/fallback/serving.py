@@ -20,6 +20,7 @@ from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import StoreError, StoreUnavailable, UnknownTask
 from mcp_tasks.fallback.asking import CallQuestions
 from mcp_tasks.fallback.brought import BroughtAnswers, find_patiently
+from mcp_tasks.fallback.later import Later
 from mcp_tasks.fallback.legs import Leg, current_leg
 from mcp_tasks.fallback.open_request import OpenRequest
 from mcp_tasks.fallback.phrases import LONGEST_NAME, line
@@ -60,6 +61,7 @@ class ServingParts:
         companions: The names of the companion tools, for calls that are answered in these ways; None if there are none.
         seal: Seals what the next request of a call is to bring.
         answers: Takes the answers that requests bring.
+        later: Does what a request leaves to be done.
     """
 
     runtime: Callable[[], TaskRuntime]
@@ -70,6 +72,7 @@ class ServingParts:
     companions: Callable[[Fallback], CompanionNames | None]
     seal: Callable[[RequestContext, CallState], Awaitable[str]]
     answers: BroughtAnswers
+    later: Later
 
 
 class WaitingRequest:
