@@ -12,7 +12,6 @@ It decides which calls become tasks, and hands everything else on untouched.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
@@ -57,7 +56,7 @@ from mcp_tasks.server.reads import Kind
 from mcp_tasks.server.stopping import until_told_to_stop
 from mcp_tasks.server.wiring import Lifespan, Wiring, check_lifespan, half_wired
 from mcp_tasks.stores import Store
-from mcp_tasks.stores.origin import origin_of
+from mcp_tasks.stores.origin import callers_globals, origin_of
 from mcp_tasks.tools.before_body import asks_by_returning, resolves_parameters, stop_at_body
 from mcp_tasks.tools.host import LowLevelHost, MCPServerHost
 from mcp_tasks.wire import EXTENSION_ID
@@ -174,7 +173,7 @@ class Tasks(LocalCalls, Extension):
             clock=clock,
             settings=settings,
             namespace=namespace,
-            origin=origin_of(_callers_globals()),
+            origin=origin_of(callers_globals()),
             runs_tools=runs_tools,
             observers=chosen_observers(observers),
         )
@@ -396,11 +395,3 @@ class Tasks(LocalCalls, Extension):
     ) -> HandlerResult:
         """Answer a call with a task if the tool, the client and the rule say so; otherwise hand it on."""
         return await self._calls.answer(params, ctx, call_next)
-
-
-def _callers_globals() -> Mapping[str, Any]:
-    """The module that makes the `Tasks` object: the nearest one that is not ours."""
-    frame = inspect.currentframe()
-    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("mcp_tasks."):
-        frame = frame.f_back
-    return {} if frame is None else frame.f_globals
