@@ -12,8 +12,10 @@ from typing import Any
 import anyio
 import pytest
 
+from mcp_tasks.protocol import Caller
 from tests.fallback.matrix.legs import Call, legs
 from tests.fallback.matrix.serving import MODULE, HttpServers, Place, place
+from tests.fallback.moods import Jobs, client_of, quick_tasks, server_of
 from tests.helpers.http import HttpWire, http_client
 from tests.helpers.older import HttpClient, OlderClient, Pending, http_session, pipe_session
 from tests.helpers.rpc import NOTHING, Tasking, request, text_of
@@ -142,6 +144,35 @@ async def test_a_leg_that_is_left_can_be_taken_again(scene: Scene) -> None:
         scene.place.open("left")
         assert text_of(await call.end(client)) == "left is done"
     assert scene.place.count("start", "left") == 1
+
+
+@pytest.mark.parametrize("json_response", [False, True])
+async def test_what_the_work_of_a_caller_that_left_came_to_is_kept(json_response: bool) -> None:
+    def is_ada(caller: Caller) -> str:
+        return "ada"
+
+    jobs, tasks = Jobs(), quick_tasks(principal=is_ada)
+    server = server_of(tasks)
+
+    @server.tool()
+    @tasks.task()
+    async def pays(job: str) -> str:
+        """Do something that nobody wants done twice."""
+        return await jobs.work(job)
+
+    async with client_of(server, json_response=json_response) as client:
+        leaving = asyncio.create_task(Call("pays", {"job": "bill"}).leg(client))
+        await jobs.until("start bill")
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        # The server sees it when it does. Otherwise it would take the result for given, and forget it.
+        await anyio.sleep(0.5)
+        jobs.gate.set()
+        await jobs.until("end bill")
+        await anyio.sleep(0.2)
+        [task] = (await client.call("task_status"))["structuredContent"]["tasks"]
+        assert text_of(await client.call("task_status", task_id=task["taskId"])) == "bill is done"
+    assert jobs.happened == {"start bill": 1, "end bill": 1}
 
 
 # --- what a host lost -----------------------------------------------------------------------------------------------

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from mcp.shared.exceptions import MCPError
 
 from tests.fallback.matrix.legs import ASKABLE, Call, legs
 from tests.fallback.matrix.serving import HttpServers, Place, place
+from tests.fallback.moods import client_of, quick_tasks, server_of
 from tests.helpers.http import HttpWire, http_client, modern_headers
 from tests.helpers.older import http_session
 from tests.helpers.rpc import (
     EVERYTHING,
+    INTERNAL_ERROR,
     METHOD_NOT_FOUND,
     MISSING_CAPABILITY,
     NOTHING,
@@ -210,3 +213,19 @@ async def test_a_quick_answer_is_that_of_a_plain_call(scene: Scene, tool: str, a
             oldest.append((await older.ask("tools/call", params)).message | {"id": 0})
     assert newest[0] == newest[1]
     assert oldest[0] == oldest[1]
+
+
+@pytest.mark.parametrize("data", [{"reason": "quota"}, {"reason": ["quota"]}, {"reason": None}, ["reason"], "reason"])
+async def test_an_internal_error_of_the_tools_own_is_that_of_a_plain_call(data: Any) -> None:
+    tasks = quick_tasks()
+    server = server_of(tasks)
+
+    @server.tool()
+    @tasks.task()
+    def breaks() -> str:
+        """Fail with a code that we use as well."""
+        raise MCPError(code=INTERNAL_ERROR, message="No more today", data=data)
+
+    async with client_of(server) as client:
+        error = (await Call("breaks", {}).leg(client)).error
+    assert error == {"code": INTERNAL_ERROR, "message": "No more today", "data": data}

@@ -38,7 +38,7 @@ def names_with(prefix: str, *, may_answer: bool) -> CompanionNames:
     )
 
 
-def definitions(names: CompanionNames, *, lists: bool) -> list[dict[str, Any]]:
+def definitions(names: CompanionNames, *, lists: bool = True) -> list[dict[str, Any]]:
     """The tools of those names, as `tools/list` has them.
 
     Args:

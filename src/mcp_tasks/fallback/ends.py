@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from mcp_types import INTERNAL_ERROR
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
@@ -57,5 +57,7 @@ async def _end_of(runtime: TaskRuntime, record: TaskRecord) -> tuple[dict[str, A
 
 def _was_stopped(error: JsonObject) -> bool:
     """Whether the work ended before it had an outcome, through nothing that the tool raised."""
-    data = error.get("data")
-    return error["code"] == INTERNAL_ERROR and isinstance(data, Mapping) and data.get("reason") in STOPPED
+    data: Any = error.get("data")
+    reason: Any = cast("JsonObject", data).get("reason") if isinstance(data, Mapping) else None
+    # A tool may give reasons of its own, of any kind.
+    return error["code"] == INTERNAL_ERROR and isinstance(reason, str) and reason in STOPPED

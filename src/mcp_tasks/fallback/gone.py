@@ -9,6 +9,7 @@ from typing import Final
 import anyio
 
 from mcp_tasks.errors import StoreError, UnknownTask
+from mcp_tasks.fallback.later import Later
 from mcp_tasks.protocol.methods import actor_of
 from mcp_tasks.runtime import TaskRuntime
 
@@ -21,26 +22,35 @@ MOMENT: Final = 2.0
 gives them a second to say so to clients that do not read any more, and only then ends its lifespan."""
 
 
-async def stop_for_gone(
-    runtime: TaskRuntime, task_id: str, stopping: Callable[[], Awaitable[object]], is_wanted: Callable[[], bool]
-) -> None:
-    """A caller has left: cancel its task, unless it is the server that stops, or somebody else wants the result.
-
-    To be left behind by the request: the server does not stop before its requests have ended, and its tools go on.
+class GoneCallers:
+    """Stops the work of such callers.
 
     Args:
         stopping: Returns when the server stops.
     """
-    with anyio.move_on_after(MOMENT):
-        await stopping()
-        return
-    if is_wanted():
-        return
-    try:
-        record = await runtime.find(task_id)
-        await runtime.cancel(record, LEFT, actor=actor_of(record))
-    except UnknownTask:
-        # It left before there was one.
-        pass
-    except StoreError as exc:
-        logger.warning("task %s… was not cancelled, though its caller went away: %s", task_id[:12], exc)
+
+    def __init__(self, stopping: Callable[[], Awaitable[object]], later: Later) -> None:
+        self._stopping = stopping
+        self._later = later
+
+    def left(self, runtime: TaskRuntime, task_id: str, is_wanted: Callable[[], bool]) -> None:
+        """A caller has left: cancel its task, unless it is the server that stops, or somebody else wants the result.
+
+        This goes on by itself: the server does not stop before its requests have ended, and its tools are to go on.
+        """
+        self._later.do(self._cancel(runtime, task_id, is_wanted))
+
+    async def _cancel(self, runtime: TaskRuntime, task_id: str, is_wanted: Callable[[], bool]) -> None:
+        with anyio.move_on_after(MOMENT):
+            await self._stopping()
+            return
+        if is_wanted():
+            return
+        try:
+            record = await runtime.find(task_id)
+            await runtime.cancel(record, LEFT, actor=actor_of(record))
+        except UnknownTask:
+            # It left before there was one.
+            pass
+        except StoreError as exc:
+            logger.warning("task %s… was not cancelled, though its caller went away: %s", task_id[:12], exc)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
 import anyio
@@ -21,7 +21,7 @@ from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import StoreError, StoreUnavailable
 from mcp_tasks.fallback.asking import CallQuestions
 from mcp_tasks.fallback.brought import BroughtAnswers, find_patiently
-from mcp_tasks.fallback.gone import stop_for_gone
+from mcp_tasks.fallback.gone import GoneCallers
 from mcp_tasks.fallback.later import Later
 from mcp_tasks.fallback.legs import Leg, current_leg
 from mcp_tasks.fallback.open_request import OpenRequest
@@ -62,6 +62,7 @@ class ServingParts:
         seal: Seals what the next request of a call is to bring.
         answers: Takes the answers that requests bring.
         later: Does what a request leaves to be done.
+        gone: Stops the work of callers that went away, where it is to stop.
     """
 
     runtime: Callable[[], TaskRuntime]
@@ -73,6 +74,7 @@ class ServingParts:
     seal: Callable[[RequestContext, CallState], Awaitable[str]]
     answers: BroughtAnswers
     later: Later
+    gone: GoneCallers
 
 
 class WaitingRequest:
@@ -81,8 +83,8 @@ class WaitingRequest:
     Args:
         at_end: What it answers once the task has ended.
         at_most: The longest that it waits, where its caller said so; it is not told to come back for more then.
-        since: When it began, in seconds of the monotonic clock; now, if it is not said.
         joins: Whether another call like this one would be given the same task.
+        since: When it began, in seconds of the monotonic clock; now, if it is not said.
 
     Attributes:
         leg: Which request of its call it is; None where the caller cannot be told to come back.
@@ -99,8 +101,8 @@ class WaitingRequest:
         *,
         at_end: AnswerAtEnd,
         at_most: timedelta | None = None,
-        since: float | None = None,
         joins: bool = False,
+        since: float | None = None,
     ) -> None:
         self.leg: Leg | None = current_leg.get()
         self.given: TaskRecord | None = None
@@ -127,8 +129,8 @@ class WaitingRequest:
             parts.hosts.unknown,
             leg=self.leg,
             now=self._runtime.now(),
+            began=time.monotonic() if since is None else since,
             wanted=at_most,
-            since=since,
             # Answers of plain JSON carry none.
             is_sent_progress=self._relay.has_token and not is_json,
         )
@@ -311,8 +313,7 @@ class WaitingRequest:
         """
         # Who only asked how the work is had been told that it goes on.
         if self._ways.when_caller_leaves == "cancel" and self._at_most is None:
-            is_wanted = partial(self.others_wait, task_id)
-            self._parts.later.do(stop_for_gone(self._runtime, task_id, self._parts.stopping, is_wanted))
+            self._parts.gone.left(self._runtime, task_id, lambda: self.others_wait(task_id))
 
     def others_wait(self, task_id: str) -> bool:
         """Whether another call is open for the same work, in this process."""

@@ -42,10 +42,10 @@ class RequestTime:
         host: The caller's host; None for one that is not known.
         unknown: What is assumed of such a host.
         leg: Which request of its call it is; None where the caller cannot be told to come back.
+        began: When it began, in seconds of the monotonic clock.
         now: The time as people tell it, which states carry from one request of a call to the next.
         wanted: How long the caller wants to wait, where it says so.
         is_sent_progress: Whether the caller asked for progress, and its connection carries any.
-        since: When it began, in seconds of the monotonic clock; now, if it is not said.
 
     Attributes:
         window: Since when the host's limit for the whole call counts.
@@ -60,14 +60,15 @@ class RequestTime:
         *,
         leg: Leg | None,
         now: datetime,
+        began: float,
         wanted: timedelta | None,
         is_sent_progress: bool,
-        since: float | None = None,
     ) -> None:
-        self._began = time.monotonic() if since is None else since
+        self._began = began
         assumed = host or unknown
         brought = None if leg is None else leg.brought
         self.window: datetime = now if brought is None else _window(brought.window, assumed.limit, now)
+        # What it has waited itself is told apart.
         elapsed = max(now - self.window - self.waited, timedelta(0))
         legs = 0 if brought is None else brought.legs
         # Progress that comes too seldom keeps nobody.
@@ -76,7 +77,8 @@ class RequestTime:
         if wanted is not None:
             # As the call itself, or as is usual: the author may have said that a call is answered at once.
             bound = max(ways.wait, USUAL_WAIT) if leg is None and host is None else wanted
-            asks = leg is not None and legs < ways.legs
+            # At least once, where a call may not be told to come back: nobody else would ask.
+            asks = leg is not None and legs < max(ways.legs, 1)
             self.patience = patience_of_status(
                 min(wanted, bound), assumed, elapsed=elapsed, asks=asks, has_progress=has_progress
             )
