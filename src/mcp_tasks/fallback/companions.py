@@ -75,7 +75,7 @@ class Companions:
         prefix: str = "",
     ) -> None:
         check_prefix(prefix)
-        self._shown: ShownTo = shown
+        self.shown: ShownTo = shown
         self._hosts = hosts
         self._runtime = runtime
         self._protocol = protocol
@@ -94,15 +94,15 @@ class Companions:
         Args:
             caller: None for one that has called a companion.
         """
-        is_there = self._shown == "always" or (self._shown == "auto" and may_hand_over(ways))
+        is_there = self.shown == "always" or (self.shown == "auto" and may_hand_over(ways))
         if not is_there or not (caller is None or self.is_shown_to(caller)):
             return None
         return names_with(self._prefix, may_answer=ways.model_may_answer)
 
     def is_shown_to(self, caller: Caller) -> bool:
         """Whether a caller is shown those that there are."""
-        if self._shown != "auto":
-            return self._shown == "always"
+        if self.shown != "auto":
+            return self.shown == "always"
         if self._protocol.speaks(caller.protocol_version):
             return not self._protocol.takes_tasks(caller)
         host = host_of(caller.client_info, self._hosts, over_stdio=not caller.headers)
@@ -111,7 +111,7 @@ class Companions:
 
     def is_companion(self, name: str) -> bool:
         """Whether a tool of this name may be one of them: a look-up, because it is asked on every call."""
-        return self._shown != "never" and name in self._answers
+        return self.shown != "never" and name in self._answers
 
     async def tools(self, caller: Caller) -> list[dict[str, Any]]:
         """Those that a caller is shown, as `tools/list` has them."""
@@ -137,7 +137,7 @@ class Companions:
     async def _present(self, is_modern: bool | None = None) -> CompanionNames | None:
         """What they are called; None where no tool can need them."""
         needing = [ways for ways in await self._ways.all() if may_hand_over(ways, is_modern=is_modern)]
-        if self._shown == "never" or (self._shown == "auto" and not needing):
+        if self.shown == "never" or (self.shown == "auto" and not needing):
             return None
         return names_with(self._prefix, may_answer=any(ways.model_may_answer for ways in needing))
 
