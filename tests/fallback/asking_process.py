@@ -1,6 +1,6 @@
 """A server whose tools ask, in a process of its own, that answers calls without tasks after a short wait.
 
-python -m tests.fallback.asking_process stdio [STORE]
+python -m tests.fallback.asking_process stdio [STORE [SECONDS]]
 """
 
 from __future__ import annotations
@@ -22,12 +22,18 @@ from tests.legacy.asking_server import build_asking
 WAIT = timedelta(seconds=0.5)
 
 
-def asking_server(store: str = "memory://", desk: Desk | None = None) -> MCPServer[Any]:
+def asking_server(store: str = "memory://", desk: Desk | None = None, *, wait: timedelta = WAIT) -> MCPServer[Any]:
     """The server. The SDK's own client is a host like any other to it."""
     return build_asking(
-        Tasks(store, settings=QUICK, fallback=Fallback(wait=WAIT), hosts={"mcp": Host(limit=2 * WAIT)}), desk
+        Tasks(store, settings=QUICK, fallback=Fallback(wait=wait), hosts={"mcp": Host(limit=2 * wait)}), desk
     )
 
 
+def main(store: str = "memory://", seconds: str | None = None) -> None:
+    """Serve the pipes of this process."""
+    wait = WAIT if seconds is None else timedelta(seconds=float(seconds))
+    asyncio.run(serve_stdio(asking_server(store, wait=wait)))
+
+
 if __name__ == "__main__":
-    asyncio.run(serve_stdio(asking_server(sys.argv[2] if len(sys.argv) > 2 else "memory://")))
+    main(*sys.argv[2:])

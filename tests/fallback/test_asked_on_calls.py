@@ -16,6 +16,7 @@ from mcp.client.context import ClientRequestContext
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_types import ElicitRequestParams, ElicitResult, TextContent
 
+from mcp_tasks.fallback import asked
 from tests.fallback.asking_process import asking_server
 from tests.helpers.http import serving
 from tests.helpers.older import PipeClient, http_session, pipe_session
@@ -111,6 +112,37 @@ async def test_an_answer_of_plain_json_says_at_once_that_the_tool_waits() -> Non
         result = (await client.call("ask_name")).result
         assert result["structuredContent"]["status"] == "input_required"
         assert client.arrived == []
+
+
+async def test_over_a_pipe_a_person_is_asked_again_a_while_after_the_call_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Some clients close a dialog with the call that it came on, and say nothing.
+    person = Person()
+    async with connected("memory", person) as client:
+        task_id = task_of(await told(client, "ask_name"))
+        await told(client, "task_status", task_id=task_id, wait_seconds=0.1)
+        assert len(person.asked) == 1
+        monkeypatch.setattr(asked, "AGAIN_AFTER", 0.0)
+        await told(client, "task_status", task_id=task_id, wait_seconds=0.1)
+        assert len(person.asked) == 2
+        person.ready.set()
+        assert await told(client, "task_status", task_id=task_id) == "Hello, Ada!"
+
+
+async def test_over_a_pipe_a_question_is_cancelled_with_its_call_and_asked_again_at_once() -> None:
+    async with stdio_process("memory://", "30", module=MODULE) as wire, pipe_session(wire) as client:
+        call = client.begin("tools/call", {"name": "ask_name", "arguments": {}})
+        question = await client.wait_for(lambda seen: seen.method == ELICIT)
+        await client.notify("notifications/cancelled", {"requestId": call.request_id})
+        cancelled = await client.wait_for(lambda seen: seen.method == "notifications/cancelled")
+        assert cancelled.params["requestId"] == question.message["id"]
+        [task] = (await client.call("task_status")).result["structuredContent"]["tasks"]
+        after = len(client.arrived)
+        waiting = client.begin("tools/call", {"name": "task_status", "arguments": {"task_id": task["taskId"]}})
+        question = await client.wait_for(lambda seen: seen.method == ELICIT, after=after)
+        await client.answer(question, {"action": "accept", "content": {"name": "Ada"}})
+        assert (await waiting.reply()).result["content"][0]["text"] == "Hello, Ada!"
 
 
 async def test_after_a_crash_the_next_call_asks_again_and_the_work_goes_on(tmp_path: Path) -> None:

@@ -150,6 +150,13 @@ class TaskQuestions:
             self._watching = self._all.start(self._watch())
         return sent
 
+    def take_back(self, stream: CallStream) -> None:
+        """Cancel what was asked on a stream, and has not been answered; the next call may ask it at once."""
+        for key, there in list(self._sent.items()):
+            for sent in [each for each in there if each.stream is stream and not each.is_answered]:
+                sent.withdraw()
+                self._drop(key, sent)
+
     async def _wait_for_answer(self, record: TaskRecord, key: str, question: InputRequest, sent: Sent) -> None:
         answer: dict[str, Any] | AnswerRefused
         try:

@@ -13,7 +13,7 @@ import anyio
 
 from mcp_tasks.adapters.era import RequestContext
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.fallback.asked import CallStream, Sent, asked_by
+from mcp_tasks.fallback.asked import CallStream, Sent, TaskQuestions, asked_by
 from mcp_tasks.runtime import TaskRuntime
 
 LEAVE_LIMIT: Final = 1.0
@@ -33,6 +33,7 @@ class CallQuestions:
         self._ctx = ctx
         self._stream: CallStream | None = None
         self._sent: list[Sent] = []
+        self._task: TaskQuestions | None = None
 
     @property
     def can_ask(self) -> bool:
@@ -59,7 +60,8 @@ class CallQuestions:
         if record.id in asked.tasks:
             asked.tasks[record.id].see(record)
         if record.inputs.outstanding and self.can_ask and self.reaches(record):
-            self._sent += asked.of(self._runtime, record).ask(self._own_stream())
+            self._task = asked.of(self._runtime, record)
+            self._sent += self._task.ask(self._own_stream())
 
     async def leave(self) -> None:
         """The call is about to be answered: first see to it that what was cancelled is cancelled at the client.
@@ -72,6 +74,11 @@ class CallQuestions:
         if ending:
             with anyio.move_on_after(LEAVE_LIMIT, shield=True):
                 await asyncio.wait(ending)
+
+    def take_back(self) -> None:
+        """The client has cancelled the call, and in a plain call the questions with it: it does not show them now."""
+        if self._stream is not None and self._task is not None:
+            self._task.take_back(self._stream)
 
     def _own_stream(self) -> CallStream:
         if self._stream is None:

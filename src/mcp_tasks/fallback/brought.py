@@ -19,6 +19,7 @@ from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.fallback.later import Later
 from mcp_tasks.protocol.taking import misfit, take_answer
 from mcp_tasks.runtime import TaskRuntime
 
@@ -50,32 +51,25 @@ async def find_patiently(
 class BroughtAnswers:
     """Takes the answers that requests of one server bring."""
 
-    def __init__(self, runtime: Callable[[], TaskRuntime]) -> None:
+    def __init__(self, runtime: Callable[[], TaskRuntime], later: Later) -> None:
         self._runtime = runtime
-        self._writing: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._later = later
 
     async def take(self, record: TaskRecord, params: JsonObject, limit: timedelta | None) -> bool:
         """Write down the answers among the params of a request; whether they are within `limit`.
 
         One that does not fit its question is for the tool to see. One that cannot be written yet is written later,
-        whatever becomes of the request: its person is not asked again, by the requests that come after it either.
+        whatever becomes of the request: its person is not asked again.
         """
         brought = params.get("inputResponses")
-        answers: Mapping[str, Any] = cast("Mapping[str, Any]", brought) if isinstance(brought, Mapping) else {}
-        for key in record.inputs.outstanding.keys() & answers.keys():
-            self._write(record, key, answers[key])
-        outstanding = ((record.id, key) for key in record.inputs.outstanding)
-        writing = [self._writing[which] for which in outstanding if which in self._writing]
+        if not isinstance(brought, Mapping):
+            return True
+        answers = cast("Mapping[str, Any]", brought)
+        writing = [self._write(record, key, answers[key]) for key in record.inputs.outstanding.keys() & answers.keys()]
         if not writing:
             return True
         _, unwritten = await asyncio.wait(writing, timeout=None if limit is None else limit.total_seconds())
         return not unwritten
 
-    def _write(self, record: TaskRecord, key: str, answer: Any) -> None:
-        """Begin to write an answer down, unless one is being written: the first counts."""
-        which = (record.id, key)
-        if which in self._writing:
-            return
-        taken = take_answer(self._runtime, record, key, misfit(record, key, answer) or answer)
-        self._writing[which] = asyncio.create_task(taken, name="mcp-tasks-answer")
-        self._writing[which].add_done_callback(lambda _: self._writing.pop(which))
+    def _write(self, record: TaskRecord, key: str, answer: Any) -> asyncio.Task[None]:
+        return self._later.do(take_answer(self._runtime, record, key, misfit(record, key, answer) or answer))

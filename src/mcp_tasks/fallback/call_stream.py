@@ -23,11 +23,15 @@ class CallStream(ClientStream):
         self._is_pipe = is_pipe(ctx)
         self._exchange = exchange_of(ctx)
         self._was_cut_off = False
+        self._is_left = False
 
     @property
     def is_open(self) -> bool:
-        """Whether what is sent on it arrives, as far as is known: over pipes also after its call."""
-        return self._is_pipe or (self._session.can_send_request and not self.is_cut_off)
+        """Whether its client has it before it, as far as is known. A pipe stays open after a call; a client may close
+        its dialogs with the call all the same."""
+        if self._is_pipe:
+            return not self._is_left
+        return self._session.can_send_request and not self.is_cut_off
 
     @property
     def is_cut_off(self) -> bool:
@@ -41,6 +45,7 @@ class CallStream(ClientStream):
     def leave(self) -> None:
         """Its call is about to be answered: after that, a stream that is over was not cut off."""
         self._was_cut_off = self._is_over()
+        self._is_left = True
 
     def _is_over(self) -> bool:
         # A client that can come back for the rest of a stream is taken to do so.

@@ -87,14 +87,23 @@ class FallbackCalls:
         return await self._begin(call, waiting)
 
     async def wait_for(
-        self, record: TaskRecord, ctx: RequestContext, caller: Caller, ways: Fallback, at_most: timedelta
+        self,
+        record: TaskRecord,
+        ctx: RequestContext,
+        caller: Caller,
+        ways: Fallback,
+        at_most: timedelta,
+        since: float | None = None,
     ) -> dict[str, Any]:
         """Wait for a task that is there already, for a caller that asks how it is.
+
+        Args:
+            since: When its request came, in seconds of the monotonic clock; now, if it is not said.
 
         Raises:
             UnknownTask: The task is gone.
         """
-        waiting = WaitingRequest(self._parts, ctx, caller, ways, at_end=told_answer, at_most=at_most)
+        waiting = WaitingRequest(self._parts, ctx, caller, ways, at_end=told_answer, at_most=at_most, since=since)
         return await waiting.go_on(record)
 
     async def _begin(self, call: ToolCall, waiting: WaitingRequest) -> HandlerResult:
@@ -105,14 +114,14 @@ class FallbackCalls:
             try:
                 answer = await self._launch(call, waiting, task_id)
             except anyio.get_cancelled_exc_class():
-                await waiting.caller_left(task_id)
+                waiting.caller_left(task_id)
                 raise
             if isinstance(answer, Question):
                 return await waiting.ask_before(answer.question)
             try:
                 return await waiting.answer(cast(TaskRecord, answer))
             finally:
-                await self._forget(call, waiting)
+                self._forget(call, waiting)
 
     async def _launch(self, call: ToolCall, waiting: WaitingRequest, task_id: str) -> CallAnswer:
         # One that was asked something first has its own key, and is not the same as another whose answers may differ.
@@ -132,11 +141,14 @@ class FallbackCalls:
             goes_on=call.ways.when_caller_leaves == "continue",
         )
 
-    async def _forget(self, call: ToolCall, waiting: WaitingRequest) -> None:
-        # Another request may have been given the task, where there is a key.
+    def _forget(self, call: ToolCall, waiting: WaitingRequest) -> None:
+        # Another request may have been given the task, where there is a key, or wait for it by its id.
         has_key = call.key is not None or waiting.nonce is not None
-        if waiting.given is not None and waiting.time.waited <= FORGET_WITHIN and not has_key:
-            await self._parts.runtime().discard(waiting.given)
+        given = waiting.given
+        if given is None or waiting.time.waited > FORGET_WITHIN or has_key or waiting.others_wait(given.id):
+            return
+        # The answer does not wait for it.
+        self._parts.later.do(self._parts.runtime().discard(given))
 
     async def _resume(self, call: ToolCall, waiting: WaitingRequest, task_id: str) -> HandlerResult:
         try:

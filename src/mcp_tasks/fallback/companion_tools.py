@@ -38,9 +38,13 @@ def names_with(prefix: str, *, may_answer: bool) -> CompanionNames:
     )
 
 
-def definitions(names: CompanionNames) -> list[dict[str, Any]]:
-    """The tools of those names, as `tools/list` has them."""
-    tools = [_status(names), _cancel(names)]
+def definitions(names: CompanionNames, *, lists: bool) -> list[dict[str, Any]]:
+    """The tools of those names, as `tools/list` has them.
+
+    Args:
+        lists: Whether it can be told which tasks are the caller's own.
+    """
+    tools = [_status(names, lists=lists), _cancel(names)]
     return tools if names.answer is None else [*tools, _answer(names.answer, names)]
 
 
@@ -50,7 +54,12 @@ _TASK_ID: Final = {
 }
 
 
-def _status(names: CompanionNames) -> dict[str, Any]:
+_LOST: Final = " Without a task_id, lists your tasks, in case you lost the id."
+_LEFT_OUT: Final = " Leave it out to list your tasks."
+
+
+def _status(names: CompanionNames, *, lists: bool) -> dict[str, Any]:
+    lost, left_out = (_LOST, _LEFT_OUT) if lists else ("", "")
     # No output schema: what comes back is the result of whichever tool the task is of.
     return _tool(
         names.status,
@@ -58,16 +67,16 @@ def _status(names: CompanionNames) -> dict[str, Any]:
         "Get the result of a tool that answered that it is still running and gave a task id. Waits for the tool to "
         "finish, and returns the tool's own result, unchanged, as soon as there is one. If the tool has not finished "
         "after wait_seconds, says so again: then call this again. Use this in place of calling the tool a second "
-        "time, which would start its work again. Without a task_id, lists your tasks, in case you lost the id.",
+        f"time, which would start its work again.{lost}",
         {
-            "task_id": {**_TASK_ID, "description": f"{_TASK_ID['description']} Leave it out to list your tasks."},
+            "task_id": {**_TASK_ID, "description": f"{_TASK_ID['description']}{left_out}"},
             "wait_seconds": {
                 "type": "number",
                 "description": f"How long to wait for the tool to finish, from 0 to {LONGEST_WAIT:g} seconds.",
                 "default": DEFAULT_WAIT,
             },
         },
-        required=[],
+        required=[] if lists else ["task_id"],
         annotations={"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True, "openWorldHint": False},
     )
 

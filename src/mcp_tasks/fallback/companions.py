@@ -7,10 +7,12 @@ where a JSON-RPC error would end its turn.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from mcp.server import ServerRequestContext
+from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord
@@ -18,7 +20,8 @@ from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import StoreUnavailable, TaskUnreadable, UnknownTask, UsageError
 from mcp_tasks.fallback.arguments import BadArguments, Given
 from mcp_tasks.fallback.companion_tools import check_prefix, definitions, names_with
-from mcp_tasks.fallback.mine import list_result, mine, my_tasks
+from mcp_tasks.fallback.hosts import Host, host_of
+from mcp_tasks.fallback.mine import Mine, list_result, mine, my_tasks
 from mcp_tasks.fallback.phrases import tool_name
 from mcp_tasks.fallback.standing_in import answer_for_person
 from mcp_tasks.fallback.ways import Fallback, ShownTo
@@ -29,9 +32,9 @@ from mcp_tasks.runtime import TaskRuntime
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 
-WaitFor: TypeAlias = Callable[[TaskRecord, RequestContext, Caller, float], Awaitable[dict[str, Any]]]
+WaitFor: TypeAlias = Callable[[TaskRecord, RequestContext, Caller, float, float], Awaitable[dict[str, Any]]]
 """Waits for a task on an open call, for so many seconds or as long as the caller can, and gives the answer to the call:
-the tool's own result, the handle again, or a question."""
+the tool's own result, the handle again, or a question. Last, when the call came, on the monotonic clock."""
 
 
 class ToolWays(Protocol):
@@ -52,6 +55,7 @@ class Companions:
     Args:
         ways: How calls of its tools are answered.
         wait_for: Waits on the call of `task_status`.
+        hosts: What is known of hosts, by `clientInfo.name`.
         shown: Who has them.
         prefix: What their names begin with, where a server has tools of the same names.
 
@@ -66,11 +70,13 @@ class Companions:
         ways: ToolWays,
         wait_for: WaitFor,
         *,
+        hosts: Mapping[str, Host],
         shown: ShownTo = "auto",
         prefix: str = "",
     ) -> None:
         check_prefix(prefix)
-        self.shown: ShownTo = shown
+        self._shown: ShownTo = shown
+        self._hosts = hosts
         self._runtime = runtime
         self._protocol = protocol
         self._ways = ways
@@ -81,19 +87,37 @@ class Companions:
 
     # What is there
 
-    def names_for(self, ways: Fallback) -> CompanionNames | None:
-        """What the caller of a tool whose calls are answered so is told to call; None if there is nothing."""
-        is_there = self.shown == "always" or (self.shown == "auto" and may_hand_over(ways))
-        return names_with(self._prefix, may_answer=ways.model_may_answer) if is_there else None
+    def names_for(self, ways: Fallback, caller: Caller | None) -> CompanionNames | None:
+        """What the caller of a tool whose calls are answered so is told to call; None if it is shown nothing to call.
+
+        Args:
+            caller: None for one that has called a companion.
+        """
+        is_there = self._shown == "always" or (self._shown == "auto" and may_hand_over(ways))
+        if not is_there or not (caller is None or self.is_shown_to(caller)):
+            return None
+        return names_with(self._prefix, may_answer=ways.model_may_answer)
+
+    def is_shown_to(self, caller: Caller) -> bool:
+        """Whether a caller is shown those that there are."""
+        if self._shown != "auto":
+            return self._shown == "always"
+        if self._protocol.speaks(caller.protocol_version):
+            return not self._protocol.takes_tasks(caller)
+        host = host_of(caller.client_info, self._hosts, over_stdio=not caller.headers)
+        # A host that asks for tasks can do so in one version only.
+        return host is None or not host.asks_for_tasks or caller.protocol_version != LATEST_HANDSHAKE_VERSION
 
     def is_companion(self, name: str) -> bool:
         """Whether a tool of this name may be one of them: a look-up, because it is asked on every call."""
-        return self.shown != "never" and name in self._answers
+        return self._shown != "never" and name in self._answers
 
-    async def tools(self, *, is_modern: bool) -> list[dict[str, Any]]:
-        """Those that callers of the newest wire have, or of the older ones, as `tools/list` shows them."""
-        names = await self._present(is_modern)
-        return [] if names is None else definitions(names)
+    async def tools(self, caller: Caller) -> list[dict[str, Any]]:
+        """Those that a caller is shown, as `tools/list` has them."""
+        if not self.is_shown_to(caller):
+            return []
+        names = await self._present(self._protocol.speaks(caller.protocol_version))
+        return [] if names is None else definitions(names, lists=self._mine(caller) is not None)
 
     async def check_names(self, tools: Iterable[str]) -> None:
         """Refuse a server that has tools of the same names itself. To be called when it starts.
@@ -112,7 +136,7 @@ class Companions:
     async def _present(self, is_modern: bool | None = None) -> CompanionNames | None:
         """What they are called; None where no tool can need them."""
         needing = [ways for ways in await self._ways.all() if may_hand_over(ways, is_modern=is_modern)]
-        if self.shown == "never" or (self.shown == "auto" and not needing):
+        if self._shown == "never" or (self._shown == "auto" and not needing):
             return None
         return names_with(self._prefix, may_answer=any(ways.model_may_answer for ways in needing))
 
@@ -141,10 +165,10 @@ class Companions:
             )
 
     async def _status(self, given: Given, names: CompanionNames, ctx: RequestContext, caller: Caller) -> dict[str, Any]:
-        seconds = given.seconds()
+        since, seconds = time.monotonic(), given.seconds()
         if given.task_id() is not None:
-            return await self._wait_for(await self._find(given, caller), ctx, caller, seconds)
-        whose = mine(caller, self._protocol.owner(caller))
+            return await self._wait_for(await self._find(given, caller), ctx, caller, seconds, since)
+        whose = self._mine(caller)
         if whose is None:
             raise BadArguments(
                 "A task_id is needed: on this connection nobody can tell which tasks are yours. It is in the answer "
@@ -184,13 +208,16 @@ class Companions:
             raise UnknownTask(task_id)
         return record
 
+    def _mine(self, caller: Caller) -> Mine | None:
+        return mine(caller, self._protocol.owner(caller))
+
     def _unknown(self, given: Given, names: CompanionNames, caller: Caller) -> str:
         said = (
             f"There is no task {tool_name(given.task_id() or '')} of yours here: the id is wrong, or the task ended "
             "long ago and has expired. Use the id exactly as it was in the answer that said that the tool is still "
             "running."
         )
-        if mine(caller, self._protocol.owner(caller)) is None:
+        if self._mine(caller) is None:
             return said
         return f"{said} To list your tasks, call the tool {tool_name(names.status)} without a task_id."
 

@@ -11,10 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
-from mcp_types.version import LATEST_HANDSHAKE_VERSION
-
 from mcp_tasks.fallback.companions import Companions, ToolWays, answers_for
-from mcp_tasks.fallback.hosts import Host, host_of
 from mcp_tasks.fallback.schema import widened
 from mcp_tasks.protocol import Caller, TasksProtocol
 
@@ -28,16 +25,12 @@ class Listing:
 
     Args:
         ways: How calls of the server's tools are answered whose callers speak no tasks.
-        hosts: What is known of hosts, by `clientInfo.name`.
     """
 
-    def __init__(
-        self, protocol: TasksProtocol, ways: ToolWays, companions: Companions, hosts: Mapping[str, Host]
-    ) -> None:
+    def __init__(self, protocol: TasksProtocol, ways: ToolWays, companions: Companions) -> None:
         self._protocol = protocol
         self._ways = ways
         self._companions = companions
-        self._hosts = hosts
         self._reported: set[str] = set()
 
     async def show(self, caller: Caller, result: dict[str, Any]) -> dict[str, Any]:
@@ -45,8 +38,7 @@ class Listing:
         listed = cast("list[_Tool]", result.get("tools", []))
         is_modern = self._protocol.speaks(caller.protocol_version)
         tools = listed if self._protocol.takes_tasks(caller) else await self._wider(listed, is_modern=is_modern)
-        companions = await self._companions.tools(is_modern=is_modern) if self._has_companions(caller) else []
-        tools = self._with(tools, companions, is_last=result.get("nextCursor") is None)
+        tools = self._with(tools, await self._companions.tools(caller), is_last=result.get("nextCursor") is None)
         shown = result if tools is listed else {**result, "tools": tools}
         if is_modern and (tools is not listed or result.get("cacheScope") == "public") and await self._varies():
             # Otherwise somebody between may give to one caller what was made for another.
@@ -65,15 +57,6 @@ class Listing:
             if ways is not None and answers_for(ways, is_modern):
                 wider[place] = {**tool, "outputSchema": widened(cast("Mapping[str, Any]", schema))}
         return [wider.get(place, tool) for place, tool in enumerate(listed)] if wider else listed
-
-    def _has_companions(self, caller: Caller) -> bool:
-        if self._companions.shown != "auto":
-            return self._companions.shown == "always"
-        if self._protocol.speaks(caller.protocol_version):
-            return not self._protocol.takes_tasks(caller)
-        host = host_of(caller.client_info, self._hosts)
-        # A host that asks for tasks can do so in one version only.
-        return host is None or not host.asks_for_tasks or caller.protocol_version != LATEST_HANDSHAKE_VERSION
 
     def _with(self, tools: list[_Tool], companions: Sequence[_Tool], *, is_last: bool) -> list[_Tool]:
         names = {tool["name"] for tool in companions}

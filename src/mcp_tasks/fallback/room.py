@@ -19,8 +19,10 @@ from mcp_tasks.errors import StoreError, TasksError
 from mcp_tasks.fallback.brought import BroughtAnswers
 from mcp_tasks.fallback.calls import FallbackCalls, ToolCall
 from mcp_tasks.fallback.companions import Companions, ToolWays
+from mcp_tasks.fallback.gone import GoneCallers
 from mcp_tasks.fallback.hosts import ANY_HOST, HOSTS, UNKNOWN_HOST, Host
 from mcp_tasks.fallback.keys import StateKeys
+from mcp_tasks.fallback.later import Later
 from mcp_tasks.fallback.legs import Legs, put_around_boundary
 from mcp_tasks.fallback.listing import Listing
 from mcp_tasks.fallback.serving import ServingParts
@@ -59,11 +61,14 @@ class FallbackRoom:
         is_stopping: Callable[[], bool],
     ) -> None:
         self._ways = ways
-        self._companions = Companions(parts.runtime, parts.protocol, ways, self._wait_for, shown=shown, prefix=prefix)
         self._keys = StateKeys(parts.runtime)
         self._legs = Legs(self._keys, owner=parts.protocol.owner, now=lambda: parts.runtime().now())
+        later = Later()
         known = {**HOSTS, **hosts}
         unknown = known.pop(ANY_HOST, UNKNOWN_HOST)
+        self._companions = Companions(
+            parts.runtime, parts.protocol, ways, self._wait_for, hosts=known, shown=shown, prefix=prefix
+        )
         self._calls = FallbackCalls(
             ServingParts(
                 runtime=parts.runtime,
@@ -73,10 +78,12 @@ class FallbackRoom:
                 is_stopping=is_stopping,
                 companions=self._companions.names_for,
                 seal=self._legs.seal,
-                answers=BroughtAnswers(parts.runtime),
+                answers=BroughtAnswers(parts.runtime, later),
+                later=later,
+                gone=GoneCallers(parts.stopping, later),
             )
         )
-        self._listing = Listing(parts.protocol, ways, self._companions, known)
+        self._listing = Listing(parts.protocol, ways, self._companions)
 
     def start(self, server: MCPServer[Any] | Server[Any]) -> None:
         """The server starts: see what its clients say and are answered."""
@@ -128,10 +135,10 @@ class FallbackRoom:
             raise to_mcp_error(exc) from exc
 
     async def _wait_for(
-        self, record: TaskRecord, ctx: RequestContext, caller: Caller, seconds: float
+        self, record: TaskRecord, ctx: RequestContext, caller: Caller, seconds: float, since: float
     ) -> dict[str, Any]:
         ways = await self._ways.of(record.name) or Fallback()
-        return await self._calls.wait_for(record, ctx, caller, ways, timedelta(seconds=seconds))
+        return await self._calls.wait_for(record, ctx, caller, ways, timedelta(seconds=seconds), since)
 
 
 def _worded(ctx: RequestContext, result: HandlerResult) -> HandlerResult:

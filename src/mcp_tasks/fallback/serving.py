@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -17,9 +18,11 @@ from mcp_tasks.adapters.exchange import exchange_of
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import StoreError, StoreUnavailable, UnknownTask
+from mcp_tasks.errors import StoreError, StoreUnavailable
 from mcp_tasks.fallback.asking import CallQuestions
 from mcp_tasks.fallback.brought import BroughtAnswers, find_patiently
+from mcp_tasks.fallback.gone import GoneCallers
+from mcp_tasks.fallback.later import Later
 from mcp_tasks.fallback.legs import Leg, current_leg
 from mcp_tasks.fallback.open_request import OpenRequest
 from mcp_tasks.fallback.phrases import LONGEST_NAME, line
@@ -30,15 +33,12 @@ from mcp_tasks.fallback.waiting import wait_for
 from mcp_tasks.fallback.ways import Fallback
 from mcp_tasks.fallback.words import CompanionNames, handle_result
 from mcp_tasks.protocol import Caller, RpcError
-from mcp_tasks.protocol.methods import actor_of
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.tools.channel import require_capability
 from mcp_tasks.tools.open_calls import OpenCalls
 from mcp_tasks.wire.render import render_question
 
 logger: Final = logging.getLogger(__name__)
-
-LEFT: Final = "The caller went away"
 
 UNREADABLE: Final = "it has ended, and its result cannot be read right now"
 
@@ -57,9 +57,12 @@ class ServingParts:
         hosts: What is known of hosts.
         stopping: Returns when the process is told to stop.
         is_stopping: Whether it has been.
-        companions: The names of the companion tools, for calls that are answered in these ways; None if there are none.
+        companions: The names of the companion tools, for calls that are answered in these ways, and for this caller
+            (None: one that has called a companion); None if it is shown none.
         seal: Seals what the next request of a call is to bring.
         answers: Takes the answers that requests bring.
+        later: Does what a request leaves to be done.
+        gone: Stops the work of callers that went away, where it is to stop.
     """
 
     runtime: Callable[[], TaskRuntime]
@@ -67,9 +70,11 @@ class ServingParts:
     hosts: KnownHosts
     stopping: Callable[[], Awaitable[object]]
     is_stopping: Callable[[], bool]
-    companions: Callable[[Fallback], CompanionNames | None]
+    companions: Callable[[Fallback, Caller | None], CompanionNames | None]
     seal: Callable[[RequestContext, CallState], Awaitable[str]]
     answers: BroughtAnswers
+    later: Later
+    gone: GoneCallers
 
 
 class WaitingRequest:
@@ -79,6 +84,7 @@ class WaitingRequest:
         at_end: What it answers once the task has ended.
         at_most: The longest that it waits, where its caller said so; it is not told to come back for more then.
         joins: Whether another call like this one would be given the same task.
+        since: When it began, in seconds of the monotonic clock; now, if it is not said.
 
     Attributes:
         leg: Which request of its call it is; None where the caller cannot be told to come back.
@@ -96,6 +102,7 @@ class WaitingRequest:
         at_end: AnswerAtEnd,
         at_most: timedelta | None = None,
         joins: bool = False,
+        since: float | None = None,
     ) -> None:
         self.leg: Leg | None = current_leg.get()
         self.given: TaskRecord | None = None
@@ -122,6 +129,7 @@ class WaitingRequest:
             parts.hosts.unknown,
             leg=self.leg,
             now=self._runtime.now(),
+            began=time.monotonic() if since is None else since,
             wanted=at_most,
             # Answers of plain JSON carry none.
             is_sent_progress=self._relay.has_token and not is_json,
@@ -167,9 +175,11 @@ class WaitingRequest:
                     # No word is to be given before the end: the caller may give up, which is what the author wants.
                     seen = await self._wait(seen, None)
                 if self._has_left and not seen.is_final:
-                    await self.caller_left(record.id)
+                    self.caller_left(record.id)
         except anyio.get_cancelled_exc_class():
-            await self.caller_left(record.id)
+            if self._questions is not None:
+                self._questions.take_back()
+            self.caller_left(record.id)
             raise
         finally:
             if self._questions is not None:
@@ -188,7 +198,8 @@ class WaitingRequest:
                 # The tool is at work: to answer with an error now would have the client start it twice.
                 logger.warning("a caller of %r cannot be told to come back: %s", seen.name, exc)
         self._log_word(seen)
-        return handle_result(seen, self._parts.companions(self._ways), joins=self._joins)
+        caller = self._caller if self._at_most is None else None
+        return handle_result(seen, self._parts.companions(self._ways, caller), joins=self._joins)
 
     def _log_word(self, seen: TaskRecord) -> None:
         """What whoever looks after the server has to know to make the host's limit known."""
@@ -295,26 +306,15 @@ class WaitingRequest:
         asked = {"inputRequests": dict(questions)} if questions else {"requestState": PLACEHOLDER}
         return {"resultType": "input_required", **asked}
 
-    async def caller_left(self, task_id: str) -> None:
-        """The request is cancelled. A server that stops cancels requests too, and its tools are to go on.
+    def caller_left(self, task_id: str) -> None:
+        """The request is cancelled.
 
         On older wires a client that only lost its connection has not left: there, to cancel is to say so (2025-11-25).
         """
-        if self._ways.when_caller_leaves != "cancel" or self._parts.is_stopping():
-            return
-        if self._at_most is not None or self._others_wait(task_id):
-            # It only asked how the work is, after having been told that it goes on; or it was not alone.
-            return
-        with anyio.CancelScope(shield=True):
-            try:
-                record = await self._runtime.find(task_id)
-                await self._runtime.cancel(record, LEFT, actor=actor_of(record))
-            except UnknownTask:
-                # It left before there was one.
-                pass
-            except StoreError as exc:
-                logger.warning("task %s… was not cancelled, though its caller went away: %s", task_id[:12], exc)
+        # Who only asked how the work is had been told that it goes on.
+        if self._ways.when_caller_leaves == "cancel" and self._at_most is None:
+            self._parts.gone.left(self._runtime, task_id, lambda: self.others_wait(task_id))
 
-    def _others_wait(self, task_id: str) -> bool:
+    def others_wait(self, task_id: str) -> bool:
         """Whether another call is open for the same work, in this process."""
         return any(call is not self._open_request for call in self._parts.open_calls.of(task_id))

@@ -42,6 +42,7 @@ class RequestTime:
         host: The caller's host; None for one that is not known.
         unknown: What is assumed of such a host.
         leg: Which request of its call it is; None where the caller cannot be told to come back.
+        began: When it began, in seconds of the monotonic clock.
         now: The time as people tell it, which states carry from one request of a call to the next.
         wanted: How long the caller wants to wait, where it says so.
         is_sent_progress: Whether the caller asked for progress, and its connection carries any.
@@ -59,10 +60,11 @@ class RequestTime:
         *,
         leg: Leg | None,
         now: datetime,
+        began: float,
         wanted: timedelta | None,
         is_sent_progress: bool,
     ) -> None:
-        self._began = time.monotonic()
+        self._began = began
         assumed = host or unknown
         brought = None if leg is None else leg.brought
         self.window: datetime = now if brought is None else _window(brought.window, assumed.limit, now)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -14,6 +16,9 @@ from mcp_tasks.errors import StoreError, TaskUnreadable, UnknownTask
 from mcp_tasks.runtime import TaskRuntime
 
 logger: Final = logging.getLogger(__name__)
+
+AT_FIRST: Final = 0.05
+"""Seconds for which a task is waited for and nothing else."""
 
 LEAST: Final = 0.2
 """Seconds that a store has to tell how a task is, also on a call that has no time left."""
@@ -44,6 +49,10 @@ async def wait_for(
         TaskUnreadable: Its row cannot be read.
     """
     follower = _Follower(runtime, record, until, see)
+    deadline = math.inf if limit is None else time.monotonic() + limit.total_seconds()
+    # Most tools are quick, and what goes on beside is set up in vain for them.
+    if await follower.follow(min(AT_FIRST, deadline - time.monotonic())) or deadline <= time.monotonic():
+        return follower.seen
     problem: Exception | None = None
     async with anyio.create_task_group() as group:
 
@@ -55,7 +64,7 @@ async def wait_for(
         for event in over:
             group.start_soon(end_after, event)
         try:
-            await follower.follow(limit)
+            await follower.follow(deadline - time.monotonic())
         except (UnknownTask, TaskUnreadable) as exc:
             # Out of the group it would come wrapped.
             problem = exc
@@ -81,15 +90,22 @@ class _Follower:
         self._see = see
         self._is_away = False
 
-    async def follow(self, limit: timedelta | None) -> None:
-        # A call that has no time left still gets what is there, unless the store takes too long to tell.
-        seconds = None if limit is None else max(limit.total_seconds(), LEAST)
-        with self._runtime.hints.listen([self.seen.id]) as hints, anyio.move_on_after(seconds):
-            while not await self._look():
-                # A hint may be lost; the store is the truth. One that comes while the store is away is lost on us.
-                pause = AWAY if self._is_away else self._runtime.settings.look_interval.total_seconds()
-                with anyio.move_on_after(pause):
-                    await anext(hints)
+    async def follow(self, seconds: float) -> bool:
+        """Look until there is nothing to wait for, or the time is over; whether the former."""
+        with self._runtime.hints.listen([self.seen.id]) as hints:
+            # A call that has no time left still gets what is there, unless the store takes too long to tell.
+            with anyio.move_on_after(max(seconds, LEAST)):
+                if await self._look():
+                    return True
+            with anyio.move_on_after(seconds):
+                while True:
+                    # A hint may be lost; the store is the truth. One that comes while that is away is lost on us.
+                    pause = AWAY if self._is_away else self._runtime.settings.look_interval.total_seconds()
+                    with anyio.move_on_after(pause):
+                        await anext(hints)
+                    if await self._look():
+                        return True
+        return False
 
     async def _look(self) -> bool:
         """See how the task is; whether there is nothing to wait for."""

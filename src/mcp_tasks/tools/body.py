@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Final, TypeAlias, cast
+from weakref import WeakSet
 
 from mcp.server import ServerRequestContext
 from mcp.server.auth.middleware.auth_context import auth_context_var
@@ -78,6 +79,7 @@ class ToolBody:
         self._lifespan_state = lifespan_state
         self._calls = calls
         self._clients = ClientCache()
+        self._had: WeakSet[OpenCall] = WeakSet()
 
     async def __call__(self, run: Run) -> Ending:
         """Call the tool, as often as it takes to answer what it asks by returning, and say how it ended."""
@@ -157,11 +159,17 @@ class ToolBody:
         )
 
     def _first_call(self, run: Run) -> OpenCall | None:
-        """The call that a run was started for, if that is open here. Later runs do not have it, wherever they are: a
-        tool must not come to depend on what is not there after a restart."""
-        if self._calls is None or run.attempt != 1:
+        """The call that the first run of a task has, if that is open here.
+
+        Later runs have it for as long as it is the very same: a tool that was parked goes on with what it had. Other
+        calls of the same work are not theirs, or a tool would come to depend on what is not there after a restart.
+        """
+        if self._calls is None:
             return None
-        return next((call for call in self._calls.of(run.record.id) if call.name == run.record.name), None)
+        there = [call for call in self._calls.of(run.record.id) if call.name == run.record.name]
+        if run.attempt == 1:
+            self._had.update(there[:1])
+        return next((call for call in there if call in self._had), None)
 
 
 def questions_in(question: JsonObject, request: TaskRequest) -> dict[str, InputRequest]:

@@ -196,8 +196,8 @@ def require_capability(question: InputRequest, declared: JsonObject) -> None:
         return
     raise RpcError(
         MISSING_REQUIRED_CLIENT_CAPABILITY,
-        f"{_ASKS_WITH}{question.method}, and the client did not declare the {name} capability. "
-        "A client of the Python SDK declares it by having a callback for it.",
+        f"{_ASKS_WITH}{question.method}, and the client did not declare the {name} capability, as far as this server "
+        "knows. Only a client that declares it can be asked.",
         {"requiredCapabilities": required},
     )
 
