@@ -54,22 +54,30 @@ class BroughtAnswers:
     def __init__(self, runtime: Callable[[], TaskRuntime], later: Later) -> None:
         self._runtime = runtime
         self._later = later
+        self._writing: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def take(self, record: TaskRecord, params: JsonObject, limit: timedelta | None) -> bool:
         """Write down the answers among the params of a request; whether they are within `limit`.
 
         One that does not fit its question is for the tool to see. One that cannot be written yet is written later,
-        whatever becomes of the request: its person is not asked again.
+        whatever becomes of the request: its person is not asked again, by the requests that come after it either.
         """
         brought = params.get("inputResponses")
-        if not isinstance(brought, Mapping):
-            return True
-        answers = cast("Mapping[str, Any]", brought)
-        writing = [self._write(record, key, answers[key]) for key in record.inputs.outstanding.keys() & answers.keys()]
+        answers: Mapping[str, Any] = cast("Mapping[str, Any]", brought) if isinstance(brought, Mapping) else {}
+        for key in record.inputs.outstanding.keys() & answers.keys():
+            self._write(record, key, answers[key])
+        outstanding = ((record.id, key) for key in record.inputs.outstanding)
+        writing = [self._writing[which] for which in outstanding if which in self._writing]
         if not writing:
             return True
         _, unwritten = await asyncio.wait(writing, timeout=None if limit is None else limit.total_seconds())
         return not unwritten
 
-    def _write(self, record: TaskRecord, key: str, answer: Any) -> asyncio.Task[None]:
-        return self._later.do(take_answer(self._runtime, record, key, misfit(record, key, answer) or answer))
+    def _write(self, record: TaskRecord, key: str, answer: Any) -> None:
+        """Begin to write an answer down, unless one is being written: the first counts."""
+        which = (record.id, key)
+        if which in self._writing:
+            return
+        taken = take_answer(self._runtime, record, key, misfit(record, key, answer) or answer)
+        self._writing[which] = self._later.do(taken)
+        self._writing[which].add_done_callback(lambda _: self._writing.pop(which))
