@@ -284,8 +284,20 @@ def _entries(public: Sequence[Export], *, hidden: Collection[str] = (), say_wher
             yield _prose(export.doc)
         else:
             if last is not None:
-                yield _block([ast.unparse(last)])
-            yield _prose(export.doc)
+                yield _block([_constant(last)])
+            yield _prose(_with_links(export.doc))
+
+
+def _constant(node: Definition) -> str:
+    """An assignment; a table that is too long for a line without its entries."""
+    if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict) and len(ast.unparse(node)) > LINE:
+        return f"{ast.unparse(node.target)}: {ast.unparse(node.annotation)} = {{...}}"
+    return ast.unparse(node)
+
+
+def _with_links(doc: str) -> str:
+    """The docstring with links to the pages that it names as a reader of the source finds them."""
+    return re.sub(r"docs/([\w-]+\.md)(#[\w-]+)?", r"[\1](\1\2)", doc)
 
 
 def _class(node: ast.ClassDef, beside: Sequence[Export], unnamed: Sequence[Export]) -> Iterator[str]:

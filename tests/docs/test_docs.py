@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp import Client
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
 
 from docs.generate import LIFECYCLE, pages
 from docs.reference import slug
@@ -80,6 +82,23 @@ async def test_the_server_and_the_client_of_the_readme_work_together() -> None:
     async with client:
         result = await client.call_tool("render", {"frames": 3})
     assert result.structured_content == {"result": "published"}
+
+
+@pytest.mark.anyio
+async def test_a_host_can_start_the_server_of_the_first_page_as_it_is_told_to_there(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "get-started.md"
+    server, as_host_starts_it = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)[
+        :3:2
+    ]
+    [told] = re.findall(r"^```json\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    [start] = json.loads(told)["mcpServers"].values()
+    program = tmp_path / Path(start["args"][0]).name
+    program.write_text(server.partition("if __name__")[0] + as_host_starts_it)
+    assert Path(start["command"]).name == "python"
+    parameters = StdioServerParameters(command=sys.executable, args=[str(program)], env=ENVIRONMENT, cwd=tmp_path)
+    async with Client(stdio_client(parameters)) as client:
+        result = await client.call_tool("count", {"to": 1})
+    assert result.structured_content == {"result": "counted to 1"}
 
 
 @pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)

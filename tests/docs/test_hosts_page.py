@@ -11,12 +11,15 @@ import pytest
 from mcp import Client
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
+from mcp_types import ElicitResult
 from pydantic import BaseModel
 
 from mcp_tasks import Fallback, Host, Tasks
+from mcp_tasks.client import TasksClient
 from mcp_tasks.fallback.hosts import UNKNOWN_HOST
 from mcp_tasks.fallback.patience import patience_of_call, patience_of_leg
 from tests.helpers.process import ROOT
+from tests.helpers.server import QUICK
 
 pytestmark = pytest.mark.anyio
 
@@ -70,6 +73,64 @@ async def test_a_model_reads_what_the_page_shows(mode: str) -> None:
         answer = await client.call_tool("task_status", task)
         assert answer.is_error
         assert _read(answer) == cancelled
+
+
+async def _agrees(context: Any, params: Any) -> ElicitResult:
+    return ElicitResult(action="accept", content={"publish": True})
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("has_tasks", [False, True])
+async def test_the_tool_that_can_do_without_an_answer_does(mode: str, has_tasks: bool) -> None:
+    names: dict[str, Any] = {"__name__": "docs.hosts"}
+    exec(compile("\n\n".join(re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)), "hosts.md", "exec"), names)
+    said: list[str] = []
+    for callback in (None, _agrees):
+        extensions = [TasksClient()] if has_tasks else []
+        client = Client(names["server"], mode=mode, extensions=extensions, elicitation_callback=callback)
+        async with client:
+            result = await client.call_tool("archive", {"film": "Metropolis"})
+            assert not result.is_error
+            said.append(_read(result))
+    assert "nobody could be asked" in said[0]
+    assert said[1] == "Metropolis is archived and published"
+
+
+@pytest.mark.parametrize(
+    ("ways", "requests"),
+    [(Fallback(wait=timedelta(0)), 9), (Fallback(wait=timedelta(0), legs=0), 1), (Fallback(wait=MOMENT, legs=0), 1)],
+)
+async def test_a_call_takes_as_many_requests_as_the_page_says_and_without_legs_nobody_is_asked(
+    ways: Fallback, requests: int
+) -> None:
+    tasks = Tasks("memory://", fallback=ways, settings=QUICK)
+    server = MCPServer[Any]("render-farm", **tasks.wiring())
+    seen: list[str] = []
+
+    async def count(ctx: Any, call_next: Any) -> Any:
+        seen.append(ctx.method)
+        return await call_next(ctx)
+
+    server.middleware.append(count)
+
+    @server.tool()
+    @tasks.task()
+    async def render() -> None:  # pyright: ignore[reportUnusedFunction]
+        await anyio.sleep_forever()
+
+    @server.tool()
+    @tasks.task()
+    async def publish(ctx: Context) -> str:  # pyright: ignore[reportUnusedFunction]
+        return (await ctx.elicit("Publish it?", Publish)).action
+
+    async with Client(server, elicitation_callback=_agrees) as client:
+        assert 'The tool "render" is still running.' in _read(await client.call_tool("render", {}))
+        assert seen.count("tools/call") == requests
+        if not ways.legs:
+            answer = await client.call_tool("publish", {})
+            assert answer.structured_content is not None
+            task = {"task_id": answer.structured_content["taskId"], "wait_seconds": 1}
+            assert "it waits for an answer" in _read(await client.call_tool("task_status", task))
 
 
 def test_a_call_waits_as_long_as_the_page_says() -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from mcp import Client
 
 from tests.deploy.recipes import LIMIT, answers, connected, started
 from tests.helpers.process import ENVIRONMENT, ROOT
@@ -61,6 +62,9 @@ async def test_one_process_serves_and_another_runs_the_tools(tmp_path: Path) -> 
             assert (await handle.status()).status == "working"
             with _running("python worker.py", tmp_path) as worker:
                 result = await handle.result(timeout=LIMIT)
+                async with Client(f"{url}/mcp") as without_tasks:
+                    waited_for = await without_tasks.call_tool("render", {"frames": 1})
     assert result.structured_content == {"result": f"1 frames, by process {worker.pid}"}
+    assert waited_for.structured_content == result.structured_content
     # The worker ends in order when it is told to.
     assert worker.returncode == 0

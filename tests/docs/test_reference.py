@@ -106,3 +106,9 @@ def test_what_an_option_is_without_a_word_is_what_the_code_does() -> None:
 def test_the_code_on_the_page_is_not_run() -> None:
     # Blocks that say `python` are run from top to bottom by the tests, and a signature is no statement.
     assert "```python" not in page()
+
+
+def test_a_long_table_is_not_written_out_but_linked_to() -> None:
+    entry = page().partition("\n### HOSTS\n")[2].partition("\n### ")[0]
+    assert "HOSTS: Final[Mapping[str, Host]] = {...}\n" in entry
+    assert "[hosts.md](hosts.md#the-hosts-that-are-known)" in entry

@@ -36,6 +36,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 either_mode = pytest.mark.parametrize("mode", MODES)
 WAYS = Fallback(wait=SOON, legs=1)
 MAY_ANSWER = replace(WAYS, model_may_answer=True)
+MORE = {"task_answer": {"action": "accept"}}
+"""What a tool needs besides an id."""
 
 
 @either_mode
@@ -86,13 +88,58 @@ async def test_it_waits_no_longer_than_it_is_told_to(mode: str, seconds: Any) ->
 
 
 @either_mode
-@pytest.mark.parametrize("seconds", [10**400, 1e308, "soon", None, True, [], float("inf")])
-async def test_a_time_that_makes_no_sense_is_none_of_a_models_problems(mode: str, seconds: Any) -> None:
+@pytest.mark.parametrize("seconds", [10**400, 1e308, " 7 ", None, float("inf")])
+async def test_a_time_that_is_too_long_is_none_of_a_models_problems(mode: str, seconds: Any) -> None:
     farm = Farm()
     farm.gate.set()
     async with chat(farm.server, mode) as client:
         task_id = (await farm.tasks.start("render", {"scene": "a"})).id
         result = await client.call_tool("task_status", {"task_id": task_id, "wait_seconds": seconds})
+    assert text_of(result) == "a rendered"
+
+
+@either_mode
+@pytest.mark.parametrize("seconds", ["soon", "", "nan", True, [], {"seconds": 5}])
+async def test_a_time_that_is_no_number_is_a_tool_error(mode: str, seconds: Any) -> None:
+    farm = Farm()
+    async with chat(farm.server, mode) as client:
+        task_id = await handle_of(client)
+        result = await client.call_tool("task_status", {"task_id": task_id, "wait_seconds": seconds})
+    assert result.is_error
+    assert text_of(result).startswith("The wait_seconds must be a number, and is ")
+
+
+@pytest.mark.parametrize(("given", "taken"), [(-(10**400), 0), (-1, 0), (10**400, 300), (301, 300), (12.5, 12.5)])
+def test_a_time_out_of_range_is_the_nearest_that_is_not(given: float, taken: float) -> None:
+    assert Given({"wait_seconds": given}).seconds() == taken
+
+
+@either_mode
+@pytest.mark.parametrize(
+    ("tool", "arguments", "said"),
+    [
+        ("task_status", {"id": "a"}, 'no argument "id". It takes "task_id", "wait_seconds". The id of the task goes'),
+        ("task_cancel", {"id": "a"}, 'no argument "id". It takes "task_id". The id of the task goes into "task_id".'),
+        ("task_answer", {"answer": True}, 'no argument "answer". It takes "task_id", "action", "content", "question".'),
+    ],
+)
+async def test_an_argument_that_there_is_not_is_a_tool_error_that_names_those_that_there_are(
+    mode: str, tool: str, arguments: dict[str, Any], said: str
+) -> None:
+    farm = Farm(ways=MAY_ANSWER)
+    async with chat(farm.server, mode) as client:
+        await handle_of(client)
+        result = await client.call_tool(tool, arguments)
+    assert result.is_error
+    assert said in text_of(result)
+
+
+async def test_what_a_host_adds_for_itself_is_not_a_models_mistake() -> None:
+    farm = Farm()
+    async with chat(farm.server, MODERN) as client:
+        task_id = await handle_of(client)
+        farm.gate.set()
+        result = await client.call_tool("task_status", {"task_id": task_id, "__tool_use_purpose": "to see"})
     assert text_of(result) == "a rendered"
 
 
@@ -111,7 +158,7 @@ async def test_an_id_is_taken_in_the_spelling_of_the_handle_and_with_marks_aroun
 async def test_an_unknown_id_is_a_tool_error_that_says_what_to_do(mode: str, tool: str, task_id: str) -> None:
     farm = Farm(ways=MAY_ANSWER)
     async with chat(farm.server, mode) as client:
-        result = await client.call_tool(tool, {"task_id": task_id, "action": "accept"})
+        result = await client.call_tool(tool, {"task_id": task_id, **MORE.get(tool, {})})
     text = text_of(result)
     assert result.is_error
     assert text.startswith('There is no task "')
@@ -132,7 +179,7 @@ async def test_half_a_character_in_an_id_is_told_of_in_words_that_every_parser_r
 async def test_an_id_that_is_no_text_is_a_tool_error(mode: str, tool: str, task_id: Any) -> None:
     farm = Farm(ways=MAY_ANSWER)
     async with chat(farm.server, mode) as client:
-        result = await client.call_tool(tool, {"task_id": task_id, "action": "accept"})
+        result = await client.call_tool(tool, {"task_id": task_id, **MORE.get(tool, {})})
     assert result.is_error
     assert text_of(result).startswith("The task_id must be a string")
 
@@ -159,8 +206,8 @@ async def test_somebody_elses_task_looks_like_one_that_never_was(mode: str) -> N
     async with chat(farm.server, mode, name="ada") as ada, chat(farm.server, mode, name="bob") as bob:
         task_id = await handle_of(ada)
         for tool in ("task_status", "task_cancel", "task_answer"):
-            theirs = text_of(await bob.call_tool(tool, {"task_id": task_id, "action": "accept"}))
-            nobodys = text_of(await bob.call_tool(tool, {"task_id": "task_x", "action": "accept"}))
+            theirs = text_of(await bob.call_tool(tool, {"task_id": task_id, **MORE.get(tool, {})}))
+            nobodys = text_of(await bob.call_tool(tool, {"task_id": "task_x", **MORE.get(tool, {})}))
             assert theirs.replace(task_id, "task_x") == nobodys
         assert "You have no tasks here" in text_of(await bob.call_tool("task_status", {}))
         listed = await ada.call_tool("task_status", {})
@@ -287,7 +334,7 @@ async def test_a_cancelled_tool_has_stopped_and_says_so_ever_after(mode: str) ->
     assert text_of(again).startswith('The tool "render" had already been cancelled')
     assert [cancelled.is_error, again.is_error] == [False, False]
     assert status.is_error
-    assert text_of(status).startswith('The tool "render" was cancelled, and has no result. Cancelled by the client.')
+    assert text_of(status).startswith('The tool "render" was cancelled, and has no result. Cancelled with task_cancel.')
 
 
 @either_mode
@@ -363,7 +410,10 @@ async def test_a_model_answers_for_a_person_where_the_author_allows_it(
     assert text_of(answered).startswith('The answer was given to the tool "publish", which goes on.')
     assert text_of(result) == said
     assert late.is_error
-    assert text_of(late).startswith('The tool "publish" asks nothing now.')
+    asks_nothing = (
+        'The tool "publish" asks nothing now. To get the result, call the tool "task_status" with {"task_id":'
+    )
+    assert text_of(late).startswith(asks_nothing)
     assert farm.started == ["publish"]
 
 
@@ -379,7 +429,10 @@ async def test_a_model_answers_for_a_person_where_the_author_allows_it(
         ({"action": "agree"}, 'The action must be "accept", "decline" or "cancel", and is "agree".'),
         ({"action": ["accept"]}, 'The action must be "accept", "decline" or "cancel"'),
         ({}, 'The action must be "accept", "decline" or "cancel", and is null.'),
-        ({"action": "decline", "question": "another"}, 'Say in question which of these is answered: "elicitation-1"'),
+        (
+            {"action": "decline", "question": "another"},
+            'There is no such question. The tool asks one thing: "Publish?" To answer that, leave the question out.',
+        ),
         ({"action": "decline", "question": 7}, "The question must be named by a string"),
     ],
 )
@@ -431,11 +484,20 @@ def test_which_question_is_answered(question: str | None, named: int, key: str |
     record = TaskRecord(
         id="task", owner=None, name="tool", created_at=now, updated_at=now, inputs=InputBook().ask(asks)
     )
+    names = names_with("", may_answer=True)
     if key is not None:
-        assert key_of(record, question) == key
+        assert key_of(record, question, names) == key
         return
-    with pytest.raises(BadArguments, match=r"which of these is answered|asks nothing now"):
-        key_of(record, question)
+    with pytest.raises(BadArguments) as caught:
+        key_of(record, question, names)
+    said = {
+        0: "asks nothing now",
+        1: "There is no such question",
+        2: 'which of these is answered: "a" ("Publish?"), "b"',
+    }
+    assert said[named] in str(caught.value)
+    # A key says nothing to a model that need not choose.
+    assert ('"a"' in str(caught.value)) == (named == 2)
 
 
 @either_mode
@@ -510,3 +572,17 @@ async def test_a_server_whose_tools_are_all_plain_may_have_tools_of_these_names(
     del task_status
     async with chat(farm.server, MODERN) as client:
         assert text_of(await client.call_tool("task_status", {})) == "the server's own"
+
+
+@pytest.mark.parametrize(("shown", "warns"), [("never", True), ("auto", False)])
+async def test_a_model_that_may_answer_and_has_nothing_to_answer_with_is_warned_of_once(
+    shown: str, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    farm = Farm(options={"companions": shown})
+    farm.tasks.mark("publish", fallback=MAY_ANSWER)
+    for _ in range(2):
+        async with chat(farm.server, MODERN):
+            pass
+    said = [record.getMessage() for record in caplog.records if "model_may_answer" in record.getMessage()]
+    assert len(said) == int(warns)
+    assert all('companions="never"' in text for text in said)

@@ -73,6 +73,26 @@ def test_a_host_that_waits_has_no_limit_and_an_unknown_one_has_a_minute() -> Non
     assert UNKNOWN_HOST.answer_within(has_progress=True) == timedelta(seconds=50)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("", "a host's name cannot be empty"),
+        ("our*chat", "can only stand at the end"),
+        ("*chat", "can only stand at the end"),
+        ("**", "can only stand at the end"),
+        ("our-chat (via mcp-remote 0.1.38)", "write 'our-chat'"),
+    ],
+)
+def test_a_name_that_no_host_can_have_is_refused(name: str, said: str) -> None:
+    with pytest.raises(InvalidOption, match=re.escape(said)):
+        check_hosts({name: SHORT})
+
+
+@pytest.mark.parametrize("name", ["*", "our-chat", "our-chat*", "Our Chat"])
+def test_any_other_name_is_taken(name: str) -> None:
+    check_hosts({name: SHORT})
+
+
 def test_what_is_no_host_is_refused() -> None:
     with pytest.raises(InvalidOption, match="limit must be a timedelta, got 60"):
         Host(limit=60)  # pyright: ignore[reportArgumentType]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from mcp_types import ToolAnnotations
 
+from mcp_tasks import Fallback, Tasks
 from mcp_tasks.errors import InvalidDuration, InvalidOption
 from mcp_tasks.runtime import Settings, ToolPolicy
 from mcp_tasks.server.options import TaskOptions, Unset
@@ -86,3 +87,15 @@ def test_a_setting_that_is_a_bare_number_is_refused_with_what_to_write(setting: 
 def test_a_number_of_waiting_runs_that_is_none_is_refused(number: object) -> None:
     with pytest.raises(InvalidOption, match="waiting_runs"):
         Settings(max_waiting_runs=number)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("ways", ["sometimes", True, timedelta(seconds=20), Fallback, {"wait": 20}])
+def test_what_is_no_fallback_is_refused_with_what_to_write(ways: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"fallback must be 'auto', 'inline' or a Fallback, got .*Fallback\(wait="):
+        TaskOptions(fallback=ways)
+
+
+def test_a_tool_may_say_nothing_of_its_fallback_and_a_server_may_not_say_none() -> None:
+    assert TaskOptions(fallback=None).ways(TaskOptions()) == Fallback()
+    with pytest.raises(InvalidOption, match="fallback must be 'auto', 'inline' or a Fallback, got None"):
+        Tasks("memory://", fallback=None)  # pyright: ignore[reportArgumentType]

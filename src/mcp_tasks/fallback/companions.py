@@ -27,7 +27,7 @@ from mcp_tasks.fallback.standing_in import answer_for_person
 from mcp_tasks.fallback.ways import Fallback, ShownTo
 from mcp_tasks.fallback.words import CompanionNames, facts, problem, text_result, with_id
 from mcp_tasks.protocol import Caller, TasksProtocol
-from mcp_tasks.protocol.methods import CANCELLED_BY_CLIENT, actor_of
+from mcp_tasks.protocol.methods import actor_of
 from mcp_tasks.runtime import TaskRuntime
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
@@ -84,6 +84,7 @@ class Companions:
         self._prefix = prefix
         names = names_with(prefix, may_answer=True)
         self._answers = {names.status: self._status, names.cancel: self._cancel, names.answer: self._answer}
+        self._taken = {tool["name"]: list(tool["inputSchema"]["properties"]) for tool in definitions(names)}
 
     # What is there
 
@@ -152,6 +153,7 @@ class Companions:
             return None
         given = Given(arguments)
         try:
+            given.check_names(self._taken[name])
             return await self._answers[name](given, names, ctx, caller)
         except BadArguments as exc:
             return problem(f"{exc} This call changed nothing.")
@@ -178,7 +180,7 @@ class Companions:
 
     async def _cancel(self, given: Given, names: CompanionNames, ctx: RequestContext, caller: Caller) -> dict[str, Any]:
         before = await self._find(given, caller)
-        after = await self._runtime().cancel(before, CANCELLED_BY_CLIENT, actor=actor_of(before))
+        after = await self._runtime().cancel(before, f"Cancelled with {names.cancel}", actor=actor_of(before))
         tool, task = tool_name(after.name), f"Task: {after.id}"
         if after.status is not TaskStatus.CANCELLED:
             kept = f"To get what it ended with, call the tool {tool_name(names.status)} with {with_id(after)}."

@@ -112,14 +112,15 @@ HOSTS: Final[Mapping[str, Host]] = {
     "inspector-*": _gives_up_after(60),
     "mcp-tasks-cli": Host(asks_for_tasks=True),
 }
-"""Hosts that are known, by `clientInfo.name`; a name that ends with `*` stands for all that begin so."""
+"""Hosts that are known, by `clientInfo.name`; a name that ends with `*` stands for all that begin so. They are listed
+with their sources in docs/hosts.md#the-hosts-that-are-known."""
 
 
 def check_hosts(hosts: object) -> None:
     """Refuse what is not a mapping of names to hosts.
 
     Raises:
-        InvalidOption: It is not.
+        InvalidOption: It is not, or a host could never have one of the names.
     """
     check_mapping("hosts", hosts)
     for name, host in cast("Mapping[str, Any]", hosts).items():
@@ -127,6 +128,23 @@ def check_hosts(hosts: object) -> None:
             raise InvalidOption(
                 f"hosts[{name!r}] must be a Host, got {host!r}: write Host(limit=timedelta(seconds=...))"
             )
+        _check_name(name)
+
+
+def _check_name(name: str) -> None:
+    """Refuse a name that no host is ever found by."""
+    if not name:
+        raise InvalidOption(
+            f"hosts[{name!r}]: a host's name cannot be empty; {ANY_HOST!r} is for all that are not known"
+        )
+    if ANY_ENDING in name[:-1]:
+        raise InvalidOption(
+            f"hosts[{name!r}]: {ANY_ENDING!r} can only stand at the end of a name, for all names that begin so"
+        )
+    if VIA in name:
+        raise InvalidOption(
+            f"hosts[{name!r}]: behind a bridge the host is known by its own name; write {name.partition(VIA)[0]!r}"
+        )
 
 
 def host_of(client_info: JsonObject | None, hosts: Mapping[str, Host], *, over_stdio: bool = False) -> Host | None:

@@ -61,6 +61,7 @@ class FallbackRoom:
         is_stopping: Callable[[], bool],
     ) -> None:
         self._ways = ways
+        self._has_warned = False
         self._keys = StateKeys(parts.runtime)
         self._legs = Legs(self._keys, owner=parts.protocol.owner, now=lambda: parts.runtime().now())
         later = Later()
@@ -97,10 +98,22 @@ class FallbackRoom:
             UsageError: It has; the message says what to do.
         """
         await self._companions.check_names(tools)
+        await self._warn_of_unanswerable()
         try:
             await self._keys.prepare()
         except StoreError as exc:
             logger.warning("the keys for requestState are not there yet: %s", exc)
+
+    async def _warn_of_unanswerable(self) -> None:
+        """Say once that models may answer what they have no tool to answer with."""
+        if self._companions.shown != "never" or self._has_warned:
+            return
+        if any(ways.model_may_answer for ways in await self._ways.all()):
+            self._has_warned = True
+            logger.warning(
+                'model_may_answer=True has no effect with Tasks(companions="never"): a model answers with a companion '
+                "tool, and there is none. What a tool asks that the client cannot be asked stays open for somebody else"
+            )
 
     async def rotate_key(self) -> None:
         """Seal what calls bring along under a new key from now on."""

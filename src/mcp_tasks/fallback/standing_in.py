@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import ValueNotStorable
 from mcp_tasks.fallback.arguments import BadArguments, Given
@@ -23,7 +24,7 @@ async def answer_for_person(
     Raises:
         BadArguments: It is not an answer to an open question of the task. The question stays open.
     """
-    key = key_of(record, given.question())
+    key = key_of(record, given.question(), names)
     answer = given.answer()
 
     def check(task: TaskRecord) -> None:
@@ -42,7 +43,7 @@ async def answer_for_person(
     return text_result([said, f"Task: {after.id}"], facts(after))
 
 
-def key_of(record: TaskRecord, named: str | None) -> str:
+def key_of(record: TaskRecord, named: str | None, names: CompanionNames) -> str:
     """Which open question is answered, by its key.
 
     Args:
@@ -56,14 +57,22 @@ def key_of(record: TaskRecord, named: str | None) -> str:
         return named
     if not open_forms:
         others = " What it waits for cannot be answered by you." if record.inputs.outstanding else ""
-        raise BadArguments(f"The tool {tool_name(record.name)} asks nothing now.{others}")
-    if named is None and len(open_forms) == 1:
-        return next(iter(open_forms))
-    asked = ", ".join(
-        f"{quoted(key, 200)} ({quoted(str(request.params.get('message', '')), 120)})"
-        for key, request in list(open_forms.items())[:10]
-    )
+        raise BadArguments(f"The tool {tool_name(record.name)} asks nothing now.{others} {_next(record, names)}")
+    if len(open_forms) == 1:
+        [(key, only)] = open_forms.items()
+        if named is None:
+            return key
+        # Its key is not shown: a model was never told it, and need not be.
+        raise BadArguments(
+            f"There is no such question. The tool asks one thing: {_message(only)} To answer that, leave the question "
+            "out."
+        )
+    asked = ", ".join(f"{quoted(key, 200)} ({_message(request)})" for key, request in list(open_forms.items())[:10])
     raise BadArguments(f"Say in question which of these is answered: {asked}.")
+
+
+def _message(request: InputRequest) -> str:
+    return quoted(str(request.params.get("message", "")), 120)
 
 
 def _next(record: TaskRecord, names: CompanionNames) -> str:

@@ -41,7 +41,8 @@ class Fallback:
         model_may_answer: Whether a model may answer for a person, with the companion tool `task_answer`. Then what the
             tool asks stays open where the caller cannot be asked; otherwise the tool is told that it cannot ask. Over
             stateless HTTP of older versions, where nobody knows what a client can do, it stays open in any case.
-        answer_within: How long a question may stay open, and a call be taken up again.
+        answer_within: How long a call may be taken up again, and a question stay open if the tool has no `max_wait`.
+            At most 30 days.
     """
 
     modern: bool = True
@@ -78,8 +79,11 @@ def check_ways(ways: object) -> None:
     Raises:
         InvalidOption: It is not.
     """
-    if not isinstance(ways, Fallback):
-        check_choice("fallback", ways, ("auto", "inline"))
+    if not isinstance(ways, Fallback) and ways not in ("auto", "inline"):
+        raise InvalidOption(
+            f"fallback must be 'auto', 'inline' or a Fallback, got {ways!r}: write "
+            "fallback=Fallback(wait=timedelta(seconds=20)), or 'inline' for plain calls"
+        )
 
 
 def chosen_ways(ways: Ways | None, usual: Fallback) -> Fallback:

@@ -17,7 +17,8 @@ from mcp_tasks.fallback.ways import USUAL, Fallback, Ways, check_ways, chosen_wa
 from mcp_tasks.runtime import ToolPolicy
 
 TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
-"""Whether calls of a tool become tasks: never; for clients that declare the extension; always, or not at all."""
+"""Whether calls of a tool become tasks: never; for all clients, in the way that each can follow; only for clients that
+speak tasks, while others are refused."""
 
 Recover: TypeAlias = Literal["rerun", "fail"]
 """What happens to a task whose process died: the tool is started again, or the task ends as interrupted."""
@@ -43,8 +44,8 @@ class ToolOptions(TypedDict, total=False):
     """What can be said of a tool. Whatever is left out keeps its default."""
 
     mode: TaskMode
-    """`"optional"` (the default): a task for clients that declare the extension, a plain call for others.
-    `"required"`: always a task; clients that cannot have one are refused. `"forbidden"`: never."""
+    """`"optional"` (the default): a task for clients that speak tasks; calls of others wait for one that they do not
+    see, as `fallback` says. `"required"`: always a task; clients that speak none are refused. `"forbidden"`: never."""
 
     ttl: timedelta | None
     """How long the task is kept after it ended; None for as long as the store lives. Without it, the default of the
@@ -83,11 +84,11 @@ class ToolOptions(TypedDict, total=False):
 
     fallback: Ways | None
     """How calls are answered whose caller speaks no tasks: a `Fallback`, `"inline"` for a plain call, `"auto"` for what
-    the `Tasks` object says."""
+    the `Tasks` object says. Does nothing where the mode is `"required"` or `"forbidden"`."""
 
     join_running: bool
     """A call with the owner and the arguments of one that is still running is given the task of that one, and nothing
-    is started a second time."""
+    is started a second time. Plain calls are never joined."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

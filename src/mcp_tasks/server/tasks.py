@@ -12,7 +12,6 @@ It decides which calls become tasks, and hands everything else on untouched.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
@@ -31,7 +30,7 @@ from mcp_tasks.engines import Engine
 from mcp_tasks.errors import InvalidMark, UsageError, WiringError
 from mcp_tasks.fallback.hosts import Host, check_hosts
 from mcp_tasks.fallback.room import FallbackRoom
-from mcp_tasks.fallback.ways import ShownTo, Ways
+from mcp_tasks.fallback.ways import ShownTo, Ways, check_ways
 from mcp_tasks.protocol import Caller, Dialects, ModernDialect, TasksProtocol
 from mcp_tasks.runtime import Observer, Settings, TaskRuntime
 from mcp_tasks.server.called_tools import CalledTools
@@ -57,7 +56,7 @@ from mcp_tasks.server.reads import Kind
 from mcp_tasks.server.stopping import until_told_to_stop
 from mcp_tasks.server.wiring import Lifespan, Wiring, check_lifespan, half_wired
 from mcp_tasks.stores import Store
-from mcp_tasks.stores.origin import origin_of
+from mcp_tasks.stores.origin import callers_globals, origin_of
 from mcp_tasks.tools.before_body import asks_by_returning, resolves_parameters, stop_at_body
 from mcp_tasks.tools.host import LowLevelHost, MCPServerHost
 from mcp_tasks.wire import EXTENSION_ID
@@ -165,6 +164,7 @@ class Tasks(LocalCalls, Extension):
         check_duration("max_ttl", max_ttl)
         check_choice("companions", companions, get_args(ShownTo))
         check_hosts({} if hosts is None else hosts)
+        check_ways(fallback)
         usual = TaskOptions(ttl=ttl, grace=grace, max_wait=max_wait, max_lost_runs=max_lost_runs, fallback=fallback)
         self._catalogue = Catalogue(usual, default_mode)
         setup = Setup(
@@ -173,7 +173,7 @@ class Tasks(LocalCalls, Extension):
             clock=clock,
             settings=settings,
             namespace=namespace,
-            origin=origin_of(_callers_globals()),
+            origin=origin_of(callers_globals()),
             runs_tools=runs_tools,
             observers=chosen_observers(observers),
         )
@@ -395,11 +395,3 @@ class Tasks(LocalCalls, Extension):
     ) -> HandlerResult:
         """Answer a call with a task if the tool, the client and the rule say so; otherwise hand it on."""
         return await self._calls.answer(params, ctx, call_next)
-
-
-def _callers_globals() -> Mapping[str, Any]:
-    """The module that makes the `Tasks` object: the nearest one that is not ours."""
-    frame = inspect.currentframe()
-    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("mcp_tasks."):
-        frame = frame.f_back
-    return {} if frame is None else frame.f_globals

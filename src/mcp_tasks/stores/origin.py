@@ -7,6 +7,7 @@ its package, and another for another program: two projects may both have a serve
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import sys
 from collections.abc import Mapping
@@ -17,6 +18,14 @@ _MAIN = ("__main__", "__mp_main__")
 """Names of the module that was started, in its process and in those that `multiprocessing` spawns from it."""
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
+
+
+def callers_globals() -> Mapping[str, Any]:
+    """The module that makes the `Tasks` object: the nearest one that is not ours."""
+    frame = inspect.currentframe()
+    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("mcp_tasks."):
+        frame = frame.f_back
+    return {} if frame is None else frame.f_globals
 
 
 def origin_of(frame_globals: Mapping[str, Any]) -> str:
