@@ -30,7 +30,7 @@ async def begun(farm: Farm, client: Client) -> tuple[asyncio.Task[CallToolResult
     """A call whose tool has begun, and the task that it waits for."""
     calling = asyncio.create_task(client.call_tool("render", {"scene": "a"}))
     with anyio.fail_after(PATIENCE):
-        while not farm.started:  # noqa: ASYNC110 - the farm keeps a list
+        while not farm.started:  # noqa: ASYNC110 - it happens in a task of the server
             await anyio.sleep(0.01)
     [task] = facts_of(await client.call_tool("task_status", {}))["tasks"]
     return calling, task["taskId"]

@@ -84,7 +84,7 @@ class Companions:
         self._prefix = prefix
         names = names_with(prefix, may_answer=True)
         self._answers = {names.status: self._status, names.cancel: self._cancel, names.answer: self._answer}
-        self._taken = {tool["name"]: list(tool["inputSchema"]["properties"]) for tool in definitions(names)}
+        self._taken = {tool["name"]: list(tool["inputSchema"]["properties"]) for tool in definitions(names, lists=True)}
 
     # What is there
 

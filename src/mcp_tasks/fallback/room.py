@@ -61,6 +61,7 @@ class FallbackRoom:
         is_stopping: Callable[[], bool],
     ) -> None:
         self._ways = ways
+        self._shown = shown
         self._has_warned = False
         self._keys = StateKeys(parts.runtime)
         self._legs = Legs(self._keys, owner=parts.protocol.owner, now=lambda: parts.runtime().now())
@@ -106,7 +107,7 @@ class FallbackRoom:
 
     async def _warn_of_unanswerable(self) -> None:
         """Say once that models may answer what they have no tool to answer with."""
-        if self._companions.shown != "never" or self._has_warned:
+        if self._shown != "never" or self._has_warned:
             return
         if any(ways.model_may_answer for ways in await self._ways.all()):
             self._has_warned = True
