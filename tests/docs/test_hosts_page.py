@@ -100,7 +100,7 @@ async def test_the_tool_that_can_do_without_an_answer_does(mode: str, has_tasks:
     ("ways", "requests"),
     [(Fallback(wait=timedelta(0)), 9), (Fallback(wait=timedelta(0), legs=0), 1), (Fallback(wait=MOMENT, legs=0), 1)],
 )
-async def test_a_call_takes_as_many_requests_as_the_page_says_and_without_legs_nobody_is_asked(
+async def test_a_call_takes_as_many_requests_as_the_page_says_and_without_legs_nobody_is_asked_on_it(
     ways: Fallback, requests: int
 ) -> None:
     tasks = Tasks("memory://", fallback=ways, settings=QUICK)
@@ -130,7 +130,9 @@ async def test_a_call_takes_as_many_requests_as_the_page_says_and_without_legs_n
             answer = await client.call_tool("publish", {})
             assert answer.structured_content is not None
             task = {"task_id": answer.structured_content["taskId"], "wait_seconds": 1}
-            assert "it waits for an answer" in _read(await client.call_tool("task_status", task))
+            assert "It has not finished, and this is not its result." in _read(answer)
+            # `task_status` asks: once.
+            assert _read(await client.call_tool("task_status", task)) == "accept"
 
 
 def test_a_call_waits_as_long_as_the_page_says() -> None:

@@ -506,7 +506,7 @@ async def test_what_a_tool_asks_whose_author_does_not_allow_it_is_not_for_a_mode
     farm.tasks.mark("render", fallback=MAY_ANSWER)
     async with chat(farm.server, mode) as client:
         task_id = (await farm.tasks.start("publish")).id
-        asking = await client.call_tool("task_status", {"task_id": task_id})
+        asking = await client.call_tool("task_status", {"task_id": task_id, "wait_seconds": 0.5})
         assert "you cannot answer it" in text_of(asking)
         refused = await client.call_tool("task_answer", {"task_id": task_id, "action": "decline"})
     assert refused.is_error
