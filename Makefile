@@ -33,8 +33,9 @@ types: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" basedpyright --verifytypes mcp_tasks --ignoreexternal > $(VENV)/types.txt || { cat $(VENV)/types.txt; exit 1; }
 
 unit: $(STAMP)
-	@# Two at a time: most tests wait for processes, and a file stays in one of the two for the servers that it shares.
-	$(BIN)/python -m pytest -q -m "not interop" -n 2 --dist loadfile
+	@# Three at a time, also on two cores: most tests wait for processes. A file stays in one of them for the servers that
+	@# it shares.
+	$(BIN)/python -m pytest -q -m "not interop" -n 3 --dist loadfile
 
 soak: $(STAMP) ## random tools under random faults, for SECONDS=600; SEED= to repeat
 	$(BIN)/python -m tests.properties.tools.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
