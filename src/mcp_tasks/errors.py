@@ -26,6 +26,7 @@
     │   ├── WaitedTooLong           nobody answered it within its `max_wait`
     │   ├── NeverAnnounced          it asks something, and nobody was ever told of it
     │   ├── LostTooOften            its process died with it again and again
+    │   ├── OtherVersion            it was begun with another version of its tool, which says that it then ends
     │   ├── CannotStart             it could not be found out how its tool is to be run
     │   ├── RequestUnreadable       what the tool was called with cannot be read
     │   └── JournalUnreadable       what earlier runs recorded cannot be read
@@ -37,6 +38,7 @@
         ├── StoreCorrupt            what is there cannot be read as ours
         │   └── TaskUnreadable      one task's row or journal cannot be read
         ├── TaskExists              an id was created twice
+        ├── LimitReached            as many tasks of its tool or its owner are at work as may be
         └── VersionConflict         somebody else saved this task first
 
 Branches say whose fault it is. Only `protocol.errors` knows the JSON-RPC codes that these become. One more is an error
@@ -274,6 +276,21 @@ class CannotStart(RunStopped):
         super().__init__(f"The server could not find out how to run {tool!r}, often as it tried; its log says why.")
 
 
+class OtherVersion(RunStopped):
+    """The task was begun with another version of its tool, and the author said that such a task ends."""
+
+    reason = "tool_version"
+
+    def __init__(self, tool: str, began: str | None, now: str | None) -> None:
+        self.tool = tool
+        self.began = began
+        self.now = now
+        super().__init__(
+            f"The task was begun with version {began or '(none)'} of {tool!r}, and the server has version "
+            f"{now or '(none)'} by now, which does not go on with it. Call the tool again."
+        )
+
+
 class RequestUnreadable(RunStopped):
     """The request of the task cannot be read, so its tool cannot be started."""
 
@@ -391,6 +408,15 @@ class TaskExists(StoreError):
     def __init__(self, task_id: str) -> None:
         self.task_id = task_id
         super().__init__(f"task {task_id} already exists")
+
+
+class LimitReached(StoreError):
+    """A claim found as many tasks at work as may be at a time, of its tool or of its owner."""
+
+    def __init__(self, task_id: str, what: str) -> None:
+        self.task_id = task_id
+        self.what = what
+        super().__init__(f"task {task_id} cannot be claimed now: as many of its {what} are at work as may be")
 
 
 class VersionConflict(StoreError):

@@ -21,6 +21,7 @@ class RunStarted:
 
     worker: str
     trial: Trial | None = None
+    tool_version: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

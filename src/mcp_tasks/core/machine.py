@@ -77,6 +77,7 @@ def _start(record: TaskRecord, event: RunStarted, now: datetime) -> Fields:
         "started_at": now,
         "wake_at": None,
         "trial": event.trial,
+        "tool_version": event.tool_version,
     }
 
 

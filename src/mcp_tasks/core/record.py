@@ -18,6 +18,9 @@ from mcp_tasks.core.status import TaskStatus
 ALWAYS = datetime.min.replace(tzinfo=UTC)
 """An instant that has come for every clock: ready since ever."""
 
+DEFAULT_QUEUE = "default"
+"""The queue of tools of which nothing else was said."""
+
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
@@ -100,6 +103,9 @@ class TaskRecord:
         session: The session in which the task was made, for eras and callers that have sessions. It scopes listings and
             owns nothing.
         parent: The task in whose run this one was started.
+        queue: Which pool of workers runs it.
+        priority: Among the tasks of a queue those of a higher number are started first.
+        tool_version: The version of its tool that the current (or last) run was started with, if the author gives any.
     """
 
     id: str
@@ -125,6 +131,9 @@ class TaskRecord:
     announced: bool = True
     session: str | None = None
     parent: str | None = None
+    queue: str = DEFAULT_QUEUE
+    priority: int = 0
+    tool_version: str | None = None
     namespace: str = ""
     version: int = 1
 

@@ -8,14 +8,52 @@ sweeps submit again what has been idle for long. `mcp_tasks.testing.engine_suite
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
+from mcp_tasks.core.record import DEFAULT_QUEUE
+from mcp_tasks.core.statement import Statement
+
 Lane: TypeAlias = Literal["new", "again"]
 """Whether a task is submitted for the first time, or again: woken, recovered, or left by another process. An engine
 takes from both by turns, so that neither keeps the other from running."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Route:
+    """Which workers a task may be carried to, and which task goes first.
+
+    Attributes:
+        queue: Only to workers that serve this queue.
+        tool: Only to workers that say that they have this tool; None if any worker of the queue may look at it.
+        priority: Before those of a lower number in the same queue, as far as the engine can.
+    """
+
+    queue: str = DEFAULT_QUEUE
+    tool: str | None = None
+    priority: int = 0
+
+
+ANYWHERE = Route()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Serves:
+    """What a worker takes: tasks of these queues, and of these tools among them. Tasks that are routed to no tool in
+    particular are always taken.
+
+    Attributes:
+        namespace: Whose tasks it takes. Engines of two servers may share one carrier.
+    """
+
+    namespace: str = ""
+    queues: Collection[str] = (DEFAULT_QUEUE,)
+    tools: Collection[str] = ()
+
+
+EVERYTHING = Serves()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +80,11 @@ class Slot(Protocol):
 
     async def acquire(self) -> None:
         """Have it back; waits for its turn, by turns with runs that have not begun."""
+        ...
+
+    def claimed(self) -> None:
+        """Said by the run, once: the store knows by now who has the task, or that there is nothing to run. Whatever
+        carried the id may forget it."""
         ...
 
 
@@ -83,16 +126,29 @@ class Engine(Protocol):
         """
         ...
 
-    async def start(self, execute: Execute | None) -> None:
+    async def start(self, execute: Execute | None, serves: Serves = EVERYTHING) -> None:
         """Begin to hand submitted ids to `execute`; None in a process that submits and runs nothing itself.
+
+        A remote engine takes what `serves` says, and submits under its namespace. One that runs tools in this very
+        process runs what it is handed.
 
         Without `execute`, an engine that only runs tools here does nothing with what it is handed: the task is in the
         store, for a process that runs tools. What was submitted before the start may be forgotten.
         """
         ...
 
-    async def submit(self, task_id: str, *, lane: Lane = "new", owner: str | None = None) -> None:
+    async def submit(
+        self,
+        task_id: str,
+        *,
+        lane: Lane = "new",
+        owner: str | None = None,
+        route: Route = ANYWHERE,
+        delay: timedelta | None = None,
+    ) -> None:
         """Have the task run once there is a slot, and not before an earlier run of it in the same process has ended.
+
+        With `delay`, not before so much time has passed; only for an engine that can.
 
         Submitting one that waits already does nothing in the process where it waits. The owner is for engines that
         share slots out fairly; a sweep, which knows nothing but ids, names none. This may return before the id is
@@ -113,6 +169,15 @@ class Engine(Protocol):
 
         A thread that does not look whether it should stop cannot be made to; it is left behind.
         """
+        ...
+
+
+@runtime_checkable
+class WritesJobs(Protocol):
+    """A remote engine whose jobs are rows of a database: they can be written by whoever keeps tasks there."""
+
+    def job(self, task_id: str, *, route: Route, namespace: str) -> Statement:
+        """What has the task run, for a transaction of the one who makes the task."""
         ...
 
 

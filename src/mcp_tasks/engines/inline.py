@@ -9,7 +9,7 @@ import asyncio
 import contextvars
 from datetime import timedelta
 
-from mcp_tasks.engines.base import Abilities, Execute, Lane
+from mcp_tasks.engines.base import ANYWHERE, EVERYTHING, Abilities, Execute, Lane, Route, Serves
 
 
 class InlineEngine:
@@ -33,13 +33,21 @@ class InlineEngine:
         """There is no limit to keep."""
         return self._execute is not None
 
-    async def start(self, execute: Execute | None) -> None:
+    async def start(self, execute: Execute | None, serves: Serves = EVERYTHING) -> None:
         """Begin to hand submitted ids to `execute`; None to run nothing here."""
         self._execute = execute
         # As in `LocalEngine`: a run must not see the request that submitted it.
         self._context = contextvars.copy_context()
 
-    async def submit(self, task_id: str, *, lane: Lane = "new", owner: str | None = None) -> None:
+    async def submit(
+        self,
+        task_id: str,
+        *,
+        lane: Lane = "new",
+        owner: str | None = None,
+        route: Route = ANYWHERE,
+        delay: timedelta | None = None,
+    ) -> None:
         """Run the task now. Returns when it ends, or when it waits for something other than itself.
 
         A task that still runs has one more turn when it has ended, and this does not wait for it.
@@ -93,3 +101,6 @@ class _InlineSlot:
 
     async def acquire(self) -> None:
         """The run goes on."""
+
+    def claimed(self) -> None:
+        """Nothing carried the id."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections.abc import Callable
 from datetime import timedelta
 
 import anyio.to_thread
 
 from mcp_tasks.core.values import check_number
-from mcp_tasks.engines.base import Abilities, Execute, Lane
+from mcp_tasks.engines.base import ANYWHERE, EVERYTHING, Abilities, Execute, Lane, Route, Serves
 from mcp_tasks.engines.lanes import Lanes
 from mcp_tasks.engines.slots import RunSlot, Slots
 
@@ -51,7 +52,7 @@ class LocalEngine:
         """Whether nothing is in line, and whatever runs only waits."""
         return self._slots.all_free and not self._lanes
 
-    async def start(self, execute: Execute | None) -> None:
+    async def start(self, execute: Execute | None, serves: Serves = EVERYTHING) -> None:
         """Begin to hand submitted ids to `execute`; None to run nothing here."""
         # New slots: a run that an earlier life left behind gives its own back to that life.
         self._slots = Slots(self.concurrency, self._start_next)
@@ -71,7 +72,15 @@ class LocalEngine:
             return None
         return ReservedLocalSlot(self, self._slots)
 
-    async def submit(self, task_id: str, *, lane: Lane = "new", owner: str | None = None) -> None:
+    async def submit(
+        self,
+        task_id: str,
+        *,
+        lane: Lane = "new",
+        owner: str | None = None,
+        route: Route = ANYWHERE,
+        delay: timedelta | None = None,
+    ) -> None:
         """Have the task run once there is a slot, and not before an earlier run of it has ended.
 
         Where nothing is run, nothing is kept: the task is in the store, for a process that runs tools.
@@ -85,6 +94,34 @@ class LocalEngine:
         else:
             self._lanes.put(task_id, lane)
             self._slots.hand_out()
+
+    async def take(self, task_id: str, patience: float) -> bool:
+        """Run a task whose id was carried here, if there is a slot for it within `patience` seconds.
+
+        True once the store knows who has the task, or that there is nothing to run: the id need not be carried on.
+        """
+        if task_id in self._running:
+            self._again.add(task_id)
+            return True
+        slots = self._slots
+        try:
+            async with asyncio.timeout(patience):
+                await slots.acquire()
+        except TimeoutError:
+            return False
+        if task_id in self._running:
+            # Carried here twice, and the other one got its slot first.
+            slots.release()
+            return True
+        claimed = asyncio.Event()
+        if slots is not self._slots or not self.begin(task_id, slots, claimed.set):
+            return False
+        run, claiming = self._running[task_id], asyncio.create_task(claimed.wait())
+        try:
+            await asyncio.wait({run, claiming}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            claiming.cancel()
+        return claimed.is_set()
 
     async def drain(self, timeout: timedelta) -> None:
         """Start nothing more, and give what runs up to `timeout` to end."""
@@ -100,13 +137,13 @@ class LocalEngine:
         """Wait up to `timeout` for what was told to stop."""
         await self.drain(timeout)
 
-    def begin(self, task_id: str, slots: Slots) -> bool:
+    def begin(self, task_id: str, slots: Slots, on_claimed: Callable[[], None] | None = None) -> bool:
         """Start a run on a slot that was taken for it; False, and the slot is free again, if nothing is started."""
         if self._execute is None:
             slots.release()
             return False
         self._running[task_id] = asyncio.create_task(
-            self._run(task_id, self._execute), name=f"mcp-task-{task_id}", context=self._context.copy()
+            self._run(task_id, self._execute, on_claimed), name=f"mcp-task-{task_id}", context=self._context.copy()
         )
         return True
 
@@ -117,8 +154,8 @@ class LocalEngine:
             return False
         return self.begin(self._lanes.take(), slots)
 
-    async def _run(self, task_id: str, execute: Execute) -> None:
-        running, slot = self._running, RunSlot(self._slots)
+    async def _run(self, task_id: str, execute: Execute, on_claimed: Callable[[], None] | None) -> None:
+        running, slot = self._running, RunSlot(self._slots, on_claimed)
         try:
             await execute(task_id, slot)
         finally:

@@ -91,12 +91,22 @@ class Slots:
 
 
 class RunSlot:
-    """The slot of one run, which has it to begin with."""
+    """The slot of one run, which has it to begin with.
 
-    def __init__(self, slots: Slots) -> None:
+    Args:
+        on_claimed: Called when the run says that the store knows who has the task.
+    """
+
+    def __init__(self, slots: Slots, on_claimed: Callable[[], None] | None = None) -> None:
         self._slots = slots
         self._acquired = True
         self._acquiring = asyncio.Lock()
+        self._on_claimed = on_claimed
+
+    def claimed(self) -> None:
+        """The store knows who has the task."""
+        if self._on_claimed is not None:
+            self._on_claimed()
 
     def release(self) -> None:
         """Let another run have it."""

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Literal, TypeAlias
 
 from mcp_tasks.core.durations import check_duration
+from mcp_tasks.core.record import DEFAULT_QUEUE
 from mcp_tasks.core.values import check_number
+
+OnOtherVersion: TypeAlias = Literal["continue", "restart", "fail"]
+"""What becomes of a parked or interrupted task that was begun with another version of its tool: it goes on from what
+was recorded, starts over as if nothing had been, or fails and says so."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +26,11 @@ class ToolPolicy:
             and started again when what it waits for has come.
         max_wait: How long a question may stay unanswered before the task fails; None for no limit.
         max_lost_runs: How many runs in a row may die with their process before the task fails.
+        queue: Which pool of workers runs the tool.
+        priority: Among the tasks of a queue those of a higher number are started first.
+        max_at_work: How many runs of the tool may be at work at a time, over all processes; None for any number.
+        version: Which version of the tool this is, by its author's count.
+        on_other_version: What becomes of a task that was begun with another version of the tool.
     """
 
     rerun: bool = False
@@ -27,6 +38,11 @@ class ToolPolicy:
     park_after: timedelta = timedelta(seconds=30)
     max_wait: timedelta | None = None
     max_lost_runs: int = 3
+    queue: str = DEFAULT_QUEUE
+    priority: int = 0
+    max_at_work: int | None = None
+    version: str | None = None
+    on_other_version: OnOtherVersion = "continue"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +63,10 @@ class Settings:
         max_waiting_runs: How many runs may wait in memory without a slot. Those beyond it keep theirs.
         max_result_size: The largest result of a tool that is kept, in bytes of JSON. A task with a larger one fails. A
             text that a tool returns counts twice: the SDK puts it into the content and into the structured content.
+        max_handed_out: How many queued tasks of one owner may be in the hands of a remote engine at a time. The rest
+            waits in the store, so that one owner with many tasks does not keep the others back.
+        max_at_work_per_owner: How many tasks of one owner may be at work at a time, over all processes; None for any
+            number. Those that nobody owns count as one owner's.
     """
 
     lease_duration: timedelta = timedelta(seconds=15)
@@ -58,6 +78,8 @@ class Settings:
     trial_duration: timedelta = timedelta(seconds=10)
     max_waiting_runs: int = 1_000
     max_result_size: int = 32 * 1024 * 1024
+    max_handed_out: int = 100
+    max_at_work_per_owner: int | None = None
 
     def __post_init__(self) -> None:
         durations = (
@@ -73,5 +95,7 @@ class Settings:
             check_duration(
                 name, getattr(self, name), zero=name not in ("lease_duration", "sweep_interval", "look_interval")
             )
-        for name, least in (("max_waiting_runs", 0), ("max_result_size", 1)):
+        for name, least in (("max_waiting_runs", 0), ("max_result_size", 1), ("max_handed_out", 1)):
             check_number(name, getattr(self, name), least)
+        if self.max_at_work_per_owner is not None:
+            check_number("max_at_work_per_owner", self.max_at_work_per_owner, 1)

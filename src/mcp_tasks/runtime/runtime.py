@@ -355,6 +355,7 @@ class TaskRuntime:
         """Run the task if it is there to be run. What an engine calls; it raises nothing."""
         try:
             run = await self.claims.claim(task_id, slot)
+            slot.claimed()
             if run is None:
                 return
             self._runs[task_id] = run

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from mcp_tasks.core.values import check_function
-from mcp_tasks.engines import Engine, LocalEngine
+from mcp_tasks.core.values import check_function, check_number
+from mcp_tasks.engines import Engine
 from mcp_tasks.engines.local import DEFAULT_CONCURRENCY
-from mcp_tasks.errors import InvalidOption, UsageError
+from mcp_tasks.engines.url import engine_from_url
+from mcp_tasks.errors import InvalidOption, MissingExtra, UsageError
 from mcp_tasks.runtime import Observer
 from mcp_tasks.stores import Store
-from mcp_tasks.stores.url import store_from_url
+from mcp_tasks.stores.url import store_from_url, url_from_environment
 
 
 def _parts_of(protocol: type) -> tuple[str, ...]:
@@ -24,8 +25,29 @@ _STORE: Final = _parts_of(Store)
 _ENGINE: Final = _parts_of(Engine)
 
 
+def chosen_parts(
+    store: Store | str | None, engine: Engine | str | None, concurrency: int | None
+) -> tuple[Store | None, Engine]:
+    """The store and the engine that are meant. A URL decides for both, unless the engine is chosen by itself.
+
+    No store leaves it to the server's name, which is not known yet.
+
+    Raises:
+        InvalidOption: The concurrency is not a number of tools.
+        UsageError: One of them is not what it should be, or a URL names none.
+    """
+    if store is None and (url := url_from_environment()) is not None:
+        try:
+            return chosen_store(url), chosen_engine(engine, concurrency, url)
+        except (MissingExtra, InvalidOption):
+            raise
+        except UsageError as exc:
+            raise UsageError(f"the environment variable MCP_TASKS_URL: {exc}") from None
+    return chosen_store(store), chosen_engine(engine, concurrency, store if isinstance(store, str) else "local")
+
+
 def chosen_store(store: Store | str | None) -> Store | None:
-    """The store that is meant; None leaves it to the server's name and the environment.
+    """The store that is meant; None leaves it to the server's name.
 
     Raises:
         UsageError: It is not a store, or a URL that names none.
@@ -47,17 +69,18 @@ def chosen_store(store: Store | str | None) -> Store | None:
     raise UsageError(f"{why}. Implement mcp_tasks.stores.Store, or pass a URL such as sqlite:///tasks.db")
 
 
-def chosen_engine(engine: Engine | None, concurrency: int | None) -> Engine:
-    """The engine that is meant: the local one unless another is given.
+def chosen_engine(engine: Engine | str | None, concurrency: int | None, url: str = "local") -> Engine:
+    """The engine that is meant: the one that goes with the URL unless another is given.
 
     Raises:
         InvalidOption: The concurrency is not a number of tools.
-        UsageError: It is not an engine, or there is a concurrency for the local one beside it.
+        UsageError: It is not an engine, or there is a concurrency beside an engine that has its own.
     """
-    if engine is None:
-        return LocalEngine(DEFAULT_CONCURRENCY if concurrency is None else concurrency)
+    if engine is None or isinstance(engine, str):
+        check_number("concurrency", DEFAULT_CONCURRENCY if concurrency is None else concurrency, 1)
+        return engine_from_url(engine or url, concurrency or DEFAULT_CONCURRENCY)
     if concurrency is not None:
-        raise UsageError("concurrency is for the local engine; give it to the engine you pass instead")
+        raise UsageError("concurrency is for the engine that a URL names; give it to the engine you pass instead")
     if isinstance(engine, type):
         raise UsageError(f"{engine.__name__} is a class, and an engine is an object of it: engine={engine.__name__}()")
     if missing := [part for part in _ENGINE if not hasattr(engine, part)]:

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from difflib import get_close_matches
-from typing import Final, Literal, TypeAlias, TypedDict
+from typing import Final, Literal, TypeAlias, TypedDict, get_args
 
 from mcp_types import ToolAnnotations
 
 from mcp_tasks.core.durations import check_duration
+from mcp_tasks.core.record import DEFAULT_QUEUE
 from mcp_tasks.core.values import check_choice, check_flag, check_number, check_text
 from mcp_tasks.errors import InvalidDuration, InvalidOption, UsageError
 from mcp_tasks.fallback.ways import USUAL, Fallback, Ways, check_ways, chosen_ways
 from mcp_tasks.runtime import ToolPolicy
+from mcp_tasks.runtime.policy import OnOtherVersion
 
 TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
 """Whether calls of a tool become tasks: never; for all clients, in the way that each can follow; only for clients that
@@ -86,6 +88,23 @@ class ToolOptions(TypedDict, total=False):
     """How calls are answered whose caller speaks no tasks: a `Fallback`, `"inline"` for a plain call, `"auto"` for what
     the `Tasks` object says. Does nothing where the mode is `"required"` or `"forbidden"`."""
 
+    queue: str
+    """Which pool of workers runs the tool: those that were started with `--queues` and this name. `"default"` unless
+    said."""
+
+    priority: int
+    """Tasks of a higher number are started before others of the same queue. 0 unless said."""
+
+    max_at_work: int | None
+    """How many runs of the tool may be at work at a time, over all processes that share the store. Others wait."""
+
+    version: str | None
+    """Which version of the tool this is. Raise it when a task that has begun could not go on with the new code."""
+
+    on_other_version: OnOtherVersion
+    """What becomes of a parked or interrupted task that was begun with another version: `"continue"` (the default) from
+    what was recorded, `"restart"` as if nothing had been, or `"fail"` and say so."""
+
     join_running: bool
     """A call with the owner and the arguments of one that is still running is given the task of that one, and nothing
     is started a second time. Plain calls are never joined."""
@@ -108,6 +127,11 @@ class TaskOptions:
     immediate_response: str | None = None
     fallback: Ways | None = None
     join_running: bool = False
+    queue: str = DEFAULT_QUEUE
+    priority: int = 0
+    max_at_work: int | None = None
+    version: str | None = None
+    on_other_version: OnOtherVersion = "continue"
 
     def __post_init__(self) -> None:
         check_choice("mode", self.mode, ("forbidden", "optional", "required"))
@@ -122,6 +146,13 @@ class TaskOptions:
         if self.fallback is not None:
             check_ways(self.fallback)
         check_flag("join_running", self.join_running)
+        check_text("queue", self.queue)
+        check_number("priority", self.priority, -1_000)
+        if self.max_at_work is not None:
+            check_number("max_at_work", self.max_at_work, 1)
+        if self.version is not None:
+            check_text("version", self.version)
+        check_choice("on_other_version", self.on_other_version, get_args(OnOtherVersion))
         for name in ("ttl", "max_runtime", "poll_interval", "grace", "park_after", "max_wait"):
             value: object = getattr(self, name)
             if value is not None and not isinstance(value, Unset):
@@ -139,6 +170,11 @@ class TaskOptions:
             park_after=default.park_after if self.park_after is None else self.park_after,
             max_wait=for_all.max_wait if self.max_wait is None else self.max_wait,
             max_lost_runs=self.max_lost_runs or for_all.max_lost_runs or default.max_lost_runs,
+            queue=self.queue,
+            priority=self.priority,
+            max_at_work=self.max_at_work,
+            version=self.version,
+            on_other_version=self.on_other_version,
         )
 
     def retention(self, usual: TaskOptions) -> timedelta | None:

@@ -36,7 +36,7 @@ from mcp_tasks.runtime import Observer, Settings, TaskRuntime
 from mcp_tasks.server.called_tools import CalledTools
 from mcp_tasks.server.calls import Augment, Calls
 from mcp_tasks.server.catalogue import Catalogue
-from mcp_tasks.server.choice import chosen_engine, chosen_observers, chosen_store
+from mcp_tasks.server.choice import chosen_observers, chosen_parts
 from mcp_tasks.server.eras import older_eras
 from mcp_tasks.server.lifecycle import Lifecycle, Setup
 from mcp_tasks.server.local import LocalCalls
@@ -80,8 +80,9 @@ class Tasks(LocalCalls, Extension):
     """Makes tools of a server durable tasks (SEP-2663); prompts and resources too, where a caller can have them so.
 
     Args:
-        store: Where tasks are kept: a URL (`sqlite:///tasks.db`, `memory://`), a `Store`, or nothing for a SQLite
-            file of the server's own in the user's state folder (`MCP_TASKS_URL` in the environment overrides that).
+        store: Where tasks are kept: a URL (`sqlite:///tasks.db`, `postgresql://…`, `redis://…`, `memory://`), which
+            chooses the engine too, a `Store`, or nothing for a SQLite file of the server's own in the user's state
+            folder (`MCP_TASKS_URL` in the environment overrides that).
         default_mode: The mode of every tool, prompt and resource that is not marked; a mark says otherwise for one of
             them. Without it, only what is marked becomes a task.
         augment: A rule over the validated `tools/call` params, asked where the mode is `"optional"` and the server
@@ -92,8 +93,9 @@ class Tasks(LocalCalls, Extension):
         default_ttl: The same as a `timedelta`. Without either, a day.
         max_ttl: The longest `ttl` that a caller may ask for, where callers can (2025-11-25). A tool whose own `ttl` is
             longer goes up to that.
-        engine: Who runs the tools. Without one, a `LocalEngine`.
-        concurrency: How many tools the local engine runs at a time.
+        engine: Who runs the tools: an `Engine`, or a URL (`local`, `postgresql://…`, `redis://…`). Without one, what
+            goes with the URL of the store, and a `LocalEngine` with a `Store` object.
+        concurrency: How many tools run in this process at a time.
         grace: How long a call waits for its tool before it answers with a task; a tool that is quicker answers inline.
         principal: Who is calling, for the rule that a task belongs to who created it. By default the identity in the
             SDK's access token.
@@ -132,7 +134,7 @@ class Tasks(LocalCalls, Extension):
         default_ttl_ms: int | Unset | None = UNSET,
         default_ttl: timedelta | Unset | None = UNSET,
         max_ttl: timedelta = DEFAULT_MAX_TTL,
-        engine: Engine | None = None,
+        engine: Engine | str | None = None,
         concurrency: int | None = None,
         grace: timedelta | None = None,
         principal: Callable[[Caller], str | None] = authenticated,
@@ -167,9 +169,10 @@ class Tasks(LocalCalls, Extension):
         check_ways(fallback)
         usual = TaskOptions(ttl=ttl, grace=grace, max_wait=max_wait, max_lost_runs=max_lost_runs, fallback=fallback)
         self._catalogue = Catalogue(usual, default_mode)
+        chosen, runs_by = chosen_parts(store, engine, concurrency)
         setup = Setup(
-            store=chosen_store(store),
-            engine=chosen_engine(engine, concurrency),
+            store=chosen,
+            engine=runs_by,
             clock=clock,
             settings=settings,
             namespace=namespace,

@@ -28,15 +28,16 @@ The contract, once for all verbs:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 from typing import Final, Literal, Protocol, TypeAlias
 
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
+from mcp_tasks.core.statement import Statement
 from mcp_tasks.core.status import TaskStatus
 
 
@@ -62,6 +63,78 @@ class Hint:
 
     task_id: str
     version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """How many tasks may be at work at a time, over all processes: of one tool, and of one owner. None for any number.
+
+    At work is a task that a worker has and that does not wait for an answer: its status is `working`.
+    """
+
+    tool: int | None = None
+    owner: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ready:
+    """A queued task that is handed to an engine, and what decides where it goes."""
+
+    id: str
+    owner: str | None
+    method: str
+    name: str
+    queue: str
+    priority: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """How much of what is queued may be in the hands of an engine at a time. The rest waits in the store.
+
+    Attributes:
+        owner: Tasks of one owner that are handed out and not claimed; those that nobody owns count as one owner's.
+        tools: Of each of these tools, by name: tasks that are handed out or at work.
+        owner_at_work: Of one owner: tasks that are handed out or at work; None for any number.
+    """
+
+    owner: int
+    tools: Mapping[str, int] = field(default_factory=dict[str, int])
+    owner_at_work: int | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class Handing:
+    """That a new task is to be handed to an engine right away, and what came of it.
+
+    Attributes:
+        share: Within which it is. Several that create at once may go a little beyond it.
+        job: What has the engine run the task, for a store that can write it in the same transaction.
+        handed: Set by the store: the task is marked as handed out. Otherwise it waits for `hand_out`.
+        carried: Set by the store: the job was written with the task, so that it need not be submitted.
+    """
+
+    share: Share
+    job: Statement | None = None
+    handed: bool = False
+    carried: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backlog:
+    """What waits in one queue.
+
+    Attributes:
+        ready: How many tasks could run and nobody has; at most `MOST_COUNTED`.
+        since: Since when the one has waited that has waited longest, by the clock of whoever queued it.
+    """
+
+    ready: int
+    since: datetime | None
+
+
+MOST_COUNTED: Final = 100_000
+"""Where counting stops: no fleet is scaled by what is beyond it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +204,18 @@ class Store(Protocol):
         ...
 
     async def create(
-        self, record: TaskRecord, request: TaskRequest, *, key: str | None = None, key_until_end: bool = False
+        self,
+        record: TaskRecord,
+        request: TaskRequest,
+        *,
+        key: str | None = None,
+        key_until_end: bool = False,
+        handing: Handing | None = None,
     ) -> TaskRecord:
         """Keep a new task with its request, and return it.
+
+        With `handing` it is marked as handed out if it is queued and within the share, and `handing` is told. Where the
+        task that stands under the key is returned, nothing is handed out.
 
         With an idempotency `key`: if a task of the same owner and namespace stands under it, nothing is written, and
         that task is returned as it is now. One that has expired as of `record.created_at` does not count, and gives
@@ -181,8 +263,14 @@ class Store(Protocol):
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
+        limits: Limits | None = None,
     ) -> None:
         """Replace the record if it is still at version `expected`, append `entries` to its journal, keep its outcome.
+
+        With `limits` it is a claim: so many tasks of the same tool (method and name), or of the same owner, may be at
+        work in the namespace, this one included. Of many that claim at once, never more succeed than that.
+
+        A task that stays queued stays as handed out as it was; one that is queued anew is not handed out.
 
         All of it happens or none, so an answer and the status it changes are never apart. Owner, namespace, method,
         name, parent and creation of a task never change, so a store need not write them again; its session may change.
@@ -190,6 +278,7 @@ class Store(Protocol):
 
         Raises:
             VersionConflict: Somebody saved first, or the task is gone.
+            LimitReached: As many as may be are at work. It says nothing of the version.
             ValueNotStorable: The record or an entry is too large, or not JSON. Nobody else's write fails with it.
         """
         ...
@@ -230,8 +319,35 @@ class Store(Protocol):
         """
         ...
 
-    async def queued(self, namespace: str, *, cursor: str | None = None, limit: int) -> IdPage:
+    async def hand_out(
+        self, namespace: str, share: Share, *, queues: Collection[str] | None = None, mark: bool = True, limit: int
+    ) -> Sequence[Ready]:
+        """Queued tasks (as in `queued`) that are not handed out, within the share, marked as handed out from now on.
+
+        Those of a higher priority come first. Within one priority owners take turns: of each the task that was made
+        first, then of each the second, whatever the number of tasks of one of them. What it costs does not grow with
+        the number of queued tasks. No task is given to two that ask at once.
+
+        Args:
+            queues: Only tasks of these queues; None for all.
+            mark: False to have the choice without marking it, for an engine that keeps nothing beyond its process.
+        """
+        ...
+
+    async def hand_back(self, task_id: str) -> None:
+        """The task is not in the hands of an engine any more: if it is still queued, it waits for `hand_out` again."""
+        ...
+
+    async def backlog(self, namespace: str) -> Mapping[str, Backlog]:
+        """What waits in each queue of the namespace that has something waiting: what `queued` lists, counted."""
+        ...
+
+    async def queued(
+        self, namespace: str, *, handed_out: bool | None = None, cursor: str | None = None, limit: int
+    ) -> IdPage:
         """Tasks of the namespace that could run at any time and nobody has, in the order of creation.
+
+        With `handed_out`, only those that are, or are not, marked as handed out.
 
         These are the ones whose `TaskRecord.ready_at` is `ALWAYS`. With the cursor, tasks that stay queued are given
         exactly once, whatever is created or claimed in between; so it is for `due` and `claimed`.

@@ -23,11 +23,11 @@ from typing import Any, TypeAlias, cast
 
 from mcp_tasks.core.inputs import InputBook, InputRequest
 from mcp_tasks.core.json import JsonObject
-from mcp_tasks.core.record import Progress, TaskRecord, TaskRequest
+from mcp_tasks.core.record import DEFAULT_QUEUE, Progress, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.stores.columns import MICROSECOND, from_micros, to_micros
 
-FORMAT = 4
+FORMAT = 5
 
 NOT_OURS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 """What reading fields may raise that this file did not write."""
@@ -35,6 +35,9 @@ NOT_OURS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, R
 _Types: TypeAlias = Mapping[str, type | tuple[type, ...]]
 
 _STATE_TYPES: _Types = {
+    "queue": str,
+    "priority": int,
+    "toolVersion": (str, NoneType),
     "owner": (str, NoneType),
     "method": str,
     "name": str,
@@ -141,6 +144,12 @@ def state_fields(record: TaskRecord) -> dict[str, Any]:
         state["session"] = record.session
     if record.parent is not None:
         state["parent"] = record.parent
+    if record.queue != DEFAULT_QUEUE:
+        state["queue"] = record.queue
+    if record.priority:
+        state["priority"] = record.priority
+    if record.tool_version is not None:
+        state["toolVersion"] = record.tool_version
     _put_times(state, record)
     return state
 
@@ -175,6 +184,9 @@ def record_from(task_id: str, namespace: str, fields: JsonObject) -> TaskRecord:
         announced=fields.get("announced", True),
         session=fields.get("session"),
         parent=fields.get("parent"),
+        queue=fields.get("queue", DEFAULT_QUEUE),
+        priority=fields.get("priority", 0),
+        tool_version=fields.get("toolVersion"),
         version=fields["version"],
     )
 

@@ -1,4 +1,4 @@
-"""One URL decides where tasks are kept."""
+"""One URL decides where tasks are kept: a file, or a database that many machines share."""
 
 from __future__ import annotations
 
@@ -9,27 +9,54 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from mcp_tasks.errors import UsageError
+from mcp_tasks.errors import MissingExtra, UsageError
 from mcp_tasks.stores.base import Store
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.stores.origin import short_hash
 from mcp_tasks.stores.sqlite import SqliteStore
 
 _SQLITE: Final = "sqlite:///"
-_WHAT_TO_WRITE: Final = "use sqlite:///FILE (or sqlite:////ABSOLUTE/FILE) or memory://, or pass a Store object"
+_WHAT_TO_WRITE: Final = (
+    "use sqlite:///FILE (or sqlite:////ABSOLUTE/FILE), postgresql://HOST/DATABASE, redis://HOST/0 or memory://, or pass "
+    "a Store object"
+)
+POSTGRES: Final = ("postgresql://", "postgres://")
+REDIS: Final = ("redis://", "rediss://", "valkey://", "valkeys://")
 
 
 def store_from_url(url: str) -> Store:
-    """The store that a URL names: `sqlite:///relative.db`, `sqlite:////absolute.db` or `memory://`.
+    """The store that a URL names: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://…`, `redis://…` or
+    `memory://`.
 
     Raises:
         UsageError: The URL names no store this release knows.
+        MissingExtra: What the store needs is not installed.
     """
+    if url.startswith(POSTGRES):
+        return _postgres(url)
+    if url.startswith(REDIS):
+        return _redis(url)
     if url == "memory://":
         return MemoryStore()
     if problem := _problem_with(url):
         raise UsageError(f"{url!r} names no store{problem}")
     return SqliteStore(Path(unquote(url.removeprefix(_SQLITE))))
+
+
+def _postgres(url: str) -> Store:
+    try:
+        from mcp_tasks.stores.postgres import PostgresStore
+    except ModuleNotFoundError as exc:
+        raise MissingExtra("a task store in Postgres", "postgres") from exc
+    return PostgresStore(url)
+
+
+def _redis(url: str) -> Store:
+    try:
+        from mcp_tasks.stores.redis import RedisStore
+    except ModuleNotFoundError as exc:
+        raise MissingExtra("a task store in Redis", "redis") from exc
+    return RedisStore(url)
 
 
 def _problem_with(url: str) -> str:
@@ -60,17 +87,13 @@ def default_store(server_name: str, origin: str) -> Store:
 
     Not in the working directory: a stdio server is started by its host, wherever that happens to be. The name says
     which server of which program it is (`origin_of`), so that two programs never share a file by accident.
-
-    Raises:
-        UsageError: `MCP_TASKS_URL` in the environment names no store.
     """
-    url = os.environ.get("MCP_TASKS_URL")
-    if not url:
-        return SqliteStore(state_folder() / _file_name(server_name, origin))
-    try:
-        return store_from_url(url)
-    except UsageError as exc:
-        raise UsageError(f"the environment variable MCP_TASKS_URL: {exc}") from None
+    return SqliteStore(state_folder() / _file_name(server_name, origin))
+
+
+def url_from_environment() -> str | None:
+    """What `MCP_TASKS_URL` says, where the author chose no store."""
+    return os.environ.get("MCP_TASKS_URL") or None
 
 
 def state_folder() -> Path:

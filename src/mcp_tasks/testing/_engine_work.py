@@ -37,6 +37,7 @@ class Work:
         self.slots[task_id] = slot
         self.callers[task_id] = caller.get()
         self.note(f"start {task_id}")
+        slot.claimed()
         try:
             await self._gate(task_id).wait()
         finally:

@@ -1,0 +1,141 @@
+"""An engine whose ids are carried by another system: a database's queue, a stream, a broker.
+
+`RemoteEngine` is all that such engines have in common, `Carrier` the little that differs: one small file for each
+system. An id is carried to one of the workers, which waits for a free slot, starts the run, and says that the id has
+arrived as soon as the store knows who has the task. From then on the task's life is the lease's and the sweeps', and no
+time-out of the carrier decides anything: a run of hours is never carried again because it is long, and a worker that
+drains holds nothing that another would be given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Final, Protocol, TypeAlias
+
+from mcp_tasks.core.pacing import backoff
+from mcp_tasks.engines.base import ANYWHERE, EVERYTHING, Abilities, Execute, Lane, Route, Serves
+from mcp_tasks.engines.local import DEFAULT_CONCURRENCY, LocalEngine
+
+logger: Final = logging.getLogger(__name__)
+
+PATIENCE = 1.0
+"""Seconds that an id which has arrived waits for a slot here before it is sent on: another worker may have one."""
+
+Deliver: TypeAlias = Callable[[str], Awaitable[bool]]
+"""Takes an id that has arrived. True once it need not be carried any more; False if there is no room for it here now,
+and it is to be sent again. It never raises."""
+
+
+class Carrier(Protocol):
+    """What carries ids from process to process, at least once each. All of it may raise: the engine goes on."""
+
+    abilities: Abilities
+    """What it can do. `remote` is True."""
+
+    async def open(self, namespace: str) -> None:
+        """Be ready to send; opening an open carrier does nothing."""
+        ...
+
+    async def send(self, task_id: str, *, route: Route, lane: Lane, delay: timedelta | None) -> None:
+        """Have the id carried to a worker that serves the route, after the delay. Durable on return."""
+        ...
+
+    async def take(self, deliver: Deliver, serves: Serves) -> None:
+        """Hand what arrives to `deliver`, several at a time, until cancelled. What has not been delivered by then stays
+        for others."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything. Safe twice, and before `open`."""
+        ...
+
+
+class RemoteEngine:
+    """Runs tools in this process, at most `concurrency` at a time, as a carrier brings their ids.
+
+    Args:
+        carrier: What carries ids between the processes.
+        concurrency: How many tools run in this process at a time; runs waiting for input don't count.
+    """
+
+    def __init__(self, carrier: Carrier, concurrency: int = DEFAULT_CONCURRENCY) -> None:
+        self.carrier = carrier
+        self.abilities: Abilities = carrier.abilities
+        self._local = LocalEngine(concurrency)
+        self._taking: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"RemoteEngine({self.carrier!r})"
+
+    @property
+    def backlog(self) -> int:
+        """Nothing waits here: ids wait where they are carried."""
+        return 0
+
+    @property
+    def has_room(self) -> bool:
+        """Not for this process to say: an id may be carried to another."""
+        return False
+
+    async def start(self, execute: Execute | None, serves: Serves = EVERYTHING) -> None:
+        """Begin to take ids for `execute`; None to send only."""
+        await self._local.start(execute)
+        await self.carrier.open(serves.namespace)
+        if execute is not None:
+            self._taking = asyncio.create_task(self._keep_taking(serves), name="mcp-tasks-carrier")
+
+    async def submit(
+        self,
+        task_id: str,
+        *,
+        lane: Lane = "new",
+        owner: str | None = None,
+        route: Route = ANYWHERE,
+        delay: timedelta | None = None,
+    ) -> None:
+        """Have the id carried. If it cannot be now, a sweep submits it again."""
+        try:
+            await self.carrier.send(task_id, route=route, lane=lane, delay=delay)
+        except Exception as exc:
+            logger.warning("task %s… could not be submitted now: %s", task_id[:12], exc)
+
+    async def drain(self, timeout: timedelta) -> None:
+        """Take nothing more, and give what runs up to `timeout` to end."""
+        await self._stop_taking()
+        await self._local.drain(timeout)
+
+    async def stop(self, timeout: timedelta) -> None:
+        """Wait up to `timeout` for what was told to stop, and let go of the carrier."""
+        await self._stop_taking()
+        try:
+            await self._local.stop(timeout)
+        finally:
+            await self.carrier.close()
+
+    async def _stop_taking(self) -> None:
+        taking, self._taking = self._taking, None
+        if taking is not None:
+            taking.cancel()
+            await asyncio.wait({taking})
+
+    async def _keep_taking(self, serves: Serves) -> None:
+        """Take for as long as this process runs tools, however often the carrier fails or is restarted."""
+        failures = 0
+        while True:
+            try:
+                await self.carrier.take(self._deliver, serves)
+                failures = 0
+            except Exception as exc:
+                failures += 1
+                level = logging.WARNING if failures == 1 else logging.DEBUG
+                logger.log(level, "tasks are not taken for a moment: %s", exc)
+            await asyncio.sleep(
+                backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=5)).total_seconds()
+            )
+
+    async def _deliver(self, task_id: str) -> bool:
+        """Start the run of an id that has arrived, and wait until the store knows who has the task."""
+        return await self._local.take(task_id, PATIENCE)

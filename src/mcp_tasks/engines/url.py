@@ -1,0 +1,46 @@
+"""One URL decides who runs the tools: this process alone, or a fleet of workers that a database or a broker feeds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mcp_tasks.engines.base import Engine
+from mcp_tasks.engines.local import LocalEngine
+from mcp_tasks.engines.remote import Carrier, RemoteEngine
+from mcp_tasks.errors import MissingExtra, UsageError
+
+_POSTGRES: Final = ("postgresql://", "postgres://")
+_REDIS: Final = ("redis://", "rediss://", "valkey://", "valkeys://")
+_LOCAL: Final = ("local", "sqlite:", "memory:")
+
+
+def engine_from_url(url: str, concurrency: int) -> Engine:
+    """The engine that goes with a URL: `local` (and those of stores of one machine), `postgresql://…` or `redis://…`.
+
+    Raises:
+        UsageError: The URL names no engine this release knows.
+        MissingExtra: What the engine needs is not installed.
+    """
+    if url.startswith(_LOCAL):
+        return LocalEngine(concurrency)
+    if url.startswith(_POSTGRES):
+        return RemoteEngine(_procrastinate(url), concurrency)
+    if url.startswith(_REDIS):
+        return RemoteEngine(_docket(url), concurrency)
+    raise UsageError(f"{url!r} names no engine; use 'local', postgresql://…, redis://…, or pass an Engine object")
+
+
+def _procrastinate(url: str) -> Carrier:
+    try:
+        from mcp_tasks.engines.procrastinate import ProcrastinateCarrier
+    except ModuleNotFoundError as exc:
+        raise MissingExtra("carrying tasks by Postgres", "postgres") from exc
+    return ProcrastinateCarrier(url)
+
+
+def _docket(url: str) -> Carrier:
+    try:
+        from mcp_tasks.engines.docket import DocketCarrier
+    except ModuleNotFoundError as exc:
+        raise MissingExtra("carrying tasks by Redis", "redis") from exc
+    return DocketCarrier(url)

