@@ -1,0 +1,85 @@
+"""A plain balancer, which gives each connection to the next replica, and a line that can be cut."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
+
+_TRIES = 100
+_PAUSE = 0.1
+
+
+class Balancer:
+    """Passes connections on: to the replicas by turns, and past those that are not there.
+
+    It keeps nothing and looks at nothing, so there are no sticky sessions.
+    """
+
+    def __init__(self, ports: Sequence[int]) -> None:
+        self.port: int = 0
+        self.is_cut: bool = False
+        self._ports = list(ports)
+        self._turn = 0
+        self._open: set[asyncio.StreamWriter] = set()
+
+    def cut(self) -> None:
+        """Nothing passes any more, and nobody is told: what is open stays so, in silence."""
+        self.is_cut = True
+
+    def mend(self) -> None:
+        """From now on connections are passed on again. Those that were cut are closed, as a network does in the end."""
+        self.is_cut = False
+        for writer in list(self._open):
+            writer.close()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass one connection on until an end closes it."""
+        try:
+            with suppress(OSError):
+                there_reader, there = await self._next()
+                self._open |= {writer, there}
+                try:
+                    passing = [self._pass(reader, there), self._pass(there_reader, writer)]
+                    await asyncio.gather(*passing)
+                finally:
+                    self._open -= {writer, there}
+                    there.close()
+        finally:
+            writer.close()
+
+    async def _next(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        for _ in range(_TRIES):
+            for _ in self._ports:
+                self._turn += 1
+                with suppress(OSError):
+                    if not self.is_cut:
+                        return await asyncio.open_connection("127.0.0.1", self._ports[self._turn % len(self._ports)])
+            await asyncio.sleep(_PAUSE)
+        raise ConnectionError("no replica is there")
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(1 << 16):
+                while self.is_cut:
+                    await asyncio.sleep(_PAUSE)
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            # An end that has closed has nothing to hear either: HTTP needs no half-open connections.
+            writer.close()
+
+
+@asynccontextmanager
+async def balancing(*ports: int) -> AsyncGenerator[Balancer]:
+    """A balancer before these ports, on one of its own, while the block lasts."""
+    balancer = Balancer(ports)
+    server = await asyncio.start_server(balancer.serve, "127.0.0.1", 0)
+    balancer.port = server.sockets[0].getsockname()[1]
+    try:
+        yield balancer
+    finally:
+        server.close()
+        balancer.mend()
