@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +55,7 @@ class Backend:
 
 
 @contextmanager
-def backend(name: BackendName, folder: Path) -> Iterator[Backend]:
+def backend(name: BackendName, folder: Path) -> Generator[Backend]:
     """A new database while the block lasts."""
     if name == "postgres":
         with postgres() as server:

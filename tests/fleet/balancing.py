@@ -18,20 +18,27 @@ class Balancer:
 
     def __init__(self, ports: Sequence[int]) -> None:
         self.port: int = 0
-        self.is_cut: bool = False
+        self._is_whole = asyncio.Event()
+        self._is_whole.set()
         self._ports = list(ports)
         self._turn = 0
         self._open: set[asyncio.StreamWriter] = set()
 
     def cut(self) -> None:
         """Nothing passes any more, and nobody is told: what is open stays so, in silence."""
-        self.is_cut = True
+        self._is_whole.clear()
 
-    def mend(self) -> None:
-        """From now on connections are passed on again. Those that were cut are closed, as a network does in the end."""
-        self.is_cut = False
+    def mend(self, *, late: bool) -> None:
+        """Everything passes again. With `late` also what was on its way when the line was cut, as if nothing had been;
+        otherwise the connections of that time are closed."""
+        if not late:
+            self.close()
+        self._is_whole.set()
+
+    def close(self) -> None:
+        """Close all connections, whatever is on its way."""
         for writer in list(self._open):
-            writer.close()
+            writer.transport.abort()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass one connection on until an end closes it."""
@@ -53,16 +60,15 @@ class Balancer:
             for _ in self._ports:
                 self._turn += 1
                 with suppress(OSError):
-                    if not self.is_cut:
-                        return await asyncio.open_connection("127.0.0.1", self._ports[self._turn % len(self._ports)])
+                    await self._is_whole.wait()
+                    return await asyncio.open_connection("127.0.0.1", self._ports[self._turn % len(self._ports)])
             await asyncio.sleep(_PAUSE)
         raise ConnectionError("no replica is there")
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while data := await reader.read(1 << 16):
-                while self.is_cut:
-                    await asyncio.sleep(_PAUSE)
+                await self._is_whole.wait()
                 writer.write(data)
                 await writer.drain()
         except OSError:
@@ -82,4 +88,4 @@ async def balancing(*ports: int) -> AsyncGenerator[Balancer]:
         yield balancer
     finally:
         server.close()
-        balancer.mend()
+        balancer.mend(late=False)

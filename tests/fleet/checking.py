@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from mcp_tasks.core.journal import JournalEntry
 from tests.fleet.driving import Acknowledged, View
@@ -170,4 +171,4 @@ def _late(one: Evidence, pauses: Sequence[Pause], lease: float) -> Iterator[str]
 
 def _value(entry: JournalEntry) -> object:
     """What a step gave."""
-    return entry.value.get("value") if isinstance(entry.value, Mapping) else None
+    return cast(Mapping[str, object], entry.value)["value"]

@@ -29,7 +29,7 @@ from mcp_tasks.client import (
 )
 from tests.fleet.plans import Call
 from tests.helpers.http import HttpWire
-from tests.helpers.rpc import INVALID_PARAMS, MODERN, Tasking
+from tests.helpers.rpc import INVALID_PARAMS, MODERN, TASKS, Tasking
 
 FINAL = ("completed", "failed", "cancelled")
 _MOVES = ("_meta", "ttlMs", "pollIntervalMs", "resultType")
@@ -235,15 +235,14 @@ async def connected(port: int, *, push: bool = True, owner: str | None = None) -
 
 @asynccontextmanager
 async def door(
-    port: int, *, owner: str | None = None, capabilities: Mapping[str, Any] | None = None
+    port: int, *, owner: str | None = None, capabilities: Mapping[str, Any] = TASKS
 ) -> AsyncGenerator[Tasking]:
     """Raw requests to one replica, or to whatever listens there."""
     headers = {"Connection": "close", **({} if owner is None else {"X-Owner": owner})}
     # Loads no certificates: that takes longer than a test.
     verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     async with httpx2.AsyncClient(timeout=20.0, trust_env=False, verify=verify, headers=headers) as http:
-        wire = HttpWire(f"http://127.0.0.1:{port}/mcp", http)
-        yield Tasking(wire) if capabilities is None else Tasking(wire, capabilities)
+        yield Tasking(HttpWire(f"http://127.0.0.1:{port}/mcp", http), capabilities)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""What the tools of a fleet say of themselves, beside all stores: one line for each thing that happened, in one file."""
+"""What the tools of a fleet say of themselves, beside all stores: a line for each thing that happened, in one file."""
 
 from __future__ import annotations
 

@@ -48,6 +48,11 @@ class Call:
 Happening: TypeAlias = Literal["kill", "terminate", "pause", "long pause", "restart", "crash"]
 """`restart` and `crash` are the database's."""
 
+HAPPENINGS: Final[Sequence[Happening]] = [
+    *("kill", "kill", "kill", "kill", "terminate"),
+    *("pause", "pause", "pause", "long pause", "long pause", "long pause"),
+]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disturbance:
@@ -95,7 +100,7 @@ def _disturbances(chance: random.Random, seconds: float, members: Sequence[str],
     happenings: list[Disturbance] = []
     after = chance.uniform(0.5, 1.5)
     while after < seconds:
-        [what] = chance.choices(["kill", "terminate", "pause", "long pause"], weights=[5, 1, 3, 3])
+        what = chance.choice(HAPPENINGS)
         pause = chance.uniform(1.1, 2.0) * lease if what == "long pause" else chance.uniform(0.05, 0.6) * lease
         whom = chance.choice(members)
         happenings.append(Disturbance(what=what, after=after, whom=whom, seconds=pause))
@@ -106,6 +111,6 @@ def _disturbances(chance: random.Random, seconds: float, members: Sequence[str],
 def _restarts(chance: random.Random, seconds: float) -> Sequence[Disturbance]:
     times = max(int(seconds / RESTART_EVERY), 1)
     return [
-        Disturbance(what=chance.choice(["restart", "crash"]), after=seconds * (number + 0.5) / times)
+        Disturbance(what="crash" if chance.random() < 0.5 else "restart", after=seconds * (number + 0.5) / times)
         for number in range(times)
     ]

@@ -27,16 +27,17 @@ LEASE = timedelta(seconds=3)
 SWEEP = timedelta(milliseconds=300)
 
 
-def settings(lease: timedelta = LEASE) -> Settings:
+def settings(options: argparse.Namespace) -> Settings:
     """Everything quicker than usual, so that a test sees many of its turns."""
     return Settings(
-        lease_duration=lease,
+        lease_duration=timedelta(seconds=options.lease),
         sweep_interval=SWEEP,
-        look_interval=timedelta(seconds=1),
+        look_interval=timedelta(seconds=options.look),
         drain_timeout=timedelta(seconds=1),
         stop_timeout=timedelta(seconds=1),
         progress_interval=timedelta(milliseconds=50),
         trial_duration=timedelta(milliseconds=700),
+        max_handed_out=options.share,
     )
 
 
@@ -53,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--concurrency", type=int, default=20)
     parser.add_argument("--lease", type=float, default=LEASE.total_seconds())
     parser.add_argument("--fence", choices=("kept", "slow", "removed"), default="kept")
-    parser.add_argument("--queues", default="default")
+    parser.add_argument("--queues", default="")
+    parser.add_argument("--look", type=float, default=1.0)
+    parser.add_argument("--share", type=int, default=100)
     parser.add_argument("--pools", choices=("", "all", "without-rare"), default="")
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
@@ -72,7 +75,7 @@ def build(options: argparse.Namespace) -> tuple[MCPServer, Tasks]:
         options.url if fence == "kept" else delayed(store_from_url(options.url), fence),
         engine=options.url,
         concurrency=options.concurrency,
-        settings=settings(timedelta(seconds=options.lease)),
+        settings=settings(options),
         runs_tools=options.role == "worker" or not options.serves_only,
         principal=_named,
     )

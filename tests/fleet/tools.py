@@ -21,7 +21,7 @@ from mcp_tasks import Tasks, current_task
 from tests.fleet.notes import Notes
 
 OFTEN = 1000
-"""How often a tool may be lost that is not to blame: in a fleet that is shot at, any of them may be, again and again."""
+"""How often a tool may be lost that is not to blame: in a fleet that is shot at, any of them may be, over and over."""
 
 FOREVER = 600.0
 """Seconds that nobody waits out."""

@@ -1,4 +1,4 @@
-"""A process that has imported the server and forks for each process of a fleet, as importing takes longer than starting.
+"""A process that has imported the server and forks for each process of a fleet: importing takes longer than starting.
 
     python -m tests.fleet.zygote
 
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,8 @@ def main() -> None:
     started: list[int] = []
     for line in sys.stdin:
         order: dict[str, Any] = json.loads(line)
-        pid = _apart(lambda: _fork(order, served.main)) if order["apart"] else _fork(order, served.main)
+        fork = partial(_fork, order, served.main)
+        pid = _apart(fork) if order["apart"] else fork()
         started.append(pid)
         print(pid, flush=True)
     for pid in filter(is_running, started):
