@@ -23,6 +23,7 @@ class Balancer:
         self._ports = list(ports)
         self._turn = 0
         self._open: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
 
     def cut(self) -> None:
         """Nothing passes any more, and nobody is told: what is open stays so, in silence."""
@@ -40,8 +41,21 @@ class Balancer:
         for writer in list(self._open):
             writer.transport.abort()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def end(self) -> None:
+        """Let go of everything."""
+        self.mend(late=False)
+        for serving in list(self._serving):
+            serving.cancel()
+        if self._serving:
+            await asyncio.wait(self._serving)
+
+    def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass one connection on until an end closes it."""
+        serving = asyncio.create_task(self._serve(reader, writer))
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             with suppress(OSError):
                 there_reader, there = await self._next()
@@ -88,4 +102,4 @@ async def balancing(*ports: int) -> AsyncGenerator[Balancer]:
         yield balancer
     finally:
         server.close()
-        balancer.mend(late=False)
+        await balancer.end()

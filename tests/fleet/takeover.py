@@ -49,18 +49,18 @@ async def taken_over(
 ) -> Takeover:
     """Kill a worker with twenty running tasks, and wait until others run them."""
     notes = Notes(folder)
-    async with fleet(zygote, url, folder, "--lease", str(lease), replicas=1) as (site, balancer):
-        async with door(balancer.port) as client:
-            first = site.worker(apart=lambda: apart)
-            jobs = await started(client, notes, TASKS)
-            site.worker()
-            site.worker()
-            await _settled(site, client, notes)
-            died = time.monotonic()
-            site.kill(first)
-            again = [await run_of(notes, job, 2) for job in jobs]
-            assert all(note.process != first.process for note in again)
-            return Takeover([note.at - died for note in again])
+    standing = fleet(zygote, url, folder, "--lease", str(lease), replicas=1)
+    async with standing as (site, balancer), door(balancer.port) as client:
+        first = site.worker(apart=lambda: apart)
+        jobs = await started(client, notes, TASKS)
+        site.worker()
+        site.worker()
+        await _settled(site, client, notes)
+        died = time.monotonic()
+        site.kill(first)
+        again = [await run_of(notes, job, 2) for job in jobs]
+        assert all(note.process != first.process for note in again)
+        return Takeover([note.at - died for note in again])
 
 
 async def started(client: Tasking, notes: Notes, number: int, tool: str = "endless") -> dict[str, str]:
@@ -114,9 +114,8 @@ def main() -> int:
                 found = asyncio.run(taken_over(zygote, database.url, place, apart=apart, lease=options.lease))
             _, longest = bounds(options.lease, apart=apart)
             where = "as if on another machine" if apart else "on the same machine"
-            print(
-                f"takeover ({options.backend}, lease {options.lease:g} s, {where}): {found.line}; limit {longest:g} s"
-            )
+            what = f"{options.backend}, lease {options.lease:g} s, {where}"
+            print(f"takeover ({what}): {found.line}; limit {longest:g} s")
             late |= max(found.seconds) > longest
     return 1 if late else 0
 
