@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from tests.helpers.databases import Server, postgres, valkey
+from tests.helpers.databases import Postgres, Server, postgres, valkey
 
 BackendName: TypeAlias = Literal["sqlite", "postgres", "redis"]
 
@@ -34,6 +35,15 @@ class Backend:
     url: str
     server: Server | None = None
     port: int = 0
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def fresh(self) -> str:
+        """A database that is empty, on the same server."""
+        if isinstance(self.server, Postgres):
+            return self.server.new_database()
+        if self.server is not None:
+            return f"{self.url.removesuffix('/0')}/{next(self._numbers)}"
+        return f"{self.url.removesuffix('.db')}-{next(self._numbers)}.db"
 
     def restart(self, how: signal.Signals) -> None:
         """End the server and start it again."""
@@ -49,9 +59,9 @@ class Backend:
                 return
         self.server.start()
 
-    def through(self, port: int) -> str:
-        """The same database by another port."""
-        return self.url.replace(f":{self.port}/", f":{port}/")
+    def through(self, url: str, port: int) -> str:
+        """A database of this server, by another port."""
+        return url.replace(f":{self.port}/", f":{port}/")
 
 
 @contextmanager

@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     server, tasks = build(options)
     if options.role == "worker":
-        asyncio.run(tasks.work(server))
+        asyncio.run(tasks.work(server, queues=options.queues.split(",") if options.queues else None))
     else:
         asyncio.run(_serve(server, options))
 
