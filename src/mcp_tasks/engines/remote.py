@@ -76,6 +76,11 @@ class RemoteEngine:
         return f"RemoteEngine({self.carrier!r})"
 
     @property
+    def concurrency(self) -> int:
+        """How many tools run in this process at a time."""
+        return self._local.concurrency
+
+    @property
     def backlog(self) -> int:
         """Nothing waits here: ids wait where they are carried."""
         return 0
