@@ -24,6 +24,10 @@ logger: Final = logging.getLogger(__name__)
 PATIENCE = 1.0
 """Seconds that an id which has arrived waits for a slot here before it is sent on: another worker may have one."""
 
+SETTLED = 1.0
+"""Seconds that a carrier which failed must go on for before it counts as working again: one that cannot be reached
+fails sooner."""
+
 Deliver: TypeAlias = Callable[[str], Awaitable[bool]]
 """Takes an id that has arrived. True once it need not be carried any more; False if there is no room for it here now,
 and it is to be sent again. It never raises."""
@@ -66,9 +70,15 @@ class RemoteEngine:
         self.abilities: Abilities = carrier.abilities
         self._local = LocalEngine(concurrency)
         self._taking: asyncio.Task[None] | None = None
+        self._failing = False
 
     def __repr__(self) -> str:
         return f"RemoteEngine({self.carrier!r})"
+
+    @property
+    def concurrency(self) -> int:
+        """How many tools run in this process at a time."""
+        return self._local.concurrency
 
     @property
     def backlog(self) -> int:
@@ -79,6 +89,11 @@ class RemoteEngine:
     def has_room(self) -> bool:
         """Not for this process to say: an id may be carried to another."""
         return False
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether the carrier was last found to work. True until it has failed."""
+        return not self._failing
 
     async def start(self, execute: Execute | None, serves: Serves = EVERYTHING) -> None:
         """Begin to take ids for `execute`; None to send only."""
@@ -125,16 +140,23 @@ class RemoteEngine:
         """Take for as long as this process runs tools, however often the carrier fails or is restarted."""
         failures = 0
         while True:
+            settling = asyncio.get_running_loop().call_later(SETTLED, self._settled)
             try:
                 await self.carrier.take(self._deliver, serves)
                 failures = 0
             except Exception as exc:
+                self._failing = True
                 failures += 1
                 level = logging.WARNING if failures == 1 else logging.DEBUG
                 logger.log(level, "tasks are not taken for a moment: %s", exc)
+            finally:
+                settling.cancel()
             await asyncio.sleep(
                 backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=5)).total_seconds()
             )
+
+    def _settled(self) -> None:
+        self._failing = False
 
     async def _deliver(self, task_id: str) -> bool:
         """Start the run of an id that has arrived, and wait until the store knows who has the task."""
