@@ -165,7 +165,7 @@ def _late(one: Evidence, pauses: Sequence[Pause], lease: float) -> Iterator[str]
             stopped = [
                 pause for pause in pauses if pause.process == note.process and pause.ended - pause.begun > lease * 0.6
             ]
-            why = "after it had been stopped" if stopped else "and could not say so in time"
+            why = "after it had been stopped" if stopped else "and lost before that was recorded"
             yield f"run {note.attempt} was finished by {note.process} {why}"
 
 

@@ -78,7 +78,8 @@ def planned(seed: int, seconds: float, *, members: Sequence[str], lease: float, 
     calls = [_call(chance, number, number / TASKS_PER_SECOND) for number in range(int(seconds * TASKS_PER_SECOND))]
     poisons = max(int(seconds / POISON_EVERY), 1)
     calls += [
-        Call(job=f"poison-{number}", kind="poison", after=chance.uniform(0, seconds * 0.7), arguments={})
+        # Early: it takes several deaths to find out which task it is that kills.
+        Call(job=f"poison-{number}", kind="poison", after=chance.uniform(0, seconds * 0.4), arguments={})
         for number in range(poisons)
     ]
     disturbances = [*_disturbances(chance, seconds, members, lease), *(_restarts(chance, seconds) if restarts else ())]
