@@ -34,8 +34,8 @@ class Deliver(Protocol):
     """Takes the ids that arrive in a worker. None of it raises."""
 
     async def __call__(self, task_id: str) -> bool:
-        """Take an id that has arrived. True once it need not be carried any more; False if it is to be sent again after a
-        moment: there is no room for it here now, or the store could not be asked."""
+        """Take an id that has arrived. True once it need not be carried any more; False if it is to be sent again after
+        a moment: there is no room for it here now, or the store could not be asked."""
         ...
 
     async def room(self) -> bool:
