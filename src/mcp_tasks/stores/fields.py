@@ -3,8 +3,9 @@
 The *state* is a record but for its id and namespace, which a backend keeps beside it. Durations are microseconds, as
 instants are (`columns`).
 
-Format 5 may have a queue, a priority and the version of its tool, and is format 4 otherwise. Format 4 may have a session, a parent, a result that is an error, and questions that the client holds as tasks of its
-own, and is format 3 otherwise: a record without its request and its result. Formats 1 and 2 had both in it; the one
+Format 5 may have a queue, a priority and the version of its tool, and is format 4 otherwise. Format 4 may have a
+session, a parent, a result that is an error, and questions that the client holds as tasks of its own, and is format 3
+otherwise: a record without its request and its result. Formats 1 and 2 had both in it; the one
 backend that ever wrote them brings them to format 3 when it migrates its file, so only 3 and up are read here.
 
 Releases of two adjacent formats share a store while a fleet is rolled from one to the other. So a newer state is read
