@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
@@ -30,7 +31,7 @@ def note(folder: str, line: str) -> str:
     return line
 
 
-def add_tool(server: MCPServer[object], tasks: Tasks, name: str, version: str, on_other: OnOtherVersion) -> None:
+def add_tool(server: MCPServer[Any], tasks: Tasks, name: str, version: str, on_other: OnOtherVersion) -> None:
     """A tool that does a step, asks, and does another."""
     changed = name == "changed" and version != "1"
 
@@ -55,7 +56,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     tasks = Tasks(f"sqlite:///{options.db}")
-    server = MCPServer[object]("versioned", **tasks.wiring(), log_level="WARNING")
+    server = MCPServer[Any]("versioned", **tasks.wiring(), log_level="WARNING")
     choices: dict[str, OnOtherVersion] = {
         "goes_on": "continue",
         "changed": "continue",
