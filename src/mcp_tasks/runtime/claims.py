@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -18,6 +19,7 @@ from mcp_tasks.engines.base import Slot
 from mcp_tasks.errors import (
     CannotStart,
     JournalUnreadable,
+    LimitReached,
     RequestUnreadable,
     RunStopped,
     StoreError,
@@ -41,8 +43,34 @@ TRIES_TO_LOOK_UP = 10
 """How often the look-up of a queued task's tool may fail before the task is ended: with pauses that double from a
 second, some minutes."""
 
+MAX_CROWDED_OUT = 1_000
+"""Tasks that are remembered to be tried again."""
+
+CALLED_AT_A_TIME = 4
+"""More than one run that ends makes room for: some may be of another tool or owner, or gone."""
+
 LOOK_AGAIN = 0.02
 """Seconds between two looks at a run that is on trial."""
+
+
+class CrowdedOut:
+    """Tasks of which as many were at work as may be, when this process would have claimed them. Where one of its runs
+    has ended, there may be room for them; where it was another's, sweeps find them."""
+
+    def __init__(self) -> None:
+        self._task_ids: dict[str, None] = {}
+
+    def add(self, task_id: str) -> None:
+        """Remember one, if not too many are."""
+        if len(self._task_ids) < MAX_CROWDED_OUT:
+            self._task_ids[task_id] = None
+
+    def called(self) -> list[str]:
+        """The next few to try again, in the order in which they came."""
+        called = list(self._task_ids)[:CALLED_AT_A_TIME]
+        for task_id in called:
+            del self._task_ids[task_id]
+        return called
 
 
 class Claims:
@@ -55,6 +83,7 @@ class Claims:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._calls: set[asyncio.Task[None]] = set()
         self._made: dict[str, tuple[TaskRecord, TaskRequest]] = {}
+        self._crowded_out = CrowdedOut()
 
     def add_made(self, record: TaskRecord, request: TaskRequest) -> None:
         """A task that was made as claimed, and is about to be run."""
@@ -77,6 +106,8 @@ class Claims:
         runtime = self._runtime
         record = await runtime.store.get(task_id)
         if record is None or record.namespace != runtime.namespace or not record.is_queued(runtime.now()):
+            return None
+        if not runtime.serves(record.queue):
             return None
         policy = await self._policy_of(record)
         if policy is None:
@@ -107,12 +138,13 @@ class Claims:
             self._made[record.id] = record, made[1]
         if record.trial is None:
             self._trials.passed(record.id)
-            self._call_suspects()
+            self._call(self._trials.called())
 
     def end(self, task_id: str) -> None:
         """The run has ended, one way or another."""
         self._trials.end(task_id)
-        self._call_suspects()
+        self._call(self._trials.called())
+        self._call(self._crowded_out.called())
         if (watch := self._watches.pop(task_id, None)) is not None:
             watch.cancel()
 
@@ -121,12 +153,23 @@ class Claims:
     ) -> Run | None:
         """Claim the task as it is at `record`, and make a run of it."""
         run: Run | None = None
-        started = RunStarted(worker=self._runtime.worker, trial=self._trials.begin(record, policy))
+        started = RunStarted(
+            worker=self._runtime.worker, trial=self._trials.begin(record, policy), tool_version=policy.version
+        )
+        dispatch = self._runtime.dispatch
         try:
-            claimed = await self._runtime.changes.swap(record, started, actor=self._actor)
+            claimed = await self._runtime.changes.swap(
+                record, started, actor=self._actor, limits=dispatch.limits(policy)
+            )
             run = self._run(claimed, request, slot, policy, replay)
+            dispatch.claimed()
         except (VersionConflict, TransitionRefused):
             logger.debug("task %s… was claimed by another worker", record.id[:12])
+        except LimitReached as exc:
+            logger.debug("%s", exc)
+            if not self._runtime.engine.abilities.remote:
+                self._crowded_out.add(record.id)
+            await dispatch.refused(record)
         finally:
             if run is None:
                 self.end(record.id)
@@ -198,9 +241,10 @@ class Claims:
             # The next suspect waits until this run has ended.
             logger.debug("the trial of task %s… goes on: %s", run.record.id[:12], exc)
 
-    def _call_suspects(self) -> None:
-        """Have those tried that came while another was on trial. All of them: some may be gone by now."""
-        for task_id in self._trials.called():
-            call = asyncio.create_task(self._runtime.submit(task_id, owner=None))
+    def _call(self, task_ids: Iterable[str]) -> None:
+        """Have those run that could not be before: they were on trial, or too many were at work. All of them: some may
+        be gone by now."""
+        for task_id in task_ids:
+            call = asyncio.create_task(self._runtime.resubmit(task_id))
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -46,6 +46,7 @@ class Setup:
         origin: What tells that file from those of other programs whose server has the same name.
         namespace: Which servers are the same server; None for those of the same name.
         runs_tools: Whether this process runs tools, or only serves.
+        queues: Of which queues; None for all.
     """
 
     store: Store | None
@@ -56,6 +57,7 @@ class Setup:
     origin: str
     runs_tools: bool
     observers: Sequence[Observer]
+    queues: Collection[str] | None = None
 
 
 class Lifecycle:
@@ -190,6 +192,8 @@ class Lifecycle:
             namespace=server_name if self._setup.namespace is None else self._setup.namespace,
             settings=self._setup.settings,
             runs_tools=self._setup.runs_tools,
+            queues=self._setup.queues,
+            tools=self._catalogue.policies,
             observers=self._setup.observers,
         )
 
