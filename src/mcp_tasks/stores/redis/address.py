@@ -21,15 +21,16 @@ def driver_url(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in _SCHEMES:
         raise UsageError(
-            f"the URL of a Redis store begins with redis://, rediss:// (TLS), valkey:// or valkeys://, not {scheme[:20]!r}"
+            "the URL of a Redis store begins with redis://, rediss:// (TLS), valkey:// or valkeys://, not "
+            f"{scheme[:20]!r}"
         )
     plain = f"{_SCHEMES[scheme]}://{rest}"
     try:
         parse_url(plain)
     except ValueError:
         raise UsageError(
-            "the URL of the Redis store cannot be read: write redis://[USER:PASSWORD@]HOST[:PORT]/DATABASE, and what is "
-            "special in the password percent-encoded (/ is %2F, @ is %40, # is %23)"
+            "the URL of the Redis store cannot be read: write redis://[USER:PASSWORD@]HOST[:PORT]/DATABASE, and what "
+            "is special in the password percent-encoded (/ is %2F, @ is %40, # is %23)"
         ) from None
     return plain
 

@@ -18,9 +18,7 @@ _NOT_DURABLE: Final = (
     "%s keeps tasks in memory alone (appendonly no): what was acknowledged since its last snapshot is lost when it stops "
     "or crashes. Set `appendonly yes`, and `appendfsync always` to lose nothing when the machine does."
 )
-_EVICTS: Final = (
-    "%s removes keys when its memory is full (maxmemory-policy %s): tasks could be lost. Set `maxmemory-policy noeviction`."
-)
+_EVICTS: Final = "%s removes keys when its memory is full (maxmemory-policy %s): tasks could be lost. Set `maxmemory-policy noeviction`."
 _UP_TO_A_SECOND: Final = (
     "%s writes to its disk once a second (appendfsync %s): if the machine fails, the last second may be lost. "
     "`appendfsync always` loses nothing."

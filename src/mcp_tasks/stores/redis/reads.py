@@ -73,7 +73,9 @@ class Reads:
     async def expired(self, now: datetime, limit: int) -> Sequence[Hint]:
         """Id and version of tasks that have expired."""
         found = await self._connection.run("expired", place(to_micros(now) + 1), limit, limit + LOOKS)
-        return [Hint(from_bytes(task_id), int(version)) for task_id, version in zip(found[::2], found[1::2], strict=True)]
+        return [
+            Hint(from_bytes(task_id), int(version)) for task_id, version in zip(found[::2], found[1::2], strict=True)
+        ]
 
     async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
         """The version of each of these tasks."""

@@ -101,8 +101,7 @@ class RedisStore:
         self._reads = Reads(self._connection)
         self._writes = Writes(self._connection, self._notifier)
         self._turn = anyio.Lock()
-        row = (self._connection.prefix + b"t:").decode()
-        self._unreadable = UnreadableLog(self._connection.place, lambda task_id: f"DEL '{row}{task_id}'")
+        self._unreadable = UnreadableLog(self._connection.place, _deletion)
 
     def __repr__(self) -> str:
         return f"RedisStore({self._connection.place!r})"
@@ -324,6 +323,11 @@ class RedisStore:
             except TaskUnreadable as exc:
                 self._unreadable.report(exc)
         return records
+
+
+def _deletion(task_id: str) -> str:
+    # Not `DEL`: a task is in indexes as well.
+    return f"await store.delete({task_id!r}, expected=(await store.versions([{task_id!r}]))[{task_id!r}])"
 
 
 def _optional(text: bytes | None) -> str | None:

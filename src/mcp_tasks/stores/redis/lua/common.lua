@@ -138,7 +138,7 @@ local function leave_lane(line, id)
   tally('ranks:' .. namespace, rank .. ':' .. queue, -1)
 end
 
--- From where the task was found to where it is found from now on. Queue, priority, owner and tool of a task never change.
+-- From where the task was found to where it is found from now on. Its owner and its tool never change.
 local function reindex(id, before, handed_before, after, handed_after)
   local old, new = map_of(before, handed_before), map_of(after, handed_after)
   for index, place in pairs(new) do
@@ -160,15 +160,20 @@ local function reindex(id, before, handed_before, after, handed_after)
     end
   end
   local waited, waits = is_queued(before) and not handed_before, is_queued(after) and not handed_after
-  if waited and not waits then
-    leave_lane(before.line, id)
-  elseif waits and not waited then
+  local moved = before.line[QUEUE] ~= after.line[QUEUE] or before.line[RANK] ~= after.line[RANK]
+  if waits and (moved or not waited) then
     enter_lane(after.line, id)
   end
-  if is_queued(after) and not is_queued(before) then
-    tally('queues:' .. after.line[NAMESPACE], after.line[QUEUE], 1)
-  elseif is_queued(before) and not is_queued(after) then
-    tally('queues:' .. before.line[NAMESPACE], before.line[QUEUE], -1)
+  if waited and (moved or not waits) then
+    leave_lane(before.line, id)
+  end
+  if moved then
+    if is_queued(after) then
+      tally('queues:' .. after.line[NAMESPACE], after.line[QUEUE], 1)
+    end
+    if is_queued(before) then
+      tally('queues:' .. before.line[NAMESPACE], before.line[QUEUE], -1)
+    end
   end
 end
 
