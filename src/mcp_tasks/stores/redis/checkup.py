@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from mcp_tasks.errors import StoreCorrupt, StoreError
 from mcp_tasks.stores.redis.connection import Connection
@@ -15,10 +15,13 @@ LAYOUT: Final = 1
 older releases may still work beside it."""
 
 _NOT_DURABLE: Final = (
-    "%s keeps tasks in memory alone (appendonly no): what was acknowledged since its last snapshot is lost when it stops "
-    "or crashes. Set `appendonly yes`, and `appendfsync always` to lose nothing when the machine does."
+    "%s keeps tasks in memory alone (appendonly no): what was acknowledged since its last snapshot is lost when it "
+    "stops or crashes. Set `appendonly yes`, and `appendfsync always` to lose nothing when the machine fails."
 )
-_EVICTS: Final = "%s removes keys when its memory is full (maxmemory-policy %s): tasks could be lost. Set `maxmemory-policy noeviction`."
+_EVICTS: Final = (
+    "%s removes keys when its memory is full (maxmemory-policy %s): tasks could be lost. Set `maxmemory-policy "
+    "noeviction`."
+)
 _UP_TO_A_SECOND: Final = (
     "%s writes to its disk once a second (appendfsync %s): if the machine fails, the last second may be lost. "
     "`appendfsync always` loses nothing."
@@ -35,13 +38,13 @@ async def check_layout(connection: Connection) -> None:
     layout, compatible_from = (int(number) if number and number.isdigit() else 0 for number in found)
     if not layout or not compatible_from:
         raise StoreCorrupt(
-            f"{connection.place} has keys that begin with {connection.prefix.decode()} and are not a task store's. Give "
-            "the store another prefix."
+            f"{connection.place} has keys that begin with {connection.prefix.decode()} and are not a task store's. "
+            "Give the store another prefix."
         )
     if layout > LAYOUT and compatible_from > LAYOUT:
         raise StoreCorrupt(
-            f"{connection.place} has tasks in layout {layout}, and this release knows up to {LAYOUT}. Use the release of "
-            "mcp-tasks that wrote them, or a newer one."
+            f"{connection.place} has tasks in layout {layout}, and this release knows up to {LAYOUT}. Use the release "
+            "of mcp-tasks that wrote them, or a newer one."
         )
 
 
@@ -75,6 +78,6 @@ async def _check_sync(connection: Connection) -> None:
 def _lines(answer: Any) -> dict[str, str]:
     """What `INFO` says, which redis-py may have read already."""
     if isinstance(answer, dict):
-        return {str(name): str(value) for name, value in answer.items()}
+        return {str(name): str(value) for name, value in cast("dict[Any, Any]", answer).items()}
     text = answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
     return {name: value.strip() for name, colon, value in (line.partition(":") for line in text.splitlines()) if colon}

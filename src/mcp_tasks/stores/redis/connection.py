@@ -1,9 +1,9 @@
 """One round trip to the server: connections that are shared, and attempts that are repeated.
 
 A write whose connection broke after it was sent may have been written or not. It is sent again, under the same token
-(`lua/common.lua`), and a write that finds its token does nothing: so what comes of it is known, unless the server stays
-out of reach. Then the caller is told `StoreUnavailable`, and what was sent last may yet be found written. No later write
-is lost by that: whoever tries again names the version that it knew, and is told of the conflict.
+(`lua/common.lua`), and a write that finds its token does nothing: so what comes of it is known, unless the server
+stays out of reach. Then the caller is told `StoreUnavailable`, and what was sent last may yet be found written. No
+later write is lost by that: whoever tries again names the version that it knew, and is told of the conflict.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -68,15 +68,13 @@ class Connection:
         """A client with connections of its own. It repeats nothing by itself, and answers with bytes."""
         pool = BlockingConnectionPool.from_url(
             self._url,
-            **{
-                "max_connections": max_connections,
-                "timeout": WAIT_FOR_CONNECTION,
-                "socket_timeout": self._timeout,
-                "socket_connect_timeout": self._timeout,
-                "socket_keepalive": True,
-                "retry": Retry(NoBackoff(), 0),
-                "protocol": 2,
-            },
+            max_connections=max_connections,
+            timeout=WAIT_FOR_CONNECTION,
+            socket_timeout=self._timeout,
+            socket_connect_timeout=self._timeout,
+            socket_keepalive=True,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
         )
         return Redis(connection_pool=pool)
 
@@ -93,7 +91,7 @@ class Connection:
         Raises:
             StoreError: It cannot be had.
         """
-        return await self._attempt(lambda client, _: client.execute_command(*command))
+        return await self._attempt(lambda client, _: _execute(client, *command))
 
     async def run(self, name: str, *arguments: Argument, again: bool = False) -> Any:
         """What a script answers. With `again`, one more argument says whether it may have been run before.
@@ -106,10 +104,10 @@ class Connection:
         async def attempt(client: Redis, number: int) -> Any:
             rest = (1, self.prefix, *arguments, *((int(number > 0),) if again else ()))
             try:
-                return await client.execute_command("EVALSHA", wanted.digest, *rest)
+                return await _execute(client, "EVALSHA", wanted.digest, *rest)
             except NoScriptError:
                 self.round_trips += 1
-                return await client.execute_command("EVAL", wanted.text, *rest)
+                return await _execute(client, "EVAL", wanted.text, *rest)
 
         return await self._attempt(attempt)
 
@@ -144,6 +142,10 @@ class Connection:
                     raise
             await asyncio.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
+
+
+async def _execute(client: Redis, *command: Argument) -> Any:
+    return cast(Any, await client.execute_command(*command))
 
 
 async def dispose(client: Redis) -> None:

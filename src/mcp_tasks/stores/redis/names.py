@@ -1,7 +1,7 @@
 """How things are called in Redis, and where a task stands in the indexes.
 
-An index is a sorted set with one score for all, so that its members are in the order of their bytes: a place, and behind
-it the id of the task. The place of an instant has eight bytes, which are in the order of the instants.
+An index is a sorted set with one score for all, so that its members are in the order of their bytes: a place, and
+behind it the id of the task. The place of an instant has eight bytes, which are in the order of the instants.
 
 Names of indexes are put together with colons, here and in the scripts, which make up those of what is queued
 (`lua/common.lua`). A part has no colon of its own.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from mcp_tasks.core.record import ALWAYS, TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, OwnedBy, Share, Whose
-from mcp_tasks.stores.columns import expiry, ready, sort_key, to_micros
+from mcp_tasks.stores.columns import expiry, is_at_work, ready, sort_key, to_micros
 
 _AT_ANY_TIME = to_micros(ALWAYS)
 _OFFSET = 2**63
@@ -153,7 +153,7 @@ def _places(record: TaskRecord) -> Iterator[tuple[bytes, bytes]]:
         yield name("parent", namespace, record.parent), created
     if record.worker is not None:
         yield name("claimed", record.worker), created
-        if record.status is TaskStatus.WORKING:
+        if is_at_work(record):
             yield owner_at_work(namespace, record.owner), b""
             yield tool_at_work(namespace, record.method, record.name), b""
     if ready_at is not None and ready_at != _AT_ANY_TIME:

@@ -1,7 +1,7 @@
 """Hints between processes, by publish and subscribe.
 
-A script that changes a task publishes the hint itself, so that it costs no round trip. Redis keeps none for whoever does
-not listen just then: what is lost is found by looking at the store.
+A script that changes a task publishes the hint itself, so that it costs no round trip. Redis keeps none for whoever
+does not listen just then: what is lost is found by looking at the store.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from secrets import token_bytes
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import anyio
 from redis.asyncio import Redis
@@ -110,7 +110,7 @@ class RedisNotifier:
             await channel.subscribe(self._channel)
             asked = False
             while True:
-                message: dict[str, Any] | None = await channel.get_message(timeout=SILENCE)
+                message = cast("dict[str, Any] | None", await channel.get_message(timeout=SILENCE))
                 if message is not None:
                     asked = False
                     self._take(message)

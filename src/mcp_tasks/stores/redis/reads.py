@@ -17,8 +17,8 @@ from mcp_tasks.stores.redis.names import PLACE, from_bytes, place, to_bytes
 from mcp_tasks.stores.redis.writes import Row
 
 LOOKS: Final = 1_000
-"""Tasks beyond those asked for that one look passes over, because they have expired or are gone: nothing else runs on the
-server meanwhile."""
+"""Tasks beyond those asked for that one look passes over, because they have expired or are gone: nothing else runs on
+the server meanwhile."""
 
 AT_ONCE: Final = 1_000
 """Ids in one script."""

@@ -1,16 +1,16 @@
 """`RedisStore`: tasks in Redis or Valkey, for all processes that reach the server.
 
 Durability is the server's to give, and is looked at when the store is opened: with `appendonly yes` and `appendfsync
-always` what was acknowledged survives the death of the server and of its machine; with `everysec` that of the server, and
-of the machine but for the last second; without an append-only file nothing survives but the last snapshot, and the store
-warns. A failover to a replica may lose what the replica had not been sent.
+always` what was acknowledged survives the death of the server and of its machine; with `everysec` that of the server,
+and of the machine but for the last second; without an append-only file nothing survives but the last snapshot, and the
+store warns. A failover to a replica may lose what the replica had not been sent.
 
 Every verb that writes is one Lua script, and so one round trip: compare-and-swap, journal, outcome, indexes, limits and
 the hint to other processes happen together or not at all.
 
-All keys begin with `{PREFIX}:`. The braces are a hash tag: in a cluster the keys of one store are in one slot, and so on
-one server, which is what lets a script touch them all. A store therefore does not grow with the cluster; several
-servers of tasks, each with a prefix of its own, do.
+All keys begin with `{PREFIX}:`. The braces are a hash tag: in a cluster the keys of one store are in one slot, and so
+on one server, which is what lets a script touch them all. A store therefore does not grow with the cluster; several
+stores, each with a prefix of its own, do.
 
 Nothing expires by itself that has not ended. A task that has, and has a retention, is removed by the sweeps; should no
 process sweep for a day beyond, the server removes it, and the next sweep what is left of it in the indexes.
