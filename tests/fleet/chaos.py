@@ -49,6 +49,7 @@ class Chaos:
     seconds: float
     seed: int
     fence: Fence = "kept"
+    settled_in: float = SETTLED_IN
     says: bool = False
     """Whether to tell what happens, as it does."""
 
@@ -69,6 +70,8 @@ class Chaos:
             await self._live_through(plan, fleet, database, clients)
             evidence = await _gathered(database, clients.acknowledged, Notes(folder))
         self._say(f"{clients.refused} calls were not acknowledged")
+        for task in sorted(clients.acknowledged, key=lambda task: task.at - task.ended)[:3]:
+            self._say(f"{task.job} took {task.ended - task.at:.1f} s")
         return judged(evidence, fleet.pauses, LEASE.total_seconds())
 
     @asynccontextmanager
@@ -94,7 +97,7 @@ class Chaos:
         driving = asyncio.create_task(clients.drive(plan.calls))
         await self._disturb(plan.disturbances, fleet, database)
         clients.over()
-        done, _ = await asyncio.wait({driving}, timeout=SETTLED_IN)
+        done, _ = await asyncio.wait({driving}, timeout=self.settled_in)
         if not done:
             driving.cancel()
         with suppress(asyncio.CancelledError):
@@ -152,6 +155,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--fence", choices=get_args(Fence), default="kept")
     parser.add_argument("--quiet", action="store_true")
+    parser.add_argument("--keep", action="store_true", help="keep logs and notes in any case")
     options = parser.parse_args()
     seed: int = random.randrange(10**6) if options.seed is None else options.seed
     chaos = Chaos(
@@ -166,11 +170,11 @@ def main() -> int:
         print(what)
     print(f"chaos: {len(verdict.late)} runs came to their end and did not count")
     print(verdict.line)
-    if verdict.is_good:
+    if verdict.is_good and not options.keep:
         shutil.rmtree(folder, ignore_errors=True)
-        return 0
-    print(f"chaos: SEED={seed} does the same again; logs and notes are in {folder}")
-    return 1
+    else:
+        print(f"chaos: SEED={seed} does the same again; logs and notes are in {folder}")
+    return 0 if verdict.is_good else 1
 
 
 if __name__ == "__main__":

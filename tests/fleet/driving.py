@@ -74,7 +74,8 @@ class Acknowledged:
     """A task that a client was promised.
 
     Attributes:
-        outcome: What its client was told in the end: a status, and a text; None if nothing.
+        ended: When its client was told how it ended.
+        outcome: What it was told: a status, and a text; None if nothing.
         cancelled_at: When a cancellation was acknowledged.
         is_lost: A server has said that there is no such task.
     """
@@ -84,6 +85,7 @@ class Acknowledged:
     id: str
     at: float
     views: list[View] = field(default_factory=list[View])
+    ended: float = float("inf")
     outcome: tuple[str, str] | None = None
     cancelled_at: float | None = None
     is_lost: bool = False
@@ -139,6 +141,7 @@ class Driver:
         try:
             cancelling = self._cancel(task, handle) if call.cancel_after is not None else None
             task.outcome, *_ = await asyncio.gather(self._outcome(task, handle), *([cancelling] if cancelling else []))
+            task.ended = time.monotonic()
         finally:
             looking.cancel()
 

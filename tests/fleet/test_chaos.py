@@ -25,11 +25,11 @@ def test_nothing_is_lost_doubled_or_stuck(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(200)
 def test_without_the_fence_something_is_found_to_be_wrong(tmp_path: Path) -> None:
-    verdict = Chaos(backend="sqlite", seconds=6.0, seed=SEED, fence="removed").run(tmp_path)
+    verdict = Chaos(backend="sqlite", seconds=4.0, seed=SEED, fence="removed", settled_in=5.0).run(tmp_path)
     assert verdict.doubled or verdict.wrong or verdict.stuck
 
 
 @pytest.mark.timeout(200)
 def test_slow_writes_alone_are_no_fault(tmp_path: Path) -> None:
-    verdict = Chaos(backend="sqlite", seconds=6.0, seed=SEED, fence="slow").run(tmp_path)
+    verdict = Chaos(backend="sqlite", seconds=4.0, seed=SEED, fence="slow").run(tmp_path)
     assert verdict.is_good, "\n".join([*verdict.details(), verdict.line])
