@@ -15,6 +15,7 @@ from heapq import merge
 from itertools import chain
 from typing import Any, Protocol, TypeAlias
 
+from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.stores.base import Ready, Share
 
 Step: TypeAlias = tuple[Any, ...]
@@ -60,6 +61,18 @@ class Waiting(Hands, Protocol):
     def ready(self, task_id: Any) -> Ready | None:
         """The task, if it can be read."""
         ...
+
+
+def ready_of(record: TaskRecord) -> Ready:
+    """A task as it is handed out."""
+    return Ready(
+        id=record.id,
+        owner=record.owner,
+        method=record.method,
+        name=record.name,
+        queue=record.queue,
+        priority=record.priority,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,10 @@ what the next run gets, and what no store could keep is refused here too.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import islice, takewhile
-from typing import Any
 
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json_bytes import LARGE
@@ -36,10 +35,10 @@ from mcp_tasks.stores.base import (
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import decode_cursor, encode_cursor, from_micros, to_micros
 from mcp_tasks.stores.encoding import Line, encoded_entries, encoded_request, in_thread_if
-from mcp_tasks.stores.fairness import TOOL_METHOD, Choice, Room, Step, Turns
+from mcp_tasks.stores.fairness import Choice, Turns
 from mcp_tasks.stores.hints import LocalNotifier
 from mcp_tasks.stores.ordered import Ordered, Place
-from mcp_tasks.stores.places import Owner, Tool, Wait, created_place, listing, owner_of, places, tool_of, wait_of
+from mcp_tasks.stores.places import Wait, Waiting, created_place, listing, owner_of, places, tool_of, wait_of
 
 
 class MemoryStore:
@@ -100,7 +99,7 @@ class MemoryStore:
             self._keys[under] = record.id
             self._key_of[record.id] = under
         if handing is not None and record.id in self._waits:
-            room = _room(_Waiting(self._order, self._records, record.namespace), handing.share)
+            room = Waiting(self._order, self._records, record.namespace).room(handing.share)
             handing.handed = room.has(owner_of(record), tool_of(record))
             if handing.handed:
                 self._mark(record.id, handed=True)
@@ -183,8 +182,8 @@ class MemoryStore:
         self, namespace: str, share: Share, *, queues: Collection[str] | None = None, mark: bool = True, limit: int
     ) -> Sequence[Ready]:
         """Queued tasks that are not handed out: of the highest priority first, and owners by turns."""
-        waiting = _Waiting(self._order, self._records, namespace)
-        chosen = Choice(waiting, _room(waiting, share), queues, limit).make(namespace, self._turns)
+        waiting = Waiting(self._order, self._records, namespace)
+        chosen = Choice(waiting, waiting.room(share), queues, limit).make(namespace, self._turns)
         for ready in chosen if mark else ():
             self._mark(ready.id, handed=True)
         return chosen
@@ -306,52 +305,6 @@ class MemoryStore:
 
     def _free_key(self, task_id: str) -> None:
         self._keys.pop(self._key_of.pop(task_id, None), None)
-
-
-class _Waiting:
-    """What waits in one namespace, for a choice among it."""
-
-    def __init__(self, order: Ordered, records: Mapping[str, TaskRecord], namespace: str) -> None:
-        self._order = order
-        self._records = records
-        self._namespace = namespace
-
-    def following(self, step: Step, after: Any = None) -> Any:
-        """What follows in the order of queue, priority, owner and tool."""
-        return self._order.following(("waiting", self._namespace), step, after)
-
-    def tasks(self, step: Step) -> Iterator[Place]:
-        """The tasks of a queue, priority, owner and tool."""
-        waiting = self._order.after(("waiting", self._namespace), step)
-        return (place[len(step) :] for place in takewhile(lambda place: place[: len(step)] == step, waiting))
-
-    def ready(self, task_id: str) -> Ready:
-        """The task."""
-        record = self._records[task_id]
-        return Ready(
-            id=record.id,
-            owner=record.owner,
-            method=record.method,
-            name=record.name,
-            queue=record.queue,
-            priority=record.priority,
-        )
-
-    def handed(self, owner: Owner, most: int) -> int:
-        """How many tasks of the owner are handed out."""
-        return self._order.count(("in hand of owner", self._namespace, owner), ("handed",))
-
-    def of_owner(self, owner: Owner, most: int) -> int:
-        """How many tasks of the owner are handed out or at work."""
-        return self._order.count(("in hand of owner", self._namespace, owner))
-
-    def of_tool(self, tool: Tool, most: int) -> int:
-        """How many tasks of the tool are handed out or at work."""
-        return self._order.count(("in hand of tool", self._namespace, tool))
-
-
-def _room(waiting: _Waiting, share: Share) -> Room:
-    return Room(waiting, share, {(TOOL_METHOD, name): limit for name, limit in share.tools.items()})
 
 
 def _after(cursor: str | None) -> Place:

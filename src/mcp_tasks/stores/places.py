@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from itertools import takewhile
+from typing import Any, TypeAlias
 
 from mcp_tasks.core.record import ALWAYS, TaskRecord
-from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, OwnedBy, Whose
+from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, OwnedBy, Ready, Share, Whose
 from mcp_tasks.stores.columns import expiry, is_at_work, queued_since, ready, sort_key, to_micros
-from mcp_tasks.stores.ordered import Place
+from mcp_tasks.stores.fairness import TOOL_METHOD, Room, Step, ready_of
+from mcp_tasks.stores.ordered import Ordered, Place
 
 _AT_ANY_TIME = to_micros(ALWAYS)
 
@@ -98,3 +100,41 @@ def listing(namespace: str, whose: Whose) -> tuple[Hashable, Callable[[TaskRecor
         return ("parent", namespace, whose.parent), lambda _: True
     owner = whose.owner if isinstance(whose, OwnedBy) else None
     return ("listed", namespace), lambda record: whose is EVERYBODY or record.owner == owner
+
+
+class Waiting:
+    """What waits in one namespace, for a choice among it."""
+
+    def __init__(self, order: Ordered, records: Mapping[str, TaskRecord], namespace: str) -> None:
+        self._order = order
+        self._records = records
+        self._namespace = namespace
+
+    def room(self, share: Share) -> Room:
+        """What a share leaves."""
+        return Room(self, share, {(TOOL_METHOD, name): limit for name, limit in share.tools.items()})
+
+    def following(self, step: Step, after: Any = None) -> Any:
+        """What follows in the order of queue, priority, owner and tool."""
+        return self._order.following(("waiting", self._namespace), step, after)
+
+    def tasks(self, step: Step) -> Iterator[Place]:
+        """The tasks of a queue, priority, owner and tool."""
+        waiting = self._order.after(("waiting", self._namespace), step)
+        return (place[len(step) :] for place in takewhile(lambda place: place[: len(step)] == step, waiting))
+
+    def ready(self, task_id: str) -> Ready:
+        """The task."""
+        return ready_of(self._records[task_id])
+
+    def handed(self, owner: Owner, most: int) -> int:
+        """How many tasks of the owner are handed out."""
+        return self._order.count(("in hand of owner", self._namespace, owner), ("handed",))
+
+    def of_owner(self, owner: Owner, most: int) -> int:
+        """How many tasks of the owner are handed out or at work."""
+        return self._order.count(("in hand of owner", self._namespace, owner))
+
+    def of_tool(self, tool: Tool, most: int) -> int:
+        """How many tasks of the tool are handed out or at work."""
+        return self._order.count(("in hand of tool", self._namespace, tool))
