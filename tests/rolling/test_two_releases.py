@@ -112,7 +112,7 @@ def column_of(task: str, url: str) -> str:
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database:
             return database.execute("SELECT colour FROM tasks WHERE id = ?", (task,)).fetchall()[0][0]
     with closing(Redis.from_url(url, decode_responses=True)) as client:
-        [row] = cast("list[str]", list(client.scan_iter(f"*t:{task}")))
+        [row] = cast("Iterator[str]", client.scan_iter(f"*t:{task}"))
         return str(client.hget(row, "colour"))
 
 
