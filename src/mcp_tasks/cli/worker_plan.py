@@ -72,9 +72,8 @@ def start_line(plan: Plan) -> str:
     shown = ", ".join(served[:NAMES_SHOWN]) or ("nothing" if plan.tools else "whatever it has")
     more = f" and {len(served) - NAMES_SHOWN} more" if len(served) > NAMES_SHOWN else ""
     queues = "all queues" if plan.queues is None else f"queue{'s'[: len(plan.queues) > 1]} {', '.join(plan.queues)}"
-    return clean(
-        f"{plan.server}: running {shown}{more} ({queues}), with tasks in {plan.store}. SIGTERM or Ctrl-C stops."
-    )
+    limit = "" if plan.concurrency is None else f", at most {plan.concurrency} at a time"
+    return clean(f"{plan.server}: running {shown}{more} ({queues}){limit}. Tasks are kept in {plan.store}.")
 
 
 def print_plan(plan: Plan) -> None:

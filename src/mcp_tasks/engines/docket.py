@@ -21,6 +21,8 @@ from uuid import uuid4
 
 from docket import Docket, Worker
 from redis.asyncio import ConnectionPool
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from mcp_tasks.core.values import check_number
 from mcp_tasks.engines.base import Abilities, Lane, Route, Serves
@@ -37,6 +39,10 @@ SOON: Final = timedelta(milliseconds=250)
 
 SENDS: Final = 16
 """How many ids are sent at a time; each needs a connection."""
+
+AGAIN: Final = (0.0, 0.1, 0.5)
+"""Seconds after which what could not be sent is sent again: a connection of before a restart says so when it is used,
+and an id that arrives twice does no harm."""
 
 BATCH: Final = 8
 """How many ids are read at a time."""
@@ -62,7 +68,8 @@ class DocketCarrier:
             a slot.
         idle_check: How long a read waits, where nothing arrives. It costs a round trip each, for every route.
         timer_check: How often a worker looks for ids whose time has come.
-        redelivery: After how long an id is carried again that was read by a process which died before it began.
+        redelivery: After how long an id is carried again that was read by a process which died before it began. Looked
+            for no more often than an idle read ends.
     """
 
     abilities: Abilities = Abilities(delay=True, remote=True)
@@ -75,7 +82,7 @@ class DocketCarrier:
         batch: int = BATCH,
         idle_check: timedelta = timedelta(seconds=5),
         timer_check: timedelta = timedelta(milliseconds=250),
-        redelivery: timedelta = timedelta(seconds=30),
+        redelivery: timedelta = timedelta(minutes=1),
     ) -> None:
         check_number("batch", batch, 1)
         self._url = _of_redis(url)
@@ -187,9 +194,17 @@ class DocketCarrier:
 
     async def _add(self, name: str, when: datetime | None, *args: str) -> None:
         docket = await self._docket(name)
-        # A key of its own for each: Docket drops what has the key of something that still runs.
         async with self._sends:
-            await docket.add(RUN, when=when, key=uuid4().hex)(*args)
+            for pause in (*AGAIN, None):
+                try:
+                    # A key of its own for each: Docket drops what has the key of something that still runs.
+                    await docket.add(RUN, when=when, key=uuid4().hex)(*args)
+                except (RedisConnectionError, RedisTimeoutError):
+                    if pause is None:
+                        raise
+                    await asyncio.sleep(pause)
+                else:
+                    return
 
     async def _docket(self, name: str) -> Docket:
         """The docket of that name, opened."""
