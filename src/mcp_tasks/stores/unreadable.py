@@ -1,0 +1,41 @@
+"""Tasks that cannot be read are logged once, with what to do about them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from mcp_tasks.errors import TaskUnreadable
+
+MAX_REPORTED = 1_000
+"""Unreadable tasks remembered as logged; beyond that some are logged again."""
+
+logger: Final = logging.getLogger(__name__)
+
+
+class UnreadableLog:
+    """Logs what a listing had to leave out.
+
+    Args:
+        place: Where the tasks are.
+        delete: The statement that deletes a task, with `{}` for its id.
+    """
+
+    def __init__(self, place: object, delete: str) -> None:
+        self._place = place
+        self._delete = delete
+        self._reported: dict[str, None] = {}
+
+    def report(self, unreadable: TaskUnreadable) -> None:
+        """Log the task, unless that was done."""
+        if unreadable.task_id in self._reported:
+            return
+        if len(self._reported) == MAX_REPORTED:
+            del self._reported[next(iter(self._reported))]
+        self._reported[unreadable.task_id] = None
+        logger.error(
+            "%s. Listings leave it out, and all other tasks in %s are unaffected. To delete it: %s",
+            unreadable,
+            self._place,
+            self._delete.format(unreadable.task_id.replace("'", "''")),
+        )
