@@ -20,7 +20,7 @@ from mcp_tasks.runtime.queue_sweep import IDLE_FOR_LONG
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing.engine_suite import EngineSuite
-from tests.unit.carrying import Broker, CarryingEngine
+from tests.unit.carrying import Broker, carrying_engine
 from tests.unit.losing import SECOND, sweep_for
 from tests.unit.running import (
     RERUN,
@@ -41,13 +41,13 @@ pytestmark = pytest.mark.anyio
 Tools: TypeAlias = Mapping[str, Tool] | Body
 
 
-class TestCarryingEngine(EngineSuite):
+class TestRemoteEngine(EngineSuite):
     @pytest.fixture(autouse=True)
     def a_broker_for_each_test(self) -> None:
         self.broker = Broker()
 
     def make_engine(self) -> Engine:
-        return CarryingEngine(self.broker)
+        return carrying_engine(self.broker)
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Site:
 
     def worker(self, tools: Tools, **options: Any) -> AbstractAsyncContextManager[TaskRuntime]:
         """A process that runs tools; ids reach it through the broker."""
-        return running(tools, store=self.new_store(), engine=CarryingEngine(self.broker), policy=RERUN, **options)
+        return running(tools, store=self.new_store(), engine=carrying_engine(self.broker), policy=RERUN, **options)
 
     def front(self, **options: Any) -> AbstractAsyncContextManager[TaskRuntime]:
         """A process that serves, and runs nothing."""

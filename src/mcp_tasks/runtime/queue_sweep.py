@@ -5,7 +5,11 @@ the id was lost on its way, or no process could run it then. An engine with room
 are found: nothing else keeps them from running. Any other engine has them in line already, as far as anybody knows, and
 is handed them again only after they have been idle for long, with pauses that double.
 
-Timers are nobody's to submit but a sweep's, so they are submitted when they are found.
+Timers are nobody's to submit but a sweep's, so they are submitted when they are found; unless the engine can wait for
+them, and was told when the task was parked: then only those whose time came a while ago.
+
+Of an engine that carries ids to other processes only what was handed out is looked at here. The rest is not lost: it
+waits for its turn (`dispatch.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import anyio.lowlevel
 
+from mcp_tasks.errors import TaskUnreadable
 from mcp_tasks.runtime.idleness import Idleness
 from mcp_tasks.stores.base import IdPage
 
@@ -33,6 +38,9 @@ if no process has their tool, and one that can be run may stand behind them."""
 IDLE_FOR_LONG = timedelta(seconds=30)
 """After which a queued task counts as forgotten, although the engine may have it in line."""
 
+TIME_TO_ARRIVE = timedelta(seconds=3)
+"""How much later a timer is submitted that the engine was told of: it is most likely on its way."""
+
 AT_ONCE = timedelta(0)
 
 
@@ -44,7 +52,10 @@ class QueueSweep:
         self._has_takers = runtime.runs_tools or runtime.engine.abilities.remote
         store, namespace = runtime.store, runtime.namespace
         self._due = _Listing(runtime, lambda cursor: store.due(namespace, runtime.now(), cursor=cursor, limit=BATCH))
-        self._queued = _Listing(runtime, lambda cursor: store.queued(namespace, cursor=cursor, limit=BATCH))
+        handed_out = True if runtime.engine.abilities.remote else None
+        self._queued = _Listing(
+            runtime, lambda cursor: store.queued(namespace, handed_out=handed_out, cursor=cursor, limit=BATCH)
+        )
         self._due_first = True
 
     async def sweep(self) -> None:
@@ -76,7 +87,8 @@ class QueueSweep:
 
     async def _submit_due(self) -> None:
         if self._may_submit():
-            await self._due.submit_some(AT_ONCE, self._may_submit)
+            patience = TIME_TO_ARRIVE if self._engine.abilities.delay else AT_ONCE
+            await self._due.submit_some(patience, self._may_submit)
 
     async def _submit_queued(self) -> None:
         if self._may_submit():
@@ -129,10 +141,20 @@ class _Listing:
         submitted = 0
         for task_id, version in versions.items():
             if not runtime.has(task_id) and self._idleness.is_over(task_id, version, patience):
-                await runtime.submit(task_id, owner=None)
+                await self._submit(task_id)
                 submitted += 1
         # From the start again after the end: what came before the cursor meanwhile has its turn too.
         self._cursor = page.cursor
         if page.cursor is None:
             self._idleness.end_round()
         return submitted
+
+    async def _submit(self, task_id: str) -> None:
+        try:
+            record = await self._runtime.store.get(task_id)
+        except TaskUnreadable:
+            # Whoever would run it says what is wrong with it.
+            await self._runtime.engine.submit(task_id, lane="again")
+            return
+        if record is not None:
+            await self._runtime.dispatch.submit(record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from mcp_tasks.errors import TaskUnreadable
@@ -17,13 +18,13 @@ class UnreadableLog:
     """Logs what a listing had to leave out.
 
     Args:
-        place: Where the tasks are.
-        delete: The statement that deletes a task, with `{}` for its id.
+        place: Where the tasks are kept, without anything secret.
+        deletion: What deletes a task by its id, in the words of the backend.
     """
 
-    def __init__(self, place: object, delete: str) -> None:
+    def __init__(self, place: str, deletion: Callable[[str], str]) -> None:
         self._place = place
-        self._delete = delete
+        self._deletion = deletion
         self._reported: dict[str, None] = {}
 
     def report(self, unreadable: TaskUnreadable) -> None:
@@ -37,5 +38,5 @@ class UnreadableLog:
             "%s. Listings leave it out, and all other tasks in %s are unaffected. To delete it: %s",
             unreadable,
             self._place,
-            self._delete.format(unreadable.task_id.replace("'", "''")),
+            self._deletion(unreadable.task_id),
         )

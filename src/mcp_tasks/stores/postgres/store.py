@@ -85,7 +85,7 @@ class PostgresStore:
         self._handing_out = HandingOut()
         self._turn = anyio.Lock()
         self._is_open = False
-        self._unreadable = UnreadableLog(self._name, "DELETE FROM mcp_tasks_tasks WHERE id = '{}'")
+        self._unreadable = UnreadableLog(self._name, _deletion)
 
     def __repr__(self) -> str:
         return f"PostgresStore({self._name!r})"
@@ -339,6 +339,11 @@ def _cursor(rows: Sequence[Row], limit: int) -> str | None:
 
 def _page(rows: Sequence[Row], limit: int) -> IdPage:
     return IdPage(ids=[from_text(task_id) for _, task_id in rows[:limit]], cursor=_cursor(rows, limit))
+
+
+def _deletion(task_id: str) -> str:
+    quoted = to_text(task_id).replace("'", "''")
+    return f"DELETE FROM mcp_tasks_tasks WHERE id = '{quoted}'"  # noqa: S608 - for people to read
 
 
 def _name_of(url: str) -> str:
