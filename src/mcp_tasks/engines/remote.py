@@ -29,6 +29,10 @@ LEAVING = 5.0
 STEADY = 10.0
 """Seconds of taking after which the next failure counts as the first."""
 
+SETTLED = 1.0
+"""Seconds that a carrier which failed must go on for before it counts as working again: one that cannot be reached
+fails sooner."""
+
 
 class Deliver(Protocol):
     """Takes the ids that arrive in a worker. None of it raises."""
@@ -83,6 +87,7 @@ class RemoteEngine:
         self.abilities: Abilities = carrier.abilities
         self._local = LocalEngine(concurrency)
         self._taking: asyncio.Task[None] | None = None
+        self._failing = False
 
     def __repr__(self) -> str:
         return f"RemoteEngine({self.carrier!r})"
@@ -96,6 +101,11 @@ class RemoteEngine:
     def has_room(self) -> bool:
         """Not for this process to say: an id may be carried to another."""
         return False
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether the carrier was last found to work. True until it has failed."""
+        return not self._failing
 
     async def start(self, execute: Execute | None, serves: Serves = EVERYTHING) -> None:
         """Begin to take ids for `execute`; None to send only."""
@@ -148,16 +158,23 @@ class RemoteEngine:
         deliver, failures = _Arrivals(self._local), 0
         while True:
             began = clock()
+            settling = asyncio.get_running_loop().call_later(SETTLED, self._settled)
             try:
                 await self.carrier.take(deliver, serves)
                 failures = 0
             except Exception as exc:
+                self._failing = True
                 failures = 1 if clock() - began > STEADY else failures + 1
                 level = logging.WARNING if failures == 1 else logging.DEBUG
                 logger.log(level, "tasks are not taken for a moment: %s", exc)
+            finally:
+                settling.cancel()
             await asyncio.sleep(
                 backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=5)).total_seconds()
             )
+
+    def _settled(self) -> None:
+        self._failing = False
 
 
 class _Arrivals:

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from mcp_tasks.core.actor import Actor
-from mcp_tasks.core.events import RunReleased, RunStarted, TrialPassed
+from mcp_tasks.core.events import RunReleased, RunStarted, RunStartedOver, TrialPassed
+from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.engines.base import Slot
 from mcp_tasks.errors import (
     CannotStart,
     JournalUnreadable,
     LimitReached,
+    OtherVersion,
     RequestUnreadable,
     RunStopped,
     StoreError,
@@ -30,7 +32,7 @@ from mcp_tasks.errors import (
 )
 from mcp_tasks.runtime.ending import failed
 from mcp_tasks.runtime.policy import ToolPolicy
-from mcp_tasks.runtime.replay import Replay
+from mcp_tasks.runtime.replay import Replay, version_entry
 from mcp_tasks.runtime.run import Run
 from mcp_tasks.runtime.trials import Trials
 
@@ -112,10 +114,14 @@ class Claims:
         policy = await self._policy_of(record)
         if policy is None:
             return None
+        change = _change_of_version(record, policy)
+        if change is not None and policy.on_other_version == "fail":
+            await self._end(record, OtherVersion(record.name, record.tool_version, policy.version))
+            return None
         # Read before it is claimed: were the store to fail or to be slow afterwards, we would have a task that we do
         # not run, and not hear that it was cancelled. Nothing is added to the journal of a queued task but with a new
         # version, and then the swap does not succeed.
-        replay = await self._replay_of(record)
+        replay = await self._replay_of(record, change)
         if replay is None:
             await self._end(record, JournalUnreadable(record.name))
             return None
@@ -127,7 +133,7 @@ class Claims:
         if not self._trials.may_start(record, policy):
             self._trials.turn_away(task_id)
             return None
-        return await self._claim(record, request, slot, policy, replay)
+        return await self._claim(record, request, slot, policy, replay, change)
 
     def saw(self, record: TaskRecord) -> None:
         """Take note of a change: a task that is about to begin may have been cancelled, or only announced; one on trial
@@ -149,17 +155,25 @@ class Claims:
             watch.cancel()
 
     async def _claim(
-        self, record: TaskRecord, request: TaskRequest, slot: Slot, policy: ToolPolicy, replay: Replay
+        self,
+        record: TaskRecord,
+        request: TaskRequest,
+        slot: Slot,
+        policy: ToolPolicy,
+        replay: Replay,
+        change: JournalEntry | None,
     ) -> Run | None:
         """Claim the task as it is at `record`, and make a run of it."""
         run: Run | None = None
         started = RunStarted(
             worker=self._runtime.worker, trial=self._trials.begin(record, policy), tool_version=policy.version
         )
+        over = [RunStartedOver(attempt=record.attempt + 1)] if change is not None and change.value["over"] else []
+        entries = () if change is None else (change,)
         dispatch = self._runtime.dispatch
         try:
             claimed = await self._runtime.changes.swap(
-                record, started, actor=self._actor, limits=dispatch.limits(policy)
+                record, started, *over, actor=self._actor, entries=entries, limits=dispatch.limits(policy)
             )
             run = self._run(claimed, request, slot, policy, replay)
             dispatch.claimed()
@@ -191,7 +205,7 @@ class Claims:
 
     async def _end(self, record: TaskRecord, why: RunStopped) -> None:
         """End a queued task that cannot be started."""
-        started = RunStarted(worker=self._runtime.worker)
+        started = RunStarted(worker=self._runtime.worker, tool_version=record.tool_version)
         event, outcome = failed(record.attempt + 1, self._runtime.describe(why), why.reason)
         try:
             await self._runtime.changes.swap(record, started, event, actor=self._actor, outcome=outcome)
@@ -219,10 +233,11 @@ class Claims:
             await self._runtime.changes.change(record, RunReleased(attempt=record.attempt), actor=self._actor)
             raise
 
-    async def _replay_of(self, record: TaskRecord) -> Replay | None:
-        """What earlier runs recorded; None if it cannot be read."""
+    async def _replay_of(self, record: TaskRecord, change: JournalEntry | None) -> Replay | None:
+        """What earlier runs recorded, and this one does with its claim; None if it cannot be read."""
         try:
             entries = await self._runtime.store.journal(record.id) if record.attempt else ()
+            entries = entries if change is None else (*entries, change)
             return Replay(entries, outstanding=record.inputs.outstanding)
         except (TaskUnreadable, LookupError, TypeError, ValueError, AttributeError, OverflowError) as exc:
             why = exc.why if isinstance(exc, TaskUnreadable) else repr(exc)
@@ -248,3 +263,10 @@ class Claims:
             call = asyncio.create_task(self._runtime.resubmit(task_id))
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
+
+
+def _change_of_version(record: TaskRecord, policy: ToolPolicy) -> JournalEntry | None:
+    """What the journal is to say of a task that has begun with another version of its tool."""
+    if record.attempt == 0 or record.tool_version == policy.version:
+        return None
+    return version_entry(record.tool_version, policy.version, over=policy.on_other_version == "restart")

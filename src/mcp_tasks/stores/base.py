@@ -126,7 +126,8 @@ class Backlog:
 
     Attributes:
         ready: How many tasks could run and nobody has; at most `MOST_COUNTED`.
-        since: Since when the one has waited that has waited longest, by the clock of whoever queued it.
+        since: Since when the one has waited that has waited longest, by the clock of whoever queued it: the task's
+            creation, or if it was queued again since, what `columns.queued_since` says.
     """
 
     ready: int
@@ -325,8 +326,11 @@ class Store(Protocol):
         """Queued tasks (as in `queued`) that are not handed out, within the share, marked as handed out from now on.
 
         Those of a higher priority come first. Within one priority owners take turns: of each the task that was made
-        first, then of each the second, whatever the number of tasks of one of them. What it costs does not grow with
-        the number of queued tasks. No task is given to two that ask at once.
+        first, then of each the second, whatever the number of tasks of one of them. Whoever asks for few at a time
+        comes to every owner: a store remembers, for as long as it is open, whose turn it was. What it costs does not
+        grow with the number of queued tasks. No task is given to two that ask at once.
+
+        A task that cannot be read is left out.
 
         Args:
             queues: Only tasks of these queues; None for all.

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from mcp_tasks.core.pacing import expires_at
 from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.status import TaskStatus
 
 MICROSECOND = timedelta(microseconds=1)
 
@@ -39,6 +40,20 @@ def expiry(record: TaskRecord) -> int | None:
 def ready(record: TaskRecord) -> int | None:
     """From when on the task is queued, for a backend's index; None if it is not."""
     return None if record.ready_at is None else to_micros(record.ready_at)
+
+
+def queued_since(record: TaskRecord) -> int:
+    """Since when a task is queued that was not before, by the clock of whoever queued it.
+
+    A run that is given back changes nothing that a client can see, and so not `updated_at`: then it is the instant at
+    which the run began. A task waits for a little less than that says, never for longer.
+    """
+    return to_micros(max(record.updated_at, record.started_at or record.updated_at))
+
+
+def is_at_work(record: TaskRecord) -> bool:
+    """Whether the task counts as being at work: a worker has it, and it does not wait for an answer."""
+    return record.worker is not None and record.status is TaskStatus.WORKING
 
 
 def encode_cursor(place: int, task_id: str) -> str:

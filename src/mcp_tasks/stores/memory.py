@@ -9,24 +9,36 @@ what the next run gets, and what no store could keep is refused here too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import islice, takewhile
 
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.core.pacing import is_expired
-from mcp_tasks.core.record import ALWAYS, Outcome, TaskRecord, TaskRequest
+from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import TaskExists, VersionConflict
-from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, Hint, IdPage, InSession, OwnedBy, Page, Whose
+from mcp_tasks.errors import LimitReached, TaskExists, VersionConflict
+from mcp_tasks.stores.base import (
+    MOST_COUNTED,
+    Backlog,
+    Handing,
+    Hint,
+    IdPage,
+    Limits,
+    Page,
+    Ready,
+    Share,
+    Whose,
+)
 from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.columns import decode_cursor, encode_cursor, expiry, ready, sort_key, to_micros
+from mcp_tasks.stores.columns import decode_cursor, encode_cursor, from_micros, to_micros
 from mcp_tasks.stores.encoding import Line, encoded_entries, encoded_request, in_thread_if
+from mcp_tasks.stores.fairness import Choice, Turns
 from mcp_tasks.stores.hints import LocalNotifier
 from mcp_tasks.stores.ordered import Ordered, Place
-
-_AT_ANY_TIME = to_micros(ALWAYS)
+from mcp_tasks.stores.places import Wait, Waiting, created_place, listing, owner_of, places, tool_of, wait_of
 
 
 class MemoryStore:
@@ -40,6 +52,8 @@ class MemoryStore:
         self._keys: dict[Hashable, str] = {}
         self._key_of: dict[str, Hashable] = {}
         self._order = Ordered()
+        self._waits: dict[str, Wait] = {}
+        self._turns = Turns()
         self._beats: dict[str, tuple[str, int]] = {}
         self._notes: dict[tuple[str, str], bytes] = {}
         self._notifier = LocalNotifier()
@@ -55,9 +69,17 @@ class MemoryStore:
         """Nothing to do; what is kept stays until the object goes."""
 
     async def create(
-        self, record: TaskRecord, request: TaskRequest, *, key: str | None = None, key_until_end: bool = False
+        self,
+        record: TaskRecord,
+        request: TaskRequest,
+        *,
+        key: str | None = None,
+        key_until_end: bool = False,
+        handing: Handing | None = None,
     ) -> TaskRecord:
         """Keep a new task, unless one stands under its key."""
+        if handing is not None:
+            handing.handed = handing.carried = False
         self._codec.encode_state(record)
         encoded = await encoded_request(self._codec, record.id, request)
         # From here on nobody else has a turn: whoever comes second under a key finds the first.
@@ -76,6 +98,11 @@ class MemoryStore:
         if under is not None:
             self._keys[under] = record.id
             self._key_of[record.id] = under
+        if handing is not None and record.id in self._waits:
+            room = Waiting(self._order, self._records, record.namespace).room(handing.share)
+            handing.handed = room.has(owner_of(record), tool_of(record))
+            if handing.handed:
+                self._mark(record.id, handed=True)
         return record
 
     async def get(self, task_id: str) -> TaskRecord | None:
@@ -100,11 +127,13 @@ class MemoryStore:
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
+        limits: Limits | None = None,
     ) -> None:
         """Replace the record if it is still at version `expected`, with what is kept beside it."""
         self._codec.encode_state(record)
         lines = await encoded_entries(self._codec, record.id, entries)
         self._check(record.id, expected)
+        self._check_limits(record, limits or Limits())
         self._put(record)
         self._journals[record.id] += lines
         if outcome is not None:
@@ -138,7 +167,7 @@ class MemoryStore:
         limit: int = 100,
     ) -> Page:
         """Tasks of the namespace in the order of creation, in one status or any."""
-        group, is_theirs = _listing(namespace, whose)
+        group, is_theirs = listing(namespace, whose)
         records = (self._records[task_id] for _, task_id in self._order.after(group, _after(cursor)))
         wanted = (
             record
@@ -146,12 +175,41 @@ class MemoryStore:
             if is_theirs(record) and (status is None or record.status is status) and not is_expired(record, now)
         )
         found = list(islice(wanted, limit + 1))
-        places = [_created(record) for record in found]
-        return Page(records=found[:limit], cursor=_cursor(places, limit))
+        standing = [created_place(record) for record in found]
+        return Page(records=found[:limit], cursor=_cursor(standing, limit))
 
-    async def queued(self, namespace: str, *, cursor: str | None = None, limit: int) -> IdPage:
+    async def hand_out(
+        self, namespace: str, share: Share, *, queues: Collection[str] | None = None, mark: bool = True, limit: int
+    ) -> Sequence[Ready]:
+        """Queued tasks that are not handed out: of the highest priority first, and owners by turns."""
+        waiting = Waiting(self._order, self._records, namespace)
+        chosen = Choice(waiting, waiting.room(share), queues, limit).make(namespace, self._turns)
+        for ready in chosen if mark else ():
+            self._mark(ready.id, handed=True)
+        return chosen
+
+    async def hand_back(self, task_id: str) -> None:
+        """The task waits for `hand_out` again, if it is queued."""
+        if task_id in self._waits:
+            self._mark(task_id, handed=False)
+
+    async def backlog(self, namespace: str) -> dict[str, Backlog]:
+        """What waits in each queue of the namespace that has something waiting."""
+        group = "backlog", namespace
+        return {
+            queue: Backlog(
+                ready=min(self._order.count(group, (queue,)), MOST_COUNTED),
+                since=from_micros(self._order.following(group, (queue,))),
+            )
+            for queue in self._order.heads(group)
+        }
+
+    async def queued(
+        self, namespace: str, *, handed_out: bool | None = None, cursor: str | None = None, limit: int
+    ) -> IdPage:
         """Tasks of the namespace that could run at any time and nobody has, in the order of creation."""
-        return _page(self._order.after(("queued", namespace), _after(cursor)), limit)
+        group = ("queued", namespace) if handed_out is None else ("queued", namespace, handed_out)
+        return _page(self._order.after(group, _after(cursor)), limit)
 
     async def due(self, namespace: str, now: datetime, *, cursor: str | None = None, limit: int) -> IdPage:
         """Parked tasks of the namespace whose time has come, longest overdue first."""
@@ -209,59 +267,44 @@ class MemoryStore:
         if current is None or current.version != expected:
             raise VersionConflict(task_id, expected)
 
+    def _check_limits(self, record: TaskRecord, limits: Limits) -> None:
+        by = {
+            "tool": (limits.tool, ("in hand of tool", record.namespace, tool_of(record))),
+            "owner": (limits.owner, ("in hand of owner", record.namespace, owner_of(record))),
+        }
+        for what, (limit, group) in by.items():
+            others = self._order.count(group, ("at work",)) - self._order.count(group, ("at work", record.id))
+            if limit is not None and others >= limit:
+                raise LimitReached(record.id, what)
+
     def _put(self, record: TaskRecord) -> None:
-        earlier = self._records.get(record.id)
-        before = set(() if earlier is None else _places(earlier))
-        now = set(_places(record))
-        self._move(before - now, self._order.remove)
-        self._move(now - before, self._order.add)
-        self._records[record.id] = record
+        self._move(record.id, record, wait_of(record, self._waits.get(record.id)))
+
+    def _mark(self, task_id: str, *, handed: bool) -> None:
+        self._move(task_id, self._records[task_id], replace(self._waits[task_id], handed=handed))
 
     def _forget(self, task_id: str) -> None:
-        self._move(set(_places(self._records.pop(task_id))), self._order.remove)
+        self._move(task_id, None, None)
         del self._requests[task_id], self._journals[task_id]
         self._outcomes.pop(task_id, None)
         self._free_key(task_id)
 
+    def _move(self, task_id: str, record: TaskRecord | None, wait: Wait | None) -> None:
+        """Have the task where it belongs now: nowhere, if there is no record of it any more."""
+        earlier = self._records.pop(task_id, None)
+        before = set(() if earlier is None else places(earlier, self._waits.pop(task_id, None)))
+        now = set(() if record is None else places(record, wait))
+        for group, place in before - now:
+            self._order.remove(group, place)
+        for group, place in now - before:
+            self._order.add(group, place)
+        if record is not None:
+            self._records[task_id] = record
+        if wait is not None:
+            self._waits[task_id] = wait
+
     def _free_key(self, task_id: str) -> None:
         self._keys.pop(self._key_of.pop(task_id, None), None)
-
-    def _move(self, places: set[tuple[Hashable, Place]], how: Callable[[Hashable, Place], None]) -> None:
-        for group, place in places:
-            how(group, place)
-
-
-def _places(record: TaskRecord) -> Iterator[tuple[Hashable, Place]]:
-    """Where the task is to be found, and at which place there."""
-    created, ready_at, expires = _created(record), ready(record), expiry(record)
-    yield ("listed", record.namespace), created
-    if record.session is not None:
-        yield ("session", record.namespace, record.session), created
-    if record.parent is not None:
-        yield ("parent", record.namespace, record.parent), created
-    if record.worker is not None:
-        yield ("claimed", record.worker), created
-        yield ("working", record.namespace), (record.worker, record.id)
-    if ready_at == _AT_ANY_TIME:
-        yield ("queued", record.namespace), created
-    elif ready_at is not None:
-        yield ("parked", record.namespace), (ready_at, record.id)
-    if expires is not None:
-        yield "expiring", (expires, *created)
-
-
-def _listing(namespace: str, whose: Whose) -> tuple[Hashable, Callable[[TaskRecord], bool]]:
-    """Where to look for the tasks of a listing, and which of those there are in it."""
-    if isinstance(whose, InSession):
-        return ("session", namespace, whose.session), lambda _: True
-    if isinstance(whose, ChildrenOf):
-        return ("parent", namespace, whose.parent), lambda _: True
-    owner = whose.owner if isinstance(whose, OwnedBy) else None
-    return ("listed", namespace), lambda record: whose is EVERYBODY or record.owner == owner
-
-
-def _created(record: TaskRecord) -> Place:
-    return sort_key(record), record.id
 
 
 def _after(cursor: str | None) -> Place:

@@ -37,6 +37,23 @@ class Ordered:
         for number in range(bisect_right(places, place), len(places)):
             yield places[number]
 
+    def count(self, group: Hashable, step: Place = ()) -> int:
+        """How many places of the group begin with `step`."""
+        places = self._groups.get(group, [])
+        return self._behind(places, step) - bisect_left(places, step)
+
+    def following(self, group: Hashable, step: Place, after: Any = None) -> Any:
+        """What places that begin with `step` have next, beyond `after`: its smallest value, or None."""
+        places = self._groups.get(group, [])
+        number = bisect_left(places, step) if after is None else self._behind(places, (*step, after))
+        if number == len(places) or places[number][: len(step)] != step:
+            return None
+        return places[number][len(step)]
+
+    def _behind(self, places: list[Place], step: Place) -> int:
+        """Where the places end that begin with `step`."""
+        return bisect_right(places, step, key=lambda place: place[: len(step)])
+
     def heads(self, group: Hashable) -> Iterator[Any]:
         """What places of the group begin with, each once."""
         places, number = self._groups.get(group, []), 0

@@ -14,6 +14,7 @@ from typing import Any, cast
 from mcp_tasks.core.json_bytes import decode_json, encode_json
 from mcp_tasks.errors import ValueNotStorable
 from mcp_tasks.stores.fields import NOT_OURS
+from mcp_tasks.stores.sqlite.waiting import tool_digest
 
 _RENAMED = {"holder": "worker", "ttl": "retention"}
 _OUTCOMES = {"completed": "result", "failed": "error"}
@@ -27,6 +28,7 @@ def add_functions(connection: sqlite3.Connection) -> None:
         "upgraded_state": _upgraded_state,
         "outcome_body": _outcome_body,
         "outcome_meta": _outcome_meta,
+        "tool_of": _tool_of,
     }
     for name, function in functions.items():
         connection.create_function(name, function.__code__.co_argcount, function, deterministic=True)
@@ -70,6 +72,15 @@ def _outcome_body(state: bytes) -> bytes | None:
 def _outcome_meta(state: bytes) -> bytes | None:
     meta = (_old_outcome(state) or {}).get("_meta")
     return None if meta is None else encode_json(meta)
+
+
+def _tool_of(state: bytes) -> bytes:
+    """What the column `tool` has for the task; nothing if its state is encrypted: the next save writes it."""
+    try:
+        fields = _fields(state)
+        return tool_digest(fields["method"], fields["name"])
+    except NOT_OURS:
+        return b""
 
 
 def _old_outcome(state: bytes) -> dict[str, Any] | None:

@@ -8,33 +8,86 @@ savepoint for each would cost more than the write.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
-from mcp_tasks.core.record import Outcome, TaskRecord
+from mcp_tasks.core.record import ALWAYS, Outcome, TaskRecord
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import StoreError, TaskExists, VersionConflict
-from mcp_tasks.stores.columns import expiry, ready, sort_key
+from mcp_tasks.errors import LimitReached, StoreError, TaskExists, VersionConflict
+from mcp_tasks.stores.base import Limits, Ready, Share
+from mcp_tasks.stores.columns import expiry, is_at_work, queued_since, ready, sort_key
 from mcp_tasks.stores.encoding import Line
-from mcp_tasks.stores.sqlite.connection import to_text
+from mcp_tasks.stores.fairness import Turns
+from mcp_tasks.stores.sqlite.connection import fetch, to_text
 from mcp_tasks.stores.sqlite.queries import NOTE
+from mcp_tasks.stores.sqlite.reader import Read
+from mcp_tasks.stores.sqlite.waiting import (
+    AT_WORK,
+    HANDED,
+    WAITS,
+    Decode,
+    InHand,
+    SqliteWaiting,
+    owner_key,
+    tool_digest,
+)
 from mcp_tasks.stores.sqlite.writer import Operation
 
 Row: TypeAlias = Sequence[Any]
 
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """What came of a creation.
+
+    Attributes:
+        standing: The row (id, owner, namespace, state) that stands under the key; None if the task was made.
+        handed: Whether the new task is handed out.
+    """
+
+    standing: Row | None = None
+    handed: bool = False
+
+
+class _Waits:
+    """The columns that decide who is next."""
+
+    def __init__(self, record: TaskRecord) -> None:
+        self.is_queued = record.ready_at == ALWAYS
+        self.since = queued_since(record) if self.is_queued else None
+        self.hand = WAITS if self.is_queued else AT_WORK if is_at_work(record) else None
+        self._owner = owner_key(record.owner)
+        self._namespace = record.namespace
+        self._tool = tool_digest(record.method, record.name)
+        self.row = (to_text(record.queue), record.priority, self._tool)
+
+    def fits(self, share: Share, read: Read) -> bool:
+        """Whether the task is queued, and may be handed out within the share."""
+        return self.is_queued and InHand(read, self._namespace).room(share).has(self._owner, self._tool)
+
+
 _INSERT_TASK = """
 INSERT INTO tasks (
-    id, version, namespace, owner, session, parent, idempotency_key, status, worker, created, ready, expires, state, seq
+    id, version, namespace, owner, session, parent, idempotency_key, status, worker, created, ready, expires, state,
+    queue, priority, tool, since, hand, seq
 )
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT seq FROM meta)) ON CONFLICT (id) DO NOTHING
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT seq FROM meta)) ON CONFLICT (id) DO NOTHING
 """
 _INSERT_REQUEST = "INSERT INTO requests (task, request) VALUES (?, ?)"
-# What never changes is left out, so that its indexes are not touched.
+# What never changes is left out, so that its indexes are not touched; but for the tool, which a migration cannot read
+# where tasks are encrypted. What stays queued stays as it is with those who wait.
 _UPDATE_TASK = """
 UPDATE tasks
-SET version = ?, session = ?, status = ?, worker = ?, ready = ?, expires = ?, state = ?, seq = (SELECT seq FROM meta)
+SET version = ?, session = ?, status = ?, worker = ?, ready = ?, expires = ?, state = ?, queue = ?, priority = ?,
+    tool = ?, since = CASE WHEN ? AND hand IN (0, 1) THEN since ELSE ? END,
+    hand = CASE WHEN ? THEN hand IS 1 ELSE ? END, seq = (SELECT seq FROM meta)
 WHERE id = ? AND version = ?
 """
+_VERSION = "SELECT version, hand FROM tasks WHERE id = ?"
+_MARK = "UPDATE tasks SET hand = 1 WHERE id = ? AND hand = 0"
+_HAND_BACK = "UPDATE tasks SET hand = 0 WHERE id = ? AND hand = 1"
 _INSERT_ENTRY = "INSERT INTO journal (task, kind, key, value) SELECT key, ?, ?, ? FROM tasks WHERE id = ?"
 _INSERT_OUTCOME = "INSERT OR REPLACE INTO outcomes (task, body, meta) SELECT key, ?, ? FROM tasks WHERE id = ?"
 _DELETE_TASK = "DELETE FROM tasks WHERE id = ? AND version = ?"
@@ -55,10 +108,17 @@ _SET_NOTE = "INSERT OR REPLACE INTO notes (namespace, name, value) VALUES (?, ?,
 
 
 def create(
-    record: TaskRecord, *, state: bytes, request: bytes, key: str | None = None, key_until_end: bool = False
-) -> Operation[Row | None]:
-    """Insert a task and its request; gives the row (id, owner, namespace, state) that stands under the key instead."""
+    record: TaskRecord,
+    *,
+    state: bytes,
+    request: bytes,
+    key: str | None = None,
+    key_until_end: bool = False,
+    share: Share | None = None,
+) -> Operation[Created]:
+    """Insert a task and its request, unless a task stands under the key."""
     place = (_optional_text(key), to_text(record.namespace), _optional_text(record.owner))
+    waits = _Waits(record)
     row = (
         to_text(record.id),
         record.version,
@@ -73,30 +133,39 @@ def create(
         ready(record),
         expiry(record),
         state,
+        *waits.row,
     )
 
-    def run(cursor: sqlite3.Cursor) -> Row | StoreError | None:
+    def run(cursor: sqlite3.Cursor) -> Created | StoreError:
         # Under the write lock: whoever comes second under a key finds the first.
         for standing, status, expires, *found in cursor.execute(_STANDING, place).fetchall() if key is not None else ():
             loses_key = key_until_end and status in _FINAL
             if not loses_key and (expires is None or expires > sort_key(record)):
-                return found
+                return Created(standing=found)
             if cursor.execute(_FIND, row[:1]).fetchall():
                 return TaskExists(record.id)
             cursor.execute(_FREE_KEY if loses_key else _DELETE_STANDING, (standing,))
-        if cursor.execute(_INSERT_TASK, row).rowcount == 0:
+        handed = share is not None and waits.fits(share, partial(fetch, cursor.connection))
+        if cursor.execute(_INSERT_TASK, (*row, waits.since, HANDED if handed else waits.hand)).rowcount == 0:
             return TaskExists(record.id)
         cursor.execute(_INSERT_REQUEST, (cursor.lastrowid, request))
-        return None
+        return Created(handed=handed)
 
     return run
 
 
 def save(
-    record: TaskRecord, *, expected: int, state: bytes, lines: Sequence[Line] = (), outcome: Outcome | None = None
+    record: TaskRecord,
+    *,
+    expected: int,
+    state: bytes,
+    lines: Sequence[Line] = (),
+    outcome: Outcome | None = None,
+    limits: Limits | None = None,
 ) -> Operation[None]:
     """Update a task, append to its journal and keep its outcome."""
     task_id = to_text(record.id)
+    waits = _Waits(record)
     row = (
         record.version,
         _optional_text(record.session),
@@ -105,9 +174,16 @@ def save(
         ready(record),
         expiry(record),
         state,
+        *waits.row,
+        waits.is_queued,
+        waits.since,
+        waits.is_queued,
+        waits.hand,
     )
 
     def run(cursor: sqlite3.Cursor) -> StoreError | None:
+        if limits is not None and (refusal := _refusal(record, expected, limits, cursor)) is not None:
+            return refusal
         if cursor.execute(_UPDATE_TASK, (*row, task_id, expected)).rowcount == 0:
             return VersionConflict(record.id, expected)
         for kind, key, value in lines:
@@ -115,6 +191,48 @@ def save(
         if outcome is not None:
             cursor.execute(_INSERT_OUTCOME, (outcome.body, outcome.meta, task_id))
         return None
+
+    return run
+
+
+def _refusal(record: TaskRecord, expected: int, limits: Limits, cursor: sqlite3.Cursor) -> StoreError | None:
+    """Why the task cannot be claimed, if so. Under the write lock: nobody claims between counting and writing."""
+    found = cursor.execute(_VERSION, (to_text(record.id),)).fetchall()
+    if not found or found[0][0] != expected:
+        return VersionConflict(record.id, expected)
+    # A task that is at work does not count against itself.
+    itself = int(found[0][1] == AT_WORK)
+    in_hand = InHand(partial(fetch, cursor.connection), record.namespace)
+    if limits.tool is not None:
+        tool = tool_digest(record.method, record.name)
+        if in_hand.tool_at_work(tool, limits.tool + itself) - itself >= limits.tool:
+            return LimitReached(record.id, "tool")
+    if limits.owner is not None:
+        owner = owner_key(record.owner)
+        if in_hand.owner_at_work(owner, limits.owner + itself) - itself >= limits.owner:
+            return LimitReached(record.id, "owner")
+    return None
+
+
+def hand_out(
+    namespace: str, share: Share, *, queues: Collection[str] | None, limit: int, turns: Turns, decode: Decode
+) -> Operation[list[Ready]]:
+    """Choose tasks and mark them."""
+
+    def run(cursor: sqlite3.Cursor) -> list[Ready]:
+        waiting = SqliteWaiting(partial(fetch, cursor.connection), namespace, decode)
+        chosen = waiting.choose(share, queues, limit, turns)
+        cursor.executemany(_MARK, [(to_text(task.id),) for task in chosen])
+        return chosen
+
+    return run
+
+
+def hand_back(task_id: str) -> Operation[None]:
+    """Take the mark from a task."""
+
+    def run(cursor: sqlite3.Cursor) -> None:
+        cursor.execute(_HAND_BACK, (to_text(task_id),))
 
     return run
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, OwnedBy, Whose
+from mcp_tasks.stores.base import EVERYBODY, MOST_COUNTED, ChildrenOf, InSession, OwnedBy, Whose
 from mcp_tasks.stores.columns import decode_cursor, to_micros
 from mcp_tasks.stores.sqlite.connection import Values, to_text
 
@@ -66,10 +66,39 @@ ORDER BY created, id LIMIT :limit
 
 # The number is `ready` of a task that can be started at any time, the earliest instant there is. It is written out as
 # in the schema: SQLite uses a partial index only if it sees that the condition holds.
-_QUEUED = """
+_QUEUED_BY_HAND = """
 SELECT created, id FROM tasks INDEXED BY tasks_queued
-WHERE ready = -62135596800000000 AND namespace = :namespace AND (created, id) > (:place, :id)
-ORDER BY created, id LIMIT :limit
+WHERE ready = -62135596800000000 AND namespace = :namespace AND hand = {hand} AND (created, id) > (:place, :id)
+"""
+_IN_ORDER = "ORDER BY created, id LIMIT :limit"
+
+# Merged, not sorted: of each part as much is read as is given.
+_QUEUED = {
+    None: f"{_QUEUED_BY_HAND.format(hand=0)} UNION ALL {_QUEUED_BY_HAND.format(hand=1)} {_IN_ORDER}",
+    False: f"{_QUEUED_BY_HAND.format(hand=0)} {_IN_ORDER}",
+    True: f"{_QUEUED_BY_HAND.format(hand=1)} {_IN_ORDER}",
+}
+
+# From queue to queue by seeks; what is counted is read from the index alone.
+_BACKLOG = """
+WITH RECURSIVE queues (queue) AS (
+    SELECT min(queue) FROM tasks INDEXED BY tasks_backlog WHERE since IS NOT NULL AND namespace = :namespace
+    UNION ALL
+    SELECT (
+        SELECT min(queue) FROM tasks INDEXED BY tasks_backlog
+        WHERE since IS NOT NULL AND namespace = :namespace AND queue > q.queue
+    ) FROM queues q WHERE q.queue IS NOT NULL
+)
+SELECT q.queue, (
+    SELECT count(*) FROM (
+        SELECT 1 FROM tasks INDEXED BY tasks_backlog
+        WHERE since IS NOT NULL AND namespace = :namespace AND queue = q.queue LIMIT :most
+    )
+), (
+    SELECT min(since) FROM tasks INDEXED BY tasks_backlog
+    WHERE since IS NOT NULL AND namespace = :namespace AND queue = q.queue
+)
+FROM queues q WHERE q.queue IS NOT NULL
 """
 
 _DUE = """
@@ -94,9 +123,14 @@ _FIRST = -(2**63)
 """Before every place in a listing."""
 
 
-def queued(namespace: str, *, cursor: str | None, limit: int) -> Query:
+def queued(namespace: str, *, handed_out: bool | None = None, cursor: str | None, limit: int) -> Query:
     """The query for tasks that could run at any time."""
-    return _QUEUED, {"namespace": to_text(namespace), "limit": limit, **_after(cursor)}
+    return _QUEUED[handed_out], {"namespace": to_text(namespace), "limit": limit, **_after(cursor)}
+
+
+def backlog(namespace: str) -> Query:
+    """The query for what waits: for each queue how many, and since when."""
+    return _BACKLOG, {"namespace": to_text(namespace), "most": MOST_COUNTED}
 
 
 def due(namespace: str, now: datetime, *, cursor: str | None, limit: int) -> Query:

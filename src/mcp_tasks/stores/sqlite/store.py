@@ -36,16 +36,18 @@ from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskUnreadable, UsageError
-from mcp_tasks.stores.base import Hint, IdPage, Page, Whose
+from mcp_tasks.stores.base import Backlog, Handing, Hint, IdPage, Limits, Page, Ready, Share, Whose
 from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.columns import encode_cursor
+from mcp_tasks.stores.columns import encode_cursor, from_micros
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request
+from mcp_tasks.stores.fairness import Turns
 from mcp_tasks.stores.sqlite import operations, queries
 from mcp_tasks.stores.sqlite.connection import Values, connect, from_text, retry_while_busy, to_text, translate
 from mcp_tasks.stores.sqlite.notifier import SqliteNotifier
 from mcp_tasks.stores.sqlite.reader import Reader
 from mcp_tasks.stores.sqlite.schema import prepare
 from mcp_tasks.stores.sqlite.unreadable import UnreadableLog
+from mcp_tasks.stores.sqlite.waiting import SqliteWaiting
 from mcp_tasks.stores.sqlite.writer import Writer
 
 T = TypeVar("T")
@@ -80,6 +82,7 @@ class SqliteStore:
         self._writer: Writer | None = None
         self._notifier = SqliteNotifier(self._rows, interval=poll_interval)
         self._turn = anyio.Lock()
+        self._turns = Turns()
         self._unreadable = UnreadableLog(self.path)
 
     def __repr__(self) -> str:
@@ -105,15 +108,26 @@ class SqliteStore:
                     await writer.close()
 
     async def create(
-        self, record: TaskRecord, request: TaskRequest, *, key: str | None = None, key_until_end: bool = False
+        self,
+        record: TaskRecord,
+        request: TaskRequest,
+        *,
+        key: str | None = None,
+        key_until_end: bool = False,
+        handing: Handing | None = None,
     ) -> TaskRecord:
         """Keep a new task, unless one stands under its key."""
+        if handing is not None:
+            handing.handed = handing.carried = False
         state = self._codec.encode_state(record)
         encoded = await encoded_request(self._codec, record.id, request)
-        standing = await self._opened(self._writer).run(
-            operations.create(record, state=state, request=encoded, key=key, key_until_end=key_until_end)
+        share = None if handing is None else handing.share
+        created = await self._opened(self._writer).run(
+            operations.create(record, state=state, request=encoded, key=key, key_until_end=key_until_end, share=share)
         )
-        return record if standing is None else self._record(*standing)
+        if handing is not None:
+            handing.handed = created.handed
+        return record if created.standing is None else self._record(*created.standing)
 
     async def save(
         self,
@@ -122,13 +136,14 @@ class SqliteStore:
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
+        limits: Limits | None = None,
     ) -> None:
         """Replace the record if it is still at version `expected`, with what is kept beside it."""
         state = self._codec.encode_state(record)
         lines = await encoded_entries(self._codec, record.id, entries)
         kept = await encoded_outcome(self._codec, record.id, outcome)
         await self._opened(self._writer).run(
-            operations.save(record, expected=expected, state=state, lines=lines, outcome=kept)
+            operations.save(record, expected=expected, state=state, lines=lines, outcome=kept, limits=limits)
         )
 
     async def delete(self, task_id: str, *, expected: int) -> None:
@@ -195,9 +210,36 @@ class SqliteStore:
         rows = self._rows(*query)
         return Page(records=self._readable(rows[:limit]), cursor=_cursor(rows, limit))
 
-    async def queued(self, namespace: str, *, cursor: str | None = None, limit: int) -> IdPage:
+    async def hand_out(
+        self, namespace: str, share: Share, *, queues: Collection[str] | None = None, mark: bool = True, limit: int
+    ) -> Sequence[Ready]:
+        """Queued tasks that are not handed out: of the highest priority first, and owners by turns."""
+        turns, decode = self._turns, self._decoded_or_none
+        if mark:
+            return await self._opened(self._writer).run(
+                operations.hand_out(namespace, share, queues=queues, limit=limit, turns=turns, decode=decode)
+            )
+        return await self._opened(self._reader).in_thread(
+            lambda read: SqliteWaiting(read, namespace, decode).choose(share, queues, limit, turns)
+        )
+
+    async def hand_back(self, task_id: str) -> None:
+        """The task waits for `hand_out` again, if it is queued."""
+        await self._opened(self._writer).run(operations.hand_back(task_id))
+
+    async def backlog(self, namespace: str) -> dict[str, Backlog]:
+        """What waits in each queue of the namespace that has something waiting."""
+        query = queries.backlog(namespace)
+        # Counting takes some milliseconds where many wait.
+        rows = await self._opened(self._reader).in_thread(lambda read: read(*query))
+        return {from_text(queue): Backlog(ready=ready, since=from_micros(since)) for queue, ready, since in rows}
+
+    async def queued(
+        self, namespace: str, *, handed_out: bool | None = None, cursor: str | None = None, limit: int
+    ) -> IdPage:
         """Tasks of the namespace that could run at any time and nobody has, in the order of creation."""
-        return _page(self._rows(*queries.queued(namespace, cursor=cursor, limit=limit + 1)), limit)
+        query = queries.queued(namespace, handed_out=handed_out, cursor=cursor, limit=limit + 1)
+        return _page(self._rows(*query), limit)
 
     async def due(self, namespace: str, now: datetime, *, cursor: str | None = None, limit: int) -> IdPage:
         """Parked tasks of the namespace whose time has come, longest overdue first."""
@@ -278,6 +320,13 @@ class SqliteStore:
         return self._codec.decode_state(
             from_text(task_id), state, namespace=from_text(namespace), owner=_optional(owner)
         )
+
+    def _decoded_or_none(self, task_id: str, owner: Any, namespace: Any, state: object) -> TaskRecord | None:
+        try:
+            return self._record(task_id, owner, namespace, state)
+        except TaskUnreadable as exc:
+            self._unreadable.report(exc)
+            return None
 
     def _readable(self, rows: Sequence[Any]) -> list[TaskRecord]:
         """The records of a listing. What cannot be read is left out and logged once."""

@@ -1,0 +1,228 @@
+"""Which queued tasks are handed out: those of a higher priority first, and owners by turns.
+
+What waits is looked at by seeks in an index whose entries are ordered by queue, priority (the highest first), owner,
+tool, creation and id. From each entry one can go to the next queue, priority, owner or tool: what is skipped is not
+looked at, so ten thousand tasks of one owner, or of a tool that has no room, cost what one costs.
+
+For stores that have such an index and run Python between two looks: `Waiting` is what they give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from heapq import merge
+from itertools import chain
+from typing import Any, Protocol, TypeAlias
+
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.stores.base import Ready, Share
+
+Step: TypeAlias = tuple[Any, ...]
+"""The first values of an entry of the index, as the store writes them."""
+
+Place: TypeAlias = tuple[int, Any]
+"""Creation and id of a task, as the store writes them."""
+
+TOOL_METHOD = "tools/call"
+"""The method of the tasks that a share of a tool counts."""
+
+
+class Hands(Protocol):
+    """How many tasks of one server are in hand: handed out, or at work. Owners and tools are named as in the index."""
+
+    def handed(self, owner: Any, most: int) -> int:
+        """How many tasks of the owner are handed out and not claimed; counting may stop at `most`."""
+        ...
+
+    def of_owner(self, owner: Any, most: int) -> int:
+        """How many tasks of the owner are handed out or at work."""
+        ...
+
+    def of_tool(self, tool: Any, most: int) -> int:
+        """How many tasks of the tool are handed out or at work."""
+        ...
+
+
+class Waiting(Hands, Protocol):
+    """The tasks of one server that are queued and not handed out."""
+
+    def following(self, step: Step, after: Any = None) -> Any:
+        """What entries that begin with `step` have next, beyond `after`: its smallest value, or None.
+
+        Priorities are negative here, so that the highest comes first.
+        """
+        ...
+
+    def tasks(self, step: Step) -> Iterator[Place]:
+        """The tasks of a queue, priority, owner and tool in the order of creation."""
+        ...
+
+    def ready(self, task_id: Any) -> Ready | None:
+        """The task, if it can be read."""
+        ...
+
+
+def ready_of(record: TaskRecord) -> Ready:
+    """A task as it is handed out."""
+    return Ready(
+        id=record.id,
+        owner=record.owner,
+        method=record.method,
+        name=record.name,
+        queue=record.queue,
+        priority=record.priority,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a share leaves.
+
+    Attributes:
+        limits: The shares of tools, named as in the index.
+    """
+
+    hands: Hands
+    share: Share
+    limits: dict[Any, int]
+
+    def of_owner(self, owner: Any) -> int:
+        """How many more tasks of the owner may be handed out."""
+        share = self.share
+        room = share.owner - self.hands.handed(owner, share.owner)
+        if room > 0 and share.owner_at_work is not None:
+            room = min(room, share.owner_at_work - self.hands.of_owner(owner, share.owner_at_work))
+        return room
+
+    def of_tool(self, tool: Any) -> int | None:
+        """How many more tasks of the tool may be handed out; None for any number."""
+        limit = self.limits.get(tool)
+        return None if limit is None else limit - self.hands.of_tool(tool, limit)
+
+    def has(self, owner: Any, tool: Any) -> bool:
+        """Whether one more task of the owner and the tool may be handed out."""
+        of_tool = self.of_tool(tool)
+        return (of_tool is None or of_tool > 0) and self.of_owner(owner) > 0
+
+
+@dataclass(slots=True)
+class Turns:
+    """Whose turn it was last, for each server and priority."""
+
+    last: dict[tuple[str, int], Any] = field(default_factory=dict[tuple[str, int], Any])
+
+
+class Choice:
+    """One choice among what waits, within a share.
+
+    Args:
+        queues: The queues to choose from, named as in the index; None for all.
+    """
+
+    def __init__(self, waiting: Waiting, room: Room, queues: Collection[Any] | None, limit: int) -> None:
+        self._waiting = waiting
+        self._room = room
+        self._queues = list(self._distinct(()) if queues is None else dict.fromkeys(queues))
+        self._limit = limit
+        self._owners: dict[Any, int] = {}
+        self._tools: dict[Any, int | None] = {}
+        self._chosen: list[Ready] = []
+
+    def make(self, namespace: str, turns: Turns) -> list[Ready]:
+        """The tasks, in the order in which they are handed out."""
+        for rank in self._ranks():
+            if self._is_full:
+                break
+            key = namespace, rank
+            last = self._choose_at(rank, turns.last.get(key))
+            if last is not None:
+                turns.last[key] = last
+        return self._chosen
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._chosen) >= self._limit
+
+    def _choose_at(self, rank: int, last: Any) -> Any:
+        """Choose among the tasks of one priority; whose task was the last."""
+        lines: dict[Any, Iterator[tuple[Place, Any]]] = {}
+        served = None
+        # In the first round each owner is looked up when it has its turn: mostly there are enough tasks before that.
+        for owner in self._ring(rank, last):
+            lines[owner] = self._line(rank, owner)
+            if self._take(owner, lines):
+                served = owner
+            if self._is_full:
+                return served
+        while lines:
+            for owner in list(lines):
+                if self._take(owner, lines):
+                    served = owner
+                if self._is_full:
+                    return served
+        return served
+
+    def _take(self, owner: Any, lines: dict[Any, Iterator[tuple[Place, Any]]]) -> bool:
+        """Choose the next task of an owner; an owner who has none within the share is out."""
+        if self._owner_room(owner) > 0:
+            for (_, task_id), tool in lines[owner]:
+                if self._is_tool_full(tool) or (ready := self._waiting.ready(task_id)) is None:
+                    continue
+                self._chosen.append(ready)
+                self._owners[owner] -= 1
+                if (room := self._tools[tool]) is not None:
+                    self._tools[tool] = room - 1
+                return True
+        del lines[owner]
+        return False
+
+    def _owner_room(self, owner: Any) -> int:
+        if owner not in self._owners:
+            self._owners[owner] = self._room.of_owner(owner)
+        return self._owners[owner]
+
+    def _is_tool_full(self, tool: Any) -> bool:
+        if tool not in self._tools:
+            self._tools[tool] = self._room.of_tool(tool)
+        room = self._tools[tool]
+        return room is not None and room <= 0
+
+    def _ranks(self) -> list[int]:
+        return sorted({rank for queue in self._queues for rank in self._distinct((queue,))})
+
+    def _ring(self, rank: int, last: Any) -> Iterator[Any]:
+        """The owners that have tasks of this priority, each once, beginning behind the one who was last."""
+        if last is None:
+            return self._owners_between(rank)
+        return chain(self._owners_between(rank, after=last), self._owners_between(rank, until=last))
+
+    def _owners_between(self, rank: int, *, after: Any = None, until: Any = None) -> Iterator[Any]:
+        while True:
+            following = [self._waiting.following((queue, rank), after) for queue in self._queues]
+            found = [owner for owner in following if owner is not None]
+            if not found:
+                return
+            after = min(found)
+            if until is not None and after > until:
+                return
+            yield after
+
+    def _line(self, rank: int, owner: Any) -> Iterator[tuple[Place, Any]]:
+        """The tasks of an owner in the order of creation, over all queues and tools."""
+        steps = [(queue, rank, owner) for queue in self._queues]
+        return merge(*(self._of_tool((*step, tool), tool) for step in steps for tool in self._distinct(step)))
+
+    def _of_tool(self, step: Step, tool: Any) -> Iterator[tuple[Place, Any]]:
+        if self._is_tool_full(tool):
+            return
+        for place in self._waiting.tasks(step):
+            yield place, tool
+            if self._is_tool_full(tool):
+                return
+
+    def _distinct(self, step: Step) -> Iterator[Any]:
+        value = self._waiting.following(step)
+        while value is not None:
+            yield value
+            value = self._waiting.following(step, value)

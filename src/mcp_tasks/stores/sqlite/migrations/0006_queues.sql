@@ -1,0 +1,24 @@
+-- What decides who is next. `tool` is a digest of the method and the name of the tool: they are compared and never read
+-- from here, so that with a cipher they stay in the encrypted state. Tasks from before are in the queue that there was.
+ALTER TABLE tasks ADD COLUMN queue TEXT NOT NULL DEFAULT 'default';
+ALTER TABLE tasks ADD COLUMN priority INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE tasks ADD COLUMN tool BLOB NOT NULL DEFAULT x'';
+ALTER TABLE tasks ADD COLUMN hand INTEGER;   -- 0: queued and in nobody's hands, 1: queued and handed out, 2: at work
+ALTER TABLE tasks ADD COLUMN since INTEGER;  -- when it was queued; NULL if it is not
+
+-- When a task was queued that waits now, nobody has written down: not before it was made. Only the few that are queued
+-- or at work are written again.
+UPDATE tasks SET hand = 0, since = created, tool = tool_of(state) WHERE ready = -62135596800000000;
+UPDATE tasks SET hand = 2, tool = tool_of(state) WHERE worker IS NOT NULL AND status = 'working';
+
+DROP INDEX tasks_queued;
+CREATE INDEX tasks_queued ON tasks (namespace, hand, created, id) WHERE ready = -62135596800000000;
+
+-- Ordered so that from each entry one can go to the next queue, priority, owner or tool, and look at nothing in between.
+-- 0 is no owner, because owners are text.
+CREATE INDEX tasks_waiting ON tasks (namespace, queue, -priority, ifnull(owner, 0), tool, created, id) WHERE hand = 0;
+
+-- For counting: what is handed out or at work, or one of the two.
+CREATE INDEX tasks_owner_hand ON tasks (namespace, ifnull(owner, 0), hand) WHERE hand > 0;
+CREATE INDEX tasks_tool_hand ON tasks (namespace, tool, hand) WHERE hand > 0;
+CREATE INDEX tasks_backlog ON tasks (namespace, queue, since) WHERE since IS NOT NULL;
