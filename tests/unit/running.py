@@ -23,7 +23,7 @@ from mcp_tasks.runtime import Body, Ending, Observer, Run, Settings, Success, Ta
 from mcp_tasks.runtime.launching import new_task_id
 from mcp_tasks.runtime.lease import uptime
 from mcp_tasks.stores import MemoryStore, Store
-from mcp_tasks.stores.base import Hint
+from mcp_tasks.stores.base import Hint, Limits
 from mcp_tasks.stores.hints import LocalNotifier
 
 LIMIT = 5.0
@@ -238,9 +238,10 @@ class PausingStore(MemoryStore):
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
+        limits: Limits | None = None,
     ) -> None:
         await anyio.lowlevel.checkpoint()
-        await super().save(record, expected=expected, entries=entries, outcome=outcome)
+        await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
         await anyio.lowlevel.checkpoint()
 
 
@@ -271,12 +272,13 @@ class FailingStore(MemoryStore):
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
+        limits: Limits | None = None,
     ) -> None:
         if self._save_failures > 0 and self._refuse_save(record):
             self._save_failures -= 1
             raise StoreUnavailable("the disk is full")
         self.saves += 1
-        await super().save(record, expected=expected, entries=entries, outcome=outcome)
+        await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
 
     async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
         if self._journal_failures:
