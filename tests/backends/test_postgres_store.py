@@ -15,7 +15,8 @@ from mcp_tasks.testing.store_suite import StoreSuite
 from tests.helpers.databases import Postgres, postgres
 
 EMPTY = b"""
-TRUNCATE mcp_tasks_tasks, mcp_tasks_requests, mcp_tasks_outcomes, mcp_tasks_journal, mcp_tasks_heartbeats, mcp_tasks_notes
+TRUNCATE mcp_tasks_tasks, mcp_tasks_requests, mcp_tasks_outcomes, mcp_tasks_journal, mcp_tasks_heartbeats,
+    mcp_tasks_notes
 """
 
 

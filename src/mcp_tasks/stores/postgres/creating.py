@@ -92,8 +92,7 @@ class Create:
         self._handing = handing
         self._job = job
         self._values = row_of(record, state=state) | identity_of(record) | {"key": to_key(key), "request": request}
-        is_queued = handing is not None and self._values["queued"]
-        handed = self._within(handing.share) if is_queued else "false"
+        handed = "false" if handing is None or not self._values["queued"] else self._within(handing.share)
         sql = _CREATE if key is None else _CREATE_UNDER_KEY
         self._sql = sql.format(handed=handed, unless="" if key is None else _UNLESS_STANDING).encode()
         self.standing: Row | None = None

@@ -129,7 +129,7 @@ class Database:
             max_size=self._connections,
             configure=_configure,
             check=_check,
-            # It gives up soon, and begins anew as soon as it is asked: the longer it tries, the longer it rests between.
+            # It gives up soon, and begins anew when it is asked: the longer it tries, the longer it rests between.
             reconnect_timeout=_ASK_AGAIN,
             timeout=self._patience,
             open=False,
@@ -253,7 +253,7 @@ async def _configure(connection: Connection) -> None:
 
 
 async def _check(connection: Connection) -> None:
-    """Raises if the server has hung up. Nothing is expected from it, so what can be read is word of that, or a notice."""
+    """Raises if the server has hung up: nothing is expected from it, so what can be read tells that, or is a notice."""
     while _is_readable(connection.pgconn.socket):
         connection.pgconn.consume_input()
 

@@ -1,11 +1,11 @@
 """What waits, looked at in one statement, for a fair choice among it (`stores/fairness.py`).
 
 Postgres walks from group to group in its index (queue, priority, owner, tool) and takes the first few tasks of each:
-what is skipped is not looked at, so ten thousand tasks of one owner, or of a tool that has no room, cost what a few cost.
+what is skipped is not looked at, so ten thousand tasks of one owner, or of a tool without room, cost what a few cost.
 
-Weaknesses: of a queue with more than `MOST_GROUPS` groups, the next look begins where this one ended, so everybody has a
-turn, but over several looks. If the connection breaks under the commit, tasks may be marked that nobody was given; they
-are found again as all tasks are that an engine lost.
+Weaknesses: of a queue with more than `MOST_GROUPS` groups, the next look begins where this one ended, so everybody has
+a turn, but over several looks. If the connection breaks under the commit, tasks may be marked that nobody was given;
+they are found again as all tasks are that an engine lost.
 """
 
 # ruff: noqa: S608 - statements are put together from constants

@@ -4,24 +4,19 @@ All names begin with `mcp_tasks_`, in the first schema of the search path. `mcp_
 how many of the files in `migrations/` were applied. Processes that start together queue for an advisory lock, and all
 but the first find the work done.
 
-A newer release that only added to the tables says so in `compatible_from`: from which schema on a release can work with
-them as they are. Such a store is used, and left as it is.
+A store of a newer release is used as it is, if it says that releases such as this one may (`compatible_from`).
 """
 
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from typing import Final
 
 import psycopg
 
 from mcp_tasks.errors import StoreCorrupt
+from mcp_tasks.stores.migrations import compatible_from, scripts_of, this_release
 from mcp_tasks.stores.postgres.database import Connection
-
-COMPATIBLE_FROM: Final = 1
-"""The oldest schema whose releases can work with the tables as this release leaves them."""
 
 _LOCK: Final = b"SELECT pg_advisory_xact_lock(%(lock)s)"
 _LOCK_NUMBER: Final = int.from_bytes(b"mcptasks", "big", signed=True)
@@ -40,11 +35,9 @@ UPDATE mcp_tasks_meta SET schema = %(schema)s, compatible_from = %(compatible_fr
 
 
 @cache
-def migrations() -> tuple[bytes, ...]:
-    """The SQL scripts in their order; script number n takes the tables from schema n - 1 to n."""
-    folder = files("mcp_tasks.stores.postgres") / "migrations"
-    scripts = {int(entry.name.split("_")[0].removesuffix(".sql")): entry for entry in folder.iterdir()}
-    return tuple(scripts[number].read_bytes() for number in sorted(scripts))
+def migrations() -> tuple[str, ...]:
+    """The SQL scripts in their order."""
+    return scripts_of("mcp_tasks.stores.postgres")
 
 
 async def prepare(connection: Connection, place: str) -> None:
@@ -66,9 +59,9 @@ async def prepare(connection: Connection, place: str) -> None:
             await connection.execute(_CREATE_META)
             await connection.execute(_INSERT_META)
         for script in migrations()[schema:]:
-            await connection.execute(script)
-        done = {"schema": len(migrations()), "compatible_from": COMPATIBLE_FROM, "release": _this_release()}
-        await connection.execute(_UPDATE_META, done)
+            await connection.execute(script.encode())
+        done = {"schema": len(migrations()), "release": this_release()}
+        await connection.execute(_UPDATE_META, done | {"compatible_from": compatible_from(migrations())})
 
 
 async def _schema_of(connection: Connection, place: str) -> int:
@@ -87,17 +80,10 @@ async def _schema_of(connection: Connection, place: str) -> int:
         raise StoreCorrupt(f"{place} has a table mcp_tasks_meta of another application. Choose another.") from exc
     if len(rows) != 1:
         raise StoreCorrupt(f"{place} has {len(rows)} rows in mcp_tasks_meta instead of one. Restore a backup.")
-    schema, compatible_from, release = rows[0]
-    if schema > len(migrations()) and compatible_from > len(migrations()):
+    schema, first, release = rows[0]
+    if schema > len(migrations()) and first > len(migrations()):
         raise StoreCorrupt(
             f"{place} has schema {schema}, and this release knows up to {len(migrations())}. "
             f"Use mcp-tasks {release} or a newer one."
         )
     return int(schema)
-
-
-def _this_release() -> str:
-    try:
-        return version("mcp-tasks")
-    except PackageNotFoundError:  # run from a source tree
-        return "(unknown)"

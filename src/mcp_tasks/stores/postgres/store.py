@@ -341,6 +341,11 @@ def _page(rows: Sequence[Row], limit: int) -> IdPage:
     return IdPage(ids=[from_text(task_id) for _, task_id in rows[:limit]], cursor=_cursor(rows, limit))
 
 
+def _deletion(task_id: str) -> str:
+    quoted = to_text(task_id).replace("'", "''")
+    return f"DELETE FROM mcp_tasks_tasks WHERE id = '{quoted}'"  # noqa: S608 - for people to read
+
+
 def _name_of(url: str) -> str:
     """The URL as it may be shown.
 
