@@ -7,11 +7,13 @@ import asyncio
 import sqlite3
 import stat
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable, UsageError
+from mcp_tasks.stores.migrations import compatible_from
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.sqlite.connection import connect
 from mcp_tasks.stores.sqlite.schema import APPLICATION_ID, migrations
@@ -115,12 +117,54 @@ async def test_the_ledger_of_a_client_is_refused_by_name_and_left_alone(path: Pa
 
 async def test_a_schema_of_a_newer_release_is_refused_with_its_name(path: Path) -> None:
     await open_and_close(path)
-    execute(path, "PRAGMA user_version = 99", "UPDATE meta SET release = '42.7'")
+    execute(path, "PRAGMA user_version = 99", "UPDATE meta SET release = '42.7', compatible_from = 99")
     with pytest.raises(StoreCorrupt, match=r"has schema 99.*Use mcp-tasks 42\.7 or a newer one"):
         await SqliteStore(path).open()
     execute(path, "DROP TABLE meta")
     with pytest.raises(StoreCorrupt, match="Use the release of mcp-tasks that wrote it or a newer one"):
         await SqliteStore(path).open()
+
+
+async def test_a_newer_schema_that_this_release_may_use_is_used_and_left_as_it_is(path: Path) -> None:
+    await open_and_close(path)
+    newer, known = len(migrations()) + 1, len(migrations())
+    execute(
+        path,
+        "ALTER TABLE tasks ADD COLUMN colour TEXT NOT NULL DEFAULT 'red'",
+        f"UPDATE meta SET release = '42.7', compatible_from = {known}",
+        f"PRAGMA user_version = {newer}",
+    )
+    record = make_record()
+    store = SqliteStore(path)
+    await store.open()
+    await store.create(record, REQUEST)
+    await store.save(replace(record, version=2), expected=1)
+    await store.close()
+    assert execute(path, "SELECT colour FROM tasks") == [("red",)]
+    assert execute(path, "SELECT release, compatible_from FROM meta") == [("42.7", known)]
+    assert execute(path, "PRAGMA user_version") == [(newer,)]
+
+
+@pytest.mark.parametrize("says", ["compatible_from + 1", "0", "NULL", "'all'"])
+async def test_a_newer_schema_that_does_not_say_so_is_not_used(path: Path, says: str) -> None:
+    await open_and_close(path)
+    execute(
+        path,
+        f"CREATE TABLE other AS SELECT seq, release, {says} AS compatible_from FROM meta",
+        "DROP TABLE meta",
+        "ALTER TABLE other RENAME TO meta",
+        f"PRAGMA user_version = {len(migrations()) + 1}",
+    )
+    with pytest.raises(StoreCorrupt, match="or a newer one"):
+        await SqliteStore(path).open()
+
+
+def test_of_several_scripts_the_one_that_asks_for_most_decides() -> None:
+    for_all, adds, breaks = "-- compatible from: 1\nCREATE", "-- compatible from: 2\nALTER", "-- drops a column\nALTER"
+    assert compatible_from(["CREATE", for_all]) == 1
+    assert compatible_from(["CREATE", for_all, adds]) == 2
+    assert compatible_from(["CREATE", breaks, adds, adds]) == 2
+    assert compatible_from(["CREATE", for_all, breaks, adds]) == 3
 
 
 async def test_a_damaged_file_is_corrupt_and_not_merely_unavailable(path: Path) -> None:

@@ -29,6 +29,7 @@ from mcp_tasks.core import (
     RunParked,
     RunReleased,
     RunStarted,
+    RunStartedOver,
     StepRecorded,
     TaskAnnounced,
     TaskCancelled,
@@ -148,6 +149,7 @@ def _event(kind: type[Event], move: Move, record: TaskRecord, now: datetime) -> 
     progress = Progress(progress=len(move.keys), total=None if move.helpful else 1e300, message=None)
     making: dict[type[Event], Callable[[], Event]] = {
         RunStarted: lambda: RunStarted(worker="worker-1", trial="alone" if move.helpful else None),
+        RunStartedOver: lambda: RunStartedOver(attempt=attempt),
         RunReleased: lambda: RunReleased(attempt=attempt),
         RunParked: lambda: RunParked(
             attempt=attempt, keys=answered, wake_at=None if move.helpful else now + abs(move.tick)
@@ -407,6 +409,7 @@ QUESTION = {"open": InputRequest(method="roots/list", params={})}
 
 EVENTS: Sequence[Event] = (
     RunStarted(worker="worker-2"),
+    RunStartedOver(attempt=1),
     RunReleased(attempt=1),
     RunParked(attempt=1, keys=frozenset({"open"})),
     RunLost(attempt=1),

@@ -7,11 +7,23 @@ does; whatever a task needs beyond it comes from the store.
 from __future__ import annotations
 
 import asyncio
-import contextvars
+import itertools
 from collections import Counter
+from collections.abc import Collection
 from datetime import timedelta
+from typing import NamedTuple
 
-from mcp_tasks.engines import Abilities, Execute, Lane
+from mcp_tasks.engines import Abilities, Deliver, Lane, RemoteEngine, Route, Serves
+
+
+class Carried(NamedTuple):
+    """An id on its way. Of two, the smaller is handed out first."""
+
+    rank: int
+    number: int
+    namespace: str
+    route: Route
+    task_id: str
 
 
 class Broker:
@@ -24,91 +36,87 @@ class Broker:
     def __init__(self, copies: int = 1) -> None:
         self.copies = copies
         self.submitted: Counter[str] = Counter()
-        self._ids: asyncio.Queue[str] = asyncio.Queue()
+        self._ids: list[Carried] = []
+        self._numbers = itertools.count()
+        self._changed = asyncio.Condition()
 
-    def put(self, task_id: str) -> None:
+    async def put(self, namespace: str, route: Route, task_id: str) -> None:
         """Take an id in."""
         self.submitted[task_id] += 1
         for _ in range(self.copies):
-            self._ids.put_nowait(task_id)
+            await self.put_back(Carried(-route.priority, next(self._numbers), namespace, route, task_id))
 
-    async def take(self) -> str:
-        """Hand an id out, once there is one."""
-        return await self._ids.get()
+    async def put_back(self, carried: Carried) -> None:
+        """Have an id again that was handed out."""
+        async with self._changed:
+            self._ids.append(carried)
+            self._changed.notify_all()
+
+    async def take(self, serves: Serves) -> Carried:
+        """Hand out the first id that is served, once there is one."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._served(serves))
+            first = min(self._served(serves), key=lambda carried: carried[:2])
+            self._ids.remove(first)
+            return first
+
+    def _served(self, serves: Serves) -> Collection[Carried]:
+        tools = {None, *serves.tools}
+        return [
+            carried
+            for carried in self._ids
+            if carried.namespace == serves.namespace
+            and carried.route.queue in serves.queues
+            and carried.route.tool in tools
+        ]
 
 
-class CarryingEngine:
-    """Hands ids to the broker, and runs what the broker hands out."""
+class BrokerCarrier:
+    """Hands ids to the broker, and delivers what the broker hands out."""
 
-    abilities = Abilities(remote=True)
-    backlog = 0
-    has_room = False
+    abilities: Abilities = Abilities(remote=True, delay=True, priority=True)
 
-    def __init__(self, broker: Broker, concurrency: int = 4) -> None:
+    def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._concurrency = concurrency
-        self._taking: asyncio.Task[None] | None = None
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._namespace = ""
+        self._delayed: set[asyncio.Task[None]] = set()
 
-    async def start(self, execute: Execute | None) -> None:
-        """Begin to take ids from the broker, in the context of the start."""
-        if execute is not None:
-            self._taking = asyncio.create_task(self._take(execute), context=contextvars.copy_context())
+    async def open(self, namespace: str) -> None:
+        """Note whose ids are sent."""
+        self._namespace = namespace
 
-    async def submit(self, task_id: str, *, lane: Lane = "new", owner: str | None = None) -> None:
-        """Hand the id to the broker."""
-        self._broker.put(task_id)
+    async def send(self, task_id: str, *, route: Route, lane: Lane, delay: timedelta | None) -> None:
+        """Hand the id to the broker, now or when its time has come."""
+        if delay is None:
+            await self._broker.put(self._namespace, route, task_id)
+        else:
+            later = asyncio.create_task(self._send_later(task_id, route, delay))
+            self._delayed.add(later)
+            later.add_done_callback(self._delayed.discard)
 
-    async def drain(self, timeout: timedelta) -> None:
-        """Take nothing more, and give what runs its time."""
-        if self._taking is not None:
-            self._taking.cancel()
-            self._taking = None
-        if self._running:
-            await asyncio.wait(self._running.values(), timeout=timeout.total_seconds())
+    async def take(self, deliver: Deliver, serves: Serves) -> None:
+        """Deliver what is handed out, as there is room for it."""
+        async with asyncio.TaskGroup() as group:
+            while await deliver.room():
+                group.create_task(self._hand_over(deliver, await self._broker.take(serves)))
 
-    async def stop(self, timeout: timedelta) -> None:
-        """Wait for what was told to stop."""
-        await self.drain(timeout)
+    async def close(self) -> None:
+        """There is nothing to let go of: what is delayed is the broker's."""
 
-    async def _take(self, execute: Execute) -> None:
-        slots = asyncio.Semaphore(self._concurrency)
-        while True:
-            await slots.acquire()
-            try:
-                task_id = await self._broker.take()
-            except BaseException:
-                slots.release()
-                raise
-            slot = _Slot(slots)
-            before = self._running.get(task_id)
-            self._running[task_id] = asyncio.create_task(self._run(task_id, execute, slot, before))
-
-    async def _run(self, task_id: str, execute: Execute, slot: _Slot, before: asyncio.Task[None] | None) -> None:
+    async def _hand_over(self, deliver: Deliver, carried: Carried) -> None:
         try:
-            if before is not None:
-                # It may be on its way out. If not, there is nothing to be claimed when it has ended.
-                slot.release()
-                await asyncio.wait({before})
-                await slot.acquire()
-            await execute(task_id, slot)
-        finally:
-            slot.release()
-            if self._running.get(task_id) is asyncio.current_task():
-                del self._running[task_id]
+            has_arrived = await deliver(carried.task_id)
+        except asyncio.CancelledError:
+            await self._broker.put_back(carried)
+            raise
+        if not has_arrived:
+            await self._broker.put_back(carried)
+
+    async def _send_later(self, task_id: str, route: Route, delay: timedelta) -> None:
+        await asyncio.sleep(delay.total_seconds())
+        await self._broker.put(self._namespace, route, task_id)
 
 
-class _Slot:
-    def __init__(self, slots: asyncio.Semaphore) -> None:
-        self._slots = slots
-        self._acquired = True
-
-    def release(self) -> None:
-        if self._acquired:
-            self._acquired = False
-            self._slots.release()
-
-    async def acquire(self) -> None:
-        if not self._acquired:
-            await self._slots.acquire()
-            self._acquired = True
+def carrying_engine(broker: Broker, concurrency: int = 4) -> RemoteEngine:
+    """An engine of one process, whose ids the broker carries."""
+    return RemoteEngine(BrokerCarrier(broker), concurrency)

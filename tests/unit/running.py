@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
@@ -23,7 +23,7 @@ from mcp_tasks.runtime import Body, Ending, Observer, Run, Settings, Success, Ta
 from mcp_tasks.runtime.launching import new_task_id
 from mcp_tasks.runtime.lease import uptime
 from mcp_tasks.stores import MemoryStore, Store
-from mcp_tasks.stores.base import Hint
+from mcp_tasks.stores.base import Hint, Limits
 from mcp_tasks.stores.hints import LocalNotifier
 
 LIMIT = 5.0
@@ -95,6 +95,7 @@ def make_runtime(
     namespace: str = "",
     policy: ToolPolicy = ONCE,
     runs_tools: bool = True,
+    queues: Collection[str] | None = None,
     observers: Sequence[Observer] = (),
     **settings: Any,
 ) -> TaskRuntime:
@@ -107,6 +108,9 @@ def make_runtime(
     async def policy_of(method: str, name: str) -> ToolPolicy | None:
         return known[name].policy if name in known else None
 
+    async def tools_of() -> Mapping[str, ToolPolicy]:
+        return {name: tool.policy for name, tool in known.items()}
+
     return TaskRuntime(
         store=store or MemoryStore(),
         engine=engine or LocalEngine(concurrency),
@@ -118,6 +122,8 @@ def make_runtime(
         uptime=uptime,
         namespace=namespace,
         runs_tools=runs_tools,
+        queues=queues,
+        tools=tools_of,
         observers=observers,
         settings=replace(QUIET, **settings),
     )
@@ -238,9 +244,10 @@ class PausingStore(MemoryStore):
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
+        limits: Limits | None = None,
     ) -> None:
         await anyio.lowlevel.checkpoint()
-        await super().save(record, expected=expected, entries=entries, outcome=outcome)
+        await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
         await anyio.lowlevel.checkpoint()
 
 
@@ -271,12 +278,13 @@ class FailingStore(MemoryStore):
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
+        limits: Limits | None = None,
     ) -> None:
         if self._save_failures > 0 and self._refuse_save(record):
             self._save_failures -= 1
             raise StoreUnavailable("the disk is full")
         self.saves += 1
-        await super().save(record, expected=expected, entries=entries, outcome=outcome)
+        await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
 
     async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
         if self._journal_failures:

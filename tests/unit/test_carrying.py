@@ -15,12 +15,11 @@ import pytest
 
 from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.engines import Engine
-from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, ToolPolicy
-from mcp_tasks.runtime.queue_sweep import IDLE_FOR_LONG
+from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskRuntime, ToolPolicy
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing.engine_suite import EngineSuite
-from tests.unit.carrying import Broker, CarryingEngine
+from tests.unit.carrying import Broker, carrying_engine
 from tests.unit.losing import SECOND, sweep_for
 from tests.unit.running import (
     RERUN,
@@ -41,13 +40,13 @@ pytestmark = pytest.mark.anyio
 Tools: TypeAlias = Mapping[str, Tool] | Body
 
 
-class TestCarryingEngine(EngineSuite):
+class TestRemoteEngine(EngineSuite):
     @pytest.fixture(autouse=True)
     def a_broker_for_each_test(self) -> None:
         self.broker = Broker()
 
     def make_engine(self) -> Engine:
-        return CarryingEngine(self.broker)
+        return carrying_engine(self.broker)
 
 
 @dataclass
@@ -59,7 +58,7 @@ class Site:
 
     def worker(self, tools: Tools, **options: Any) -> AbstractAsyncContextManager[TaskRuntime]:
         """A process that runs tools; ids reach it through the broker."""
-        return running(tools, store=self.new_store(), engine=CarryingEngine(self.broker), policy=RERUN, **options)
+        return running(tools, store=self.new_store(), engine=carrying_engine(self.broker), policy=RERUN, **options)
 
     def front(self, **options: Any) -> AbstractAsyncContextManager[TaskRuntime]:
         """A process that serves, and runs nothing."""
@@ -108,7 +107,7 @@ async def test_an_id_that_was_lost_is_submitted_again_once_its_task_was_idle_for
         broker.copies = 0
         task = await launch(server)
         broker.copies = 1
-        await sweep_for(server, monotonic, IDLE_FOR_LONG - SECOND)
+        await sweep_for(server, monotonic, Settings().lease_duration - SECOND)
         assert broker.submitted == {task.id: 1}
         await sweep_for(server, monotonic, SECOND)
         assert (await until_final(server, task)).status is TaskStatus.COMPLETED

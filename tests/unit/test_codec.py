@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -138,7 +139,7 @@ ENDED_STATE_3 = (
     b'"version":3,"attempt":1,"finished":5,"wake":6}'
 )
 
-# What this release writes: a task may have a session, and a parent.
+# Format 4: a task may have a session, and a parent.
 STATE_4 = STATE_3.replace(b'"format":3', b'"format":4').replace(
     b'"announced":false,', b'"announced":false,"session":"s1","parent":"p1",'
 )
@@ -150,6 +151,16 @@ ERROR_4 = replace(ENDED_1, status=TaskStatus.COMPLETED, is_error=True)
 
 HOSTED_STATE_4 = STATE_4.replace(b'["roots/list",{},-1]', b'["roots/list",{},-1,"theirs"]')
 HOSTED_4 = replace(RECORD_4, inputs=RECORD_4.inputs.host("q3", "theirs"))
+
+# What this release writes: a task may have a queue, a priority, and the version of its tool.
+STATE_5 = STATE_4.replace(b'"format":4', b'"format":5').replace(
+    b'"parent":"p1",', b'"parent":"p1","queue":"gpu","priority":-1,"toolVersion":"2",'
+)
+RECORD_5 = replace(RECORD_4, queue="gpu", priority=-1, tool_version="2")
+ENDED_STATE_5 = ENDED_STATE_4.replace(b'"format":4', b'"format":5')
+ERROR_STATE_5 = ERROR_STATE_4.replace(b'"format":4', b'"format":5')
+HOSTED_STATE_5 = STATE_5.replace(b'["roots/list",{},-1]', b'["roots/list",{},-1,"theirs"]')
+HOSTED_5 = replace(RECORD_5, inputs=RECORD_5.inputs.host("q3", "theirs"))
 
 
 def upgraded(state: bytes, request: bytes) -> bytes:
@@ -171,8 +182,26 @@ def upgraded(state: bytes, request: bytes) -> bytes:
         (ENDED_REQUEST_1, ENDED_STATE_4, ENDED_1),
         (ENDED_REQUEST_1, ERROR_STATE_4, ERROR_4),
         (REQUEST_1, HOSTED_STATE_4, HOSTED_4),
+        (REQUEST_1, STATE_5, RECORD_5),
+        (ENDED_REQUEST_1, ENDED_STATE_5, ENDED_1),
+        (ENDED_REQUEST_1, ERROR_STATE_5, ERROR_4),
+        (REQUEST_1, HOSTED_STATE_5, HOSTED_5),
     ],
-    ids=["running 1", "ended 1", "running 2", "running 3", "ended 3", "running 4", "ended 4", "error 4", "hosted 4"],
+    ids=[
+        "running 1",
+        "ended 1",
+        "running 2",
+        "running 3",
+        "ended 3",
+        "running 4",
+        "ended 4",
+        "error 4",
+        "hosted 4",
+        "running 5",
+        "ended 5",
+        "error 5",
+        "hosted 5",
+    ],
 )
 def test_what_any_release_wrote_still_loads(request_data: bytes, state: bytes, record: TaskRecord) -> None:
     assert CODEC.decode_state(record.id, upgraded(state, request_data), namespace="") == record
@@ -187,9 +216,10 @@ def test_requests_that_any_release_wrote_still_load(data: bytes, request_: TaskR
 
 def test_what_is_written_now_is_what_the_samples_say() -> None:
     # If this fails, either the change was a mistake, or it is a new format and needs a number and samples.
-    assert CODEC.encode_state(RECORD_4) == STATE_4
-    assert CODEC.encode_state(ENDED_1) == ENDED_STATE_4
-    assert CODEC.encode_state(ERROR_4) == ERROR_STATE_4
+    assert CODEC.encode_state(RECORD_5) == STATE_5
+    assert CODEC.encode_state(ENDED_1) == ENDED_STATE_5
+    assert CODEC.encode_state(ERROR_4) == ERROR_STATE_5
+    assert CODEC.encode_state(HOSTED_5) == HOSTED_STATE_5
     assert CODEC.encode_request("sample", REQUEST) == REQUEST_1
     assert CODEC.encode_request("sample", ENDED_REQUEST) == ENDED_REQUEST_1
     assert CODEC.encode_request("sample", LIMITED_REQUEST) == LIMITED_REQUEST_5
@@ -252,10 +282,45 @@ def test_what_is_no_json_cannot_be_stored() -> None:
 
 
 def test_a_newer_format_is_refused_with_its_number() -> None:
-    newer = STATE_4.replace(b'"format":4', b'"format":5')
-    with pytest.raises(TaskUnreadable, match=r"task sample cannot be read: it has format 5.*newer") as refused:
+    newer = STATE_5.replace(b'"format":5', b'"format":6')
+    with pytest.raises(TaskUnreadable, match=r"task sample cannot be read: it has format 6.*newer") as refused:
         CODEC.decode_state("sample", newer, namespace="", owner="alice")
     assert (refused.value.task_id, refused.value.owner) == ("sample", "alice")
+
+
+# As the next release may write it, for a fleet in which this one is still there.
+STATE_6 = STATE_5.replace(b'"format":5', b'"format":6,"readable":5,"colour":{"of":["the",7]}')
+
+
+def test_a_newer_format_that_says_so_is_read_and_written_back_with_all_that_is_in_it() -> None:
+    record = CODEC.decode_state("sample", STATE_6, namespace="")
+    assert replace(record, unknown={}) == RECORD_5
+    changed = json.loads(CODEC.encode_state(replace(record, version=8)))
+    assert changed == json.loads(STATE_6) | {"version": 8}
+
+
+def test_a_newer_format_for_newer_releases_only_is_refused() -> None:
+    newer = STATE_6.replace(b'"format":6,"readable":5', b'"format":7,"readable":6')
+    with pytest.raises(TaskUnreadable, match="it has format 7"):
+        CODEC.decode_state("sample", newer, namespace="")
+
+
+def test_what_is_unknown_in_a_format_of_now_is_kept_too() -> None:
+    # So that a number which was not raised by mistake costs no data.
+    state = STATE_5.replace(b'"format":5', b'"format":5,"colour":7')
+    record = CODEC.decode_state("sample", state, namespace="")
+    assert record.unknown == {"colour": 7}
+    assert json.loads(CODEC.encode_state(record)) == json.loads(state)
+
+
+@pytest.mark.parametrize("readable", [b'"5"', b"null", b"[]"])
+def test_a_damaged_word_of_who_may_read_it_is_damage(readable: bytes) -> None:
+    with pytest.raises(TaskUnreadable, match="its row is damaged"):
+        CODEC.decode_state("sample", STATE_6.replace(b'"readable":5', b'"readable":' + readable), namespace="")
+
+
+def test_a_request_with_something_new_in_it_is_read() -> None:
+    assert CODEC.decode_request("sample", REQUEST_1.replace(b'{"method"', b'{"colour":7,"method"')) == REQUEST
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.engines import Lane, LocalEngine
+from mcp_tasks.engines import LocalEngine, RemoteEngine
 from mcp_tasks.runtime import Ending, Run, ToolPolicy
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.sqlite import SqliteStore
-from tests.unit.carrying import Broker, CarryingEngine
+from tests.unit.carrying import Broker, BrokerCarrier, carrying_engine
 from tests.unit.running import CLIENT, answer, launch, ok, question, running, settle, until, until_asking, until_final
 
 pytestmark = pytest.mark.anyio
@@ -75,15 +76,17 @@ class CountingEngine(LocalEngine):
 
     submits = 0
 
-    async def submit(self, task_id: str, *, lane: Lane = "new", owner: str | None = None) -> None:
+    async def submit(self, task_id: str, **options: Any) -> None:
         self.submits += 1
-        await super().submit(task_id, lane=lane, owner=owner)
+        await super().submit(task_id, **options)
 
 
-class RoomyCarryingEngine(CarryingEngine):
-    """One that says that there is room here."""
+class RoomyEngine(RemoteEngine):
+    """One that carries ids, and says that there is room here."""
 
-    has_room = True
+    @property
+    def has_room(self) -> bool:
+        return True
 
 
 async def test_a_task_that_is_made_where_nothing_runs_is_started_where_there_is_room(
@@ -180,8 +183,8 @@ async def test_a_task_of_another_server_is_left_alone(new_store: Callable[[], St
 async def test_what_an_engine_carries_is_not_submitted_because_of_hints(new_store: Callable[[], Store]) -> None:
     broker = Broker(copies=0)
     async with (
-        running(at_once, store=new_store(), engine=CarryingEngine(broker), runs_tools=False) as front,
-        running(at_once, store=new_store(), engine=RoomyCarryingEngine(broker)),
+        running(at_once, store=new_store(), engine=carrying_engine(broker), runs_tools=False) as front,
+        running(at_once, store=new_store(), engine=RoomyEngine(BrokerCarrier(broker))),
     ):
         await settle()
         task = await launch(front)

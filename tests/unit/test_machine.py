@@ -22,6 +22,7 @@ from mcp_tasks.core import (
     RunParked,
     RunReleased,
     RunStarted,
+    RunStartedOver,
     StepRecorded,
     TaskAnnounced,
     TaskCancelled,
@@ -291,6 +292,22 @@ def test_a_tool_may_ask_on_the_original_call_until_the_task_is_announced() -> No
         apply(announced, RunAskedOnCall(attempt=1), LATER)
     assert apply(asked, TaskAnnounced(), LATER) is asked
     assert apply(announced, TaskAnnounced(), LATER) is announced
+
+
+def test_a_run_that_starts_over_has_asked_and_reported_nothing() -> None:
+    waiting = apply(asking("a", "b"), ProgressReported(attempt=1, progress=Progress(progress=1)), NOON)
+    released = after(RunReleased(attempt=1), RunStarted(worker="worker-2", tool_version="2"), record=waiting)
+    record = apply(released, RunStartedOver(attempt=2), LATER)
+    assert (record.status, record.progress, record.tool_version) == (TaskStatus.WORKING, None, "2")
+    assert (record.worker, record.attempt, record.updated_at) == ("worker-2", 2, LATER)
+    # A key is used once in the life of a task, whatever becomes of its run.
+    assert (dict(record.inputs.outstanding), record.inputs.used) == ({}, {"a", "b"})
+
+
+def test_starting_over_is_no_progress_of_a_tool_that_takes_its_process_down() -> None:
+    lost = running(RunLost(attempt=1), RunStarted(worker="worker-2", trial="alone"))
+    record = apply(lost, RunStartedOver(attempt=2), LATER)
+    assert (record.lost, record.trial) == (1, "alone")
 
 
 @pytest.mark.parametrize("record", [make_record(), running(), asking("a")], ids=["queued", "running", "asking"])

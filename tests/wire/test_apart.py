@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from mcp_types import CallToolRequestParams, CallToolResult, TextContent
 
 from mcp_tasks import Tasks
 from mcp_tasks.core.events import TaskCancelled, TaskCreated
-from mcp_tasks.errors import UsageError, WiringError
+from mcp_tasks.engines import LocalEngine
+from mcp_tasks.errors import InvalidOption, UsageError, WiringError
 from mcp_tasks.runtime import TaskChange
 from tests.helpers.official import in_memory
 from tests.helpers.rpc import PATIENCE, Tasking, text_of
@@ -43,6 +45,10 @@ def where() -> str:
 
 asyncio.run(tasks.work(server))
 """
+
+
+async def _call_tool(ctx: Any, params: CallToolRequestParams) -> CallToolResult:
+    return CallToolResult(content=[TextContent(type="text", text="from below")])
 
 
 def _url(folder: Path) -> str:
@@ -103,10 +109,7 @@ async def test_working_ends_when_it_is_cancelled_and_the_servers_own_lifespan_wi
 
 
 async def test_a_low_level_server_can_work_as_well(tmp_path: Path) -> None:
-    async def call_tool(ctx: Any, params: CallToolRequestParams) -> CallToolResult:
-        return CallToolResult(content=[TextContent(type="text", text="from below")])
-
-    lowlevel, tasks = Server("furnished", on_call_tool=call_tool), Tasks(_url(tmp_path), settings=QUICK)
+    lowlevel, tasks = Server("furnished", on_call_tool=_call_tool), Tasks(_url(tmp_path), settings=QUICK)
     tasks.attach(lowlevel)
     tasks.mark("echo")
     server = build(Tasks(_url(tmp_path), settings=QUICK, runs_tools=False))
@@ -116,10 +119,55 @@ async def test_a_low_level_server_can_work_as_well(tmp_path: Path) -> None:
         group.cancel_scope.cancel()
 
 
-async def test_who_runs_no_tools_cannot_work() -> None:
-    tasks = Tasks("memory://", runs_tools=False)
-    with pytest.raises(UsageError, match="runs_tools=False"):
-        await tasks.work(MCPServer("idle", **tasks.wiring()))
+async def test_what_only_serves_runs_tools_where_it_is_told_to_work(tmp_path: Path) -> None:
+    worker, front = (build(Tasks(_url(tmp_path), settings=QUICK, runs_tools=False)) for _ in range(2))
+    async with in_memory(front) as wire, anyio.create_task_group() as group:
+        group.start_soon(partial(Tasks.of(worker).work, worker, concurrency=2, queues=["default"]))
+        assert text_of((await Tasking(wire).finish("echo", value=1))["result"]) == "1"
+        group.cancel_scope.cancel()
+
+
+async def test_the_tasks_of_a_server_are_found_by_the_server() -> None:
+    tasks = Tasks("memory://")
+    assert Tasks.of(MCPServer("high", **tasks.wiring())) is tasks
+    lowlevel = Server("low", on_call_tool=_call_tool)
+    with pytest.raises(WiringError, match=r"'low' has no tasks: say tasks.attach"):
+        Tasks.of(lowlevel)
+    others = Tasks("memory://")
+    others.attach(lowlevel)
+    assert Tasks.of(lowlevel) is others
+    with pytest.raises(WiringError, match=r"'none' has no tasks: make it with MCPServer\(\.\.\., \*\*tasks"):
+        Tasks.of(MCPServer("none"))
+
+
+async def test_a_process_that_runs_its_tasks_already_is_not_told_to_work_as_well() -> None:
+    tasks = Tasks("memory://")
+    server = MCPServer("busy", **tasks.wiring())
+    async with tasks.running(server):
+        with pytest.raises(UsageError, match="'busy' run in this process already"):
+            await tasks.work(server)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"concurrency": 0}, "concurrency must be"),
+        ({"queues": "default"}, r"queues must be a list of names, got 'default'"),
+        ({"queues": []}, "queues must be a list of names"),
+        ({"queues": [""]}, "a queue must be"),
+        ({"drain": 5}, "drain must be a timedelta"),
+    ],
+)
+async def test_what_a_worker_cannot_do_is_refused(options: Any, why: str) -> None:
+    tasks = Tasks("memory://")
+    with pytest.raises(InvalidOption, match=why):
+        await tasks.work(MCPServer("idle", **tasks.wiring()), **options)
+
+
+async def test_an_engine_that_was_passed_keeps_its_own_concurrency() -> None:
+    tasks = Tasks("memory://", engine=LocalEngine(3))
+    with pytest.raises(UsageError, match="give it to the engine you pass instead"):
+        await tasks.work(MCPServer("idle", **tasks.wiring()), concurrency=4)
 
 
 async def test_a_server_without_these_tasks_cannot_be_worked_for() -> None:

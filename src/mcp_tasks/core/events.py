@@ -25,6 +25,14 @@ class RunStarted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RunStartedOver:
+    """The run that was started begins from the top, because its tool is another version than it was: what the task has
+    said and asked so far does not count any more."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunReleased:
     """The run was given up in order, without an outcome, and may be started again at once."""
 
@@ -160,6 +168,7 @@ class TaskDeleted:
 
 Event: TypeAlias = (
     RunStarted
+    | RunStartedOver
     | RunReleased
     | RunParked
     | RunLost

@@ -32,6 +32,7 @@ from mcp_tasks.core.events import (
     RunParked,
     RunReleased,
     RunStarted,
+    RunStartedOver,
     StepRecorded,
     TaskAnnounced,
     TaskCancelled,
@@ -79,6 +80,11 @@ def _start(record: TaskRecord, event: RunStarted, now: datetime) -> Fields:
         "trial": event.trial,
         "tool_version": event.tool_version,
     }
+
+
+def _start_over(record: TaskRecord, event: RunStartedOver, now: datetime) -> Fields:
+    # `lost` stays: it got no further, and two versions that take turns must not take processes down for ever.
+    return {"status": WORKING, "inputs": record.inputs.withdraw(), "progress": None}
 
 
 def _release(record: TaskRecord, event: RunReleased | RunParked, now: datetime) -> Fields:
@@ -196,6 +202,7 @@ _ENDINGS: Mapping[type[Event], Rule] = {
 TABLE: Mapping[TaskStatus, Mapping[type[Event], Rule]] = {
     WORKING: {
         RunStarted: Rule(_start, (WORKING,), visible=False),
+        RunStartedOver: Rule(_start_over, (WORKING,)),
         RunReleased: Rule(_release, (WORKING,), visible=False),
         RunParked: Rule(_park, (WORKING,), visible=False),
         RunLost: Rule(_lose, (WORKING,), visible=False),
@@ -213,6 +220,7 @@ TABLE: Mapping[TaskStatus, Mapping[type[Event], Rule]] = {
     INPUT_REQUIRED: {
         # The last answer makes a parked task `working` before it is started; any other, or a timer, starts it as it is.
         RunStarted: Rule(_start, (INPUT_REQUIRED,), visible=False),
+        RunStartedOver: Rule(_start_over, (WORKING,)),
         RunReleased: Rule(_release, (INPUT_REQUIRED,), visible=False),
         RunParked: Rule(_park, (INPUT_REQUIRED,), visible=False),
         RunLost: Rule(_lose, (INPUT_REQUIRED,), visible=False),

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from mcp_tasks.core.inputs import InputBook
-from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.json import JsonObject, JsonValue
 from mcp_tasks.core.status import TaskStatus
 
 ALWAYS = datetime.min.replace(tzinfo=UTC)
@@ -106,6 +106,7 @@ class TaskRecord:
         queue: Which pool of workers runs it.
         priority: Among the tasks of a queue those of a higher number are started first.
         tool_version: The version of its tool that the current (or last) run was started with, if the author gives any.
+        unknown: What a newer release keeps of the task and this one does not know. It is written back as it was.
     """
 
     id: str
@@ -134,6 +135,7 @@ class TaskRecord:
     queue: str = DEFAULT_QUEUE
     priority: int = 0
     tool_version: str | None = None
+    unknown: Mapping[str, JsonValue] = field(default_factory=lambda: _NOTHING)
     namespace: str = ""
     version: int = 1
 

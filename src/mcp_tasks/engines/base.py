@@ -182,6 +182,16 @@ class WritesJobs(Protocol):
 
 
 @runtime_checkable
+class Takes(Protocol):
+    """A remote engine that can tell whether ids reach this process."""
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether what carries ids was last found to work. True until it has failed."""
+        ...
+
+
+@runtime_checkable
 class ReservesSlots(Protocol):
     """An engine that runs tools in this very process, and can keep a slot for a task that is being made."""
 

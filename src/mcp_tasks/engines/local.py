@@ -36,6 +36,7 @@ class LocalEngine:
         self._lanes = Lanes()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._again: set[str] = set()
+        self._in_line: set[asyncio.Timeout] = set()
 
     @property
     def backlog(self) -> int:
@@ -100,21 +101,20 @@ class LocalEngine:
 
         True once the store knows who has the task, or that there is nothing to run: the id need not be carried on.
         """
+        if self._execute is None:
+            return False
         if task_id in self._running:
             self._again.add(task_id)
             return True
         slots = self._slots
-        try:
-            async with asyncio.timeout(patience):
-                await slots.acquire()
-        except TimeoutError:
+        if not await self._acquire(slots, patience):
             return False
         if task_id in self._running:
-            # Carried here twice, and the other one got its slot first.
+            # Carried here twice, and the other one got its slot first. It looks at the store later than this one came.
             slots.release()
             return True
         claimed = asyncio.Event()
-        if slots is not self._slots or not self.begin(task_id, slots, claimed.set):
+        if not self.begin(task_id, slots, claimed.set):
             return False
         run, claiming = self._running[task_id], asyncio.create_task(claimed.wait())
         try:
@@ -123,13 +123,28 @@ class LocalEngine:
             claiming.cancel()
         return claimed.is_set()
 
-    async def drain(self, timeout: timedelta) -> None:
-        """Start nothing more, and give what runs up to `timeout` to end."""
+    async def room(self) -> bool:
+        """Return when a slot is free for whoever comes next; False once nothing is started here any more."""
+        slots = self._slots
+        if not await self._acquire(slots, None):
+            return False
+        slots.release()
+        return True
+
+    def close(self) -> None:
+        """Start nothing more. Who waits in line for a slot to start something is told so at once."""
         if self._execute is not None:
             self._execute = None
             anyio.to_thread.current_default_thread_limiter().total_tokens -= self.concurrency
         self._lanes.clear()
         self._again.clear()
+        for patience in self._in_line:
+            if not patience.expired():
+                patience.reschedule(0)
+
+    async def drain(self, timeout: timedelta) -> None:
+        """Start nothing more, and give what runs up to `timeout` to end."""
+        self.close()
         if self._running:
             await asyncio.wait(self._running.values(), timeout=timeout.total_seconds())
 
@@ -137,13 +152,31 @@ class LocalEngine:
         """Wait up to `timeout` for what was told to stop."""
         await self.drain(timeout)
 
+    async def _acquire(self, slots: Slots, patience: float | None) -> bool:
+        """Take a slot for what was carried here; False if there is none in time, or nothing is started any more."""
+        try:
+            async with asyncio.timeout(patience) as limit:
+                self._in_line.add(limit)
+                try:
+                    await slots.acquire()
+                finally:
+                    self._in_line.discard(limit)
+        except TimeoutError:
+            return False
+        if self._execute is None or slots is not self._slots:
+            slots.release()
+            return False
+        return True
+
     def begin(self, task_id: str, slots: Slots, on_claimed: Callable[[], None] | None = None) -> bool:
         """Start a run on a slot that was taken for it; False, and the slot is free again, if nothing is started."""
         if self._execute is None:
             slots.release()
             return False
         self._running[task_id] = asyncio.create_task(
-            self._run(task_id, self._execute, on_claimed), name=f"mcp-task-{task_id}", context=self._context.copy()
+            self._run(task_id, self._execute, slots, on_claimed),
+            name=f"mcp-task-{task_id}",
+            context=self._context.copy(),
         )
         return True
 
@@ -154,8 +187,8 @@ class LocalEngine:
             return False
         return self.begin(self._lanes.take(), slots)
 
-    async def _run(self, task_id: str, execute: Execute, on_claimed: Callable[[], None] | None) -> None:
-        running, slot = self._running, RunSlot(self._slots, on_claimed)
+    async def _run(self, task_id: str, execute: Execute, slots: Slots, on_claimed: Callable[[], None] | None) -> None:
+        running, slot = self._running, RunSlot(slots, on_claimed)
         try:
             await execute(task_id, slot)
         finally:

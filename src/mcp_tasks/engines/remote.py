@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Final, Protocol, TypeAlias
+from math import inf
+from typing import Final, Protocol
 
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.engines.base import ANYWHERE, EVERYTHING, Abilities, Execute, Lane, Route, Serves
@@ -24,9 +24,31 @@ logger: Final = logging.getLogger(__name__)
 PATIENCE = 1.0
 """Seconds that an id which has arrived waits for a slot here before it is sent on: another worker may have one."""
 
-Deliver: TypeAlias = Callable[[str], Awaitable[bool]]
-"""Takes an id that has arrived. True once it need not be carried any more; False if there is no room for it here now,
-and it is to be sent again. It never raises."""
+SETTLED = 1.0
+"""Seconds that a carrier which failed must go on for before it counts as working again: one that cannot be reached
+fails sooner."""
+
+LEAVING = 5.0
+"""Seconds that a carrier has to end its taking. What it has not sent on by then is for the sweeps to find."""
+
+STEADY = 10.0
+"""Seconds of taking after which the next failure counts as the first."""
+
+
+class Deliver(Protocol):
+    """Takes the ids that arrive in a worker. None of it raises."""
+
+    async def __call__(self, task_id: str) -> bool:
+        """Take an id that has arrived. True once it need not be carried any more; False if it is to be sent again after
+        a moment: there is no room for it here now, or the store could not be asked."""
+        ...
+
+    async def room(self) -> bool:
+        """Return when there is room for one more; False once nothing is taken here any more.
+
+        A carrier that asks before it fetches leaves to others what would only wait here.
+        """
+        ...
 
 
 class Carrier(Protocol):
@@ -44,8 +66,8 @@ class Carrier(Protocol):
         ...
 
     async def take(self, deliver: Deliver, serves: Serves) -> None:
-        """Hand what arrives to `deliver`, several at a time, until cancelled. What has not been delivered by then stays
-        for others."""
+        """Hand what arrives to `deliver`, several at a time, until cancelled; then end within a moment. What has not
+        been delivered by then stays for others."""
         ...
 
     async def close(self) -> None:
@@ -66,9 +88,16 @@ class RemoteEngine:
         self.abilities: Abilities = carrier.abilities
         self._local = LocalEngine(concurrency)
         self._taking: asyncio.Task[None] | None = None
+        self._has_failed = False
+        self._taking_since = inf
 
     def __repr__(self) -> str:
         return f"RemoteEngine({self.carrier!r})"
+
+    @property
+    def concurrency(self) -> int:
+        """How many tools run in this process at a time."""
+        return self._local.concurrency
 
     @property
     def backlog(self) -> int:
@@ -80,10 +109,16 @@ class RemoteEngine:
         """Not for this process to say: an id may be carried to another."""
         return False
 
+    @property
+    def is_taking(self) -> bool:
+        """Whether the carrier was last found to work. True until it has failed."""
+        return not self._has_failed or asyncio.get_running_loop().time() - self._taking_since > SETTLED
+
     async def start(self, execute: Execute | None, serves: Serves = EVERYTHING) -> None:
         """Begin to take ids for `execute`; None to send only."""
-        await self._local.start(execute)
+        await self._stop_taking()
         await self.carrier.open(serves.namespace)
+        await self._local.start(execute)
         if execute is not None:
             self._taking = asyncio.create_task(self._keep_taking(serves), name="mcp-tasks-carrier")
 
@@ -104,14 +139,17 @@ class RemoteEngine:
 
     async def drain(self, timeout: timedelta) -> None:
         """Take nothing more, and give what runs up to `timeout` to end."""
+        # First: what has arrived and waits for a slot is sent on to others while the carrier ends its taking.
+        self._local.close()
+        clock = asyncio.get_running_loop().time
+        until = clock() + timeout.total_seconds()
         await self._stop_taking()
-        await self._local.drain(timeout)
+        await self._local.drain(timedelta(seconds=max(0.0, until - clock())))
 
     async def stop(self, timeout: timedelta) -> None:
         """Wait up to `timeout` for what was told to stop, and let go of the carrier."""
-        await self._stop_taking()
         try:
-            await self._local.stop(timeout)
+            await self.drain(timeout)
         finally:
             await self.carrier.close()
 
@@ -119,23 +157,37 @@ class RemoteEngine:
         taking, self._taking = self._taking, None
         if taking is not None:
             taking.cancel()
-            await asyncio.wait({taking})
+            await asyncio.wait({taking}, timeout=LEAVING)
 
     async def _keep_taking(self, serves: Serves) -> None:
         """Take for as long as this process runs tools, however often the carrier fails or is restarted."""
-        failures = 0
+        clock = asyncio.get_running_loop().time
+        deliver, failures = _Arrivals(self._local), 0
         while True:
+            began = self._taking_since = clock()
             try:
-                await self.carrier.take(self._deliver, serves)
+                await self.carrier.take(deliver, serves)
                 failures = 0
             except Exception as exc:
-                failures += 1
+                self._has_failed, self._taking_since = True, inf
+                failures = 1 if clock() - began > STEADY else failures + 1
                 level = logging.WARNING if failures == 1 else logging.DEBUG
                 logger.log(level, "tasks are not taken for a moment: %s", exc)
             await asyncio.sleep(
                 backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=5)).total_seconds()
             )
 
-    async def _deliver(self, task_id: str) -> bool:
+
+class _Arrivals:
+    """What a carrier hands ids to: the slots of this process."""
+
+    def __init__(self, local: LocalEngine) -> None:
+        self._local = local
+
+    async def __call__(self, task_id: str) -> bool:
         """Start the run of an id that has arrived, and wait until the store knows who has the task."""
         return await self._local.take(task_id, PATIENCE)
+
+    async def room(self) -> bool:
+        """Wait for a free slot."""
+        return await self._local.room()

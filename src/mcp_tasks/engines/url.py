@@ -24,23 +24,23 @@ def engine_from_url(url: str, concurrency: int) -> Engine:
     if url.startswith(_LOCAL):
         return LocalEngine(concurrency)
     if url.startswith(_POSTGRES):
-        return RemoteEngine(_procrastinate(url), concurrency)
+        return _procrastinate(url, concurrency)
     if url.startswith(_REDIS):
-        return RemoteEngine(_docket(url), concurrency)
+        return RemoteEngine(_docket(url, concurrency), concurrency)
     raise UsageError(f"{url!r} names no engine; use 'local', postgresql://…, redis://…, or pass an Engine object")
 
 
-def _procrastinate(url: str) -> Carrier:
+def _procrastinate(url: str, concurrency: int) -> Engine:
     try:
-        from mcp_tasks.engines.procrastinate import ProcrastinateCarrier
+        from mcp_tasks.engines.procrastinate import ProcrastinateEngine
     except ModuleNotFoundError as exc:
         raise MissingExtra("carrying tasks by Postgres", "postgres") from exc
-    return ProcrastinateCarrier(url)
+    return ProcrastinateEngine(url, concurrency)
 
 
-def _docket(url: str) -> Carrier:
+def _docket(url: str, concurrency: int) -> Carrier:
     try:
-        from mcp_tasks.engines.docket import DocketCarrier
+        from mcp_tasks.engines.docket import BATCH, DocketCarrier
     except ModuleNotFoundError as exc:
         raise MissingExtra("carrying tasks by Redis", "redis") from exc
-    return DocketCarrier(url)
+    return DocketCarrier(url, batch=min(concurrency, BATCH))

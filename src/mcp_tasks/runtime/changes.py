@@ -18,7 +18,7 @@ from mcp_tasks.core.machine import apply
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.errors import StaleRun, TaskUnreadable, UnknownTask, VersionConflict
 from mcp_tasks.runtime.observing import Observed, Observers, TaskChange
-from mcp_tasks.stores.base import Hint, Store
+from mcp_tasks.stores.base import Handing, Hint, Limits, Store
 from mcp_tasks.stores.hints import HintFan
 
 logger: Final = logging.getLogger(__name__)
@@ -66,10 +66,11 @@ class Changes:
         actor: Actor,
         key: str | None = None,
         key_until_end: bool = False,
+        handing: Handing | None = None,
     ) -> TaskRecord:
         """Keep a new task to which `events` have happened already; or the task that stands under the key."""
         history = _apply(record, events, record.created_at)
-        created = await self._store.create(history[-1], request, key=key, key_until_end=key_until_end)
+        created = await self._store.create(history[-1], request, key=key, key_until_end=key_until_end, handing=handing)
         if created.id == record.id:
             self._remember(created)
             self._observe(None, TaskCreated(), record, actor)
@@ -86,11 +87,13 @@ class Changes:
         actor: Actor,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
+        limits: Limits | None = None,
     ) -> TaskRecord:
-        """Apply events to the task as it was at `record`, once.
+        """Apply events to the task as it was at `record`, once; as a claim within `limits`.
 
         Raises:
             VersionConflict: The task is not at that version any more.
+            LimitReached: As many as may be are at work.
             TransitionRefused: The events do not fit it.
         """
         if self._is_over:
@@ -98,7 +101,7 @@ class Changes:
         history = _apply(record, events, self._now())
         changed = history[-1]
         if changed is not record:
-            await self._store.save(changed, expected=record.version, entries=entries, outcome=outcome)
+            await self._store.save(changed, expected=record.version, entries=entries, outcome=outcome, limits=limits)
             self._remember(changed)
             self._saw(changed)
             self._observe_all(history, events, actor)

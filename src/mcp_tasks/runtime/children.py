@@ -23,8 +23,10 @@ IDENTITY_SHOWN = 60
 class Children:
     """The other tasks of one run."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, *, starts_over: int = 0) -> None:
         self._run = run
+        # A tool that starts over has children of its own: those of before are of another version of it.
+        self._start = f"/{starts_over}" if starts_over else ""
         self._met: Counter[str] = Counter()
 
     async def start(self, identity: str, launch: Callable[[str], Awaitable[str]], *, key: str | None = None) -> str:
@@ -38,7 +40,7 @@ class Children:
         what = identity if key is None else f"key {key}"
         name = self._step("start", what)
         number = self._met[what] - 1 if key is None else 0
-        under = f"child/{self._run.record.id}/{_digest(what)}/{number}"
+        under = f"child/{self._run.record.id}/{_digest(what)}/{number}{self._start}"
 
         async def once() -> str:
             return await launch(under)

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from mcp_tasks.core.actor import Actor
-from mcp_tasks.core.events import RunReleased, RunStarted, TrialPassed
+from mcp_tasks.core.events import RunReleased, RunStarted, RunStartedOver, TrialPassed
+from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.engines.base import Slot
 from mcp_tasks.errors import (
     CannotStart,
     JournalUnreadable,
+    LimitReached,
+    OtherVersion,
     RequestUnreadable,
     RunStopped,
     StoreError,
@@ -28,7 +32,7 @@ from mcp_tasks.errors import (
 )
 from mcp_tasks.runtime.ending import failed
 from mcp_tasks.runtime.policy import ToolPolicy
-from mcp_tasks.runtime.replay import Replay
+from mcp_tasks.runtime.replay import Replay, version_entry
 from mcp_tasks.runtime.run import Run
 from mcp_tasks.runtime.trials import Trials
 
@@ -41,8 +45,34 @@ TRIES_TO_LOOK_UP = 10
 """How often the look-up of a queued task's tool may fail before the task is ended: with pauses that double from a
 second, some minutes."""
 
+MAX_CROWDED_OUT = 1_000
+"""Tasks that are remembered to be tried again."""
+
+CALLED_AT_A_TIME = 4
+"""More than one run that ends makes room for: some may be of another tool or owner, or gone."""
+
 LOOK_AGAIN = 0.02
 """Seconds between two looks at a run that is on trial."""
+
+
+class CrowdedOut:
+    """Tasks of which as many were at work as may be, when this process would have claimed them. Where one of its runs
+    has ended, there may be room for them; where it was another's, sweeps find them."""
+
+    def __init__(self) -> None:
+        self._task_ids: dict[str, None] = {}
+
+    def add(self, task_id: str) -> None:
+        """Remember one, if not too many are."""
+        if len(self._task_ids) < MAX_CROWDED_OUT:
+            self._task_ids[task_id] = None
+
+    def called(self) -> list[str]:
+        """The next few to try again, in the order in which they came."""
+        called = list(self._task_ids)[:CALLED_AT_A_TIME]
+        for task_id in called:
+            del self._task_ids[task_id]
+        return called
 
 
 class Claims:
@@ -55,6 +85,7 @@ class Claims:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._calls: set[asyncio.Task[None]] = set()
         self._made: dict[str, tuple[TaskRecord, TaskRequest]] = {}
+        self._crowded_out = CrowdedOut()
 
     def add_made(self, record: TaskRecord, request: TaskRequest) -> None:
         """A task that was made as claimed, and is about to be run."""
@@ -78,13 +109,19 @@ class Claims:
         record = await runtime.store.get(task_id)
         if record is None or record.namespace != runtime.namespace or not record.is_queued(runtime.now()):
             return None
+        if not runtime.serves(record.queue):
+            return None
         policy = await self._policy_of(record)
         if policy is None:
+            return None
+        change = _change_of_version(record, policy)
+        if change is not None and policy.on_other_version == "fail":
+            await self._end(record, OtherVersion(record.name, record.tool_version, policy.version))
             return None
         # Read before it is claimed: were the store to fail or to be slow afterwards, we would have a task that we do
         # not run, and not hear that it was cancelled. Nothing is added to the journal of a queued task but with a new
         # version, and then the swap does not succeed.
-        replay = await self._replay_of(record)
+        replay = await self._replay_of(record, change)
         if replay is None:
             await self._end(record, JournalUnreadable(record.name))
             return None
@@ -96,7 +133,7 @@ class Claims:
         if not self._trials.may_start(record, policy):
             self._trials.turn_away(task_id)
             return None
-        return await self._claim(record, request, slot, policy, replay)
+        return await self._claim(record, request, slot, policy, replay, change)
 
     def saw(self, record: TaskRecord) -> None:
         """Take note of a change: a task that is about to begin may have been cancelled, or only announced; one on trial
@@ -107,26 +144,46 @@ class Claims:
             self._made[record.id] = record, made[1]
         if record.trial is None:
             self._trials.passed(record.id)
-            self._call_suspects()
+            self._call(self._trials.called())
 
     def end(self, task_id: str) -> None:
         """The run has ended, one way or another."""
         self._trials.end(task_id)
-        self._call_suspects()
+        self._call(self._trials.called())
+        self._call(self._crowded_out.called())
         if (watch := self._watches.pop(task_id, None)) is not None:
             watch.cancel()
 
     async def _claim(
-        self, record: TaskRecord, request: TaskRequest, slot: Slot, policy: ToolPolicy, replay: Replay
+        self,
+        record: TaskRecord,
+        request: TaskRequest,
+        slot: Slot,
+        policy: ToolPolicy,
+        replay: Replay,
+        change: JournalEntry | None,
     ) -> Run | None:
         """Claim the task as it is at `record`, and make a run of it."""
         run: Run | None = None
-        started = RunStarted(worker=self._runtime.worker, trial=self._trials.begin(record, policy))
+        started = RunStarted(
+            worker=self._runtime.worker, trial=self._trials.begin(record, policy), tool_version=policy.version
+        )
+        over = [RunStartedOver(attempt=record.attempt + 1)] if change is not None and change.value["over"] else []
+        entries = () if change is None else (change,)
+        dispatch = self._runtime.dispatch
         try:
-            claimed = await self._runtime.changes.swap(record, started, actor=self._actor)
+            claimed = await self._runtime.changes.swap(
+                record, started, *over, actor=self._actor, entries=entries, limits=dispatch.limits(policy)
+            )
             run = self._run(claimed, request, slot, policy, replay)
+            dispatch.claimed()
         except (VersionConflict, TransitionRefused):
             logger.debug("task %s… was claimed by another worker", record.id[:12])
+        except LimitReached as exc:
+            logger.debug("%s", exc)
+            if not self._runtime.engine.abilities.remote:
+                self._crowded_out.add(record.id)
+            await dispatch.refused(record)
         finally:
             if run is None:
                 self.end(record.id)
@@ -148,7 +205,7 @@ class Claims:
 
     async def _end(self, record: TaskRecord, why: RunStopped) -> None:
         """End a queued task that cannot be started."""
-        started = RunStarted(worker=self._runtime.worker)
+        started = RunStarted(worker=self._runtime.worker, tool_version=record.tool_version)
         event, outcome = failed(record.attempt + 1, self._runtime.describe(why), why.reason)
         try:
             await self._runtime.changes.swap(record, started, event, actor=self._actor, outcome=outcome)
@@ -176,10 +233,11 @@ class Claims:
             await self._runtime.changes.change(record, RunReleased(attempt=record.attempt), actor=self._actor)
             raise
 
-    async def _replay_of(self, record: TaskRecord) -> Replay | None:
-        """What earlier runs recorded; None if it cannot be read."""
+    async def _replay_of(self, record: TaskRecord, change: JournalEntry | None) -> Replay | None:
+        """What earlier runs recorded, and this one does with its claim; None if it cannot be read."""
         try:
             entries = await self._runtime.store.journal(record.id) if record.attempt else ()
+            entries = entries if change is None else (*entries, change)
             return Replay(entries, outstanding=record.inputs.outstanding)
         except (TaskUnreadable, LookupError, TypeError, ValueError, AttributeError, OverflowError) as exc:
             why = exc.why if isinstance(exc, TaskUnreadable) else repr(exc)
@@ -198,9 +256,17 @@ class Claims:
             # The next suspect waits until this run has ended.
             logger.debug("the trial of task %s… goes on: %s", run.record.id[:12], exc)
 
-    def _call_suspects(self) -> None:
-        """Have those tried that came while another was on trial. All of them: some may be gone by now."""
-        for task_id in self._trials.called():
-            call = asyncio.create_task(self._runtime.submit(task_id, owner=None))
+    def _call(self, task_ids: Iterable[str]) -> None:
+        """Have those run that could not be before: they were on trial, or too many were at work. All of them: some may
+        be gone by now."""
+        for task_id in task_ids:
+            call = asyncio.create_task(self._runtime.resubmit(task_id))
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
+
+
+def _change_of_version(record: TaskRecord, policy: ToolPolicy) -> JournalEntry | None:
+    """What the journal is to say of a task that has begun with another version of its tool."""
+    if record.attempt == 0 or record.tool_version == policy.version:
+        return None
+    return version_entry(record.tool_version, policy.version, over=policy.on_other_version == "restart")

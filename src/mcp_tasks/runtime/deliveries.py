@@ -41,6 +41,8 @@ class Deliveries:
         begun: What earlier runs came to, and were not handed the end of.
         context: Where to run what is not part of the tool.
         refuse: Called when the tool is found to do something else than before.
+        recorded_with: Of what another version of the tool recorded, which version it was.
+        version: The version that the tool is now.
     """
 
     def __init__(
@@ -50,6 +52,9 @@ class Deliveries:
         branches: Branches,
         context: contextvars.Context,
         refuse: Callable[[ReplayMismatch], None],
+        *,
+        recorded_with: Mapping[ResultId, str | None] | None = None,
+        version: str | None = None,
     ) -> None:
         self._recorded = recorded
         self._ahead = dict(recorded)
@@ -58,6 +63,8 @@ class Deliveries:
         self._branches = branches
         self._context = context
         self._refuse = refuse
+        self._recorded_with = recorded_with or {}
+        self._version = version
         self._wanted: dict[ResultId, asyncio.Future[None]] = {}
         self._wanted_by: dict[ResultId, asyncio.Task[Any] | None] = {}
         self._new: dict[asyncio.Future[None], str] = {}
@@ -221,14 +228,20 @@ class Deliveries:
 
     def _go_past_everything(self, unmet: Mapping[ResultId, Mapping[str, Any]]) -> None:
         """Let what is new begin, unless the tool missed something that it would have had to come to."""
-        missed = next((name_of(result, value) for result, value in unmet.items() if not self._is_excused(value)), None)
+        missed = next((result for result, value in unmet.items() if not self._is_excused(value)), None)
         if missed is None:
             self._passed.clear()
             self._begun.clear()
             self._let_new_begin()
         else:
-            self._refuse(_mismatch(next(iter(self._new.values())), missed))
+            self._refuse(self._mismatch(next(iter(self._new.values())), missed, unmet[missed]))
             self._new.clear()
+
+    def _mismatch(self, new: str, missed: ResultId, value: Mapping[str, Any]) -> ReplayMismatch:
+        name = name_of(missed, value)
+        if missed not in self._recorded_with:
+            return _mismatch(new, name)
+        return _mismatch_of_versions(new, name, now=self._version, before=self._recorded_with[missed])
 
     def _is_excused(self, value: Mapping[str, Any]) -> bool:
         """Whether a recorded result may be of a branch that the tool itself cancelled, or that is busy elsewhere."""
@@ -242,6 +255,14 @@ def _mismatch(new: str, unmet: str) -> ReplayMismatch:
         f"the tool was started again and came to {new}, which is new, without coming to {unmet}, which an earlier run "
         "recorded. A tool that may run again must do the same things each time; put what varies (the time, chance, a "
         "look at the world) into a step."
+    )
+
+
+def _mismatch_of_versions(new: str, unmet: str, *, now: str | None, before: str | None) -> ReplayMismatch:
+    return ReplayMismatch(
+        f"the tool was started again as version {now or '(none)'} and came to {new}, which is new, without coming to "
+        f"{unmet}, which version {before or '(none)'} of it recorded. A version that cannot go on from what another "
+        'recorded says so: on_other_version="restart", or "fail".'
     )
 
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Protocol
 
 from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.runtime.alarms import Alarms
 from mcp_tasks.runtime.changes import Changes
 from mcp_tasks.runtime.late_writes import LateWrites
@@ -53,6 +54,10 @@ class Host(Protocol):
     @property
     def late_writes(self) -> LateWrites: ...
 
-    async def submit(self, task_id: str, *, owner: str | None) -> None:
+    async def submit(self, record: TaskRecord) -> None:
         """Have a task run again that nobody has."""
+        ...
+
+    async def submit_later(self, record: TaskRecord) -> None:
+        """Have a parked task run when its time comes, if the engine can wait for it."""
         ...

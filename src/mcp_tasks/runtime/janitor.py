@@ -58,7 +58,7 @@ class Janitor:
         self.recovery: Recovery = Recovery(runtime, self.troubles)
         self.queue: QueueSweep = QueueSweep(runtime)
         self.expiry: Expiry = Expiry(runtime)
-        self._parts: tuple[Part, ...] = (self.recovery, self.queue, self.expiry)
+        self._parts: tuple[Part, ...] = (self.recovery, runtime.dispatch, self.queue, self.expiry)
 
     async def recover_lost(self) -> None:
         """Take tasks from processes that are dead."""
@@ -66,6 +66,7 @@ class Janitor:
 
     async def start_waiting(self) -> None:
         """Hand to the engine what waits in the store."""
+        self._runtime.dispatch.look()
         await self.queue.sweep()
 
     async def take_up(self) -> None:
@@ -85,7 +86,7 @@ class Janitor:
     async def keep_sweeping(self) -> None:
         """Sweep for as long as this process serves."""
         for sweeps in itertools.count(1):
-            await self._catch_up(anyio.current_time() + self._runtime.settings.sweep_interval.total_seconds())
+            await self._catch_up(anyio.current_time() + self._runtime.sweep_interval.total_seconds())
             await self._guarded(self.sweep)
             if sweeps % ORPHANS_EVERY == 0:
                 await self._guarded(self.recovery.release_orphans)

@@ -14,6 +14,7 @@ from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import RunReleased, RunStarted
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.engines.base import ReservedSlot, ReservesSlots
+from mcp_tasks.runtime.policy import ToolPolicy
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
@@ -59,6 +60,7 @@ class Launching:
         """
         runtime = self._runtime
         now = runtime.now()
+        policy = await self._policy_of(request)
         record = TaskRecord(
             id=task_id or self._new_id(),
             owner=owner,
@@ -71,21 +73,37 @@ class Launching:
             announced=announced,
             session=session,
             parent=parent,
+            queue=policy.queue,
+            priority=policy.priority,
             namespace=runtime.namespace,
         )
         create = partial(runtime.changes.create, actor=Actor("client", owner), key=key, key_until_end=key_until_end)
-        slot = self._reserve()
+        slot = self._reserve(policy)
         if slot is not None:
-            return await self._start_in(slot, record, request, create)
-        created = await create(record, request)
+            return await self._start_in(slot, record, request, policy, create)
+        handing = runtime.dispatch.handing(record)
+        created = await create(record, request, handing=handing)
         if created.id == record.id:
-            await runtime.engine.submit(record.id, lane="new", owner=owner)
+            await runtime.dispatch.created(created, handing)
         return created
 
-    def _reserve(self) -> ReservedSlot | None:
+    async def _policy_of(self, request: TaskRequest) -> ToolPolicy:
+        try:
+            return await self._runtime.policy(request.method, request.name) or ToolPolicy()
+        except Exception:
+            # Whoever claims the task asks again, and says what is wrong.
+            return ToolPolicy()
+
+    def _reserve(self, policy: ToolPolicy) -> ReservedSlot | None:
         runtime = self._runtime
-        # Without a lease nothing is claimed; what is only queued may be started by whoever has one.
-        may_run = runtime.runs_tools and runtime.lease.is_valid
+        # Without a lease nothing is claimed; what is only queued may be started by whoever has one. Where there is a
+        # limit, a claim of its own keeps it.
+        may_run = (
+            runtime.runs_tools
+            and runtime.lease.is_valid
+            and runtime.serves(policy.queue)
+            and runtime.dispatch.limits(policy) is None
+        )
         return runtime.engine.reserve() if may_run and isinstance(runtime.engine, ReservesSlots) else None
 
     async def _start_in(
@@ -93,6 +111,7 @@ class Launching:
         slot: ReservedSlot,
         record: TaskRecord,
         request: TaskRequest,
+        policy: ToolPolicy,
         create: Callable[[TaskRecord, TaskRequest, RunStarted], Awaitable[TaskRecord]],
     ) -> TaskRecord:
         runtime = self._runtime
@@ -100,7 +119,7 @@ class Launching:
         try:
             # Shielded: a request that is given up now would leave a task that is ours, and that we do not run.
             with anyio.CancelScope(shield=True):
-                created = await create(record, request, RunStarted(worker=runtime.worker))
+                created = await create(record, request, RunStarted(worker=runtime.worker, tool_version=policy.version))
         except BaseException:
             slot.release()
             raise

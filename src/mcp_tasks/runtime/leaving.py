@@ -76,9 +76,13 @@ class Leaving:
             run.life.take(Turn.STAYS)
             return
         run.stop()
-        if written and run.record.is_queued(run.now()):
+        if not written:
+            return
+        if run.record.is_queued(run.now()):
             # What it waited for came while it was being parked.
-            await self._host.submit(run.record.id, owner=run.record.owner)
+            await self._host.submit(run.record)
+        else:
+            await self._host.submit_later(run.record)
 
     def _after(self, keys: frozenset[str], wake_at: datetime | None) -> float:
         """Seconds to stay in memory first. A sleep is known to be long or short; an answer may come any time."""

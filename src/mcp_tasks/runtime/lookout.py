@@ -129,7 +129,7 @@ class Lookout:
             record = await runtime.store.get(task_id)
             # Asked again: were it to wait in line here, another process might have started it sooner.
             if record is not None and self._is_queued(record) and self._could_start(task_id):
-                await runtime.submit(task_id, owner=record.owner)
+                await runtime.submit(record)
         except Exception as exc:
             # A sweep finds the task, and says what is wrong with it.
             logger.debug("could not look at task %s…: %s", task_id[:12], exc)
@@ -149,7 +149,7 @@ class Lookout:
         run.reconcile(record)
         if self._is_queued(record) and not self._runtime.engine.abilities.remote:
             # The run has parked and is on its way out, and what it waited for has come already.
-            await self._runtime.submit(task_id, owner=record.owner)
+            await self._runtime.submit(record)
 
     def _is_queued(self, record: TaskRecord) -> bool:
         return record.namespace == self._runtime.namespace and record.is_queued(self._runtime.now())

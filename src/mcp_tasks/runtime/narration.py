@@ -18,6 +18,7 @@ from mcp_tasks.core.events import (
     RunParked,
     RunReleased,
     RunStarted,
+    RunStartedOver,
     TaskCancelled,
     TaskCreated,
     TaskDeleted,
@@ -31,6 +32,7 @@ _AT_INFO: frozenset[type[Observed]] = frozenset(
     {
         TaskCreated,
         RunStarted,
+        RunStartedOver,
         InputRequested,
         RunParked,
         RunLost,
@@ -69,6 +71,8 @@ def _what_happened(change: TaskChange, task: TaskRecord) -> str:
             return "was created"
         case RunStarted():
             return f"was started: run {task.attempt}"
+        case RunStartedOver():
+            return f"starts over in run {task.attempt}: its tool is another version than it was"
         case InputRequested(requests=asked):
             questions = "1 question" if len(asked) == 1 else f"{len(asked)} questions"
             return f"waits: it asks the client {questions} ({len(task.inputs.outstanding)} open)"

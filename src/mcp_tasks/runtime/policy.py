@@ -53,7 +53,8 @@ class Settings:
         lease_duration: For how long a process whose heartbeat does not change is believed alive, measured by the one
             that watches it. A dead process on the same machine is noticed at once; this is for the others, and for an
             event loop that is blocked. A process that cannot renew its lease stops its own runs before it is over.
-        sweep_interval: How often to look for expired, lost and forgotten tasks.
+        sweep_interval: How often to look for expired, lost and forgotten tasks. Without it, every second where the
+            engine is of this process, and every three where a fleet shares the store and each of its processes looks.
         look_interval: How often to compare the runs of this process with their rows, for hints that were lost.
         drain_timeout: How long a shutdown waits for running tools.
         stop_timeout: How long it then waits for tools that were told to stop.
@@ -70,7 +71,7 @@ class Settings:
     """
 
     lease_duration: timedelta = timedelta(seconds=15)
-    sweep_interval: timedelta = timedelta(seconds=1)
+    sweep_interval: timedelta | None = None
     look_interval: timedelta = timedelta(seconds=3)
     drain_timeout: timedelta = timedelta(seconds=5)
     stop_timeout: timedelta = timedelta(seconds=2)
@@ -80,6 +81,12 @@ class Settings:
     max_result_size: int = 32 * 1024 * 1024
     max_handed_out: int = 100
     max_at_work_per_owner: int | None = None
+
+    def sweeps_every(self, *, remote: bool) -> timedelta:
+        """How often to sweep, beside an engine that carries tasks to other processes or one that does not."""
+        if self.sweep_interval is not None:
+            return self.sweep_interval
+        return timedelta(seconds=3 if remote else 1)
 
     def __post_init__(self) -> None:
         durations = (
@@ -92,9 +99,10 @@ class Settings:
             "trial_duration",
         )
         for name in durations:
-            check_duration(
-                name, getattr(self, name), zero=name not in ("lease_duration", "sweep_interval", "look_interval")
-            )
+            if name != "sweep_interval" or self.sweep_interval is not None:
+                check_duration(
+                    name, getattr(self, name), zero=name not in ("lease_duration", "sweep_interval", "look_interval")
+                )
         for name, least in (("max_waiting_runs", 0), ("max_result_size", 1), ("max_handed_out", 1)):
             check_number(name, getattr(self, name), least)
         if self.max_at_work_per_owner is not None:

@@ -38,7 +38,7 @@ class Recovery:
         self._actor = Actor("sweep", runtime.worker)
         settings = runtime.settings
         # A few sweeps may be late. However rare they are, one look alone never proves a death.
-        longest_step = min(max(settings.sweep_interval * 3, settings.lease_duration / 3), settings.lease_duration / 2)
+        longest_step = min(max(runtime.sweep_interval * 3, settings.lease_duration / 3), settings.lease_duration / 2)
         self._watch = Watch(settings.lease_duration, longest_step=longest_step, clock=runtime.monotonic)
         self._cursors: dict[str, str] = {}
         self._orphans: set[str] = set()
@@ -139,7 +139,7 @@ class Recovery:
         """Have a recovered task run again, unless so much is in line that it may as well wait in the store."""
         runtime = self._runtime
         if record.is_queued(runtime.now()) and runtime.engine.backlog < BATCH:
-            await runtime.submit(record.id, owner=record.owner)
+            await runtime.submit(record)
 
     async def _policy_of(self, record: TaskRecord) -> ToolPolicy | None:
         """How the tool is treated; None if this process should leave the task alone."""

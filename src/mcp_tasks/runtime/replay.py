@@ -106,11 +106,15 @@ class Replay:
         self._met: Counter[str] = Counter()
         self._came: Counter[str] = Counter()
         self._steps: set[str] = set()
+        self.recorded_with: dict[ResultId, str | None] = {}
+        """Of what another version of the tool recorded, which version it was."""
+        self.starts_over: int = 0
+        """How often the tool started over. Nothing that was recorded before the last time is found again."""
         self.reopened: set[str] = set()
         """Steps that an earlier run began and did not end, as far as something happened in them."""
         self.read_up_to: int = max((entry.number for entry in entries), default=0)
         """The number of the last entry of the journal that has been read."""
-        for entry in self._of_open_steps(entries):
+        for entry in self._of_open_steps(self._since_start(entries)):
             self._add(entry)
         for result in list(self.begun):
             # Neither open nor answered: the tool gave up on it.
@@ -177,6 +181,15 @@ class Replay:
         """The step was not done; its name is free again."""
         self._steps.discard(name)
 
+    def _since_start(self, entries: Sequence[JournalEntry]) -> Sequence[JournalEntry]:
+        """The entries that count: those since the tool started over, if it did."""
+        starts = [number for number, entry in enumerate(entries) if entry.kind == "version" and entry.value["over"]]
+        self.starts_over = len(starts)
+        first = starts[-1] if starts else 0
+        for entry in entries[:first]:
+            self._forget(entry)
+        return entries[first:]
+
     def _of_open_steps(self, entries: Sequence[JournalEntry]) -> list[JournalEntry]:
         """The entries but for those inside steps that have ended: the tool comes for the end of the step, or gives up
         on it again, and for nothing that happened in it."""
@@ -218,6 +231,9 @@ class Replay:
                 self.results[ResultId("step", entry.key)] = _read_step(entry)
             case "done":
                 self._end(ResultId(entry.value["kind"], entry.key), entry.value)
+            case "version":
+                for result in (*self.results, *self.begun):
+                    self.recorded_with.setdefault(result, entry.value["from"])
 
     def _end(self, result: ResultId, value: Mapping[str, Any]) -> None:
         self.begun.pop(result, None)
@@ -255,6 +271,11 @@ def timer_entry(timer: Timer, place: Place) -> JournalEntry:
 def done_entry(result: ResultId, how: str, place: Place) -> JournalEntry:
     """That the tool was handed the end of a question or a timer, or gave up on something, and how that ended."""
     return JournalEntry(kind="done", key=result.key, value={"kind": result.kind, "how": how, **place.tags})
+
+
+def version_entry(began: str | None, now: str | None, *, over: bool) -> JournalEntry:
+    """That the tool is another version from here on, and whether it starts over or goes on."""
+    return JournalEntry(kind="version", key=now or "", value={"from": began, "to": now, "over": over})
 
 
 def step_entry(result: ResultId, stored: Mapping[str, Any], place: Place) -> JournalEntry:

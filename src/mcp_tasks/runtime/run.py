@@ -88,14 +88,20 @@ class Run:
         # Taken before the tool's context is entered: what runs in it is not a branch of the tool.
         self._context = contextvars.copy_context()
         self.deliveries: Deliveries = Deliveries(
-            replay.results, replay.begun, self.branches, self._context, self._refuse
+            replay.results,
+            replay.begun,
+            self.branches,
+            self._context,
+            self._refuse,
+            recorded_with=replay.recorded_with,
+            version=policy.version,
         )
         self.rest: Rest = Rest(self.life, slot, self.branches, host.parking.room, self._context)
         self.recording: Recording = Recording(self, host)
         self.leaving: Leaving = Leaving(self, host)
         self.now: Callable[[], datetime] = host.now
         self.alarms: Alarms = host.alarms
-        self.children: Children = Children(self)
+        self.children: Children = Children(self, starts_over=replay.starts_over)
         self.stopped: asyncio.Event = asyncio.Event()
         self._host = host
         self._questions = Questions(self, replay)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -20,14 +20,15 @@ from mcp_tasks.core.events import InputAnswered, InputHosted, TaskAnnounced, Tas
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json import JsonObject, JsonValue
 from mcp_tasks.core.pacing import is_expired
-from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
+from mcp_tasks.core.record import DEFAULT_QUEUE, Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.engines.base import Engine, Slot
+from mcp_tasks.engines.base import Engine, Serves, Slot
 from mcp_tasks.errors import AnswerRefused, StoreError, StoreUnavailable, TaskUnreadable, UnknownTask, VersionConflict
 from mcp_tasks.runtime.alarms import Alarms
 from mcp_tasks.runtime.changes import Changes
 from mcp_tasks.runtime.claims import Claims
 from mcp_tasks.runtime.context import current_run, current_runtime
+from mcp_tasks.runtime.dispatch import Dispatch
 from mcp_tasks.runtime.janitor import Janitor
 from mcp_tasks.runtime.late_writes import LateWrites
 from mcp_tasks.runtime.launching import Launching, new_task_id
@@ -51,6 +52,10 @@ MAX_ID_LENGTH = 256
 """Longer than any id of ours; a longer one names no task, and need not be looked up to know that."""
 
 
+async def _no_tools() -> Mapping[str, ToolPolicy]:
+    return {}
+
+
 class TaskRuntime:
     """Creates, runs, shows and ends tasks.
 
@@ -62,6 +67,8 @@ class TaskRuntime:
         namespace: Which server this is. Tasks of other servers in the same store are left alone.
         runs_tools: Whether tools run in this process. One that only serves creates, answers and cancels tasks and
             sweeps like any other, but claims none, so it needs no lease.
+        queues: The queues whose tasks are run in this process; None for all.
+        tools: The tools that this process has, as far as they can be listed: what it tells an engine that it can run.
         observers: Told of everything that happens to tasks through this process, in a thread of their own.
         monotonic: Seconds on a clock that is never set, by which other processes are watched.
         uptime: The same, but going on while the machine sleeps, by which this process's own lease is measured.
@@ -79,6 +86,8 @@ class TaskRuntime:
         namespace: str = "",
         settings: Settings | None = None,
         runs_tools: bool = True,
+        queues: Collection[str] | None = None,
+        tools: Callable[[], Awaitable[Mapping[str, ToolPolicy]]] = _no_tools,
         observers: Sequence[Observer] = (),
         new_id: Callable[[], str] = new_task_id,
         monotonic: Callable[[], float] = time.monotonic,
@@ -87,9 +96,12 @@ class TaskRuntime:
         self.store = store
         self.engine = engine
         self.settings: Settings = settings or Settings()
+        self.sweep_interval: timedelta = self.settings.sweeps_every(remote=engine.abilities.remote)
         self.policy = policy
         self.namespace = namespace
         self.runs_tools = runs_tools
+        self.queues: frozenset[str] | None = None if queues is None else frozenset(queues)
+        self.tools = tools
         self.worker: str = new_worker_name()
         self.describe = describe
         self.now = clock
@@ -99,6 +111,7 @@ class TaskRuntime:
         self.late_writes: LateWrites = LateWrites(self.changes)
         self.alarms: Alarms = Alarms(clock)
         self.parking: Parking = Parking(current_run, WaitingRoom(self.settings.max_waiting_runs))
+        self.dispatch: Dispatch = Dispatch(self)
         self.janitor: Janitor = Janitor(self)
         self.claims: Claims = Claims(self)
         self.lookout: Lookout = Lookout(self)
@@ -134,7 +147,8 @@ class TaskRuntime:
         try:
             if self.runs_tools:
                 await self.lease.renew()
-            await self.engine.start(self.execute if self.runs_tools else None)
+            tools = await self.dispatch.learn_tools()
+            await self.engine.start(self.execute if self.runs_tools else None, self._served(tools))
             await self.janitor.recover_lost()
             await self.janitor.start_waiting()
         except BaseException:
@@ -144,6 +158,7 @@ class TaskRuntime:
             "janitor": self.janitor.keep_sweeping,
             "hints": self.lookout.keep_following_hints,
             "look": self.lookout.keep_looking,
+            "dispatch": self.dispatch.keep_handing_out,
         }
         if self.runs_tools:
             services |= {"lease": self.lease.keep, "parking": self.parking.serve}
@@ -176,6 +191,12 @@ class TaskRuntime:
         await self.engine.stop(self.settings.stop_timeout)
         # What a real death leaves to the lease: here the process goes on, and would seem alive.
         await self.store.retire(self.worker)
+
+    def _served(self, tools: Mapping[str, ToolPolicy]) -> Serves:
+        """What this process takes from an engine: tasks of its queues, and of the tools that it has."""
+        queues = self.queues or {DEFAULT_QUEUE, *(policy.queue for policy in tools.values())}
+        served = [name for name, policy in tools.items() if policy.queue in queues]
+        return Serves(namespace=self.namespace, queues=sorted(queues), tools=sorted(served))
 
     def _stop_services(self) -> None:
         for service in self._services:
@@ -316,7 +337,7 @@ class TaskRuntime:
                 record = await self.changes.reload(record.id)
                 continue
             if changed.is_queued(self.now()):
-                await self.submit(changed.id, owner=changed.owner)
+                await self.submit(changed)
             return changed
 
     async def cancel(self, record: TaskRecord, reason: str, *, actor: Actor) -> TaskRecord:
@@ -347,9 +368,28 @@ class TaskRuntime:
 
     # Runs
 
-    async def submit(self, task_id: str, *, owner: str | None) -> None:
+    async def submit(self, record: TaskRecord) -> None:
         """Have a task run again that nobody has, here or elsewhere, when there is room."""
-        await self.engine.submit(task_id, lane="again", owner=owner)
+        await self.dispatch.again(record)
+
+    async def submit_later(self, record: TaskRecord) -> None:
+        """Have a parked task run when its time comes, if the engine can wait for it; a sweep finds it in any case."""
+        await self.dispatch.after(record)
+
+    async def resubmit(self, task_id: str) -> None:
+        """Have a task run that may be queued: this process has only its id. Whatever is wrong with it, a sweep says."""
+        try:
+            record = await self.store.get(task_id)
+            if record is not None and record.is_queued(self.now()):
+                if self.engine.abilities.remote:
+                    await self.store.hand_back(task_id)
+                await self.submit(record)
+        except StoreError as exc:
+            logger.debug("task %s… could not be submitted again: %s", task_id[:12], exc)
+
+    def serves(self, queue: str) -> bool:
+        """Whether this process runs tasks of the queue."""
+        return self.queues is None or queue in self.queues
 
     async def execute(self, task_id: str, slot: Slot) -> None:
         """Run the task if it is there to be run. What an engine calls; it raises nothing."""
@@ -367,6 +407,7 @@ class TaskRuntime:
             finally:
                 del self._runs[task_id]
                 self.claims.end(task_id)
+                self.dispatch.ended(run.policy)
         except StoreUnavailable as exc:
             # The record is as it was, or says who has it; the janitor will come by.
             logger.warning("task %s… could not be run now: %s", task_id[:12], exc)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from mcp_tasks.runtime import ToolPolicy
@@ -62,6 +62,13 @@ class Catalogue:
             # Marked while the server runs.
             await self._list_tools(self._host)
         return self.marks.served()
+
+    async def policies(self) -> Mapping[str, ToolPolicy]:
+        """How runs of the tools are treated that are listed and marked: what a worker says that it can run."""
+        if self._host is not None and not self.marks.served():
+            await self._list_tools(self._host)
+        served = zip(self.marks.names(), self.marks.served(), strict=True)
+        return {name: tool.policy(self.usual) for name, tool in served if tool.mark is not None}
 
     async def policy(self, method: str, name: str) -> ToolPolicy | None:
         """How runs of a tool, a prompt or a resource are treated; None for one that this server does not have."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-from mcp_tasks.core.values import check_function, check_number
+from mcp_tasks.core.values import check_function, check_number, check_text
 from mcp_tasks.engines import Engine
 from mcp_tasks.engines.local import DEFAULT_CONCURRENCY
 from mcp_tasks.engines.url import engine_from_url
@@ -25,12 +26,34 @@ _STORE: Final = _parts_of(Store)
 _ENGINE: Final = _parts_of(Engine)
 
 
-def chosen_parts(
-    store: Store | str | None, engine: Engine | str | None, concurrency: int | None
-) -> tuple[Store | None, Engine]:
-    """The store and the engine that are meant. A URL decides for both, unless the engine is chosen by itself.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """The store and the engine that an author chose.
 
-    No store leaves it to the server's name, which is not known yet.
+    Attributes:
+        store: None leaves it to the server's name, which is not known yet.
+        engine: Who runs the tools.
+        said: What the author said of it.
+        url: What names it if the author said nothing.
+    """
+
+    store: Store | None
+    engine: Engine
+    said: Engine | str | None
+    url: str
+
+    def with_concurrency(self, concurrency: int) -> Parts:
+        """The same for a process that runs so many tools at a time.
+
+        Raises:
+            InvalidOption: The concurrency is not a number of tools.
+            UsageError: The author passed an engine, which has a concurrency of its own.
+        """
+        return replace(self, engine=chosen_engine(self.said, concurrency, self.url))
+
+
+def chosen_parts(store: Store | str | None, engine: Engine | str | None, concurrency: int | None) -> Parts:
+    """The store and the engine that are meant. A URL decides for both, unless the engine is chosen by itself.
 
     Raises:
         InvalidOption: The concurrency is not a number of tools.
@@ -38,12 +61,18 @@ def chosen_parts(
     """
     if store is None and (url := url_from_environment()) is not None:
         try:
-            return chosen_store(url), chosen_engine(engine, concurrency, url)
+            return _parts(url, engine, concurrency)
         except (MissingExtra, InvalidOption):
             raise
         except UsageError as exc:
             raise UsageError(f"the environment variable MCP_TASKS_URL: {exc}") from None
-    return chosen_store(store), chosen_engine(engine, concurrency, store if isinstance(store, str) else "local")
+    return _parts(store, engine, concurrency)
+
+
+def _parts(store: Store | str | None, engine: Engine | str | None, concurrency: int | None) -> Parts:
+    url = store if isinstance(store, str) else "local"
+    chosen = chosen_store(store)
+    return Parts(store=chosen, engine=chosen_engine(engine, concurrency, url), said=engine, url=url)
 
 
 def chosen_store(store: Store | str | None) -> Store | None:
@@ -103,3 +132,18 @@ def chosen_observers(observers: Sequence[Observer]) -> Sequence[Observer]:
     for observer in chosen:
         check_function("an observer", observer, "observers=[print]")
     return chosen
+
+
+def chosen_queues(queues: Collection[str] | None) -> Collection[str] | None:
+    """The queues whose tools are run; None for all.
+
+    Raises:
+        InvalidOption: They are not names.
+    """
+    if queues is None:
+        return None
+    if isinstance(queues, str) or not isinstance(queues, Collection) or not queues:
+        raise InvalidOption(f'queues must be a list of names, got {queues!r}: write queues=["default"]')
+    for queue in queues:
+        check_text("a queue", queue)
+    return tuple(queues)

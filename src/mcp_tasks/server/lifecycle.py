@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from mcp.server import MCPServer, Server
 from mcp.server.context import ServerMiddleware
 
 from mcp_tasks.engines import Engine
-from mcp_tasks.errors import WiringError
+from mcp_tasks.errors import UsageError, WiringError
 from mcp_tasks.protocol.errors import describe
 from mcp_tasks.runtime import Observer, Settings, TaskRuntime
 from mcp_tasks.server.catalogue import Catalogue
+from mcp_tasks.server.choice import Parts
 from mcp_tasks.server.stopping import Stopping
-from mcp_tasks.server.wiring import Lifespan, half_wired
+from mcp_tasks.server.wiring import AnyServer, Lifespan, TasksLifespan, half_wired, lifespan_of, without_tasks
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.url import default_store
 from mcp_tasks.tools.body import ToolBody
@@ -34,7 +35,6 @@ from mcp_tasks.tools.open_calls import OpenCalls
 logger: Final = logging.getLogger(__name__)
 
 StateT = TypeVar("StateT")
-AnyServer: TypeAlias = MCPServer[Any] | Server[Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,20 +42,21 @@ class Setup:
     """What the runtime of a server is made of.
 
     Attributes:
-        store: Where tasks are kept; None for a file of the server's own.
-        origin: What tells that file from those of other programs whose server has the same name.
+        parts: The store and the engine.
+        origin: What tells the file of a server that was given no store from those of others of the same name.
         namespace: Which servers are the same server; None for those of the same name.
         runs_tools: Whether this process runs tools, or only serves.
+        queues: Of which queues; None for all.
     """
 
-    store: Store | None
-    engine: Engine
+    parts: Parts
     clock: Callable[[], datetime]
     settings: Settings | None
     namespace: str | None
     origin: str
     runs_tools: bool
     observers: Sequence[Observer]
+    queues: Collection[str] | None = None
 
 
 class Lifecycle:
@@ -67,9 +68,9 @@ class Lifecycle:
         self.on_start: Sequence[Callable[[AnyServer], None]] = ()
         self.check_start: Callable[[], Awaitable[None]] | None = None
         self.open_calls: OpenCalls = OpenCalls()
-        self._setup = setup
+        self.setup: Setup = setup
         self._catalogue = catalogue
-        self._store = setup.store
+        self._store = setup.parts.store
         self._stopping = Stopping()
         self._runtime: TaskRuntime | None = None
         self._body: ToolBody | None = None
@@ -148,19 +149,44 @@ class Lifecycle:
         return wrapped
 
     @asynccontextmanager
-    async def living(self, server: AnyServer) -> AsyncGenerator[None]:
+    async def living(self, server: AnyServer, setup: Setup | None = None) -> AsyncGenerator[TaskRuntime]:
         """The server alive, its own lifespan included, with nobody served.
+
+        With `setup`, the runtime is made of that for as long as the block lasts.
+
+        Raises:
+            WiringError: The server does not have these tasks.
+            UsageError: There is a setup, and the tasks run already with another.
+        """
+        lifespan = lifespan_of(server)
+        if setup is not None and self._states:
+            raise UsageError(
+                f"the tasks of server {server.name!r} run in this process already: a worker is a process of its own"
+            )
+        usual, self.setup = self.setup, setup or self.setup
+        try:
+            async with lifespan(server):
+                if self._server is not server or self._runtime is None:
+                    raise WiringError(f"server {server.name!r} was not made with these tasks; nothing would be run")
+                yield self._runtime
+        finally:
+            self.setup = usual
+
+    async def rehearse(self, server: AnyServer, setup: Setup) -> TaskRuntime:
+        """The runtime that the server would have with this setup. It is not started, and nor is the server.
 
         Raises:
             WiringError: The server does not have these tasks.
         """
-        lifespan: Any = server.settings.lifespan if isinstance(server, MCPServer) else server.lifespan
-        if lifespan is None:
-            raise WiringError(f"server {server.name!r} has no tasks: make it with MCPServer(..., **tasks.wiring())")
-        async with lifespan(server):
-            if self._server is not server or self._runtime is None:
-                raise WiringError(f"server {server.name!r} was not made with these tasks; nothing would be run")
-            yield
+        lifespan = lifespan_of(server)
+        if not isinstance(lifespan, TasksLifespan):
+            raise without_tasks(server)
+        host: ToolHost = cast("TasksLifespan[Any]", lifespan).host(server)
+        usual, self.setup = self.setup, setup
+        try:
+            return await self._new_runtime(server.name, host)
+        finally:
+            self.setup = usual
 
     async def new_runtime(
         self,
@@ -187,10 +213,12 @@ class Lifecycle:
             policy=self._catalogue.policy,
             describe=describe,
             clock=clock,
-            namespace=server_name if self._setup.namespace is None else self._setup.namespace,
-            settings=self._setup.settings,
-            runs_tools=self._setup.runs_tools,
-            observers=self._setup.observers,
+            namespace=server_name if self.setup.namespace is None else self.setup.namespace,
+            settings=self.setup.settings,
+            runs_tools=self.setup.runs_tools,
+            queues=self.setup.queues,
+            tools=self._catalogue.policies,
+            observers=self.setup.observers,
         )
 
     @asynccontextmanager
@@ -227,20 +255,23 @@ class Lifecycle:
                     raise
 
     async def _start(self, server_name: str, host: ToolHost) -> TaskRuntime:
-        if self._store is None:
-            self._store = default_store(server_name, self._setup.origin)
         self._body = ToolBody(host, self._state, self.open_calls)
-        runtime = await self.new_runtime(
+        runtime = await self._new_runtime(server_name, host)
+        await runtime.start()
+        logger.info("tasks of %r are kept in %s", server_name, runtime.store)
+        return runtime
+
+    async def _new_runtime(self, server_name: str, host: ToolHost) -> TaskRuntime:
+        if self._store is None:
+            self._store = default_store(server_name, self.setup.origin)
+        return await self.new_runtime(
             host,
             self._state,
             server_name=server_name,
             store=self._store,
-            engine=self._setup.engine,
-            clock=self._setup.clock,
+            engine=self.setup.parts.engine,
+            clock=self.setup.clock,
         )
-        await runtime.start()
-        logger.info("tasks of %r are kept in %s", server_name, self._store)
-        return runtime
 
     def _state(self) -> Any:
         """What the lifespan gave: of those that are entered now the first, which is usually the last to be left (the

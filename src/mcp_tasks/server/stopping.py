@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 Handler: TypeAlias = Callable[[int, FrameType | None], object]
 
@@ -53,17 +53,43 @@ class Stopping:
         return handler
 
 
-async def until_told_to_stop() -> None:
-    """Return when the process gets SIGTERM. What else ends it cancels whoever waits here."""
-    told = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    try:
-        loop.add_signal_handler(signal.SIGTERM, told.set)
-    except (NotImplementedError, RuntimeError, ValueError):
-        # Windows, or not the main thread: then it is for the caller to cancel.
-        await told.wait()
-        return
-    try:
-        await told.wait()
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
+class Orders:
+    """What a process that only works is told by signals: SIGTERM or SIGINT to stop, and a second one to hurry. A third
+    does what it does to any process.
+
+    Where there are no signals to handle (Windows, or off the main thread), it is for the caller to cancel.
+    """
+
+    def __init__(self) -> None:
+        self.stop: asyncio.Event = asyncio.Event()
+        self.hurry: asyncio.Event = asyncio.Event()
+        self._previous: dict[signal.Signals, Handler | int | None] = {}
+
+    def __enter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        try:
+            for number in _SIGNALS:
+                previous = signal.getsignal(number)
+                loop.add_signal_handler(number, self._told)
+                self._previous[number] = previous
+        except (NotImplementedError, RuntimeError, ValueError):
+            self._previous.clear()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._let_go(self._previous)
+
+    def _told(self) -> None:
+        if not self.stop.is_set():
+            self.stop.set()
+            return
+        self.hurry.set()
+        self._let_go({})
+
+    def _let_go(self, restored: Mapping[signal.Signals, Handler | int | None]) -> None:
+        """Handle signals no more, and put back what was there."""
+        for number in self._previous:
+            asyncio.get_running_loop().remove_signal_handler(number)
+            if (previous := restored.get(number)) is not None:
+                signal.signal(number, previous)
+        self._previous = {}

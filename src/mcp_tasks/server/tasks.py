@@ -12,8 +12,7 @@ It decides which calls become tasks, and hands everything else on untouched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Never, TypeAlias, TypeVar, Unpack, cast, get_args, overload
 
@@ -27,7 +26,7 @@ from mcp_tasks.adapters.sdk import SdkAdapter
 from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.values import check_choice, check_flag, check_function, check_instance, check_text
 from mcp_tasks.engines import Engine
-from mcp_tasks.errors import InvalidMark, UsageError, WiringError
+from mcp_tasks.errors import InvalidMark, WiringError
 from mcp_tasks.fallback.hosts import Host, check_hosts
 from mcp_tasks.fallback.room import FallbackRoom
 from mcp_tasks.fallback.ways import ShownTo, Ways, check_ways
@@ -36,7 +35,7 @@ from mcp_tasks.runtime import Observer, Settings, TaskRuntime
 from mcp_tasks.server.called_tools import CalledTools
 from mcp_tasks.server.calls import Augment, Calls
 from mcp_tasks.server.catalogue import Catalogue
-from mcp_tasks.server.choice import chosen_observers, chosen_parts
+from mcp_tasks.server.choice import chosen_observers, chosen_parts, chosen_queues
 from mcp_tasks.server.eras import older_eras
 from mcp_tasks.server.lifecycle import Lifecycle, Setup
 from mcp_tasks.server.local import LocalCalls
@@ -53,8 +52,16 @@ from mcp_tasks.server.options import (
     options_from,
 )
 from mcp_tasks.server.reads import Kind
-from mcp_tasks.server.stopping import until_told_to_stop
-from mcp_tasks.server.wiring import Lifespan, Wiring, check_lifespan, half_wired
+from mcp_tasks.server.wiring import (
+    Lifespan,
+    TasksLifespan,
+    Wiring,
+    check_lifespan,
+    half_wired,
+    lifespan_of,
+    without_tasks,
+)
+from mcp_tasks.server.working import Working
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.origin import callers_globals, origin_of
 from mcp_tasks.tools.before_body import asks_by_returning, resolves_parameters, stop_at_body
@@ -76,7 +83,7 @@ def authenticated(caller: Caller) -> str | None:
     return caller.principal
 
 
-class Tasks(LocalCalls, Extension):
+class Tasks(LocalCalls, Working, Extension):
     """Makes tools of a server durable tasks (SEP-2663); prompts and resources too, where a caller can have them so.
 
     Args:
@@ -105,8 +112,9 @@ class Tasks(LocalCalls, Extension):
         max_wait: How long a question of any tool may stay unanswered before its task fails. Without it, for ever.
         max_lost_runs: How many runs of a tool in a row may die with their process, without getting any further, before
             the task fails.
-        runs_tools: Whether this process runs tools. One that does not only serves, and leaves the running to others
-            that share its store (see `work`).
+        runs_tools: Whether a process that serves runs tools too. One that does not leaves the running to workers that
+            share its store (see `work`).
+        queues: Of which queues this process runs tools, and workers that are not told otherwise; None for all.
         observers: Called with every change of a task, in a thread of their own.
         fallback: How calls of marked tools are answered whose caller speaks no tasks: as a `Fallback` says, as usual
             (`"auto"`), or as plain calls (`"inline"`). A mark may say otherwise for its tool.
@@ -144,6 +152,7 @@ class Tasks(LocalCalls, Extension):
         max_wait: timedelta | None = None,
         max_lost_runs: int = 3,
         runs_tools: bool = True,
+        queues: Collection[str] | None = None,
         observers: Sequence[Observer] = (),
         fallback: Ways = "auto",
         companions: ShownTo = "auto",
@@ -169,18 +178,16 @@ class Tasks(LocalCalls, Extension):
         check_ways(fallback)
         usual = TaskOptions(ttl=ttl, grace=grace, max_wait=max_wait, max_lost_runs=max_lost_runs, fallback=fallback)
         self._catalogue = Catalogue(usual, default_mode)
-        chosen, runs_by = chosen_parts(store, engine, concurrency)
         setup = Setup(
-            store=chosen,
-            engine=runs_by,
+            parts=chosen_parts(store, engine, concurrency),
             clock=clock,
             settings=settings,
             namespace=namespace,
             origin=origin_of(callers_globals()),
             runs_tools=runs_tools,
+            queues=chosen_queues(queues),
             observers=chosen_observers(observers),
         )
-        self._runs_tools = runs_tools
         self._lifecycle = lifecycle = Lifecycle(setup, self._catalogue)
         protocol = TasksProtocol(
             lifecycle.runtime,
@@ -238,7 +245,7 @@ class Tasks(LocalCalls, Extension):
             check_lifespan(lifespan)
         self._is_wired = True
         own = self._lifecycle.lifespan if lifespan is None else self._lifecycle.around(lifespan)
-        return {"extensions": [*extensions, self], "lifespan": own}
+        return {"extensions": [*extensions, self], "lifespan": TasksLifespan(self, own, MCPServerHost)}
 
     def attach(self, server: Server[Any]) -> None:
         """Add tasks to a low-level `Server`. Call it once, before the server runs.
@@ -260,7 +267,21 @@ class Tasks(LocalCalls, Extension):
             server.add_request_handler(binding.method, binding.params_type, binding.handler)
         intercepted = compose_tool_call_handler([self], entry.handler)
         server.add_request_handler("tools/call", CallToolRequestParams, intercepted)
-        server.lifespan = self._lifecycle.around_lowlevel(server.lifespan, LowLevelHost(server, entry.handler))
+        host = LowLevelHost(server, entry.handler)
+        own = self._lifecycle.around_lowlevel(server.lifespan, host)
+        server.lifespan = TasksLifespan[Server[Any]](self, own, lambda _: host)
+
+    @staticmethod
+    def of(server: MCPServer[Any] | Server[Any]) -> Tasks:
+        """The `Tasks` object that a server was made with, for who has only the server.
+
+        Raises:
+            WiringError: The server has no tasks.
+        """
+        lifespan = lifespan_of(server)
+        if isinstance(lifespan, TasksLifespan) and isinstance(lifespan.owner, Tasks):
+            return lifespan.owner
+        raise without_tasks(server)
 
     def task(
         self, *misplaced: Never, name: str | None = None, kind: Kind = "tool", **options: Unpack[ToolOptions]
@@ -324,32 +345,6 @@ class Tasks(LocalCalls, Extension):
             self._catalogue.marks.set(name, chosen)
         else:
             self._catalogue.reads.set(kind, name, chosen)
-
-    async def work(self, server: MCPServer[Any] | Server[Any]) -> None:
-        """Run tools of the server without serving anybody, until the process is told to stop (SIGTERM) or this is
-        cancelled: `asyncio.run(tasks.work(server))`.
-
-        Raises:
-            UsageError: This `Tasks` object was made with `runs_tools=False`.
-            WiringError: The server does not have these tasks.
-        """
-        if not self._runs_tools:
-            raise UsageError("tasks.work(server) runs tools, and this Tasks object was made with runs_tools=False")
-        async with self._lifecycle.living(server):
-            await until_told_to_stop()
-
-    def running(self, server: MCPServer[Any] | Server[Any]) -> AbstractAsyncContextManager[None]:
-        """Keep tasks running while the block lasts, whether or not a client is connected:
-        `async with tasks.running(server): await tasks.call(...)`.
-
-        For scripts and tests that call a server in their own process. A server over Streamable HTTP runs its tasks by
-        itself; where the SDK enters the server's lifespan for each connection (the old HTTP+SSE transport), they would
-        stop with the last of them. Tools see the state of the lifespan that is entered here.
-
-        Raises:
-            WiringError: The server does not have these tasks.
-        """
-        return self._lifecycle.living(server)
 
     async def rotate_state_key(self) -> None:
         """Use a new key from now on for what calls of clients without tasks bring along when they come back. What was

@@ -18,7 +18,7 @@ from mcp_tasks.core.json_bytes import LARGE, decode_in_pieces, decode_json, enco
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.errors import StoreCorrupt, TaskUnreadable, ValueNotStorable
 from mcp_tasks.stores.base import LARGEST_NOTE
-from mcp_tasks.stores.fields import FORMAT, NOT_OURS, record_from, request_fields, request_from, state_fields
+from mcp_tasks.stores.fields import NOT_OURS, is_readable, record_from, request_fields, request_from, state_fields
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ class Codec:
 
         def decode(plain: bytes) -> TaskRecord:
             fields = decode_json(plain)
-            if fields["format"] > FORMAT:
+            if not is_readable(fields):
                 raise TaskUnreadable(task_id, _newer(f"format {fields['format']}"), owner=owner)
             return record_from(task_id, namespace, fields)
 

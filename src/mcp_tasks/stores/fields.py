@@ -3,15 +3,25 @@
 The *state* is a record but for its id and namespace, which a backend keeps beside it. Durations are microseconds, as
 instants are (`columns`).
 
-Format 4 may have a session, a parent, a result that is an error, and questions that the client holds as tasks of its
-own, and is format 3 otherwise: a record without its request and its result. Formats 1 and 2 had both in it; the one
-backend that ever wrote them brings them to format 3 when it migrates its file, so only 3 and 4 are read here.
+Format 5 may have a queue, a priority and the version of its tool, and is format 4 otherwise. Format 4 may have a
+session, a parent, a result that is an error, and questions that the client holds as tasks of its own, and is format 3
+otherwise: a record without its request and its result. Formats 1 and 2 had both in it; the one
+backend that ever wrote them brings them to format 3 when it migrates its file, so only 3 and up are read here.
+
+Releases of two adjacent formats share a store while a fleet is rolled from one to the other. So a newer state is read
+here too, if it says so: `readable` is the first format whose releases may read and write it. What they do not know of
+it they write back as it was (`TaskRecord.unknown`), with the number that it had.
 
 A request has no number. What it has more than those of the first release may be left out, and older releases pass it
-over: `maxWait` is such a field, and a release that does not know it waits for as long as the tool's own limit says.
+over: `maxWait` is such a field, and a release that does not know it waits for as long as the tool's own limit says. It
+is written once, by whoever makes the task, so nothing of it is lost. One that older releases must not run belongs to a
+state that they do not read.
 
 Changing what is written: raise `FORMAT`, keep reading every older number, and add a row to the tests that load states
-as older releases wrote them.
+as older releases wrote them. Leave `READABLE` where it is if a release of that format may go on with such a task as if
+nothing were new: fields were added, at the top, and it is no harm that it neither sets nor heeds them. Otherwise (a
+field was renamed or means something else, a status, a kind of journal entry or something inside a field is new) it is
+`FORMAT`, and older releases leave the task to newer ones.
 """
 
 from __future__ import annotations
@@ -29,12 +39,19 @@ from mcp_tasks.stores.columns import MICROSECOND, from_micros, to_micros
 
 FORMAT = 5
 
+READABLE = 5
+"""The first format whose releases may read, and write back, what is written now."""
+
 NOT_OURS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 """What reading fields may raise that this file did not write."""
 
 _Types: TypeAlias = Mapping[str, type | tuple[type, ...]]
 
 _STATE_TYPES: _Types = {
+    "format": int,
+    "readable": int,
+    "status": str,
+    "trial": str,
     "queue": str,
     "priority": int,
     "toolVersion": (str, NoneType),
@@ -124,6 +141,8 @@ def state_fields(record: TaskRecord) -> dict[str, Any]:
         "version": record.version,
         "attempt": record.attempt,
     }
+    if READABLE < FORMAT:
+        state["readable"] = READABLE
     if record.status_message is not None:
         state["message"] = record.status_message
     if record.progress is not None:
@@ -151,7 +170,13 @@ def state_fields(record: TaskRecord) -> dict[str, Any]:
     if record.tool_version is not None:
         state["toolVersion"] = record.tool_version
     _put_times(state, record)
-    return state
+    # Last: a newer format stays the one that it is.
+    return state | dict(record.unknown)
+
+
+def is_readable(fields: JsonObject) -> bool:
+    """Whether this release may read a state with these fields, and write it back."""
+    return fields["format"] <= FORMAT or fields.get("readable", fields["format"]) <= FORMAT
 
 
 def record_from(task_id: str, namespace: str, fields: JsonObject) -> TaskRecord:
@@ -187,8 +212,15 @@ def record_from(task_id: str, namespace: str, fields: JsonObject) -> TaskRecord:
         queue=fields.get("queue", DEFAULT_QUEUE),
         priority=fields.get("priority", 0),
         tool_version=fields.get("toolVersion"),
+        unknown=_unknown(fields),
         version=fields["version"],
     )
+
+
+def _unknown(fields: JsonObject) -> JsonObject:
+    """What this release does not know; of a newer format, also which it is."""
+    unknown = {key: value for key, value in fields.items() if key not in _STATE_TYPES}
+    return unknown if fields["format"] <= FORMAT else unknown | {key: fields[key] for key in ("format", "readable")}
 
 
 def _plain(value: Mapping[str, Any]) -> dict[str, Any]:

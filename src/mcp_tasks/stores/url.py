@@ -17,8 +17,8 @@ from mcp_tasks.stores.sqlite import SqliteStore
 
 _SQLITE: Final = "sqlite:///"
 _WHAT_TO_WRITE: Final = (
-    "use sqlite:///FILE (or sqlite:////ABSOLUTE/FILE), postgresql://HOST/DATABASE, redis://HOST/0 or memory://, or pass "
-    "a Store object"
+    "use sqlite:///FILE (or sqlite:////ABSOLUTE/FILE), postgresql://HOST/DATABASE, redis://HOST/0 or memory://, or "
+    "pass a Store object"
 )
 POSTGRES: Final = ("postgresql://", "postgres://")
 REDIS: Final = ("redis://", "rediss://", "valkey://", "valkeys://")

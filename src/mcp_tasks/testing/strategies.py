@@ -137,6 +137,8 @@ def records(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[TaskRecord]:
         "wake_at": st.none() | st.just(ALWAYS) | _instants,
         "lost": st.integers(0, 2**31),
         "trial": st.sampled_from([None, "alone", "beside"]),
+        "tool_version": st.none() | _names,
+        "unknown": st.dictionaries(st.just("of a newer release"), json_values(), max_size=1),
         "announced": st.booleans(),
         "session": st.none() | _names,
         "parent": st.none() | _names,

@@ -3,6 +3,8 @@
 A fresh file is marked with `application_id`, so that no other program's database is ever written into, and
 `user_version` counts the migrations in `migrations/`. Both are part of the transaction that applies them:
 processes that start together on one new file queue for its lock, and all but the first find the work done.
+
+A file of a newer release is used as it is, if it says that releases such as this one may (`compatible_from` in `meta`).
 """
 
 from __future__ import annotations
@@ -14,14 +16,13 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
 from anyio import from_thread
 
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
+from mcp_tasks.stores.migrations import compatible_from, scripts_of, this_release
 from mcp_tasks.stores.sqlite.connection import connect, create_file, is_busy, retry_while_busy, to_text
 from mcp_tasks.stores.sqlite.old_rows import add_functions
 
@@ -106,9 +107,7 @@ def migrations() -> tuple[str, ...]:
 
     A script may use `:namespace`, that of the server for which the file is opened, and the functions of `old_rows`.
     """
-    folder = files("mcp_tasks.stores.sqlite") / "migrations"
-    scripts = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".sql")), key=lambda e: e.name)
-    return tuple(script.read_text(encoding="utf-8") for script in scripts)
+    return scripts_of("mcp_tasks.stores.sqlite")
 
 
 def _schema_of(connection: sqlite3.Connection, path: Path) -> int:
@@ -120,12 +119,21 @@ def _schema_of(connection: sqlite3.Connection, path: Path) -> int:
         if application or schema or tables:
             raise StoreCorrupt(f"{path} is a SQLite database of another application. Choose another path.")
         return 0
-    if schema > len(migrations()):
+    if schema > len(migrations()) and not _is_compatible(connection):
         raise StoreCorrupt(
             f"{path} has schema {schema}, and this release knows up to {len(migrations())}. "
             f"Use {_release_of(connection)} or a newer one."
         )
     return schema
+
+
+def _is_compatible(connection: sqlite3.Connection) -> bool:
+    """Whether a file of a newer release may be used by this one."""
+    try:
+        ((first,),) = connection.execute("SELECT compatible_from FROM meta").fetchall()
+        return isinstance(first, int) and 0 < first <= len(migrations())
+    except (sqlite3.DatabaseError, ValueError):
+        return False
 
 
 def _identity(connection: sqlite3.Connection) -> tuple[int, int, int]:
@@ -153,7 +161,8 @@ def _migrate(connection: sqlite3.Connection, path: Path, namespace: str) -> None
         for script in migrations()[_schema_of(connection, path) :]:
             for statement in _statements(script):
                 connection.execute(statement, {"namespace": to_text(namespace)})
-        connection.execute("UPDATE meta SET release = ?", (_this_release(),))
+        marks = (this_release(), compatible_from(migrations()))
+        connection.execute("UPDATE meta SET release = ?, compatible_from = ?", marks)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {len(migrations())}")
         connection.execute("COMMIT")
@@ -179,10 +188,3 @@ def _release_of(connection: sqlite3.Connection) -> str:
         return f"mcp-tasks {release}"
     except (sqlite3.Error, ValueError):
         return "the release of mcp-tasks that wrote it"
-
-
-def _this_release() -> str:
-    try:
-        return version("mcp-tasks")
-    except PackageNotFoundError:  # run from a source tree
-        return "(unknown)"

@@ -1,0 +1,203 @@
+"""What is in the hands of the engine, and what waits in the store until it may be.
+
+An engine that carries ids to other processes is first come, first served: whatever is handed to it stands in line, and
+one owner's ten thousand tasks would stand before another's one. So only a share of each owner's tasks, and of a tool's
+that has a limit, is handed out. The rest stays queued in the store, which knows whose turn it is, and is handed out as
+what was handed out before is claimed. Every process does so for all of its namespace; the store lets each task be
+handed out by one of them.
+
+An engine that runs tools in this very process has its own line, and owners take turns in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.engines.base import Lane, Route, WritesJobs
+from mcp_tasks.errors import StoreError
+from mcp_tasks.runtime.policy import ToolPolicy
+from mcp_tasks.stores.base import Handing, Limits, Ready, Share
+
+if TYPE_CHECKING:
+    from mcp_tasks.runtime.runtime import TaskRuntime
+
+logger: Final = logging.getLogger(__name__)
+
+BATCH = 100
+"""Tasks that are handed out at a time."""
+
+PAUSE = 0.02
+"""Seconds between two looks at what can be handed out, however often there is reason for one."""
+
+LOOK_AGAIN = 0.25
+"""Seconds between two looks for the reason that something was claimed, if the last one found nothing."""
+
+TRY_AGAIN = timedelta(seconds=1)
+"""When a woken task is tried again of which too many were at work."""
+
+TOOLS = "tools/call"
+
+
+class Dispatch:
+    """Hands tasks to the engine, for one runtime."""
+
+    is_behind: bool = False
+    """It goes on by itself, as soon as there is room."""
+
+    def __init__(self, runtime: TaskRuntime) -> None:
+        self._runtime = runtime
+        self._is_remote = runtime.engine.abilities.remote
+        self._reason = asyncio.Event()
+        self._looked_at = -LOOK_AGAIN
+        self._found_at = -LOOK_AGAIN
+        self._later: asyncio.TimerHandle | None = None
+        self._tools: Mapping[str, ToolPolicy] = {}
+
+    # Where a task goes
+
+    async def learn_tools(self) -> Mapping[str, ToolPolicy]:
+        """The tools that this process knows by name, and how each is treated."""
+        self._tools = await self._runtime.tools()
+        return self._tools
+
+    def route(self, task: TaskRecord | Ready) -> Route:
+        """Which workers the task may go to: those that have its tool, if it is one that can be announced."""
+        tool = task.name if task.method == TOOLS and task.name in self._tools else None
+        return Route(queue=task.queue, tool=tool, priority=task.priority)
+
+    def limits(self, policy: ToolPolicy) -> Limits | None:
+        """How many tasks may be at work for one more of this tool to be claimed; None if any number may."""
+        owner = self._runtime.settings.max_at_work_per_owner
+        if policy.max_at_work is None and owner is None:
+            return None
+        return Limits(tool=policy.max_at_work, owner=owner)
+
+    # New tasks
+
+    def handing(self, record: TaskRecord) -> Handing | None:
+        """How a new task is handed out with its creation; None for an engine that is handed every task."""
+        engine = self._runtime.engine
+        if not self._is_remote:
+            return None
+        job = None
+        if isinstance(engine, WritesJobs):
+            job = engine.job(record.id, route=self.route(record), namespace=self._runtime.namespace)
+        return Handing(share=self._share(), job=job)
+
+    async def created(self, record: TaskRecord, handing: Handing | None) -> None:
+        """Have a new task run, unless it has to wait in the store."""
+        if handing is None or (handing.handed and not handing.carried):
+            await self._submit(record, "new")
+        elif not handing.handed:
+            self._found_at = self._runtime.monotonic()
+
+    # Tasks that are queued again
+
+    async def again(self, record: TaskRecord) -> None:
+        """Have a task run again that nobody has."""
+        if self._is_remote and record.wake_at is None:
+            self.look()
+        else:
+            await self._submit(record, "again")
+
+    async def submit(self, record: TaskRecord) -> None:
+        """Have the engine run a task that it may have been handed before, and lost."""
+        await self._submit(record, "again")
+
+    async def after(self, record: TaskRecord) -> None:
+        """Have a parked task run when its time comes, if the engine can wait for it; sweeps find it in any case."""
+        if self._runtime.engine.abilities.delay and record.wake_at is not None and record.worker is None:
+            await self._submit(record, "again", delay=max(record.wake_at - self._runtime.now(), timedelta(0)))
+
+    async def refused(self, record: TaskRecord) -> None:
+        """A claim found as many at work as may be: the task waits in the store until one of them has ended."""
+        if not self._is_remote:
+            return
+        if record.wake_at is None:
+            await self._runtime.store.hand_back(record.id)
+        else:
+            await self._submit(record, "again", delay=TRY_AGAIN)
+
+    # Handing out
+
+    def look(self) -> None:
+        """Something was queued, or there is room for something: hand out what can be."""
+        self._reason.set()
+
+    def claimed(self) -> None:
+        """A task was claimed: another of its owner may be handed out, if any waits."""
+        now = self._runtime.monotonic()
+        if not self._is_remote or self._later is not None:
+            return
+        if now - self._found_at < LOOK_AGAIN:
+            self.look()
+        else:
+            wait = max(self._looked_at + LOOK_AGAIN - now, 0)
+            self._later = asyncio.get_running_loop().call_later(wait, self.look)
+
+    def ended(self, policy: ToolPolicy) -> None:
+        """A run has ended: where there is a limit, there is room for another now."""
+        if self.limits(policy) is not None:
+            self.look()
+
+    async def keep_handing_out(self) -> None:
+        """Hand out for as long as this process serves."""
+        while True:
+            await self._reason.wait()
+            self._reason.clear()
+            try:
+                await self.hand_out()
+            except StoreError as exc:
+                logger.warning("queued tasks could not be handed out: %s", exc)
+            except Exception:
+                logger.exception("queued tasks could not be handed out")
+            await asyncio.sleep(PAUSE)
+
+    async def hand_out(self) -> None:
+        """Hand out all that can be now.
+
+        Raises:
+            StoreError: The store could not be asked.
+        """
+        self._later = None
+        while self._is_remote:
+            self._looked_at = self._runtime.monotonic()
+            ready = await self._runtime.store.hand_out(self._runtime.namespace, self._share(), limit=BATCH)
+            if not ready:
+                return
+            self._found_at = self._runtime.monotonic()
+            await asyncio.gather(*(self._submit(task, "new") for task in ready))
+
+    async def next(self) -> Sequence[Ready]:
+        """The tasks whose turn it is, for an engine of this process: fair among owners, and within the limits.
+
+        Raises:
+            StoreError: The store could not be asked.
+        """
+        runtime = self._runtime
+        return await runtime.store.hand_out(
+            runtime.namespace, self._share(), queues=runtime.queues, mark=False, limit=BATCH
+        )
+
+    async def sweep(self) -> None:
+        """Look for what other processes left in the store."""
+        self.look()
+
+    async def catch_up(self) -> None:
+        """There is nothing to catch up with."""
+
+    def _share(self) -> Share:
+        settings = self._runtime.settings
+        return Share(
+            owner=settings.max_handed_out,
+            tools={name: policy.max_at_work for name, policy in self._tools.items() if policy.max_at_work is not None},
+            owner_at_work=settings.max_at_work_per_owner,
+        )
+
+    async def _submit(self, task: TaskRecord | Ready, lane: Lane, *, delay: timedelta | None = None) -> None:
+        await self._runtime.engine.submit(task.id, lane=lane, owner=task.owner, route=self.route(task), delay=delay)

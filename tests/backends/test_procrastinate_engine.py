@@ -1,0 +1,60 @@
+"""The engine on Postgres: what procrastinate carries, in a real database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from mcp_tasks.engines import Engine
+from mcp_tasks.engines.procrastinate import Pace, ProcrastinateEngine
+from mcp_tasks.testing.engine_suite import EngineSuite
+from tests.helpers.databases import Postgres, postgres
+
+pytestmark = pytest.mark.anyio
+
+QUICK = Pace(poll=timedelta(milliseconds=100), heartbeat=timedelta(milliseconds=200), dead=timedelta(seconds=1))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    with postgres() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def database(server: Postgres) -> str:
+    return server.new_database()
+
+
+@pytest.fixture
+def url(database: str) -> str:
+    """A database with no jobs in it."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        jobs = connection.execute("SELECT to_regclass('mcp_tasks_jobs.procrastinate_jobs')").fetchone()
+        if jobs is not None and jobs[0] is not None:
+            connection.execute(
+                "TRUNCATE mcp_tasks_jobs.procrastinate_jobs, mcp_tasks_jobs.procrastinate_workers CASCADE"
+            )
+    return database
+
+
+def make_engine(url: str, concurrency: int = 4) -> ProcrastinateEngine:
+    return ProcrastinateEngine(url, concurrency, pace=QUICK)
+
+
+class TestProcrastinateEngine(EngineSuite):
+    outlasts = 2 * QUICK.dead.total_seconds()
+    rescues = 3 * QUICK.dead.total_seconds()
+
+    @pytest.fixture(autouse=True)
+    def an_empty_database(self, url: str) -> None:
+        self.url = url
+
+    def make_engine(self) -> Engine:
+        return make_engine(self.url)
+
+    def elsewhere(self) -> Sequence[str]:
+        return ["tests.backends.test_procrastinate_engine:make_engine", self.url]
