@@ -15,7 +15,7 @@ import pytest
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.stores import Hint
 from mcp_tasks.stores.base import EVERYBODY, UNOWNED, ChildrenOf, InSession, OwnedBy, Whose
-from mcp_tasks.stores.sqlite import SqliteStore, queries
+from mcp_tasks.stores.sqlite import SqliteStore, queries, waiting
 from mcp_tasks.testing import make_record, make_request
 
 REQUEST = make_request()
@@ -118,7 +118,8 @@ async def test_polls_listings_sweeps_and_listeners_never_touch_what_is_beside_a_
 
 
 SWEEPS: dict[str, tuple[queries.Query, str]] = {
-    "queued": (queries.queued("x", cursor="1.x", limit=1), "tasks_queued"),
+    "handed out": (queries.queued("x", handed_out=True, cursor="1.x", limit=1), "tasks_queued"),
+    "not handed out": (queries.queued("x", handed_out=False, cursor="1.x", limit=1), "tasks_queued"),
     "due": (queries.due("x", NOW, cursor="1.x", limit=1), "tasks_due"),
     "claimed": (queries.claimed("x", cursor="1.x", limit=1), "tasks_claimed"),
     "expired": (queries.expired(NOW, limit=1), "tasks_expires"),
@@ -139,3 +140,31 @@ async def test_workers_are_read_from_the_heartbeats_and_the_index_of_claimed_tas
     plan = plan_of(store, (queries.WORKERS, {"namespace": "x"}))
     assert [step for step in plan if "tasks" in step] == ["SEARCH tasks USING COVERING INDEX tasks_claimed (worker>?)"]
     assert [step for step in plan if "TEMP" in step] == []
+
+
+@pytest.mark.anyio
+async def test_what_is_queued_is_merged_from_two_parts_of_its_index(store: SqliteStore) -> None:
+    merging, *steps = plan_of(store, queries.queued("x", cursor="1.x", limit=1))
+    step = "SEARCH tasks USING COVERING INDEX tasks_queued (namespace=? AND hand=? AND (created,id)>(?,?))"
+    assert (merging, steps) == ("MERGE (UNION ALL)", ["LEFT", step, "RIGHT", step])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", waiting.QUERIES)
+async def test_a_choice_goes_through_its_index_by_seeks(store: SqliteStore, name: str) -> None:
+    sql = waiting.QUERIES[name]
+    steps = [step for step in plan_of(store, (sql, ["1"] * sql.count("?"))) if not step.startswith("CO-ROUTINE")]
+    # A count has the rows that it counts as another step.
+    (step,) = [step for step in steps if not step.startswith("SCAN (subquery")]
+    # Nothing is sorted, and no row is fetched but that of a task which is chosen.
+    assert step.startswith("SEARCH tasks USING COVERING INDEX tasks_" if name != "task" else "SEARCH tasks USING INDEX")
+    # Each goes right to where it is to look.
+    asked = sql.split("WHERE")[1].split("ORDER")[0]
+    assert step.count("?") >= asked.count("?") - asked.count("LIMIT ?")
+
+
+@pytest.mark.anyio
+async def test_a_backlog_is_read_from_its_index(store: SqliteStore) -> None:
+    searches = [step for step in plan_of(store, queries.backlog("x")) if "tasks" in step]
+    assert len(searches) == 4
+    assert all(step.startswith("SEARCH tasks USING COVERING INDEX tasks_backlog (namespace=?") for step in searches)

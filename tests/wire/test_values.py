@@ -30,6 +30,8 @@ class _Awaited:
         ({"clock": 5}, "clock must be a function"),
         ({"settings": {}}, r"settings must be a Settings, got \{\}: write settings=Settings\(\.\.\.\)"),
         ({"runs_tools": "no"}, "runs_tools must be True or False, got 'no'"),
+        ({"queues": "gpu"}, "queues must be a list of names, got 'gpu'"),
+        ({"queues": 3}, "queues must be a list of names, got 3"),
         ({"require_name_header": 1}, "require_name_header must be True or False, got 1"),
         ({"observers": print}, r"observers must be a list of functions, got .*: write observers=\[function\]"),
         ({"observers": "x"}, "observers must be a list of functions, got 'x'"),

@@ -23,6 +23,8 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "forget": ("mcp_tasks.cli.forget", "Remove tasks from the ledger, and leave them running."),
         "prune": ("mcp_tasks.cli.prune", "Remove ended tasks from the ledger."),
         "tools": ("mcp_tasks.cli.tools", "List a server's tools, and which can be tasks."),
+        "worker": ("mcp_tasks.cli.worker", "Run the tools of a server, and serve nobody."),
+        "backlog": ("mcp_tasks.cli.backlog", "Count what waits to be run, by queue."),
         "doctor": ("mcp_tasks.cli.doctor", "Check a server's support for tasks, probe by probe."),
     }
 )

@@ -28,6 +28,10 @@ class Exit(IntEnum):
     UNKNOWN_TASK = 8
     LEDGER = 9
     """The ledger cannot be used."""
+    STORE = 10
+    """The store of a server's tasks, or its engine, cannot be used."""
+    SERVER_CODE = 11
+    """The code of a server raised while it was imported, started or stopped."""
     DEFECT = 70
     INTERRUPTED = 130
 

@@ -50,7 +50,9 @@ class _Voice:
         now = time.monotonic()
         if now - self._said >= QUIET_FOR:
             self._said = now
-            logger.warning("Redis is not reached, and is tried again until it is back%s", f" ({error})" if error else "")
+            logger.warning(
+                "Redis is not reached, and is tried again until it is back%s", f" ({error})" if error else ""
+            )
 
 
 class _Quiet(logging.Filter):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import timedelta
+from math import inf
 from typing import Final, Protocol
 
 from mcp_tasks.core.pacing import backoff
@@ -23,15 +24,15 @@ logger: Final = logging.getLogger(__name__)
 PATIENCE = 1.0
 """Seconds that an id which has arrived waits for a slot here before it is sent on: another worker may have one."""
 
+SETTLED = 1.0
+"""Seconds that a carrier which failed must go on for before it counts as working again: one that cannot be reached
+fails sooner."""
+
 LEAVING = 5.0
 """Seconds that a carrier has to end its taking. What it has not sent on by then is for the sweeps to find."""
 
 STEADY = 10.0
 """Seconds of taking after which the next failure counts as the first."""
-
-SETTLED = 1.0
-"""Seconds that a carrier which failed must go on for before it counts as working again: one that cannot be reached
-fails sooner."""
 
 
 class Deliver(Protocol):
@@ -87,10 +88,16 @@ class RemoteEngine:
         self.abilities: Abilities = carrier.abilities
         self._local = LocalEngine(concurrency)
         self._taking: asyncio.Task[None] | None = None
-        self._failing = False
+        self._has_failed = False
+        self._taking_since = inf
 
     def __repr__(self) -> str:
         return f"RemoteEngine({self.carrier!r})"
+
+    @property
+    def concurrency(self) -> int:
+        """How many tools run in this process at a time."""
+        return self._local.concurrency
 
     @property
     def backlog(self) -> int:
@@ -105,7 +112,7 @@ class RemoteEngine:
     @property
     def is_taking(self) -> bool:
         """Whether the carrier was last found to work. True until it has failed."""
-        return not self._failing
+        return not self._has_failed or asyncio.get_running_loop().time() - self._taking_since > SETTLED
 
     async def start(self, execute: Execute | None, serves: Serves = EVERYTHING) -> None:
         """Begin to take ids for `execute`; None to send only."""
@@ -157,24 +164,18 @@ class RemoteEngine:
         clock = asyncio.get_running_loop().time
         deliver, failures = _Arrivals(self._local), 0
         while True:
-            began = clock()
-            settling = asyncio.get_running_loop().call_later(SETTLED, self._settled)
+            began = self._taking_since = clock()
             try:
                 await self.carrier.take(deliver, serves)
                 failures = 0
             except Exception as exc:
-                self._failing = True
+                self._has_failed, self._taking_since = True, inf
                 failures = 1 if clock() - began > STEADY else failures + 1
                 level = logging.WARNING if failures == 1 else logging.DEBUG
                 logger.log(level, "tasks are not taken for a moment: %s", exc)
-            finally:
-                settling.cancel()
             await asyncio.sleep(
                 backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=5)).total_seconds()
             )
-
-    def _settled(self) -> None:
-        self._failing = False
 
 
 class _Arrivals:

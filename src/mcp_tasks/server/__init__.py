@@ -3,12 +3,14 @@
 from mcp_tasks.fallback.hosts import HOSTS, Host
 from mcp_tasks.fallback.ways import Fallback, ShownTo, Ways
 from mcp_tasks.protocol import Caller
+from mcp_tasks.server.backlog import Waiting, waiting_in
 from mcp_tasks.server.list_changes import ChangesWiring, ListChanges
 from mcp_tasks.server.local_handle import LocalSnapshot, LocalTask
 from mcp_tasks.server.local_listing import TaskPage
 from mcp_tasks.server.options import Recover, TaskMode, TaskOptions, ToolOptions
 from mcp_tasks.server.tasks import Tasks
 from mcp_tasks.server.wiring import Lifespan, Wiring
+from mcp_tasks.server.working import Worker
 
 __all__ = [
     "HOSTS",
@@ -27,6 +29,9 @@ __all__ = [
     "TaskPage",
     "Tasks",
     "ToolOptions",
+    "Waiting",
     "Ways",
     "Wiring",
+    "Worker",
+    "waiting_in",
 ]

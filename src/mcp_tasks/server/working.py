@@ -7,7 +7,7 @@ the rest, all of which is the runtime's to do. Here it is started, told, watched
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -16,15 +16,16 @@ from typing import Any, Final, Literal, TypeAlias
 from mcp.server import MCPServer, Server
 
 from mcp_tasks.core.durations import check_duration
-from mcp_tasks.core.values import check_text
 from mcp_tasks.engines.base import Serves, Takes
-from mcp_tasks.errors import InvalidOption, StoreError
+from mcp_tasks.errors import StoreError
 from mcp_tasks.runtime import Settings, TaskRuntime
 from mcp_tasks.server.backlog import Waiting, waiting_in
+from mcp_tasks.server.choice import chosen_queues
 from mcp_tasks.server.lifecycle import Lifecycle, Setup
 from mcp_tasks.server.stopping import Orders
 from mcp_tasks.server.tally import Tally
 from mcp_tasks.server.wiring import AnyServer
+from mcp_tasks.stores import Store
 
 State: TypeAlias = Literal["starting", "working", "draining", "stopped"]
 """What a worker does now."""
@@ -44,7 +45,17 @@ class Worker:
         self._setup = replace(setup, observers=[*setup.observers, self.tally])
         self._runtime: TaskRuntime | None = None
 
-    async def run(self, on_start: Callable[[TaskRuntime], None] | None = None) -> None:
+    @property
+    def store(self) -> Store | None:
+        """Where the tasks are kept; None for a file of the server's own."""
+        return self._setup.parts.store
+
+    @property
+    def has_started(self) -> bool:
+        """Whether tasks have ever been taken."""
+        return self._runtime is not None
+
+    async def run(self, on_start: Callable[[TaskRuntime], Awaitable[None]] | None = None) -> None:
         """Run tools until the process gets SIGTERM or SIGINT, or this is cancelled; then drain.
 
         A second signal ends the draining: what still runs is handed back at once.
@@ -137,11 +148,11 @@ class Worker:
             runtime.store, runtime.namespace, runtime.now(), known=known | (runtime.queues or set())
         )
 
-    async def _work(self, orders: Orders, on_start: Callable[[TaskRuntime], None] | None) -> None:
+    async def _work(self, orders: Orders, on_start: Callable[[TaskRuntime], Awaitable[None]] | None) -> None:
         async with self._lifecycle.living(self.server, self._setup) as runtime:
             self._runtime, self.state = runtime, "working"
             if on_start is not None:
-                on_start(runtime)
+                await on_start(runtime)
             try:
                 await orders.stop.wait()
             finally:
@@ -172,19 +183,27 @@ class Working:
         concurrency: int | None = None,
         queues: Collection[str] | None = None,
         drain: timedelta | None = None,
+        usual_drain: timedelta | None = None,
     ) -> Worker:
         """What `work` runs, not started: for who wants to ask it how it fares.
+
+        Args:
+            concurrency: As for `work`; so are `queues` and `drain`.
+            usual_drain: What holds without a `drain` if the `Tasks` object has no `settings`.
 
         Raises:
             InvalidOption: An option has a value that it cannot have.
             UsageError: There is a concurrency, and the engine was passed as an object, which has its own.
         """
-        setup = replace(self._lifecycle.setup, runs_tools=True, queues=_chosen_queues(queues))
+        setup = replace(self._lifecycle.setup, runs_tools=True)
+        if queues is not None:
+            setup = replace(setup, queues=chosen_queues(queues))
         if concurrency is not None:
             setup = replace(setup, parts=setup.parts.with_concurrency(concurrency))
-        if drain is not None:
-            check_duration("drain", drain, zero=True)
-            setup = replace(setup, settings=replace(setup.settings or Settings(), drain_timeout=drain))
+        limit = usual_drain if drain is None and setup.settings is None else drain
+        if limit is not None:
+            check_duration("drain", limit, zero=True)
+            setup = replace(setup, settings=replace(setup.settings or Settings(), drain_timeout=limit))
         return Worker(self._lifecycle, server, setup)
 
     async def work(
@@ -201,7 +220,7 @@ class Working:
 
         Args:
             concurrency: How many tools run in this process at a time. Without it, as the `Tasks` object says.
-            queues: Run only tools of these queues. Without it, of all.
+            queues: Run only tools of these queues. Without it, as the `Tasks` object says.
             drain: How long it lets tools run on that are at work when it is told to stop, before it hands them back.
                 Without it, `Settings.drain_timeout`.
 
@@ -226,13 +245,3 @@ class Working:
             WiringError: The server does not have these tasks.
         """
         return self._lifecycle.living(server)
-
-
-def _chosen_queues(queues: Collection[str] | None) -> Collection[str] | None:
-    if queues is None:
-        return None
-    if isinstance(queues, str) or not queues:
-        raise InvalidOption(f'queues must be a list of names, got {queues!r}: write queues=["default"]')
-    for queue in queues:
-        check_text("a queue", queue)
-    return tuple(queues)

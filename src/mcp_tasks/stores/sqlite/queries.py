@@ -64,11 +64,10 @@ WHERE {where} AND (created, id) > (:place, :id) AND (expires IS NULL OR expires 
 ORDER BY created, id LIMIT :limit
 """
 
-# The number is `ready` of a task that can be started at any time, the earliest instant there is. It is written out as
-# in the schema: SQLite uses a partial index only if it sees that the condition holds.
+# The condition of a partial index is written out as in the schema: SQLite uses it only if it sees that it holds.
 _QUEUED_BY_HAND = """
 SELECT created, id FROM tasks INDEXED BY tasks_queued
-WHERE ready = -62135596800000000 AND namespace = :namespace AND hand = {hand} AND (created, id) > (:place, :id)
+WHERE hand < 2 AND hand = {hand} AND namespace = :namespace AND (created, id) > (:place, :id)
 """
 _IN_ORDER = "ORDER BY created, id LIMIT :limit"
 
@@ -101,6 +100,7 @@ SELECT q.queue, (
 FROM queues q WHERE q.queue IS NOT NULL
 """
 
+# The number is `ready` of a task that can be started at any time, the earliest instant there is.
 _DUE = """
 SELECT ready, id FROM tasks INDEXED BY tasks_due
 WHERE ready > -62135596800000000 AND ready <= :now AND namespace = :namespace AND (ready, id) > (:place, :id)

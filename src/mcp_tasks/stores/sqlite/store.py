@@ -46,9 +46,9 @@ from mcp_tasks.stores.sqlite.connection import Values, connect, from_text, retry
 from mcp_tasks.stores.sqlite.notifier import SqliteNotifier
 from mcp_tasks.stores.sqlite.reader import Reader
 from mcp_tasks.stores.sqlite.schema import prepare
-from mcp_tasks.stores.sqlite.unreadable import UnreadableLog
 from mcp_tasks.stores.sqlite.waiting import SqliteWaiting
 from mcp_tasks.stores.sqlite.writer import Writer
+from mcp_tasks.stores.unreadable import UnreadableLog
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class SqliteStore:
         self._notifier = SqliteNotifier(self._rows, interval=poll_interval)
         self._turn = anyio.Lock()
         self._turns = Turns()
-        self._unreadable = UnreadableLog(self.path)
+        self._unreadable = UnreadableLog(str(self.path), _deletion)
 
     def __repr__(self) -> str:
         return f"SqliteStore({str(self.path)!r})"
@@ -337,6 +337,11 @@ class SqliteStore:
             except TaskUnreadable as exc:
                 self._unreadable.report(exc)
         return records
+
+
+def _deletion(task_id: str) -> str:
+    quoted = task_id.replace("'", "''")
+    return f"DELETE FROM tasks WHERE id = '{quoted}'"  # noqa: S608 - words for a log
 
 
 def _optional(text: str | bytes | None) -> str | None:

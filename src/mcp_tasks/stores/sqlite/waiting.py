@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from hashlib import blake2b
+from operator import neg
 from typing import Any, Final, TypeAlias
 
 from mcp_tasks.core.record import TaskRecord
@@ -18,39 +19,49 @@ WAITS, HANDED, AT_WORK = 0, 1, 2
 Decode: TypeAlias = Callable[[str, Any, Any, Any], TaskRecord | None]
 """The record of a row (id, owner, namespace, state), or None if it cannot be read."""
 
-_COLUMNS = ("queue", "-priority", "ifnull(owner, 0)", "tool")
+_COLUMNS = ("queue", "priority", "owner", "tool")
+_OWNER = 2
+"""Which of the columns may be NULL: that is the first owner, nobody."""
 
-
-_WAITING = "SELECT {wanted} FROM tasks INDEXED BY tasks_waiting WHERE {where} ORDER BY {wanted} LIMIT {limit}"
+_WAITING = "SELECT {wanted} FROM tasks INDEXED BY tasks_waiting WHERE {where} ORDER BY {order} LIMIT {limit}"
 
 
 def _waiting(count: int, wanted: str, *beyond: str, limit: str = "1") -> str:
     """The query for what is wanted of entries of the index with the same first values, so many of them."""
-    same = [f"{column} = ?" for column in ("namespace", *_COLUMNS[:count])]
-    return _WAITING.format(wanted=wanted, where=" AND ".join(["hand = 0", *same, *beyond]), limit=limit)
+    same = [f"{column} IS ?" for column in ("namespace", *_COLUMNS[:count])]
+    order = "priority DESC" if wanted == "priority" else wanted
+    return _WAITING.format(wanted=wanted, where=" AND ".join(["hand = 0", *same, *beyond]), order=order, limit=limit)
 
 
 _FIRST = [_waiting(count, column) for count, column in enumerate(_COLUMNS)]
-_NEXT = [_waiting(count, column, f"{column} > ?") for count, column in enumerate(_COLUMNS)]
+_NEXT = [
+    _waiting(count, column, f"{column} {'<' if column == 'priority' else '>'} ?")
+    for count, column in enumerate(_COLUMNS)
+]
+_FIRST_SOMEBODY = _waiting(_OWNER, "owner", "owner IS NOT NULL")
 _TASKS = _waiting(4, "created, id", "(created, id) > (?, ?)", limit="?")
 _TASK = "SELECT owner, namespace, state FROM tasks WHERE id = ?"
 
-# `hand > 0` as in the schema: SQLite uses a partial index only if it sees that the condition holds.
+# `hand > 0` as in the schema: SQLite uses a partial index only if it sees that the condition holds. It seeks no further
+# than that: those at work stand behind those handed out, of which there are few.
 _COUNT = "SELECT count(*) FROM (SELECT 1 FROM tasks INDEXED BY {index} WHERE hand > 0 AND {where} LIMIT ?)"
-_OF_OWNER = _COUNT.format(index="tasks_owner_hand", where="namespace = ? AND ifnull(owner, 0) = ?")
-_OF_TOOL = _COUNT.format(index="tasks_tool_hand", where="namespace = ? AND tool = ?")
-_OWNER_BY_HAND = _COUNT.format(index="tasks_owner_hand", where="namespace = ? AND ifnull(owner, 0) = ? AND hand = ?")
-_TOOL_BY_HAND = _COUNT.format(index="tasks_tool_hand", where="namespace = ? AND tool = ? AND hand = ?")
+_OWNER_IN_HAND = _COUNT.format(index="tasks_owner_hand", where="namespace = ? AND owner IS ?")
+_OWNER_HANDED = _COUNT.format(index="tasks_owner_hand", where="namespace = ? AND owner IS ? AND hand <= 1")
+_OWNER_AT_WORK = _COUNT.format(index="tasks_owner_hand", where="namespace = ? AND owner IS ? AND hand = 2")
+_TOOL_IN_HAND = _COUNT.format(index="tasks_tool_hand", where="namespace = ? AND tool = ?")
+_TOOL_AT_WORK = _COUNT.format(index="tasks_tool_hand", where="namespace = ? AND tool = ? AND hand = 2")
 
 QUERIES: Final = {
     **{f"first {column}": sql for column, sql in zip(_COLUMNS, _FIRST, strict=True)},
     **{f"next {column}": sql for column, sql in zip(_COLUMNS, _NEXT, strict=True)},
+    "first somebody": _FIRST_SOMEBODY,
     "tasks": _TASKS,
     "task": _TASK,
-    "of owner": _OF_OWNER,
-    "of tool": _OF_TOOL,
-    "owner by hand": _OWNER_BY_HAND,
-    "tool by hand": _TOOL_BY_HAND,
+    "in hand of an owner": _OWNER_IN_HAND,
+    "handed out of an owner": _OWNER_HANDED,
+    "at work of an owner": _OWNER_AT_WORK,
+    "in hand of a tool": _TOOL_IN_HAND,
+    "at work of a tool": _TOOL_AT_WORK,
 }
 """All queries of this file, for those who look at how SQLite goes about them."""
 
@@ -65,7 +76,7 @@ def tool_digest(method: str, name: str) -> bytes:
 
 def owner_key(owner: str | None) -> bytes:
     """An owner as bytes, which sort as the owners in the index do: nobody, then texts, then blobs."""
-    return _key(0 if owner is None else to_text(owner))
+    return _key(None if owner is None else to_text(owner))
 
 
 class InHand:
@@ -77,32 +88,31 @@ class InHand:
 
     def handed(self, owner: bytes, most: int) -> int:
         """How many tasks of the owner are handed out."""
-        return self._count(_OWNER_BY_HAND, _owner(owner), HANDED, most)
+        return self._count(_OWNER_HANDED, _owner(owner), most)
 
     def of_owner(self, owner: bytes, most: int) -> int:
         """How many tasks of the owner are handed out or at work."""
-        return self._count(_OF_OWNER, _owner(owner), most)
+        return self._count(_OWNER_IN_HAND, _owner(owner), most)
 
     def of_tool(self, tool: bytes, most: int) -> int:
         """How many tasks of the tool are handed out or at work."""
-        return self._count(_OF_TOOL, tool, most)
+        return self._count(_TOOL_IN_HAND, tool, most)
 
     def owner_at_work(self, owner: bytes, most: int) -> int:
         """How many tasks of the owner are at work."""
-        return self._count(_OWNER_BY_HAND, _owner(owner), AT_WORK, most)
+        return self._count(_OWNER_AT_WORK, _owner(owner), most)
 
     def tool_at_work(self, tool: bytes, most: int) -> int:
         """How many tasks of the tool are at work."""
-        return self._count(_TOOL_BY_HAND, tool, AT_WORK, most)
+        return self._count(_TOOL_AT_WORK, tool, most)
 
     def room(self, share: Share) -> Room:
         """What a share leaves."""
         return Room(self, share, {tool_digest(TOOL_METHOD, name): limit for name, limit in share.tools.items()})
 
-    def _count(self, sql: str, *values: Any) -> int:
+    def _count(self, sql: str, by: Any, most: int) -> int:
         # A negative LIMIT would be none.
-        *asked, most = values
-        rows = self._read(sql, (self._namespace, *asked, max(most, 0)))
+        rows = self._read(sql, (self._namespace, by, max(most, 0)))
         return rows[0][0] if rows else 0
 
 
@@ -121,25 +131,32 @@ class SqliteWaiting(InHand):
 
     def following(self, step: Step, after: Any = None) -> Any:
         """What follows in the order of queue, priority, owner and tool."""
-        count = len(step)
-        values = (self._namespace, *_unkeyed(step))
+        count, values = len(step), self._values(*step)
+        beyond = () if after is None else self._values(*step, after)[-1:]
         if after is None:
             rows = self._read(_FIRST[count], values)
+        elif beyond == (None,):
+            rows = self._read(_FIRST_SOMEBODY, values)
         else:
-            rows = self._read(_NEXT[count], (*values, _owner(after) if count == 2 else after))
+            rows = self._read(_NEXT[count], (*values, *beyond))
         if not rows:
             return None
-        return _key(rows[0][0]) if count == 2 else rows[0][0]
+        ((found,),) = rows
+        return _FROM_COLUMN[count](found)
 
     def tasks(self, step: Step) -> Iterator[Place]:
         """The tasks of a queue, priority, owner and tool."""
-        values, place, size = (self._namespace, *_unkeyed(step)), (-(2**63), ""), FIRST_PAGE
+        values, place, size = self._values(*step), (-(2**63), ""), FIRST_PAGE
         while True:
             rows = self._read(_TASKS, (*values, *place, size))
             yield from ((created, from_text(task_id)) for created, task_id in rows)
             if len(rows) < size:
                 return
             place, size = rows[-1], size * 4
+
+    def _values(self, *step: Any) -> Step:
+        """What the queries ask by, as the columns have it."""
+        return self._namespace, *(to_column(value) for to_column, value in zip(_TO_COLUMN, step, strict=False))
 
     def ready(self, task_id: str) -> Ready | None:
         """The task, if it can be read."""
@@ -150,17 +167,22 @@ class SqliteWaiting(InHand):
         return None
 
 
-def _unkeyed(step: Step) -> Step:
-    return (*step[:2], _owner(step[2]), *step[3:]) if len(step) > 2 else step
+def _same(value: Any) -> Any:
+    return value
 
 
-def _key(owner: str | bytes | int) -> bytes:
-    if isinstance(owner, int):
+def _key(owner: str | bytes | None) -> bytes:
+    if owner is None:
         return b""
     return b"t" + owner.encode() if isinstance(owner, str) else b"x" + owner
 
 
-def _owner(key: bytes) -> str | bytes | int:
+def _owner(key: bytes) -> str | bytes | None:
     if not key:
-        return 0
+        return None
     return key[1:].decode() if key.startswith(b"t") else key[1:]
+
+
+_TO_COLUMN: Sequence[Callable[[Any], Any]] = (_same, neg, _owner, _same)
+_FROM_COLUMN: Sequence[Callable[[Any], Any]] = (_same, neg, _key, _same)
+"""Values of the index as `fairness` has them: negative priorities, and owners that can be compared."""

@@ -11,14 +11,14 @@ ALTER TABLE tasks ADD COLUMN since INTEGER;  -- when it was queued; NULL if it i
 UPDATE tasks SET hand = 0, since = created, tool = tool_of(state) WHERE ready = -62135596800000000;
 UPDATE tasks SET hand = 2, tool = tool_of(state) WHERE worker IS NOT NULL AND status = 'working';
 
+-- Whatever a query asks by is in its index, so that no row is fetched.
 DROP INDEX tasks_queued;
-CREATE INDEX tasks_queued ON tasks (namespace, hand, created, id) WHERE ready = -62135596800000000;
+CREATE INDEX tasks_queued ON tasks (namespace, hand, created, id) WHERE hand < 2;
 
 -- Ordered so that from each entry one can go to the next queue, priority, owner or tool, and look at nothing in between.
--- 0 is no owner, because owners are text.
-CREATE INDEX tasks_waiting ON tasks (namespace, queue, -priority, ifnull(owner, 0), tool, created, id) WHERE hand = 0;
+CREATE INDEX tasks_waiting ON tasks (namespace, queue, priority DESC, owner, tool, created, id, hand) WHERE hand = 0;
 
 -- For counting: what is handed out or at work, or one of the two.
-CREATE INDEX tasks_owner_hand ON tasks (namespace, ifnull(owner, 0), hand) WHERE hand > 0;
+CREATE INDEX tasks_owner_hand ON tasks (namespace, owner, hand) WHERE hand > 0;
 CREATE INDEX tasks_tool_hand ON tasks (namespace, tool, hand) WHERE hand > 0;
 CREATE INDEX tasks_backlog ON tasks (namespace, queue, since) WHERE since IS NOT NULL;

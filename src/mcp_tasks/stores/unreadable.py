@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
+from collections.abc import Callable
 from typing import Final
 
 from mcp_tasks.errors import TaskUnreadable
@@ -15,10 +15,16 @@ logger: Final = logging.getLogger(__name__)
 
 
 class UnreadableLog:
-    """Logs what a listing had to leave out of the file at `path`."""
+    """Logs what a listing had to leave out.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Args:
+        place: Where the tasks are kept, without anything secret.
+        deletion: What deletes a task by its id, in the words of the backend.
+    """
+
+    def __init__(self, place: str, deletion: Callable[[str], str]) -> None:
+        self._place = place
+        self._deletion = deletion
         self._reported: dict[str, None] = {}
 
     def report(self, unreadable: TaskUnreadable) -> None:
@@ -29,9 +35,8 @@ class UnreadableLog:
             del self._reported[next(iter(self._reported))]
         self._reported[unreadable.task_id] = None
         logger.error(
-            "%s. Listings leave it out, and all other tasks in %s are unaffected. To delete it: "
-            "DELETE FROM tasks WHERE id = '%s'",
+            "%s. Listings leave it out, and all other tasks in %s are unaffected. To delete it: %s",
             unreadable,
-            self._path,
-            unreadable.task_id.replace("'", "''"),
+            self._place,
+            self._deletion(unreadable.task_id),
         )

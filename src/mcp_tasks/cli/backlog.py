@@ -1,0 +1,103 @@
+"""`mcp-tasks backlog`: how much waits to be run, by queue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from mcp_tasks.cli.exits import Exit, Problem
+from mcp_tasks.cli.health import backlog_json
+from mcp_tasks.cli.loading import load_server
+from mcp_tasks.cli.options import Output, takes_output
+from mcp_tasks.cli.outcomes import print_json, say
+from mcp_tasks.cli.running import run
+from mcp_tasks.cli.views import clean, stdout
+from mcp_tasks.errors import StoreError, UsageError
+from mcp_tasks.server import Waiting, waiting_in
+from mcp_tasks.stores import MemoryStore, Store
+from mcp_tasks.stores.sqlite import SqliteStore
+from mcp_tasks.stores.url import store_from_url
+
+EPILOG = """\
+\b
+Examples:
+  mcp-tasks backlog farm:server
+  mcp-tasks backlog farm:server --json
+  mcp-tasks backlog postgresql://db/tasks --namespace render-farm --json
+
+\b
+Exit codes: 0 counted, 2 wrong usage, 10 the store cannot be used,
+11 the server's own code raised.
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("where", metavar="MODULE:SERVER|URL")
+@click.option("--namespace", metavar="NAME", help="With the URL of a store: whose tasks. Usually the server's name.")
+@click.option("--json", "as_json", is_flag=True, help="The same as --output json.")
+@takes_output
+def command(*, where: str, namespace: str | None, as_json: bool, output: Output) -> int:
+    """Count the tasks that could run and nobody has, by queue, and say for how long the oldest has waited.
+
+    It is the number to scale workers by. A worker with --health answers it at /backlog, too.
+    """
+    if ("://" in where) != (namespace is not None):
+        raise click.UsageError("--namespace goes with the URL of a store, and only with that")
+
+    async def count() -> int:
+        try:
+            queues = await (_of_server(where) if namespace is None else _of_store(_store(where), namespace))
+        except (StoreError, UsageError) as exc:
+            raise Problem(str(exc), Exit.STORE if isinstance(exc, StoreError) else Exit.USAGE) from None
+        _print(queues, "json" if as_json else output)
+        return Exit.OK
+
+    return run(count)
+
+
+async def _of_server(spec: str) -> Mapping[str, Waiting]:
+    loaded = load_server(spec)
+    worker = loaded.tasks.worker(loaded.server)
+    _check(worker.store)
+    return await worker.backlog()
+
+
+def _store(url: str) -> Store:
+    store = store_from_url(url)
+    _check(store)
+    return store
+
+
+def _check(store: Store | None) -> None:
+    if isinstance(store, MemoryStore):
+        raise UsageError("tasks in memory:// are seen only by the process that has them")
+    if isinstance(store, SqliteStore) and not store.path.exists():
+        # Opened, it would be made, and be empty.
+        raise UsageError(f"there is no file {str(store.path)!r}: no server has kept tasks there yet")
+
+
+async def _of_store(store: Store, namespace: str) -> Mapping[str, Waiting]:
+    try:
+        await store.open(namespace)
+        return await waiting_in(store, namespace, datetime.now(UTC))
+    finally:
+        await store.close()
+
+
+def _print(queues: Mapping[str, Waiting], output: Output) -> None:
+    if output == "json":
+        print_json(backlog_json(queues))
+        return
+    if not queues:
+        say("Nothing waits.")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bright_black")
+    for title in ("queue", "ready", "oldest"):
+        table.add_column(title, no_wrap=True)
+    for queue, waiting in queues.items():
+        table.add_row(Text(clean(queue)), str(waiting.ready), f"{waiting.age.total_seconds():.1f} s")
+    stdout().print(table)

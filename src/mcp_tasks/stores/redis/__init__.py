@@ -1,0 +1,5 @@
+"""Tasks in Redis or Valkey, for all processes that reach one server."""
+
+from mcp_tasks.stores.redis.store import RedisStore
+
+__all__ = ["RedisStore"]

@@ -1,0 +1,267 @@
+-- What every script begins with: its arguments one by one, and a task's places in the indexes.
+--
+-- All keys begin with KEYS[1], which has the hash tag: in a cluster they are in one slot, on one server, so a script may
+-- make up the names of the others.
+--
+-- A task is a hash, `t:ID`, and a list beside it, `j:ID`, its journal, three items to an entry. Its fields:
+--   v version   s state   n namespace   o owner (missing: nobody)   st status   f "1" once it has ended
+--   e when it expires   r request   b, m outcome   k where its idempotency key is kept   h "1" while handed out
+--   w tokens of the last writes   ix its places in the indexes, packed
+--
+-- An index is a sorted set whose scores are all 0, so that its members are in the order of their bytes: a place (eight
+-- bytes for an instant, none where the order means nothing), and behind it the id.
+
+local P = KEYS[1]
+local call = redis.call
+
+local argument = 0
+local function take()
+  argument = argument + 1
+  return ARGV[argument]
+end
+
+local function take_list()
+  local list = {}
+  for i = 1, tonumber(take()) do
+    list[i] = take()
+  end
+  return list
+end
+
+local function optional(text)
+  if text == '' then
+    return nil
+  end
+  return text
+end
+
+-- Where a task is to be found: `places`, pairs of an index and a place in it, and `worker`, the tally that counts it. While
+-- it is queued it stands in `line` as well, by these; all but the two places are written so that colons part them.
+local NAMESPACE, QUEUE, RANK, OWNER, TOOL, CREATED, SINCE = 1, 2, 3, 4, 5, 6, 7
+
+local function take_indexed()
+  return { places = take_list(), worker = take_list(), line = take_list() }
+end
+
+local NOWHERE = { places = {}, worker = {}, line = {} }
+
+local function pack(indexed)
+  return cmsgpack.pack({ indexed.places, indexed.worker, indexed.line })
+end
+
+local function unpacked(packed)
+  if not packed then
+    return NOWHERE
+  end
+  local parts = cmsgpack.unpack(packed)
+  return { places = parts[1], worker = parts[2], line = parts[3] }
+end
+
+local function is_queued(indexed)
+  return #indexed.line > 0
+end
+
+-- The indexes of those that are handed out or at work, by owner and by tool; the latter are written by Python as well.
+local function owner_handed(namespace, owner)
+  return 'owner-handed:' .. namespace .. ':' .. owner
+end
+
+local function tool_handed(namespace, tool)
+  return 'tool-handed:' .. namespace .. ':' .. tool
+end
+
+local function owner_at_work(namespace, owner)
+  return 'owner-at-work:' .. namespace .. ':' .. owner
+end
+
+local function tool_at_work(namespace, tool)
+  return 'tool-at-work:' .. namespace .. ':' .. tool
+end
+
+local function map_of(indexed, handed)
+  local map, list, line = {}, indexed.places, indexed.line
+  for i = 1, #list, 2 do
+    map[list[i]] = list[i + 1]
+  end
+  if #line > 0 then
+    map['since:' .. line[NAMESPACE] .. ':' .. line[QUEUE]] = line[SINCE]
+    if handed then
+      map['handed:' .. line[NAMESPACE]] = line[CREATED]
+      map[owner_handed(line[NAMESPACE], line[OWNER])] = ''
+      map[tool_handed(line[NAMESPACE], line[TOOL])] = ''
+    else
+      map['waiting:' .. line[NAMESPACE]] = line[CREATED]
+    end
+  end
+  return map
+end
+
+-- Counts in a hash: how many tasks there are of each name.
+local function tally(hash, name, by)
+  if call('HINCRBY', P .. hash, name, by) <= 0 then
+    call('HDEL', P .. hash, name)
+  end
+end
+
+-- Those that wait are in lanes: one for each queue, priority, owner and tool. `tools` has the tools that one owner has
+-- lanes of, and `owners` the owners, so that `hand_out` goes from one to the next.
+local function owners_of(namespace, queue, rank)
+  return 'owners:' .. namespace .. ':' .. queue .. ':' .. rank
+end
+
+local function tools_of(namespace, queue, rank, owner)
+  return 'tools:' .. namespace .. ':' .. queue .. ':' .. rank .. ':' .. owner
+end
+
+local function lane_of(namespace, queue, rank, owner, tool)
+  return 'lane:' .. namespace .. ':' .. queue .. ':' .. rank .. ':' .. owner .. ':' .. tool
+end
+
+local function enter_lane(line, id)
+  local namespace, queue, rank, owner, tool = line[NAMESPACE], line[QUEUE], line[RANK], line[OWNER], line[TOOL]
+  call('ZADD', P .. lane_of(namespace, queue, rank, owner, tool), 0, line[CREATED] .. id)
+  call('ZADD', P .. tools_of(namespace, queue, rank, owner), 0, tool)
+  call('ZADD', P .. owners_of(namespace, queue, rank), 0, owner)
+  tally('ranks:' .. namespace, rank .. ':' .. queue, 1)
+end
+
+local function leave_lane(line, id)
+  local namespace, queue, rank, owner, tool = line[NAMESPACE], line[QUEUE], line[RANK], line[OWNER], line[TOOL]
+  local lane, tools = P .. lane_of(namespace, queue, rank, owner, tool), P .. tools_of(namespace, queue, rank, owner)
+  call('ZREM', lane, line[CREATED] .. id)
+  if call('EXISTS', lane) == 0 then
+    call('ZREM', tools, tool)
+    if call('EXISTS', tools) == 0 then
+      call('ZREM', P .. owners_of(namespace, queue, rank), owner)
+    end
+  end
+  tally('ranks:' .. namespace, rank .. ':' .. queue, -1)
+end
+
+-- From where the task was found to where it is found from now on. Its owner and its tool never change.
+local function reindex(id, before, handed_before, after, handed_after)
+  local old, new = map_of(before, handed_before), map_of(after, handed_after)
+  for index, place in pairs(new) do
+    if old[index] ~= place then
+      call('ZADD', P .. index, 0, place .. id)
+    end
+  end
+  for index, place in pairs(old) do
+    if new[index] ~= place then
+      call('ZREM', P .. index, place .. id)
+    end
+  end
+  if before.worker[1] ~= after.worker[1] or before.worker[2] ~= after.worker[2] then
+    if #after.worker > 0 then
+      tally(after.worker[1], after.worker[2], 1)
+    end
+    if #before.worker > 0 then
+      tally(before.worker[1], before.worker[2], -1)
+    end
+  end
+  local waited, waits = is_queued(before) and not handed_before, is_queued(after) and not handed_after
+  local moved = before.line[QUEUE] ~= after.line[QUEUE] or before.line[RANK] ~= after.line[RANK]
+  if waits and (moved or not waited) then
+    enter_lane(after.line, id)
+  end
+  if waited and (moved or not waits) then
+    leave_lane(before.line, id)
+  end
+  if moved then
+    if is_queued(after) then
+      tally('queues:' .. after.line[NAMESPACE], after.line[QUEUE], 1)
+    end
+    if is_queued(before) then
+      tally('queues:' .. before.line[NAMESPACE], before.line[QUEUE], -1)
+    end
+  end
+end
+
+-- Once a task has ended and has a retention, the server removes it by itself if no sweep does: `left` remembers where it
+-- is in the indexes. Any other task stays, whatever happens.
+local function keep_for(id, milliseconds, packed, key)
+  if milliseconds then
+    call('HSET', P .. 'left', id, packed)
+    call('PEXPIRE', P .. 't:' .. id, milliseconds)
+    call('PEXPIRE', P .. 'j:' .. id, milliseconds)
+    if key then
+      call('PEXPIRE', P .. key, milliseconds)
+    end
+  elseif call('HDEL', P .. 'left', id) == 1 then
+    call('PERSIST', P .. 't:' .. id)
+    call('PERSIST', P .. 'j:' .. id)
+    if key then
+      call('PERSIST', P .. key)
+    end
+  end
+end
+
+-- An idempotency key is a string with the id of the task that stands under it.
+local function free_key(id, key)
+  if key and call('GET', P .. key) == id then
+    call('DEL', P .. key)
+  end
+end
+
+local function forget(id)
+  local found = call('HMGET', P .. 't:' .. id, 'ix', 'h', 'k')
+  reindex(id, unpacked(found[1]), found[2] == '1', NOWHERE, false)
+  free_key(id, found[3])
+  call('HDEL', P .. 'left', id)
+  call('UNLINK', P .. 't:' .. id, P .. 'j:' .. id)
+end
+
+-- Each write has a token, and a row keeps the last eight: a write that is sent again, because nobody knows whether it
+-- arrived, finds itself.
+local TOKEN, TOKENS = 8, 8
+
+local function has_token(tokens, token)
+  for i = 1, #(tokens or ''), TOKEN do
+    if string.sub(tokens, i, i + TOKEN - 1) == token then
+      return true
+    end
+  end
+  return false
+end
+
+local function with_token(tokens, token)
+  return string.sub((tokens or '') .. token, -TOKEN * TOKENS)
+end
+
+-- How many more there may be of what is in two indexes.
+local function room(most, one, other)
+  local count = call('ZCARD', P .. one)
+  if other then
+    count = count + call('ZCARD', P .. other)
+  end
+  return most - count
+end
+
+-- A share: how many of an owner may be handed out, how many of an owner may be in hand ('' for any number), and so many
+-- pairs of a tool and how many of it may be in hand.
+local function take_share()
+  local list = take_list()
+  if #list == 0 then
+    return nil
+  end
+  local share = { owner = tonumber(list[1]), in_hand = tonumber(list[2]), tools = {} }
+  for i = 3, #list, 2 do
+    share.tools[list[i]] = tonumber(list[i + 1])
+  end
+  return share
+end
+
+local function owner_room(share, namespace, owner)
+  local handed = owner_handed(namespace, owner)
+  local left = room(share.owner, handed)
+  if share.in_hand then
+    left = math.min(left, room(share.in_hand, handed, owner_at_work(namespace, owner)))
+  end
+  return left
+end
+
+-- Nothing for any number.
+local function tool_room(share, namespace, tool)
+  local most = share.tools[tool]
+  return most and room(most, tool_handed(namespace, tool), tool_at_work(namespace, tool))
+end

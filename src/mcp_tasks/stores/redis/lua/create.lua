@@ -1,0 +1,58 @@
+-- Keep a new task, unless one stands under its key. Gives `made` and whether it is handed out, `exists`, or `standing`
+-- with the task that stands there.
+
+local id, token, version, namespace, owner = take(), take(), take(), take(), take_list()
+local state, request, status, ended = take(), take(), take(), take()
+local created, expires, milliseconds = tonumber(take()), optional(take()), optional(take())
+local key, until_end = optional(take()), take() == '1'
+local indexed, share, hint = take_indexed(), take_share(), take_list()
+
+local row = P .. 't:' .. id
+
+local known = call('HMGET', row, 'v', 'w', 'h')
+if known[1] and has_token(known[2], token) then
+  return { 'made', known[3] or '0' }
+end
+
+local standing = key and call('GET', P .. key)
+local gives_way, loses_key = false, false
+if standing then
+  local found = call('HMGET', P .. 't:' .. standing, 'v', 'f', 'e', 'o', 'n', 's')
+  if found[1] then
+    loses_key = until_end and found[2] == '1'
+    gives_way = not loses_key and found[3] and tonumber(found[3]) <= created
+    if not loses_key and not gives_way then
+      return { 'standing', standing, found[4], found[5], found[6] }
+    end
+  end
+end
+
+if known[1] then
+  return { 'exists' }
+end
+
+local handed = false
+if share and is_queued(indexed) then
+  local namespace, owner, tool = indexed.line[NAMESPACE], indexed.line[OWNER], indexed.line[TOOL]
+  handed = owner_room(share, namespace, owner) > 0 and (tool_room(share, namespace, tool) or 1) > 0
+end
+
+local packed = pack(indexed)
+call('HSET', row, 'v', version, 's', state, 'n', namespace, 'st', status, 'r', request, 'w', token, 'ix', packed)
+for field, value in pairs({ o = owner[1], f = optional(ended), e = expires, k = key, h = handed and '1' or nil }) do
+  call('HSET', row, field, value)
+end
+if loses_key then
+  call('HDEL', P .. 't:' .. standing, 'k')
+elseif gives_way then
+  forget(standing)
+end
+if key then
+  call('SET', P .. key, id)
+end
+reindex(id, NOWHERE, false, indexed, handed)
+keep_for(id, milliseconds, packed, key)
+if is_queued(indexed) then
+  call('PUBLISH', hint[1], hint[2])
+end
+return { 'made', handed and '1' or '0' }

@@ -1,0 +1,14 @@
+-- Forget a task that is still at the expected version. Gives `deleted`, or `conflict`.
+
+local id, expected, again = take(), take(), take() == '1'
+
+local version = call('HGET', P .. 't:' .. id, 'v')
+if not version and again then
+  -- It was there when this was asked for first, or it is gone for whoever asks: both are what was wanted.
+  return 'deleted'
+end
+if version ~= expected then
+  return 'conflict'
+end
+forget(id)
+return 'deleted'

@@ -1,0 +1,11 @@
+-- Count one heartbeat more. A worker beats for one namespace: its count moves with it.
+
+local worker, beats = take(), take()
+local before = call('HGET', P .. 'beating', worker)
+if before and before ~= beats then
+  local count = call('HGET', P .. before, worker)
+  call('HSET', P .. beats, worker, count or 0)
+  call('HDEL', P .. before, worker)
+end
+call('HSET', P .. 'beating', worker, beats)
+return call('HINCRBY', P .. beats, worker, 1)

@@ -1,0 +1,63 @@
+-- Replace a task that is still at the expected version, append to its journal, keep its outcome. Gives `saved`,
+-- `conflict`, or which limit was reached: `tool` or `owner`.
+
+local id, token, expected, version = take(), take(), take(), take()
+local state, status, ended = take(), take(), take()
+local expires, milliseconds = optional(take()), optional(take())
+local indexed, entries, outcome, limits, hint = take_indexed(), take_list(), take_list(), take_list(), take_list()
+
+local row, journal = P .. 't:' .. id, P .. 'j:' .. id
+
+local found = call('HMGET', row, 'v', 'w', 'ix', 'h', 'k')
+if has_token(found[2], token) then
+  return 'saved'
+end
+if found[1] ~= expected then
+  return 'conflict'
+end
+
+-- Triples: what is limited, to how many, and the index of those at work.
+for i = 1, #limits, 3 do
+  local others = call('ZCARD', P .. limits[i + 2])
+  if call('ZSCORE', P .. limits[i + 2], id) then
+    others = others - 1
+  end
+  if others >= tonumber(limits[i + 1]) then
+    return limits[i]
+  end
+end
+
+local before, was_handed = unpacked(found[3]), found[4] == '1'
+local stays_queued = is_queued(before) and is_queued(indexed)
+if stays_queued then
+  indexed.line[SINCE] = before.line[SINCE]
+end
+local handed = stays_queued and was_handed
+
+local packed = pack(indexed)
+call('HSET', row, 'v', version, 's', state, 'st', status, 'w', with_token(found[2], token), 'ix', packed)
+for field, value in pairs({ f = ended, e = expires or '' }) do
+  if value == '' then
+    call('HDEL', row, field)
+  else
+    call('HSET', row, field, value)
+  end
+end
+if was_handed and not handed then
+  call('HDEL', row, 'h')
+end
+for i = 1, #entries, 3 do
+  call('RPUSH', journal, entries[i], entries[i + 1], entries[i + 2])
+end
+if #outcome > 0 then
+  call('HSET', row, 'b', outcome[1])
+  if outcome[2] then
+    call('HSET', row, 'm', outcome[2])
+  else
+    call('HDEL', row, 'm')
+  end
+end
+reindex(id, before, was_handed, indexed, handed)
+keep_for(id, milliseconds, packed, found[5])
+call('PUBLISH', hint[1], hint[2])
+return 'saved'

@@ -1,0 +1,12 @@
+-- Keep a note if the bytes that are there are those that were seen. Gives whether it was kept.
+
+local note, token, seen, value = P .. take(), take(), take_list(), take()
+local found = call('HMGET', note, 'v', 'w')
+if found[2] == token then
+  return 1
+end
+if (found[1] or nil) ~= seen[1] then
+  return 0
+end
+call('HSET', note, 'v', value, 'w', token)
+return 1

@@ -1,0 +1,334 @@
+"""`RedisStore`: tasks in Redis or Valkey, for all processes that reach the server.
+
+Durability is the server's to give, and is looked at when the store is opened: with `appendonly yes` and `appendfsync
+always` what was acknowledged survives the death of the server and of its machine; with `everysec` that of the server,
+and of the machine but for the last second; without an append-only file nothing survives but the last snapshot, and the
+store warns. A failover to a replica may lose what the replica had not been sent.
+
+Every verb that writes is one Lua script, and so one round trip: compare-and-swap, journal, outcome, indexes, limits and
+the hint to other processes happen together or not at all.
+
+All keys begin with `{PREFIX}:`. The braces are a hash tag: in a cluster the keys of one store are in one slot, and so
+on one server, which is what lets a script touch them all. A store therefore does not grow with the cluster; several
+stores, each with a prefix of its own, do.
+
+Nothing expires by itself that has not ended. A task that has, and has a retention, is removed by the sweeps; should no
+process sweep for a day beyond, the server removes it, and the next sweep what is left of it in the indexes.
+
+Weaknesses:
+
+- Everything is in memory: about 2 KB for a small task.
+- While one script runs nothing else does. Each costs some ten microseconds, and a page of a listing a millisecond.
+- A write that was sent, and whose server is then out of reach for seconds, is reported as `StoreUnavailable` and may be
+  found written later (`connection.py`). Whoever tries again is told of the conflict.
+- What `hand_out` chose in an answer that was lost counts as handed out until the sweep finds it idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+import anyio
+
+from mcp_tasks.core.journal import JournalEntry
+from mcp_tasks.core.json_bytes import LARGE
+from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
+from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.core.values import check_number
+from mcp_tasks.errors import InvalidOption, TaskUnreadable
+from mcp_tasks.stores.base import (
+    MOST_COUNTED,
+    Backlog,
+    Handing,
+    Hint,
+    IdPage,
+    Limits,
+    Page,
+    Ready,
+    Share,
+    Whose,
+)
+from mcp_tasks.stores.codec import Codec
+from mcp_tasks.stores.columns import from_micros
+from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request, in_thread_if
+from mcp_tasks.stores.redis import names
+from mcp_tasks.stores.redis.checkup import check_layout, check_persistence
+from mcp_tasks.stores.redis.connection import Connection
+from mcp_tasks.stores.redis.names import from_bytes, to_bytes
+from mcp_tasks.stores.redis.notifier import RedisNotifier
+from mcp_tasks.stores.redis.reads import Reads
+from mcp_tasks.stores.redis.writes import Writes
+from mcp_tasks.stores.unreadable import UnreadableLog
+
+T = TypeVar("T")
+
+
+class RedisStore:
+    """Keeps tasks on the server that `url` names: `redis://HOST:PORT/DATABASE`, `rediss://…`, `valkey://…`, `valkeys://…`.
+
+    Args:
+        prefix: What the keys of this store begin with. Stores with different prefixes share a server and nothing else.
+        codec: How what is kept of a task becomes bytes; give it a cipher to have it encrypted.
+        max_connections: Round trips at a time; more wait for their turn.
+        timeout: How long one attempt at a round trip may take.
+
+    Attributes:
+        round_trips: How many round trips were made, for those who measure.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "mcp-tasks",
+        codec: Codec | None = None,
+        max_connections: int = 32,
+        timeout: timedelta = timedelta(seconds=5),
+    ) -> None:
+        if not prefix or not prefix.isprintable() or set(prefix) & set("{}"):
+            raise InvalidOption(f"prefix must be a non-empty string without braces, got {prefix!r}")
+        check_number("max_connections", max_connections, 1)
+        self._connection = Connection(
+            url,
+            prefix=b"{" + prefix.encode() + b"}:",
+            max_connections=max_connections,
+            timeout=timeout.total_seconds(),
+        )
+        self._codec = codec or Codec()
+        self._notifier = RedisNotifier(self._connection)
+        self._reads = Reads(self._connection)
+        self._writes = Writes(self._connection, self._notifier)
+        self._turn = anyio.Lock()
+        self._unreadable = UnreadableLog(self._connection.place, _deletion)
+
+    def __repr__(self) -> str:
+        return f"RedisStore({self._connection.place!r})"
+
+    @property
+    def round_trips(self) -> int:
+        """How many round trips were made."""
+        return self._connection.round_trips
+
+    async def open(self, namespace: str = "") -> None:
+        """Reach the server, and look at whether it keeps what it is given."""
+        async with self._turn:
+            if self._connection.is_open:
+                return
+            self._connection.open()
+            try:
+                await check_layout(self._connection)
+                await check_persistence(self._connection)
+            except BaseException:
+                with anyio.CancelScope(shield=True):
+                    await self._connection.close()
+                raise
+
+    async def close(self) -> None:
+        """Finish what was asked for and let go of the connections."""
+        with anyio.CancelScope(shield=True):
+            async with self._turn:
+                await self._notifier.stop()
+                await self._connection.close()
+
+    async def create(
+        self,
+        record: TaskRecord,
+        request: TaskRequest,
+        *,
+        key: str | None = None,
+        key_until_end: bool = False,
+        handing: Handing | None = None,
+    ) -> TaskRecord:
+        """Keep a new task, unless one stands under its key."""
+        state = self._codec.encode_state(record)
+        encoded = await encoded_request(self._codec, record.id, request)
+        standing = await self._writes.create(
+            record, state=state, request=encoded, key=key, key_until_end=key_until_end, handing=handing
+        )
+        return record if standing is None else self._record(*standing)
+
+    async def save(
+        self,
+        record: TaskRecord,
+        *,
+        expected: int,
+        entries: Sequence[JournalEntry] = (),
+        outcome: Outcome | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """Replace the record if it is still at version `expected`, with what is kept beside it."""
+        state = self._codec.encode_state(record)
+        lines = await encoded_entries(self._codec, record.id, entries)
+        kept = await encoded_outcome(self._codec, record.id, outcome)
+        await self._writes.save(record, expected=expected, state=state, lines=lines, outcome=kept, limits=limits)
+
+    async def delete(self, task_id: str, *, expected: int) -> None:
+        """Forget the task with all that is kept beside it if it is still at version `expected`."""
+        await self._writes.delete(task_id, expected=expected)
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        """The record as of now, or None."""
+        version, owner, namespace, state = await self._reads.row(task_id, b"v", b"o", b"n", b"s")
+        return None if version is None else self._record(to_bytes(task_id), owner, namespace, state)
+
+    async def request(self, task_id: str) -> TaskRequest | None:
+        """What was asked for."""
+        version, owner, request = await self._reads.row(task_id, b"v", b"o", b"r")
+        if version is None:
+            return None
+        return await self._decoded(
+            request, lambda: self._codec.decode_request(task_id, request, owner=_optional(owner))
+        )
+
+    async def outcome(self, task_id: str) -> Outcome | None:
+        """How the task ended."""
+        owner, body, meta = await self._reads.row(task_id, b"o", b"b", b"m")
+        if body is None:
+            return None
+        return await self._decoded(
+            body + (meta or b""), lambda: self._codec.decode_outcome(task_id, body, meta, owner=_optional(owner))
+        )
+
+    async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
+        """The task's journal beyond `after`, in the order of writing."""
+        owner, items = await self._reads.journal(task_id, after)
+
+        def decode() -> Sequence[JournalEntry]:
+            lines = zip(items[::3], items[1::3], items[2::3], strict=True)
+            return [
+                self._codec.decode_entry(
+                    task_id, from_bytes(kind), from_bytes(key), value, number=number, owner=_optional(owner)
+                )
+                for number, (kind, key, value) in enumerate(lines, after + 1)
+            ]
+
+        return await in_thread_if(sum(map(len, items)) > LARGE, decode)
+
+    async def list(
+        self,
+        namespace: str,
+        whose: Whose,
+        *,
+        now: datetime,
+        status: TaskStatus | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page:
+        """Tasks of the namespace in the order of creation, in one status or any."""
+        rows, following = await self._reads.listing(namespace, whose, now, status, cursor, limit)
+        return Page(records=self._readable(rows), cursor=following)
+
+    async def hand_out(
+        self, namespace: str, share: Share, *, queues: Collection[str] | None = None, mark: bool = True, limit: int
+    ) -> Sequence[Ready]:
+        """Queued tasks that are not handed out, within the share, by priority and then owners by turns."""
+        rows = await self._reads.hand_out(namespace, share, queues, mark, limit)
+        return [
+            Ready(
+                id=record.id,
+                owner=record.owner,
+                method=record.method,
+                name=record.name,
+                queue=record.queue,
+                priority=record.priority,
+            )
+            for record in self._readable(rows)
+        ]
+
+    async def hand_back(self, task_id: str) -> None:
+        """If the task is still queued, it waits for `hand_out` again."""
+        await self._connection.run("hand_back", to_bytes(task_id))
+
+    async def backlog(self, namespace: str) -> Mapping[str, Backlog]:
+        """What waits in each queue of the namespace."""
+        found = await self._connection.run("backlog", names.part(namespace))
+        return {
+            names.whole(queue): Backlog(ready=min(count, MOST_COUNTED), since=from_micros(names.instant(first)))
+            for queue, count, first in found
+            if count
+        }
+
+    async def queued(
+        self, namespace: str, *, handed_out: bool | None = None, cursor: str | None = None, limit: int
+    ) -> IdPage:
+        """Tasks of the namespace that could run at any time and nobody has, in the order of creation."""
+        kinds = {None: ("waiting", "handed"), True: ("handed",), False: ("waiting",)}[handed_out]
+        return await self._reads.ids([names.name(kind, namespace) for kind in kinds], cursor, limit)
+
+    async def due(self, namespace: str, now: datetime, *, cursor: str | None = None, limit: int) -> IdPage:
+        """Parked tasks of the namespace whose time has come, longest overdue first."""
+        return await self._reads.ids([names.name("due", namespace)], cursor, limit, until=now)
+
+    async def claimed(self, worker: str, *, cursor: str | None = None, limit: int) -> IdPage:
+        """Tasks that `worker` has, in the order of creation."""
+        return await self._reads.ids([names.name("claimed", worker)], cursor, limit)
+
+    async def expired(self, now: datetime, *, limit: int) -> Sequence[Hint]:
+        """Id and version of tasks whose time after the end is over, longest overdue first."""
+        return await self._reads.expired(now, limit)
+
+    async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
+        """The version of each of these tasks; those that are gone are left out."""
+        return await self._reads.versions(task_ids)
+
+    async def heartbeat(self, worker: str, *, namespace: str) -> None:
+        """Renew the lease of `worker`."""
+        await self._connection.run("heartbeat", to_bytes(worker), names.name("beats", namespace))
+
+    async def workers(self, namespace: str) -> dict[str, int]:
+        """Every worker that beats for the namespace or has a task in it, and how often it has beaten."""
+        found = await self._connection.run("workers", names.name("beats", namespace), names.name("having", namespace))
+        return {from_bytes(worker): int(beats) for worker, beats in zip(found[::2], found[1::2], strict=True)}
+
+    async def retire(self, worker: str) -> None:
+        """Forget the heartbeat of `worker`."""
+        await self._connection.run("retire", to_bytes(worker))
+
+    async def note(self, namespace: str, name: str) -> bytes | None:
+        """The note of this name that the server has, or None."""
+        data = await self._reads.note(namespace, name)
+        return None if data is None else self._codec.decode_note(namespace, name, data)
+
+    async def set_note(self, namespace: str, name: str, value: bytes, *, expected: bytes | None) -> bool:
+        """Keep a note if what is there is `expected`."""
+        encoded = self._codec.encode_note(namespace, name, value)
+        while True:
+            # By what it says, which only this side can read: encrypted bytes differ each time, whatever is in them.
+            seen = await self._reads.note(namespace, name)
+            if (None if seen is None else self._codec.decode_note(namespace, name, seen)) != expected:
+                return False
+            if await self._writes.set_note(names.name("note", namespace, name), encoded, seen=seen):
+                return True
+
+    def notifier(self) -> RedisNotifier:
+        """Hints between the processes that share the server."""
+        return self._notifier
+
+    async def _decoded(self, data: bytes | None, decode: Callable[[], T]) -> T:
+        return await in_thread_if(len(data or b"") > LARGE, decode)
+
+    def _record(self, task_id: bytes, owner: bytes | None, namespace: bytes | None, state: object) -> TaskRecord:
+        return self._codec.decode_state(
+            from_bytes(task_id), state, namespace=from_bytes(namespace or b""), owner=_optional(owner)
+        )
+
+    def _readable(self, rows: Sequence[Any]) -> list[TaskRecord]:
+        """The records of some rows. What cannot be read is left out and logged once."""
+        records: list[TaskRecord] = []
+        for row in rows:
+            try:
+                records.append(self._record(*row))
+            except TaskUnreadable as exc:
+                self._unreadable.report(exc)
+        return records
+
+
+def _deletion(task_id: str) -> str:
+    # Not `DEL`: a task is in indexes as well.
+    return f"await store.delete({task_id!r}, expected=(await store.versions([{task_id!r}]))[{task_id!r}])"
+
+
+def _optional(text: bytes | None) -> str | None:
+    return None if text is None else from_bytes(text)

@@ -1,0 +1,69 @@
+"""A build of the package as the next release might be: one more field in records and requests, one more column.
+
+It is made by small edits of a copy, each of which must apply: a build that silently is this release shows nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import mcp_tasks
+from mcp_tasks.stores.fields import FORMAT, READABLE
+from mcp_tasks.stores.redis.checkup import COMPATIBLE_FROM, LAYOUT
+from mcp_tasks.stores.sqlite.schema import migrations
+
+PACKAGE = Path(mcp_tasks.__file__).parent
+
+COLOUR, SHADE = "blue", "dark"
+"""What the next release keeps with every task, and with every request."""
+
+
+def build_next_release(folder: Path) -> Path:
+    """Make the build; gives what to put on the path of its processes."""
+    package = folder / "mcp_tasks"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    _add_fields(package)
+    _add_column_to_sqlite(package)
+    _add_field_to_redis(package)
+    return folder
+
+
+def _add_fields(package: Path) -> None:
+    record = package / "core/record.py"
+    _edit(record, r"(    tool_version: str \| None = None\n)", rf'\1    colour: str | None = "{COLOUR}"\n')
+    _edit(record, r"(    max_wait: timedelta \| None = None\n)", r"\1    shade: str | None = None\n")
+    fields = package / "stores/fields.py"
+    _edit(fields, rf"FORMAT = {FORMAT}\n", f"FORMAT = {FORMAT + 1}\n")
+    _edit(fields, rf"READABLE = {READABLE}\n", f"READABLE = {FORMAT}\n")
+    _edit(fields, r"(_STATE_TYPES: _Types = \{\n)", r'\1    "colour": str,\n')
+    _edit(fields, r"(    _put_times\(state, record\)\n)", r'\1    state["colour"] = record.colour or "none"\n')
+    _edit(fields, r"(        tool_version=fields.get.*\n)", r'\1        colour=fields.get("colour"),\n')
+    _edit(fields, r"(_REQUEST_TYPES: _Types = \{\n)", r'\1    "shade": str,\n')
+    _edit(fields, r'(        "method": request.method,\n)', rf'\1        "shade": "{SHADE}",\n')
+    _edit(fields, r"(        max_wait=_duration.*\n)", r'\1        shade=fields.get("shade"),\n')
+
+
+def _add_column_to_sqlite(package: Path) -> None:
+    schema = len(migrations())
+    script = package / f"stores/sqlite/migrations/{schema + 1:04}_colour.sql"
+    script.write_text(
+        f"-- compatible from: {schema}\nALTER TABLE tasks ADD COLUMN colour TEXT NOT NULL DEFAULT 'none';\n"
+    )
+    _edit(package / "stores/sqlite/operations.py", r"(UPDATE tasks\nSET )(version = )", rf"\1colour = '{COLOUR}', \2")
+
+
+def _add_field_to_redis(package: Path) -> None:
+    folder = package / "stores/redis"
+    _edit(folder / "checkup.py", rf"LAYOUT: Final = {LAYOUT}\n", f"LAYOUT: Final = {LAYOUT + 1}\n")
+    _edit(
+        folder / "checkup.py", rf"COMPATIBLE_FROM: Final = {COMPATIBLE_FROM}\n", f"COMPATIBLE_FROM: Final = {LAYOUT}\n"
+    )
+    _edit(folder / "lua/save.lua", r"(call\('HSET', row, )('v', version)", rf"\1'colour', '{COLOUR}', \2")
+
+
+def _edit(path: Path, pattern: str, replacement: str) -> None:
+    text, count = re.subn(pattern, replacement, path.read_text(encoding="utf-8"))
+    assert count == 1, f"{pattern!r} is {count} times in {path}; change the edit as the file has changed"
+    path.write_text(text, encoding="utf-8")

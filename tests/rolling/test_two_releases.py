@@ -1,0 +1,157 @@
+"""This release and the next one on one store, as while a fleet is rolled from one to the other.
+
+The next one has one more field in each record and request, and one more column (`next_release.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from redis import Redis
+
+from mcp_tasks.stores.fields import FORMAT
+from tests.helpers.databases import valkey
+from tests.rolling.next_release import COLOUR, PACKAGE, SHADE, build_next_release
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 15.0
+THIS, NEXT = FORMAT, FORMAT + 1
+
+
+class Process:
+    """A process of a release, which does what it is told."""
+
+    def __init__(self, package: Path, url: str) -> None:
+        self._command = [sys.executable, "-m", "tests.rolling.release", url]
+        self._environment = os.environ | {"PYTHONPATH": f"{package}{os.pathsep}{ROOT}"}
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> int:
+        """Start it; gives its format."""
+        self._process = subprocess.Popen(
+            self._command, cwd=ROOT, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        return self._heard()
+
+    def stop(self) -> None:
+        """Stop it in order."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.communicate(timeout=LIMIT)
+            assert process.returncode == 0
+
+    def tell(self, verb: str, **more: Any) -> Any:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": verb, **more}) + "\n")
+        self._process.stdin.flush()
+        return self._heard()
+
+    def until(self, task: str, reached: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The task as soon as this process sees it so."""
+        deadline = time.monotonic() + LIMIT
+        while True:
+            shown = self.tell("show", task=task)
+            if reached(shown):
+                return shown
+            assert time.monotonic() < deadline, shown
+            time.sleep(0.05)
+
+    def until_parked(self, task: str, number: int) -> dict[str, Any]:
+        return self.until(task, lambda shown: shown["open"] == [f"elicitation-{number}"] and shown["parked"])
+
+    def until_done(self, task: str) -> dict[str, Any]:
+        return self.until(task, lambda shown: shown["status"] == "completed")
+
+    def _heard(self) -> Any:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"the process ended with {self._process.wait(LIMIT)}; its error output says why"
+        return json.loads(line)
+
+
+@pytest.fixture(scope="module")
+def next_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_next_release(tmp_path_factory.mktemp("next"))
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'tasks.db'}"
+    else:
+        with valkey() as server:
+            yield server.url
+
+
+@pytest.fixture
+def releases(url: str, next_release: Path) -> Iterator[tuple[Process, Process]]:
+    """This release and the next, started in this order."""
+    with ExitStack() as stack:
+        this, following = Process(PACKAGE.parent, url), Process(next_release, url)
+        for process, number in ((this, THIS), (following, NEXT)):
+            stack.callback(process.stop)
+            assert process.start() == number
+        yield this, following
+
+
+def column_of(task: str, url: str) -> str:
+    """What the store has in the column, or the field, that is new."""
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database:
+            return database.execute("SELECT colour FROM tasks WHERE id = ?", (task,)).fetchall()[0][0]
+    with closing(Redis.from_url(url, decode_responses=True)) as client:
+        [row] = cast("Iterator[str]", client.scan_iter(f"*t:{task}"))
+        return str(client.hget(row, "colour"))
+
+
+def run_by(one: Process, other: Process) -> None:
+    """Let only one of the two run tools from now on."""
+    other.tell("serve", tools=[])
+    one.tell("serve", tools=["tool", "quick"])
+
+
+def test_two_adjacent_releases_work_side_by_side(releases: tuple[Process, Process], url: str) -> None:
+    this, following = releases
+    of_this, of_next = this.tell("create", name="tool"), following.tell("create", name="tool")
+
+    run_by(this, following)
+    for task in (of_this, of_next):
+        following.until_parked(task, 1)
+    run_by(following, this)
+    for task in (of_this, of_next):
+        this.tell("answer", task=task)
+        this.until_parked(task, 2)
+    # What is new is there for the next release, and this one holds on to it.
+    assert following.tell("show", task=of_next)["colour"] == COLOUR
+    assert this.tell("show", task=of_next)["unknown"] == {"format": NEXT, "readable": THIS, "colour": COLOUR}
+
+    # The store is one of the next release by now; this one opens it all the same.
+    this.stop()
+    assert this.start() == THIS
+    run_by(this, following)
+    for task in (of_this, of_next):
+        following.tell("answer", task=task)
+        assert this.until_done(task)["done"] == [THIS, NEXT, THIS]
+    shown = following.tell("show", task=of_next)
+    assert (shown["colour"], shown["shade"], shown["done"]) == (COLOUR, SHADE, [THIS, NEXT, THIS])
+    assert following.tell("show", task=of_this)["shade"] is None
+    # The last to write was this release, in the middle the next one, and the column is the next one's alone.
+    assert [column_of(task, url) for task in (of_this, of_next)] == [COLOUR, COLOUR]
+
+    both = [process.tell("create", name="quick") for process in (this, following) for _ in range(10)]
+    for process in (this, following):
+        process.tell("serve", tools=["quick"])
+    for task in both:
+        assert following.until_done(task)["done"] in ([THIS], [NEXT])
