@@ -8,7 +8,7 @@ is claimed there.
 from __future__ import annotations
 
 import asyncio
-import socket
+import contextlib
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -17,11 +17,13 @@ from typing import Any
 from urllib.parse import quote
 
 from celery import Celery
-from kombu import Consumer, Message
+from kombu.message import Message
+from kombu.messaging import Consumer
 
 from mcp_tasks.engines import Abilities, Deliver, Lane, RemoteEngine, Route, Serves
 
 RUN = "mcp_tasks.run"
+RETRIES = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2}
 AT_A_TIME = 16
 """Ids that have been taken and are not acknowledged: each waits for a free slot, a second at most."""
 
@@ -33,7 +35,8 @@ class CeleryCarrier:
     abilities = Abilities(remote=True)
 
     def __init__(self, broker: str) -> None:
-        self.app = Celery("mcp-tasks", broker=broker, set_as_current=False)
+        # Celery has no types.
+        self.app: Any = Celery("mcp-tasks", broker=broker, set_as_current=False)
         self.app.conf.task_ignore_result = True
         # How long the broker waits for a process that has died with an id. A claim takes milliseconds.
         self.app.conf.broker_transport_options = {"visibility_timeout": 60}
@@ -46,7 +49,7 @@ class CeleryCarrier:
     async def send(self, task_id: str, *, route: Route, lane: Lane, delay: timedelta | None) -> None:
         """Put the id into the queue of its route."""
         queue = self._queue(route.queue, route.tool)
-        await asyncio.to_thread(self.app.send_task, RUN, (task_id,), queue=queue, retry=True, retry_policy=PATIENCE)
+        await asyncio.to_thread(self.app.send_task, RUN, (task_id,), queue=queue, retry=True, retry_policy=RETRIES)
 
     async def take(self, deliver: Deliver, serves: Serves) -> None:
         """Hand over what arrives in the queues of the routes served, until cancelled."""
@@ -68,13 +71,10 @@ class CeleryCarrier:
         return "/".join(("mcp-tasks", *(quote(part, safe="") for part in parts)))
 
 
-PATIENCE = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2}
-
-
 class _Taking:
     """A thread that takes messages from Celery's queues, and acknowledges those that were handed over."""
 
-    def __init__(self, app: Celery, queues: Sequence[str], deliver: Deliver) -> None:
+    def __init__(self, app: Any, queues: Sequence[str], deliver: Deliver) -> None:
         self.stopped = threading.Event()
         self._app = app
         self._queues = [app.amqp.queues[name] for name in queues]
@@ -89,14 +89,17 @@ class _Taking:
             Consumer(connection, self._queues, callbacks=[self._arrived], accept=["json"], prefetch_count=AT_A_TIME),
         ):
             while self._under_way or not self.stopped.is_set():
-                try:
+                with contextlib.suppress(TimeoutError):
                     connection.drain_events(timeout=0.01 if self._under_way else 0.2)
-                except socket.timeout:
-                    pass
                 self._answer()
 
     def _arrived(self, body: Any, message: Message) -> None:
-        (task_id,), _options, _embedded = body
+        try:
+            (task_id,), _options, _embedded = body
+        except (TypeError, ValueError):
+            # Not one of ours. Left in the queue, it would come back for ever.
+            message.reject()
+            return
         self._under_way[asyncio.run_coroutine_threadsafe(self._deliver(task_id), self._loop)] = message
 
     def _answer(self) -> None:
