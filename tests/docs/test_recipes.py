@@ -30,11 +30,9 @@ COMMANDS = re.findall(r"^\$ (.*)$", PAGE, flags=re.MULTILINE)
 def _running(command: str, folder: Path, *more: str) -> Generator[subprocess.Popen[bytes]]:
     """A command of the page in a folder with its files; told to stop at the end of the block."""
     assert command in COMMANDS
-    words = shlex.split(command)
-    changes = dict(word.split("=", 1) for word in words if re.match(r"[A-Z]+=", word))
-    program, *arguments = [word for word in words if not re.match(r"[A-Z]+=", word)]
-    interpreter = [sys.executable] if program == "python" else [sys.executable, "-m", program]
-    process = subprocess.Popen([*interpreter, *arguments, *more], cwd=folder, env={**ENVIRONMENT, **changes})
+    program, *arguments = shlex.split(command)
+    module = program.replace("-", "_")
+    process = subprocess.Popen([sys.executable, "-m", module, *arguments, *more], cwd=folder, env=ENVIRONMENT)
     try:
         yield process
         process.terminate()
@@ -51,7 +49,7 @@ async def test_one_process_serves_and_another_runs_the_tools(tmp_path: Path) -> 
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    with _running("ROLE=serve uvicorn farm:app", tmp_path, "--port", str(port)) as serving:
+    with _running("uvicorn farm:app", tmp_path, "--port", str(port)) as serving:
 
         def is_alive() -> None:
             assert serving.poll() is None, "the server ended by itself"
@@ -60,7 +58,7 @@ async def test_one_process_serves_and_another_runs_the_tools(tmp_path: Path) -> 
         async with connected(f"{url}/mcp") as client:
             handle = await started(client, "render", frames=1)
             assert (await handle.status()).status == "working"
-            with _running("python worker.py", tmp_path) as worker:
+            with _running("mcp-tasks worker farm:server", tmp_path) as worker:
                 result = await handle.result(timeout=LIMIT)
                 async with Client(f"{url}/mcp") as without_tasks:
                     waited_for = await without_tasks.call_tool("render", {"frames": 1})
