@@ -7,6 +7,7 @@ and its dependencies installed:
     PYTHONPATH=FOLDER/src:. python -m tests.backends.old_files 2     # commit aa51081
     PYTHONPATH=FOLDER/src:. python -m tests.backends.old_files 3     # commit bba4828
     PYTHONPATH=FOLDER/src:. python -m tests.backends.old_files 4     # commit ca78dfb
+    PYTHONPATH=FOLDER/src:. python -m tests.backends.old_files 5     # commit eb8c067
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from mcp_tasks.testing.clock import NOON
 Fields: TypeAlias = dict[str, Any]
 """A task by the names that its fields had in the release that wrote it."""
 
+HOUR = timedelta(hours=1)
+
 ODD: JsonObject = {
     "snow": "☃",
     "lone": "\ud800",
@@ -39,12 +42,13 @@ ODD: JsonObject = {
 
 @dataclass(frozen=True)
 class OldFile:
-    """One file: its tasks, their journals, and who was alive."""
+    """One file: its tasks, their journals, who was alive, and the notes of the server."""
 
     schema: int
     tasks: Sequence[Fields]
     journals: Mapping[str, Sequence[JournalEntry]]
     worker: str = field(default="a process of yesterday")
+    notes: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
 
     @property
     def path(self) -> Path:
@@ -207,6 +211,23 @@ def schema_4() -> OldFile:
     )
 
 
+def schema_5() -> OldFile:
+    """The last one without queues: tasks are queued, handed to nobody, and at work for nobody's share."""
+    fourth = schema_4()
+    at_work = {"namespace": "demo", "worker": "a process of yesterday", "attempt": 1, "version": 2}
+    return OldFile(
+        5,
+        [
+            *fourth.tasks,
+            task(id="queued again", namespace="demo", owner=None, attempt=1, version=4, updated_at=NOON + HOUR),
+            task(id="at work for bob", owner="bob", **at_work),
+            task(id="asks in memory", owner="bob", status=TaskStatus.INPUT_REQUIRED, **at_work),
+        ],
+        fourth.journals,
+        notes={"note": b"value", "\u2603": b"\0"},
+    )
+
+
 async def write(file: OldFile) -> None:
     """Write the file with whatever release is on the path; only the one that it is of is of use."""
     file.path.unlink(missing_ok=True)
@@ -237,6 +258,8 @@ async def write_parts(store: Any, file: OldFile) -> None:
         if record.version > 1 or entries:
             await store.save(record, expected=1, entries=entries, outcome=outcome)
     await store.heartbeat(file.worker, namespace="demo")
+    for name, value in file.notes.items():
+        await store.set_note("demo", name, value, expected=None)
 
 
 async def write_whole(store: Any, file: OldFile) -> None:
@@ -252,4 +275,4 @@ async def write_whole(store: Any, file: OldFile) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(write, {"1": lambda: SCHEMA_1, "2": schema_2, "3": schema_3, "4": schema_4}[sys.argv[1]]())
+    anyio.run(write, {"1": lambda: SCHEMA_1, "2": schema_2, "3": schema_3, "4": schema_4, "5": schema_5}[sys.argv[1]]())

@@ -17,20 +17,20 @@ import pytest
 
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.json_bytes import encode_json
-from mcp_tasks.errors import StoreUnavailable, TaskUnreadable
-from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession
+from mcp_tasks.errors import LimitReached, StoreUnavailable, TaskUnreadable
+from mcp_tasks.stores.base import EVERYBODY, Backlog, ChildrenOf, InSession, Limits, Share
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.sqlite.schema import migrations, prepare
 from mcp_tasks.testing import make_record
 from mcp_tasks.testing.clock import NOON
-from tests.backends.old_files import SCHEMA_1, Fields, OldFile, schema_2, schema_3, schema_4
+from tests.backends.old_files import SCHEMA_1, Fields, OldFile, schema_2, schema_3, schema_4, schema_5
 
 pytestmark = pytest.mark.anyio
 
 TOMORROW = NOON + timedelta(days=1)
-SCHEMA_2, SCHEMA_3, SCHEMA_4 = schema_2(), schema_3(), schema_4()
+SCHEMA_2, SCHEMA_3, SCHEMA_4, SCHEMA_5 = schema_2(), schema_3(), schema_4(), schema_5()
 FILES = pytest.mark.parametrize(
-    "file", [SCHEMA_1, SCHEMA_2, SCHEMA_3, SCHEMA_4], ids=lambda file: f"schema {file.schema}"
+    "file", [SCHEMA_1, SCHEMA_2, SCHEMA_3, SCHEMA_4, SCHEMA_5], ids=lambda file: f"schema {file.schema}"
 )
 RENAMED = {"holder": "worker", "ttl": "retention"}
 
@@ -57,6 +57,12 @@ def third(tmp_path: Path) -> Path:
 def fourth(tmp_path: Path) -> Path:
     """A copy of the file with the fourth schema."""
     return Path(shutil.copy(SCHEMA_4.path, tmp_path / "tasks.db"))
+
+
+@pytest.fixture
+def fifth(tmp_path: Path) -> Path:
+    """A copy of the file with the fifth schema."""
+    return Path(shutil.copy(SCHEMA_5.path, tmp_path / "tasks.db"))
 
 
 @asynccontextmanager
@@ -209,6 +215,39 @@ async def test_a_file_of_the_fourth_schema_gets_notes_and_its_ended_tasks_can_lo
         assert await store.set_note("demo", "note", b"value", expected=None)
     async with opened(fourth) as store:
         assert await store.note("demo", "note") == b"value"
+
+
+async def test_tasks_of_the_fifth_schema_are_handed_out_and_counted(fifth: Path) -> None:
+    request = TaskRequest(name="render", arguments={})
+    async with opened(fifth) as store:
+        queued = ["queued", "queued again", "under a key", "with a session"]
+        assert list((await store.queued("demo", handed_out=False, limit=9)).ids) == queued
+        # Since when they wait, nobody has written down: since they were made, at the earliest.
+        assert await store.backlog("demo") == {"default": Backlog(ready=4, since=NOON)}
+        bob = make_record(namespace="demo", owner="bob")
+        await store.create(bob, request)
+        with pytest.raises(LimitReached):
+            await store.save(replace(bob, version=2, worker="w"), expected=1, limits=Limits(owner=1))
+        with pytest.raises(LimitReached):
+            await store.save(replace(bob, version=2, worker="w"), expected=1, limits=Limits(tool=1))
+        await store.save(replace(bob, version=2, worker="w"), expected=1, limits=Limits(owner=2, tool=2))
+        chosen = await store.hand_out("demo", Share(owner=9), limit=9)
+        assert {ready.id for ready in chosen} == set(queued)
+        assert {ready.name for ready in chosen} == {"render"}
+        assert {name: await store.note("demo", name) for name in SCHEMA_5.notes} == SCHEMA_5.notes
+
+
+async def test_tasks_that_the_upgrade_cannot_read_are_counted_once_they_are_saved(fifth: Path) -> None:
+    # As with a cipher: what is encrypted says nothing to a migration.
+    execute(fifth, "UPDATE tasks SET state = x'00' WHERE id = 'at work for bob'")
+    async with opened(fifth) as store:
+        wanted = make_record(namespace="demo")
+        await store.create(wanted, TaskRequest(name="render", arguments={}))
+        claimed = replace(wanted, version=2, worker="w")
+        fields = next(fields for fields in SCHEMA_5.tasks if fields["id"] == "at work for bob")
+        await store.save(replace(record_of(fields), version=3), expected=2)
+        with pytest.raises(LimitReached):
+            await store.save(claimed, expected=1, limits=Limits(tool=1))
 
 
 @FILES

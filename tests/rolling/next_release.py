@@ -11,6 +11,7 @@ from pathlib import Path
 
 import mcp_tasks
 from mcp_tasks.stores.fields import FORMAT, READABLE
+from mcp_tasks.stores.redis.checkup import COMPATIBLE_FROM, LAYOUT
 from mcp_tasks.stores.sqlite.schema import migrations
 
 PACKAGE = Path(mcp_tasks.__file__).parent
@@ -25,6 +26,7 @@ def build_next_release(folder: Path) -> Path:
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
     _add_fields(package)
     _add_column_to_sqlite(package)
+    _add_field_to_redis(package)
     return folder
 
 
@@ -50,6 +52,15 @@ def _add_column_to_sqlite(package: Path) -> None:
         f"-- compatible from: {schema}\nALTER TABLE tasks ADD COLUMN colour TEXT NOT NULL DEFAULT 'none';\n"
     )
     _edit(package / "stores/sqlite/operations.py", r"(UPDATE tasks\nSET )(version = )", rf"\1colour = '{COLOUR}', \2")
+
+
+def _add_field_to_redis(package: Path) -> None:
+    folder = package / "stores/redis"
+    _edit(folder / "checkup.py", rf"LAYOUT: Final = {LAYOUT}\n", f"LAYOUT: Final = {LAYOUT + 1}\n")
+    _edit(
+        folder / "checkup.py", rf"COMPATIBLE_FROM: Final = {COMPATIBLE_FROM}\n", f"COMPATIBLE_FROM: Final = {LAYOUT}\n"
+    )
+    _edit(folder / "lua/save.lua", r"(call\('HSET', row, )('v', version)", rf"\1'colour', '{COLOUR}', \2")
 
 
 def _edit(path: Path, pattern: str, replacement: str) -> None:

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from redis import Redis
 
 from mcp_tasks.stores.fields import FORMAT
+from tests.helpers.databases import valkey
 from tests.rolling.next_release import COLOUR, PACKAGE, SHADE, build_next_release
 
 ROOT = Path(__file__).parents[2]
@@ -83,9 +86,13 @@ def next_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_next_release(tmp_path_factory.mktemp("next"))
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'tasks.db'}"
+@pytest.fixture(params=["sqlite", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'tasks.db'}"
+    else:
+        with valkey() as server:
+            yield server.url
 
 
 @pytest.fixture
@@ -99,13 +106,23 @@ def releases(url: str, next_release: Path) -> Iterator[tuple[Process, Process]]:
         yield this, following
 
 
+def column_of(task: str, url: str) -> str:
+    """What the store has in the column, or the field, that is new."""
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database:
+            return database.execute("SELECT colour FROM tasks WHERE id = ?", (task,)).fetchall()[0][0]
+    with closing(Redis.from_url(url, decode_responses=True)) as client:
+        [row] = cast("Iterator[str]", client.scan_iter(f"*t:{task}"))
+        return str(client.hget(row, "colour"))
+
+
 def run_by(one: Process, other: Process) -> None:
     """Let only one of the two run tools from now on."""
     other.tell("serve", tools=[])
     one.tell("serve", tools=["tool", "quick"])
 
 
-def test_two_adjacent_releases_work_side_by_side(releases: tuple[Process, Process]) -> None:
+def test_two_adjacent_releases_work_side_by_side(releases: tuple[Process, Process], url: str) -> None:
     this, following = releases
     of_this, of_next = this.tell("create", name="tool"), following.tell("create", name="tool")
 
@@ -130,6 +147,8 @@ def test_two_adjacent_releases_work_side_by_side(releases: tuple[Process, Proces
     shown = following.tell("show", task=of_next)
     assert (shown["colour"], shown["shade"], shown["done"]) == (COLOUR, SHADE, [THIS, NEXT, THIS])
     assert following.tell("show", task=of_this)["shade"] is None
+    # The last to write was this release, in the middle the next one, and the column is the next one's alone.
+    assert [column_of(task, url) for task in (of_this, of_next)] == [COLOUR, COLOUR]
 
     both = [process.tell("create", name="quick") for process in (this, following) for _ in range(10)]
     for process in (this, following):

@@ -82,7 +82,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.runner.run(perform(operation, store)) == self.runner.run(self.reference.perform(operation))
         self.clock.advance(timedelta(seconds=seconds))
 
-    @rule(plans=st.lists(issues(), min_size=2, max_size=6))
+    @rule(plans=st.lists(issues(at_once=True), min_size=2, max_size=6))
     def operations_at_the_same_time(self, plans: Sequence[tuple[Plan, int, int]]) -> None:
         """Issue operations that all know the same state, and find an order that explains the outcomes."""
         issued = [
@@ -148,6 +148,10 @@ class StoreMachine(RuleBasedStateMachine):
         for namespace in NAMESPACES:
             readings[f"workers {namespace}"] = await store.workers(namespace)
             readings[f"queued {namespace}"] = await _all_ids(partial(store.queued, namespace), limit=2)
+            for handed in (True, False):
+                handed_out = partial(store.queued, namespace, handed_out=handed)
+                readings[f"queued {namespace} {handed}"] = await _all_ids(handed_out, limit=2)
+            readings[f"backlog {namespace}"] = dict(await store.backlog(namespace))
             readings[f"due {namespace}"] = await _all_ids(partial(store.due, namespace, now), limit=2)
             for whose in (*_OWNERS, OwnedBy("bob")):
                 listing = partial(store.list, namespace, whose, now=now)

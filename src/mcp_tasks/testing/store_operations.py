@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
@@ -11,13 +12,20 @@ import anyio
 import anyio.lowlevel
 
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskRequest
-from mcp_tasks.errors import TaskExists, VersionConflict
-from mcp_tasks.stores.base import Store
+from mcp_tasks.core.record import ALWAYS
+from mcp_tasks.errors import LimitReached, TaskExists, VersionConflict
+from mcp_tasks.stores.base import Handing, Limits, Share, Store
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing.strategies import WORKERS
 
 NOTED = "demo"
 """The server that has notes."""
+
+PLENTY = Share(owner=1_000_000)
+"""A share that nobody comes to the end of."""
+
+ENOUGH = 1_000
+"""More tasks than there are."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +34,18 @@ class Create:
     request: TaskRequest
     key: str | None = None
     key_until_end: bool = False
+    share: Share | None = None
 
     @property
     def subject(self) -> str:
         return f"task {self.record.id}"
 
     async def run(self, store: Store) -> object:
-        return await store.create(self.record, self.request, key=self.key, key_until_end=self.key_until_end)
+        handing = None if self.share is None else Handing(share=self.share)
+        created = await store.create(
+            self.record, self.request, key=self.key, key_until_end=self.key_until_end, handing=handing
+        )
+        return created, handing is not None and handing.handed
 
 
 @dataclass(frozen=True)
@@ -53,13 +66,22 @@ class Save:
     expected: int
     entries: Sequence[JournalEntry] = ()
     outcome: Outcome | None = None
+    limits: Limits | None = None
 
     @property
     def subject(self) -> str:
         return f"task {self.record.id}"
 
     async def run(self, store: Store) -> object:
-        return await store.save(self.record, expected=self.expected, entries=self.entries, outcome=self.outcome)
+        try:
+            return await store.save(
+                self.record, expected=self.expected, entries=self.entries, outcome=self.outcome, limits=self.limits
+            )
+        except (LimitReached, VersionConflict):
+            if self.limits is None:
+                raise
+            # Which of the two is found first, is the store's to choose.
+            return "not claimed"
 
 
 @dataclass(frozen=True)
@@ -73,6 +95,42 @@ class Delete:
 
     async def run(self, store: Store) -> object:
         return await store.delete(self.task_id, expected=self.expected)
+
+
+@dataclass(frozen=True)
+class HandOut:
+    namespace: str
+    share: Share
+    queues: Sequence[str] | None
+    mark: bool
+
+    @property
+    def subject(self) -> str:
+        return f"tasks of {self.namespace}"
+
+    async def run(self, store: Store) -> object:
+        """All that the share allows: with fewer, whose turn it is would be the store's to choose."""
+        chosen = await store.hand_out(self.namespace, self.share, queues=self.queues, mark=self.mark, limit=ENOUGH)
+        rounds: Counter[tuple[int, str | None]] = Counter()
+        turns: list[tuple[int, int]] = []
+        for ready in chosen:
+            turns.append((-ready.priority, rounds[ready.priority, ready.owner]))
+            rounds[ready.priority, ready.owner] += 1
+        # By priority, then by rounds. In which order owners come within a round, is the store's to choose.
+        assert turns == sorted(turns)
+        return sorted(zip(turns, chosen, strict=True), key=lambda turn: (turn[0], turn[1].id))
+
+
+@dataclass(frozen=True)
+class HandBack:
+    task_id: str
+
+    @property
+    def subject(self) -> str:
+        return f"task {self.task_id}"
+
+    async def run(self, store: Store) -> object:
+        return await store.hand_back(self.task_id)
 
 
 @dataclass(frozen=True)
@@ -113,7 +171,7 @@ class SetNote:
         return await store.set_note(NOTED, self.name, self.value, expected=self.expected)
 
 
-Operation: TypeAlias = Create | Get | Save | Delete | Beat | Retire | SetNote
+Operation: TypeAlias = Create | Get | Save | Delete | HandOut | HandBack | Beat | Retire | SetNote
 Done: TypeAlias = tuple[Operation, object]
 """An operation and its outcome."""
 
@@ -158,11 +216,13 @@ class Reference:
     def __init__(self) -> None:
         self.store: MemoryStore = MemoryStore()
         self.keys: dict[str, str] = {}
+        self.known: dict[str, None] = {}
 
     async def perform(self, operation: Operation) -> object:
         """Do it, and say what came of it."""
         outcome = await perform(operation, self.store)
-        if isinstance(operation, Create) and outcome == operation.record:
+        if isinstance(operation, Create) and outcome in ((operation.record, False), (operation.record, True)):
+            self.known[operation.record.id] = None
             self.keys.pop(operation.record.id, None)
             if operation.key is not None:
                 await self._free(operation.key, operation.record)
@@ -205,7 +265,10 @@ class Reference:
         keys = {operation.key for operation in operations if isinstance(operation, Create)}
         under_keys = [f"task {task_id}" for task_id, key in self.keys.items() if key in keys]
         subjects = list(dict.fromkeys([operation.subject for operation in operations] + under_keys))
-        for subject in subjects:
+        # A claim within limits sees whatever is at work.
+        limited = any(isinstance(operation, Save) and operation.limits is not None for operation in operations)
+        others = [f"task {task_id}" for task_id in self.known] if limited else []
+        for subject in dict.fromkeys(subjects + others):
             kind, name = subject.split(" ", 1)
             if kind == "note":
                 if (note := await self.store.note(NOTED, name)) is not None:
@@ -214,19 +277,24 @@ class Reference:
                 for _ in range(await _beats(self.store, name)):
                     await scratch.heartbeat(name, namespace=WORKERS[name])
             elif (record := await self.store.get(name)) and (request := await self.store.request(name)):
-                await scratch.create(record, request, key=self.keys.get(name))
+                handing = Handing(share=PLENTY) if await _is_handed(self.store, record) else None
+                await scratch.create(record, request, key=self.keys.get(name), handing=handing)
                 entries, outcome = await self.store.journal(name), await self.store.outcome(name)
                 await scratch.save(record, expected=record.version, entries=entries, outcome=outcome)
         return subjects
 
 
 def _groups(done: Sequence[Done]) -> Sequence[Sequence[Done]]:
-    """The operations that may see each other. Those on different things do not, unless a key joins them."""
-    keyed = any(isinstance(operation, Create) and operation.key is not None for operation, _ in done)
+    """The operations that may see each other. Those on different things do not, unless a key or a limit joins them."""
+    joined = any(
+        operation.key is not None if isinstance(operation, Create) else operation.limits is not None
+        for operation, _ in done
+        if isinstance(operation, Create | Save)
+    )
     groups: dict[str, list[Done]] = {}
     for pair in done:
         subject = pair[0].subject
-        groups.setdefault("tasks" if keyed and subject.startswith("task ") else subject, []).append(pair)
+        groups.setdefault("tasks" if joined and subject.startswith("task ") else subject, []).append(pair)
     return list(groups.values())
 
 
@@ -243,7 +311,15 @@ async def reading(store: Store, subject: str) -> object:
     assert numbers == sorted(set(numbers))
     assert all(number > 0 for number in numbers)
     entries = [replace(entry, number=0) for entry in journal]
-    return await store.get(name), await store.request(name), await store.outcome(name), entries
+    record = await store.get(name)
+    handed = record is not None and await _is_handed(store, record)
+    return record, handed, await store.request(name), await store.outcome(name), entries
+
+
+async def _is_handed(store: Store, record: TaskRecord) -> bool:
+    if record.ready_at != ALWAYS:
+        return False
+    return record.id in (await store.queued(record.namespace, handed_out=True, limit=ENOUGH)).ids
 
 
 async def _beats(store: Store, worker: str) -> int:

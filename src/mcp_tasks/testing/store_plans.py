@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Protocol, TypeAlias
@@ -12,9 +12,22 @@ from hypothesis import strategies as st
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskRequest, apply
 from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.errors import TransitionRefused
+from mcp_tasks.stores.base import Limits, Share
 from mcp_tasks.testing.clock import FakeClock
 from mcp_tasks.testing.records import make_record
-from mcp_tasks.testing.store_operations import Beat, Create, Delete, Get, Operation, Retire, Save, SetNote
+from mcp_tasks.testing.store_operations import (
+    PLENTY,
+    Beat,
+    Create,
+    Delete,
+    Get,
+    HandBack,
+    HandOut,
+    Operation,
+    Retire,
+    Save,
+    SetNote,
+)
 from mcp_tasks.testing.strategies import NAMESPACES, WORKERS, Chance, chances
 
 
@@ -44,19 +57,33 @@ the same id cannot hit a version of a later one: in the package ids are never us
 NOTES = ("note", "☃")
 """The names of notes."""
 
+QUEUES = ("default", "☃")
+"""Few, so that tasks meet in them."""
 
-def issues() -> st.SearchStrategy[tuple[Plan, int, int]]:
-    """A plan, the store it is for, and its delay."""
+
+SHARES = (Share(owner=1), Share(owner=3, tools={"render": 2}), Share(owner=9, owner_at_work=2))
+"""Small, so that they are used up."""
+
+
+def issues(*, at_once: bool = False) -> st.SearchStrategy[tuple[Plan, int, int]]:
+    """A plan, the store it is for, and its delay.
+
+    Args:
+        at_once: Only plans of which some order explains what comes of many at once: who creates or hands out within a
+            share may go a little beyond it then, or stay below.
+    """
     # What happens most is drawn most. Each is made anew, because `one_of` drops what it has already.
-    often = [_events() for _ in range(8)] + [_creations() for _ in range(2)]
-    plans = st.one_of(*often, _reads(), _stale_saves(), _deletions(), _beats(), _retirements(), _notes())
-    return st.tuples(plans, st.integers(0, 3), st.integers(0, 3))
+    shares = (None, PLENTY) if at_once else (None, PLENTY, *SHARES)
+    often = [_events() for _ in range(8)] + [_creations(shares) for _ in range(2)]
+    rarely = [_reads(), _stale_saves(), _deletions(), _hand_backs(), _beats(), _retirements(), _notes()]
+    in_turn = [] if at_once else [_hand_outs(), _hand_outs()]
+    return st.tuples(st.one_of(*often, *rarely, *in_turn), st.integers(0, 3), st.integers(0, 3))
 
 
 _numbers = st.integers(0, 9)
 
 
-def _creations() -> st.SearchStrategy[Plan]:
+def _creations(shares: Sequence[Share | None]) -> st.SearchStrategy[Plan]:
     def make(
         number: int,
         owner: str | None,
@@ -69,7 +96,11 @@ def _creations() -> st.SearchStrategy[Plan]:
         session: str | None,
         parent: str | None,
         key_until_end: bool,
+        place: tuple[str, str, int],
+        share: Share | None,
     ) -> Plan:
+        name, queue, priority = place
+
         def plan(machine: World) -> Operation:
             machine.lives += 1
             return Create(
@@ -83,10 +114,14 @@ def _creations() -> st.SearchStrategy[Plan]:
                     session=session,
                     parent=parent,
                     version=machine.lives * MANY,
+                    name=name,
+                    queue=queue,
+                    priority=priority,
                 ),
                 request,
                 key,
                 key_until_end,
+                share,
             )
 
         return plan
@@ -98,11 +133,13 @@ def _creations() -> st.SearchStrategy[Plan]:
     keys = st.sampled_from([None, None, "key", "☃"])
     sessions, parents = st.sampled_from([None, "session"]), st.sampled_from([None, "parent"])
     ages, flags = st.integers(0, 1), st.booleans()
-    return st.builds(make, _numbers, owners, servers, calls, ages, retentions, keys, flags, sessions, parents, flags)
+    places = st.tuples(st.sampled_from(["render", "other"]), st.sampled_from(QUEUES), st.sampled_from([0, 0, 7, -7]))
+    joined = (keys, flags, sessions, parents, flags)
+    return st.builds(make, _numbers, owners, servers, calls, ages, retentions, *joined, places, st.sampled_from(shares))
 
 
 def _events() -> st.SearchStrategy[Plan]:
-    def make(number: int, chance: Chance) -> Plan:
+    def make(number: int, chance: Chance, limits: Limits | None) -> Plan:
         def plan(machine: World) -> Operation:
             record, now = machine.record(number), machine.clock()
             event, entries = chance.for_record(record, now)
@@ -112,11 +149,14 @@ def _events() -> st.SearchStrategy[Plan]:
                 changed = record
             if changed is record:
                 return Get(record.id)
-            return Save(changed, record.version, tuple(entries), _outcome(chance) if changed.is_final else None)
+            outcome = _outcome(chance) if changed.is_final else None
+            is_claim = record.worker is None and changed.worker is not None
+            return Save(changed, record.version, tuple(entries), outcome, limits if is_claim else None)
 
         return plan
 
-    return st.builds(make, _numbers, chances())
+    limits = st.sampled_from([None, None, Limits(tool=1), Limits(owner=1), Limits(tool=3, owner=2)])
+    return st.builds(make, _numbers, chances(), limits)
 
 
 def _outcome(chance: Chance) -> Outcome | None:
@@ -147,6 +187,20 @@ def _deletions() -> st.SearchStrategy[Plan]:
         return plan
 
     return st.builds(make, _numbers, st.sampled_from([0, 0, 1]))
+
+
+def _hand_outs() -> st.SearchStrategy[Plan]:
+    def make(namespace: str, share: Share, queues: Sequence[str] | None, mark: bool) -> Plan:
+        return lambda machine: HandOut(namespace, share, queues, mark)
+
+    # Without shares of tools: whose task has the last place, would be the store's to choose.
+    shares = st.sampled_from([share for share in (PLENTY, *SHARES) if not share.tools])
+    queues = st.sampled_from([None, None, QUEUES[:1], QUEUES])
+    return st.builds(make, st.sampled_from(NAMESPACES), shares, queues, st.booleans())
+
+
+def _hand_backs() -> st.SearchStrategy[Plan]:
+    return _numbers.map(lambda number: lambda machine: HandBack(machine.record(number).id))
 
 
 def _reads() -> st.SearchStrategy[Plan]:

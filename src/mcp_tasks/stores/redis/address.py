@@ -20,10 +20,7 @@ def driver_url(url: str) -> str:
     """
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in _SCHEMES:
-        raise UsageError(
-            "the URL of a Redis store begins with redis://, rediss:// (TLS), valkey:// or valkeys://, not "
-            f"{scheme[:20]!r}"
-        )
+        raise UsageError("the URL of a Redis store begins with redis://, rediss:// (TLS), valkey:// or valkeys://")
     plain = f"{_SCHEMES[scheme]}://{rest}"
     try:
         parse_url(plain)
