@@ -16,11 +16,12 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, cast
 
+import psycopg
 import pytest
 from redis import Redis
 
 from mcp_tasks.stores.fields import FORMAT
-from tests.helpers.databases import valkey
+from tests.helpers.databases import postgres, valkey
 from tests.rolling.next_release import COLOUR, PACKAGE, SHADE, build_next_release
 
 ROOT = Path(__file__).parents[2]
@@ -86,10 +87,13 @@ def next_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_next_release(tmp_path_factory.mktemp("next"))
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", "postgres", "redis"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'tasks.db'}"
+    elif request.param == "postgres":
+        with postgres() as server:
+            yield server.new_database()
     else:
         with valkey() as server:
             yield server.url
@@ -111,6 +115,10 @@ def column_of(task: str, url: str) -> str:
     if url.startswith("sqlite"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database:
             return database.execute("SELECT colour FROM tasks WHERE id = ?", (task,)).fetchall()[0][0]
+    if url.startswith("postgresql"):
+        with psycopg.connect(url) as database:
+            rows = database.execute("SELECT colour FROM mcp_tasks_tasks WHERE id = %s", (task,)).fetchall()
+            return str(rows[0][0])
     with closing(Redis.from_url(url, decode_responses=True)) as client:
         [row] = cast("Iterator[str]", client.scan_iter(f"*t:{task}"))
         return str(client.hget(row, "colour"))
