@@ -1,7 +1,7 @@
 """One round trip to the server: connections that are shared, and attempts that are repeated.
 
 A write whose connection broke after it was sent may have been written or not. It is sent again, under the same token
-(`lua/common.lua`), and a write that finds its token does nothing: so what comes of it is known, unless the server
+(`lua/tokens.lua`), and a write that finds its token does nothing: so what comes of it is known, unless the server
 stays out of reach. Then the caller is told `StoreUnavailable`, and what was sent last may yet be found written. No
 later write is lost by that: whoever tries again names the version that it knew, and is told of the conflict.
 """
