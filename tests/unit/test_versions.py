@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -193,6 +194,16 @@ async def test_the_same_version_goes_on_whatever_becomes_of_others(on_other: OnO
         await answer(runtime, task, elicitation_1="yes")
         assert (await until_final(runtime, task)).result == {"value": ["1", "yes"]}
     assert [entry.kind for entry in await store.journal(task.id)] == ["step", "ask", "answer", "done", "step"]
+
+
+async def test_starting_over_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="mcp_tasks.runtime.narration")
+    store, work = MemoryStore(), Work()
+    task = await parked(store, work)
+    async with version(store, work.body("2"), "2", "restart") as runtime:
+        await answer(runtime, task, elicitation_1="yes")
+        await until(runtime, task, lambda record: "elicitation-2" in record.inputs.outstanding)
+    assert "(tool) starts over in run 2: its tool is another version than it was" in caplog.text
 
 
 # Replays that do not fit

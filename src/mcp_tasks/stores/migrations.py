@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Final
 
@@ -29,3 +30,11 @@ def compatible_from(scripts: Sequence[str]) -> int:
         (int(said[1]) if (said := _COMPATIBLE_FROM.match(script)) else number)
         for number, script in enumerate(scripts, start=1)
     )
+
+
+def this_release() -> str:
+    """The release that runs, for what it leaves in a store."""
+    try:
+        return version("mcp-tasks")
+    except PackageNotFoundError:  # run from a source tree
+        return "(unknown)"

@@ -13,14 +13,16 @@ from __future__ import annotations
 import pytest
 
 # Before the imports that follow: an `assert` in a module that is not a test says nothing unless rewritten.
-_MODULES = ("_engine_runs", "_engine_carrying")
+_MODULES = ("_engine_runs", "_engine_carrying", "_engine_routes", "_engine_arrivals")
 pytest.register_assert_rewrite(*(f"mcp_tasks.testing.{name}" for name in _MODULES))
 
+from mcp_tasks.testing._engine_arrivals import ArrivalTests  # noqa: E402
 from mcp_tasks.testing._engine_carrying import CarryingTests  # noqa: E402
+from mcp_tasks.testing._engine_routes import RouteTests  # noqa: E402
 from mcp_tasks.testing._engine_runs import RunTests  # noqa: E402
 
 __all__ = ["EngineSuite"]
 
 
-class EngineSuite(RunTests, CarryingTests):
+class EngineSuite(RunTests, CarryingTests, RouteTests, ArrivalTests):
     """Every test of the contract; give it `make_engine`."""

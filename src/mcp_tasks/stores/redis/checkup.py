@@ -11,8 +11,11 @@ from mcp_tasks.stores.redis.connection import Connection
 logger: Final = logging.getLogger(__name__)
 
 LAYOUT: Final = 1
-"""How tasks are kept. A release that keeps them in another way raises it, and says in `compatible_from` from which on
-older releases may still work beside it."""
+"""How tasks are kept. A release that keeps them in another way raises it, and reads what older ones kept."""
+
+COMPATIBLE_FROM: Final = 1
+"""The first layout whose releases may work beside this one. It stays where it is if something was only added (a field
+of a row, a key) that they need not know and do not remove; otherwise it is `LAYOUT`."""
 
 _NOT_DURABLE: Final = (
     "%s keeps tasks in memory alone (appendonly no): what was acknowledged since its last snapshot is lost when it "
@@ -34,7 +37,7 @@ async def check_layout(connection: Connection) -> None:
     Raises:
         StoreCorrupt: They are somebody else's, or of a newer release.
     """
-    found = await connection.run("layout", LAYOUT)
+    found = await connection.run("layout", LAYOUT, COMPATIBLE_FROM)
     layout, compatible_from = (int(number) if number and number.isdigit() else 0 for number in found)
     if not layout or not compatible_from:
         raise StoreCorrupt(

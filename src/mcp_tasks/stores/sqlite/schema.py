@@ -16,14 +16,13 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
 from anyio import from_thread
 
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
-from mcp_tasks.stores.migrations import compatible_from, scripts_of
+from mcp_tasks.stores.migrations import compatible_from, scripts_of, this_release
 from mcp_tasks.stores.sqlite.connection import connect, create_file, is_busy, retry_while_busy, to_text
 from mcp_tasks.stores.sqlite.old_rows import add_functions
 
@@ -162,7 +161,7 @@ def _migrate(connection: sqlite3.Connection, path: Path, namespace: str) -> None
         for script in migrations()[_schema_of(connection, path) :]:
             for statement in _statements(script):
                 connection.execute(statement, {"namespace": to_text(namespace)})
-        marks = (_this_release(), compatible_from(migrations()))
+        marks = (this_release(), compatible_from(migrations()))
         connection.execute("UPDATE meta SET release = ?, compatible_from = ?", marks)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {len(migrations())}")
@@ -189,10 +188,3 @@ def _release_of(connection: sqlite3.Connection) -> str:
         return f"mcp-tasks {release}"
     except (sqlite3.Error, ValueError):
         return "the release of mcp-tasks that wrote it"
-
-
-def _this_release() -> str:
-    try:
-        return version("mcp-tasks")
-    except PackageNotFoundError:  # run from a source tree
-        return "(unknown)"

@@ -1,0 +1,185 @@
+"""Making a task: its row, its request, what stands under its key, and its job.
+
+One round trip makes a task or finds the one under its key; with a job that is written beside it, two. One more where a
+task under the key has to give way first.
+"""
+
+# ruff: noqa: S608 - statements are put together from constants
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import psycopg
+
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.statement import Statement
+from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.errors import TaskExists
+from mcp_tasks.stores.base import Handing, Share
+from mcp_tasks.stores.fairness import TOOL_METHOD
+from mcp_tasks.stores.postgres.database import Query, Row, Session
+from mcp_tasks.stores.postgres.failures import is_collision, is_lost
+from mcp_tasks.stores.postgres.text import to_key
+from mcp_tasks.stores.postgres.writes import identity_of, row_of
+
+logger: Final = logging.getLogger(__name__)
+
+_TASK = """
+task AS (
+    INSERT INTO mcp_tasks_tasks (
+        id, version, namespace, owner, session, parent, idempotency_key, method, name, queue, rank, status, worker,
+        created, ready, since, expires, handed, at_work, writes, state
+    )
+    SELECT %(id)s, %(version)s, %(namespace)s, %(owner)s, %(session)s::text, %(parent)s::text, %(key)s::text,
+        %(method)s, %(name)s, %(queue)s, %(rank)s, %(status)s, %(worker)s::text, %(created)s, %(ready)s::bigint,
+        CASE WHEN %(queued)s THEN %(since)s END, %(expires)s::bigint, {handed}, %(at_work)s, %(mark)s, %(state)s
+    {unless} ON CONFLICT DO NOTHING RETURNING key, handed
+), request AS (
+    INSERT INTO mcp_tasks_requests (task, request) SELECT key, %(request)s FROM task
+)
+"""
+_CREATE = f"WITH {_TASK} SELECT true, handed FROM task"
+
+# Who comes second under a key waits, and finds nothing: the task was not there yet when it began to look.
+_STANDING = """
+SELECT id, owner, namespace, state, version, status, expires FROM mcp_tasks_tasks
+WHERE idempotency_key = %(key)s AND namespace = %(namespace)s AND owner = %(owner)s
+"""
+_CREATE_UNDER_KEY = f"""
+WITH standing AS ({_STANDING}), {_TASK}
+SELECT true, handed, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM task
+UNION ALL SELECT false, false, id, owner, namespace, state, version, status, expires FROM standing
+"""
+_UNLESS_STANDING = "WHERE NOT EXISTS (SELECT FROM standing)"
+_GIVES_WAY = (
+    "WHERE id = %(standing)s AND version = %(at)s AND NOT EXISTS (SELECT FROM mcp_tasks_tasks WHERE id = %(id)s)"
+)
+_DELETE_STANDING = f"DELETE FROM mcp_tasks_tasks {_GIVES_WAY} RETURNING key".encode()
+_FREE_KEY = f"UPDATE mcp_tasks_tasks SET idempotency_key = NULL {_GIVES_WAY} RETURNING key".encode()
+_TAKEN = b"SELECT position(%(mark)s::bytea IN writes) > 0, handed FROM mcp_tasks_tasks WHERE id = %(id)s"
+_FINAL: Final = frozenset(status.value for status in TaskStatus if status.is_final)
+
+_FEWER = """
+(SELECT count(*) FROM (
+    SELECT FROM mcp_tasks_tasks WHERE (handed OR at_work) AND namespace = %(namespace)s AND {where} LIMIT %({limit})s
+) counted) < %({limit})s
+"""
+
+
+class Create:
+    """One new task.
+
+    Attributes:
+        standing: Id, owner, namespace and state of the task that stands under the key instead, if one does.
+    """
+
+    def __init__(
+        self,
+        record: TaskRecord,
+        *,
+        state: bytes,
+        request: bytes,
+        key: str | None,
+        key_until_end: bool,
+        handing: Handing | None,
+        job: Statement | None,
+    ) -> None:
+        self._record = record
+        self._until_end = key_until_end
+        self._handing = handing
+        self._job = job
+        self._values = row_of(record, state=state) | identity_of(record) | {"key": to_key(key), "request": request}
+        handed = "false" if handing is None or not self._values["queued"] else self._within(handing.share)
+        sql = _CREATE if key is None else _CREATE_UNDER_KEY
+        self._sql = sql.format(handed=handed, unless="" if key is None else _UNLESS_STANDING).encode()
+        self.standing: Row | None = None
+
+    async def run(self, session: Session) -> None:
+        """Write it, or find what stands in its place."""
+        before: Sequence[Query] = ()
+        while True:
+            made, found = await self._insert(session, *before)
+            if made or (found is None and await self._was_made(session)):
+                return
+            if found is None:
+                # Under a key somebody may have been first, or have let go of it, in this very moment.
+                before = ()
+                continue
+            task_id, *_, version, status, expires = found
+            if session.again and task_id == self._values["id"] and await self._was_made(session):
+                return
+            loses_key = self._until_end and status in _FINAL
+            if not loses_key and (expires is None or expires > self._values["created"]):
+                self.standing = found[:4]
+                return
+            if before and await self._is_taken(session):
+                raise TaskExists(self._record.id)
+            gives_way = self._values | {"standing": task_id, "at": version}
+            before = [(_FREE_KEY if loses_key else _DELETE_STANDING, gives_way)]
+
+    async def _insert(self, session: Session, *before: Query) -> tuple[bool, Row | None]:
+        """Whether the task was made, and otherwise what stands under its key."""
+        query = self._sql, self._values
+        if self._job is None and not before:
+            return self._told(await session.rows(*query))
+        rows: list[Row] = []
+
+        def then(found: list[list[Row]]) -> Sequence[Query]:
+            rows[:] = found[-1]
+            if not rows or not rows[0][0]:
+                return [(b"ROLLBACK", {})]
+            return [(self._job.text.encode(), self._job.values)] if self._job is not None and rows[0][1] else []
+
+        try:
+            await session.in_two_parts(*before, query, then=then)
+        except psycopg.Error as exc:
+            if self._job is None or is_lost(exc) or is_collision(exc):
+                raise
+            # The engine's part may be missing or of another release. The task is worth more than the transaction.
+            logger.warning("a job cannot be written beside its task, and is submitted by itself: %s", exc)
+            self._job = None
+            await session.rollback()
+            return await self._insert(session, *before)
+        return self._told(rows)
+
+    def _told(self, rows: Sequence[Row]) -> tuple[bool, Row | None]:
+        if not rows:
+            return False, None
+        made, handed, *found = rows[0]
+        if made:
+            self._tell(handed)
+        return made, None if made else tuple(found)
+
+    def _tell(self, handed: bool) -> None:
+        if self._handing is not None:
+            self._handing.handed = handed
+            self._handing.carried = handed and self._job is not None
+
+    async def _was_made(self, session: Session) -> bool:
+        """Whether the task was made by this very call, on a connection that broke.
+
+        Raises:
+            TaskExists: The id is taken by another call.
+        """
+        for is_mine, handed in await session.rows(_TAKEN, {"id": self._values["id"], "mark": self._values["mark"]}):
+            if not (session.again and is_mine):
+                raise TaskExists(self._record.id)
+            self._tell(handed)
+            return True
+        return False
+
+    async def _is_taken(self, session: Session) -> bool:
+        return bool(await session.rows(_TAKEN, {"id": self._values["id"], "mark": self._values["mark"]}))
+
+    def _within(self, share: Share) -> str:
+        """The condition under which the task is handed out."""
+        counts = {"share_of_owner": (share.owner, "handed AND owner = %(owner)s")}
+        if share.owner_at_work is not None:
+            counts["share_at_work"] = share.owner_at_work, "owner = %(owner)s"
+        if self._record.method == TOOL_METHOD and self._record.name in share.tools:
+            counts["share_of_tool"] = share.tools[self._record.name], "name = %(name)s AND method = %(method)s"
+        self._values |= {limit: number for limit, (number, _) in counts.items()}
+        return " AND ".join(_FEWER.format(where=where, limit=limit) for limit, (_, where) in counts.items())

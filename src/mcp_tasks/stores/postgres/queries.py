@@ -1,0 +1,157 @@
+"""The reads of the store. Each has an index that gives its rows in their order (see `database.py`).
+
+Sweeps (`queued`, `due`, `claimed`, `expired`) give ids: what a task holds is not decoded, so that no damage in it stops
+a sweep. Nothing but `REQUEST`, `OUTCOME` and `JOURNAL` reads what is kept beside a task's row.
+"""
+
+# ruff: noqa: S608 - statements are put together from constants
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Final
+
+from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.stores.base import EVERYBODY, MOST_COUNTED, ChildrenOf, InSession, OwnedBy, Whose
+from mcp_tasks.stores.columns import decode_cursor, to_micros
+from mcp_tasks.stores.postgres.database import Query
+from mcp_tasks.stores.postgres.text import to_owner, to_text
+
+AT_ANY_TIME: Final = -62135596800000000
+"""`ready` of a task that can be started at any time, the earliest instant there is. It is written out in statements as
+in the schema: Postgres uses a partial index only if it sees that the condition holds."""
+
+GET = b"SELECT owner, namespace, state FROM mcp_tasks_tasks WHERE id = %(id)s"
+
+# Who needs a request must be told that it cannot be read, so a task whose request is gone is still a row.
+REQUEST = b"""
+SELECT t.owner, r.request FROM mcp_tasks_tasks t LEFT JOIN mcp_tasks_requests r ON r.task = t.key WHERE t.id = %(id)s
+"""
+
+OUTCOME = b"""
+SELECT t.owner, o.body, o.meta FROM mcp_tasks_tasks t JOIN mcp_tasks_outcomes o ON o.task = t.key WHERE t.id = %(id)s
+"""
+
+JOURNAL = b"""
+SELECT t.owner, j.n, j.kind, j.key, j.value FROM mcp_tasks_tasks t JOIN mcp_tasks_journal j ON j.task = t.key
+WHERE t.id = %(id)s AND j.n > %(after)s ORDER BY j.task, j.n
+"""
+
+WORKERS = b"""
+SELECT worker, beats FROM mcp_tasks_heartbeats WHERE namespace = %(namespace)s
+UNION ALL
+SELECT t.worker, coalesce(h.beats, 0) FROM (
+    SELECT DISTINCT worker FROM mcp_tasks_tasks WHERE worker IS NOT NULL AND namespace = %(namespace)s
+) t LEFT JOIN mcp_tasks_heartbeats h ON h.worker = t.worker
+"""
+
+NOTE = b"SELECT value FROM mcp_tasks_notes WHERE namespace = %(namespace)s AND name = %(name)s"
+
+VERSIONS = b"SELECT id, version FROM mcp_tasks_tasks WHERE id = ANY(%(ids)s)"
+
+BACKLOG = f"""
+WITH RECURSIVE queues AS (
+    (
+        SELECT queue, since FROM mcp_tasks_tasks
+        WHERE ready = {AT_ANY_TIME} AND namespace = %(namespace)s ORDER BY queue, since LIMIT 1
+    )
+    UNION ALL
+    SELECT following.queue, following.since FROM queues, LATERAL (
+        SELECT t.queue, t.since FROM mcp_tasks_tasks t
+        WHERE t.ready = {AT_ANY_TIME} AND t.namespace = %(namespace)s AND t.queue > queues.queue
+        ORDER BY t.queue, t.since LIMIT 1
+    ) following
+)
+SELECT queue, since, (
+    SELECT count(*) FROM (
+        SELECT FROM mcp_tasks_tasks t
+        WHERE t.ready = {AT_ANY_TIME} AND t.namespace = %(namespace)s AND t.queue = queues.queue LIMIT {MOST_COUNTED}
+    ) counted
+) FROM queues
+""".encode()
+
+_LISTING = """
+SELECT created, id, owner, namespace, state FROM mcp_tasks_tasks
+WHERE {where} AND (created, id) > (%(place)s, %(after)s) AND (expires IS NULL OR expires > %(now)s)
+ORDER BY created, id LIMIT %(limit)s
+"""
+
+_QUEUED = f"""
+SELECT created, id FROM mcp_tasks_tasks
+WHERE ready = {AT_ANY_TIME} AND namespace = %(namespace)s AND handed = {{handed}}
+    AND (created, id) > (%(place)s, %(after)s)
+ORDER BY created, id LIMIT %(limit)s
+"""
+
+_QUEUED_OF = {handed: _QUEUED.format(handed=str(handed).lower()) for handed in (True, False)}
+_QUEUED_ALL = f"""
+SELECT * FROM (({_QUEUED_OF[True]}) UNION ALL ({_QUEUED_OF[False]})) both_kinds ORDER BY created, id LIMIT %(limit)s
+"""
+
+_DUE = f"""
+SELECT ready, id FROM mcp_tasks_tasks
+WHERE ready > {AT_ANY_TIME} AND ready <= %(now)s AND namespace = %(namespace)s
+    AND (ready, id) > (%(place)s, %(after)s)
+ORDER BY ready, id LIMIT %(limit)s
+""".encode()
+
+_CLAIMED = b"""
+SELECT created, id FROM mcp_tasks_tasks
+WHERE worker = %(worker)s AND (created, id) > (%(place)s, %(after)s)
+ORDER BY created, id LIMIT %(limit)s
+"""
+
+_EXPIRED = b"""
+SELECT id, version FROM mcp_tasks_tasks WHERE expires <= %(now)s ORDER BY expires, created, id LIMIT %(limit)s
+"""
+
+_FIRST: Final = -(2**63)
+"""Before every place in a listing."""
+
+
+def queued(namespace: str, *, handed_out: bool | None, cursor: str | None, limit: int) -> Query:
+    """The query for tasks that could run at any time."""
+    sql = _QUEUED_ALL if handed_out is None else _QUEUED_OF[handed_out]
+    return sql.encode(), {"namespace": to_text(namespace), "limit": limit, **_after(cursor)}
+
+
+def due(namespace: str, now: datetime, *, cursor: str | None, limit: int) -> Query:
+    """The query for parked tasks whose time has come."""
+    return _DUE, {"namespace": to_text(namespace), "now": to_micros(now), "limit": limit, **_after(cursor)}
+
+
+def claimed(worker: str, *, cursor: str | None, limit: int) -> Query:
+    """The query for the tasks of a worker."""
+    return _CLAIMED, {"worker": to_text(worker), "limit": limit, **_after(cursor)}
+
+
+def expired(now: datetime, *, limit: int) -> Query:
+    """The query for tasks whose time after the end is over."""
+    return _EXPIRED, {"now": to_micros(now), "limit": limit}
+
+
+def listing(
+    namespace: str, whose: Whose, *, now: datetime, status: TaskStatus | None, cursor: str | None, limit: int
+) -> Query:
+    """The query for one page of a listing.
+
+    Raises:
+        ValueError: The cursor is not one of ours.
+    """
+    values: dict[str, Any] = {"namespace": to_text(namespace), "now": to_micros(now), "limit": limit, **_after(cursor)}
+    conditions = ["namespace = %(namespace)s"]
+    if status is not None:
+        conditions.append("status = %(status)s")
+        values["status"] = status.value
+    if isinstance(whose, InSession | ChildrenOf):
+        conditions.append("session = %(of)s" if isinstance(whose, InSession) else "parent = %(of)s")
+        values["of"] = to_text(whose.session if isinstance(whose, InSession) else whose.parent)
+    elif whose is not EVERYBODY:
+        conditions.append("owner = %(of)s")
+        values["of"] = to_owner(whose.owner if isinstance(whose, OwnedBy) else None)
+    return _LISTING.format(where=" AND ".join(conditions)).encode(), values
+
+
+def _after(cursor: str | None) -> dict[str, Any]:
+    place, task_id = (_FIRST, "") if cursor is None else decode_cursor(cursor)
+    return {"place": place, "after": to_text(task_id)}

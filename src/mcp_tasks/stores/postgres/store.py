@@ -1,0 +1,370 @@
+"""`PostgresStore`: tasks in a Postgres database, for all processes of a fleet.
+
+Durability: that of the database. What was acknowledged has been committed, and survives the death of every process and
+a restart of the database; `synchronous_commit=off` is turned on for our connections. Replication is the database's
+business: with asynchronous standbys a failover may lose the last commits.
+
+The database may go away and come back: connections are replaced, and a verb that meets a broken one is tried again for
+`patience`; after that it raises `StoreUnavailable`, and works again when the database does.
+
+Weaknesses:
+
+- If a connection breaks under a write, and the database stays away for longer than `patience`, `StoreUnavailable` is
+  raised although the write may have been made. Who saves again by version loses nothing: the second save is refused
+  if the first was made.
+- A pooler between us and the database must keep sessions (PgBouncer's `pool_mode=session`): hints need LISTEN, and
+  statements are prepared.
+- Ids, owners, namespaces, sessions and names of tools are in indexes, which take some 2,700 bytes in all: longer ones
+  are refused as `ValueNotStorable`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+import anyio
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from mcp_tasks.core.journal import JournalEntry
+from mcp_tasks.core.json_bytes import LARGE
+from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
+from mcp_tasks.core.statement import database_place
+from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.errors import StoreError, TaskUnreadable, UsageError
+from mcp_tasks.stores.base import Backlog, Handing, Hint, IdPage, Limits, Page, Ready, Share, Whose
+from mcp_tasks.stores.codec import Codec
+from mcp_tasks.stores.columns import encode_cursor, from_micros
+from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request, in_thread_if
+from mcp_tasks.stores.postgres import queries, writes
+from mcp_tasks.stores.postgres.creating import Create
+from mcp_tasks.stores.postgres.database import Database, Row, Session, keeping_alive
+from mcp_tasks.stores.postgres.failures import is_passing, translate
+from mcp_tasks.stores.postgres.handing import HandingOut
+from mcp_tasks.stores.postgres.notifier import PostgresNotifier
+from mcp_tasks.stores.postgres.schema import prepare
+from mcp_tasks.stores.postgres.text import from_owner, from_text, to_text
+from mcp_tasks.stores.unreadable import UnreadableLog
+
+T = TypeVar("T")
+
+
+class PostgresStore:
+    """Keeps tasks in the Postgres database at `url`, in tables of its own, which are made if they are not there.
+
+    Args:
+        url: As libpq takes it: `postgresql://USER:PASSWORD@HOST:PORT/DATABASE?options`.
+        codec: How what is kept of a task becomes bytes; give it a cipher to have it encrypted.
+        connections: How many connections this process has at most, besides the one that listens for hints.
+        patience: How long a verb tries to get a connection, and to do again what a broken one left open.
+
+    Attributes:
+        place: Which database it is, as `Statement.place` says it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        codec: Codec | None = None,
+        connections: int = 10,
+        patience: timedelta = timedelta(seconds=10),
+    ) -> None:
+        if connections < 1:
+            raise UsageError(f"connections must be at least 1, got {connections}")
+        self._url = url
+        self._name = _name_of(url)
+        self.place: str = database_place(url)
+        self._codec = codec or Codec()
+        self._patience = patience.total_seconds()
+        self._database = Database(url, self._name, connections=connections, patience=self._patience)
+        self._notifier = PostgresNotifier(url, self._database)
+        self._handing_out = HandingOut()
+        self._turn = anyio.Lock()
+        self._is_open = False
+        self._unreadable = UnreadableLog(self._name, _deletion)
+
+    def __repr__(self) -> str:
+        return f"PostgresStore({self._name!r})"
+
+    @property
+    def round_trips(self) -> int:
+        """How often this store has gone to the database and back, hints included."""
+        return self._database.round_trips
+
+    async def open(self, namespace: str = "") -> None:
+        """Connect, bring the tables up to date, and start the pool."""
+        async with self._turn:
+            if not self._is_open:
+                await self._prepare()
+                await self._database.open()
+                self._is_open = True
+
+    async def close(self) -> None:
+        """Finish what was asked for and close all connections."""
+        # Shielded: `close` is called in `finally`, often because everything is being cancelled.
+        with anyio.CancelScope(shield=True):
+            async with self._turn:
+                self._is_open = False
+                await self._notifier.close()
+                await self._database.close()
+
+    async def create(
+        self,
+        record: TaskRecord,
+        request: TaskRequest,
+        *,
+        key: str | None = None,
+        key_until_end: bool = False,
+        handing: Handing | None = None,
+    ) -> TaskRecord:
+        """Keep a new task, unless one stands under its key; its job with it, if that is for this database."""
+        job = None
+        if handing is not None:
+            handing.handed = handing.carried = False
+            job = handing.job if handing.job is not None and handing.job.place == self.place else None
+        state = self._codec.encode_state(record)
+        encoded = await encoded_request(self._codec, record.id, request)
+        new = Create(
+            record, state=state, request=encoded, key=key, key_until_end=key_until_end, handing=handing, job=job
+        )
+        await self._database.run(new.run)
+        return record if new.standing is None else self._record(*new.standing)
+
+    async def save(
+        self,
+        record: TaskRecord,
+        *,
+        expected: int,
+        entries: Sequence[JournalEntry] = (),
+        outcome: Outcome | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """Replace the record if it is still at version `expected`, with what is kept beside it."""
+        state = self._codec.encode_state(record)
+        lines = await encoded_entries(self._codec, record.id, entries)
+        kept = await encoded_outcome(self._codec, record.id, outcome)
+        save = writes.Save(record, expected=expected, state=state, lines=lines, outcome=kept, limits=limits)
+        await self._database.run(save.run)
+
+    async def delete(self, task_id: str, *, expected: int) -> None:
+        """Forget the task with all that is kept beside it if it is still at version `expected`."""
+        await self._database.run(lambda session: writes.delete(session, task_id, expected=expected))
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        """The record as of now, or None. One round trip."""
+        rows = await self._database.rows(queries.GET, {"id": to_text(task_id)})
+        return self._record(to_text(task_id), *rows[0]) if rows else None
+
+    async def request(self, task_id: str) -> TaskRequest | None:
+        """What was asked for."""
+        rows = await self._database.rows(queries.REQUEST, {"id": to_text(task_id)})
+
+        def decode() -> TaskRequest | None:
+            for owner, request in rows:
+                return self._codec.decode_request(task_id, request, owner=from_owner(owner))
+            return None
+
+        return await self._decoded(rows, decode)
+
+    async def outcome(self, task_id: str) -> Outcome | None:
+        """How the task ended."""
+        rows = await self._database.rows(queries.OUTCOME, {"id": to_text(task_id)})
+
+        def decode() -> Outcome | None:
+            for owner, body, meta in rows:
+                return self._codec.decode_outcome(task_id, body, meta, owner=from_owner(owner))
+            return None
+
+        return await self._decoded(rows, decode)
+
+    async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
+        """The task's journal beyond `after`."""
+        rows = await self._database.rows(queries.JOURNAL, {"id": to_text(task_id), "after": after})
+
+        def decode() -> Sequence[JournalEntry]:
+            return [
+                self._codec.decode_entry(
+                    task_id, from_text(kind), from_text(key), value, number=number, owner=from_owner(owner)
+                )
+                for owner, number, kind, key, value in rows
+            ]
+
+        return await self._decoded(rows, decode)
+
+    async def list(
+        self,
+        namespace: str,
+        whose: Whose,
+        *,
+        now: datetime,
+        status: TaskStatus | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page:
+        """Tasks of the namespace in the order of creation, in one status or any."""
+        # One more than asked for tells whether there is a next page.
+        query = queries.listing(namespace, whose, now=now, status=status, cursor=cursor, limit=limit + 1)
+        rows = await self._database.rows(*query)
+        return Page(records=self._readable(rows[:limit]), cursor=_cursor(rows, limit))
+
+    async def hand_out(
+        self, namespace: str, share: Share, *, queues: Collection[str] | None = None, mark: bool = True, limit: int
+    ) -> Sequence[Ready]:
+        """Queued tasks that are not handed out: of the highest priority first, and owners by turns."""
+
+        async def run(session: Session) -> Sequence[Ready]:
+            return await self._handing_out.run(session, namespace, share, queues=queues, mark=mark, limit=limit)
+
+        return await self._database.run(run)
+
+    async def hand_back(self, task_id: str) -> None:
+        """The task waits for `hand_out` again, if it is queued."""
+        await self._database.rows(writes.HAND_BACK, {"id": to_text(task_id)})
+
+    async def backlog(self, namespace: str) -> Mapping[str, Backlog]:
+        """What waits in each queue of the namespace that has something waiting."""
+        rows = await self._database.rows(queries.BACKLOG, {"namespace": to_text(namespace)})
+        return {from_text(queue): Backlog(ready=ready, since=from_micros(since)) for queue, since, ready in rows}
+
+    async def queued(
+        self, namespace: str, *, handed_out: bool | None = None, cursor: str | None = None, limit: int
+    ) -> IdPage:
+        """Tasks of the namespace that could run at any time and nobody has, in the order of creation."""
+        query = queries.queued(namespace, handed_out=handed_out, cursor=cursor, limit=limit + 1)
+        return _page(await self._database.rows(*query), limit)
+
+    async def due(self, namespace: str, now: datetime, *, cursor: str | None = None, limit: int) -> IdPage:
+        """Parked tasks of the namespace whose time has come, longest overdue first."""
+        return _page(await self._database.rows(*queries.due(namespace, now, cursor=cursor, limit=limit + 1)), limit)
+
+    async def claimed(self, worker: str, *, cursor: str | None = None, limit: int) -> IdPage:
+        """Tasks that `worker` has, in the order of creation."""
+        return _page(await self._database.rows(*queries.claimed(worker, cursor=cursor, limit=limit + 1)), limit)
+
+    async def expired(self, now: datetime, *, limit: int) -> Sequence[Hint]:
+        """Id and version of tasks whose time after the end is over, longest overdue first."""
+        rows = await self._database.rows(*queries.expired(now, limit=limit))
+        return [Hint(from_text(task_id), version) for task_id, version in rows]
+
+    async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
+        """The version of each of these tasks; those that are gone are left out."""
+        rows = await self._database.rows(queries.VERSIONS, {"ids": [to_text(task_id) for task_id in task_ids]})
+        return {from_text(task_id): version for task_id, version in rows}
+
+    async def heartbeat(self, worker: str, *, namespace: str) -> None:
+        """Renew the lease of `worker`."""
+        await self._database.rows(writes.BEAT, {"worker": to_text(worker), "namespace": to_text(namespace)})
+
+    async def workers(self, namespace: str) -> dict[str, int]:
+        """Every worker that beats for the namespace or has a task in it, and how often it has beaten."""
+        rows = await self._database.rows(queries.WORKERS, {"namespace": to_text(namespace)})
+        return {from_text(worker): beats for worker, beats in rows}
+
+    async def retire(self, worker: str) -> None:
+        """Forget the heartbeat of `worker`."""
+        await self._database.rows(writes.RETIRE, {"worker": to_text(worker)})
+
+    async def note(self, namespace: str, name: str) -> bytes | None:
+        """The note of this name that the server has, or None."""
+        rows = await self._database.rows(queries.NOTE, {"namespace": to_text(namespace), "name": to_text(name)})
+        return self._codec.decode_note(namespace, name, rows[0][0]) if rows else None
+
+    async def set_note(self, namespace: str, name: str, value: bytes, *, expected: bytes | None) -> bool:
+        """Keep a note if what is there is `expected`."""
+        encoded = self._codec.encode_note(namespace, name, value)
+        place = {"namespace": to_text(namespace), "name": to_text(name)}
+
+        async def run(session: Session) -> bool:
+            found: Any = None
+            for (found,) in await session.rows(queries.NOTE, place):
+                if session.again and found == encoded:
+                    return True
+            # By what it says: encrypted bytes differ each time, whatever is in them.
+            if (None if found is None else self._codec.decode_note(namespace, name, found)) != expected:
+                return False
+            sql = writes.INSERT_NOTE if found is None else writes.REPLACE_NOTE
+            return bool(await session.rows(sql, {**place, "value": encoded, "found": found}))
+
+        return await self._database.run(run)
+
+    def notifier(self) -> PostgresNotifier:
+        """Hints between the processes that share the database."""
+        return self._notifier
+
+    async def _prepare(self) -> None:
+        """Connect once by itself: the errors of a pool do not say what is wrong."""
+        deadline = asyncio.get_running_loop().time() + self._patience
+        while True:
+            try:
+                async with await psycopg.AsyncConnection.connect(
+                    self._url, autocommit=True, fallback_application_name="mcp-tasks", **keeping_alive(self._url)
+                ) as connection:
+                    return await prepare(connection, self._name)
+            except StoreError:
+                raise
+            except (psycopg.Error, OSError) as exc:
+                if not is_passing(exc) or asyncio.get_running_loop().time() >= deadline:
+                    raise translate(exc, self._name) from exc
+            await asyncio.sleep(0.2)
+
+    async def _decoded(self, rows: Sequence[Row], decode: Callable[[], T]) -> T:
+        """What was read, decoded here if it is small and in a thread if it is large."""
+        size = sum(len(part) for row in rows for part in row if isinstance(part, bytes))
+        return await in_thread_if(size > LARGE, decode)
+
+    def _record(self, task_id: str, owner: str, namespace: str, state: object) -> TaskRecord:
+        return self._codec.decode_state(
+            from_text(task_id), state, namespace=from_text(namespace), owner=from_owner(owner)
+        )
+
+    def _readable(self, rows: Sequence[Row]) -> list[TaskRecord]:
+        """The records of a listing. What cannot be read is left out and logged once."""
+        records: list[TaskRecord] = []
+        for _, *row in rows:
+            try:
+                records.append(self._record(*row))
+            except TaskUnreadable as exc:
+                self._unreadable.report(exc)
+        return records
+
+
+def _cursor(rows: Sequence[Row], limit: int) -> str | None:
+    """Where the next page starts, if there is a row that is not on this one."""
+    return encode_cursor(rows[limit - 1][0], from_text(rows[limit - 1][1])) if len(rows) > limit > 0 else None
+
+
+def _page(rows: Sequence[Row], limit: int) -> IdPage:
+    return IdPage(ids=[from_text(task_id) for _, task_id in rows[:limit]], cursor=_cursor(rows, limit))
+
+
+def _deletion(task_id: str) -> str:
+    quoted = to_text(task_id).replace("'", "''")
+    return f"DELETE FROM mcp_tasks_tasks WHERE id = '{quoted}'"  # noqa: S608 - for people to read
+
+
+def _name_of(url: str) -> str:
+    """The URL as it may be shown.
+
+    Raises:
+        UsageError: It is not the URL of a Postgres. What is wrong with it is not said in the driver's words: they
+            show parts of it, and if the password has an @ or a / in it, parts of that.
+    """
+    try:
+        parts = conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        raise UsageError(
+            "this is not the URL of a Postgres database. It is postgresql://USER:PASSWORD@HOST:PORT/DATABASE, where "
+            "special characters of user and password are written with a percent sign (%40 for @, %2F for /)"
+        ) from None
+    user, host, port = (parts.get(name) for name in ("user", "host", "port"))
+    name = f"postgresql://{f'{user}@' if user else ''}{host or ''}{f':{port}' if port else ''}"
+    return f"{name}/{parts.get('dbname') or ''}"
+
+
+def _deletion(task_id: str) -> str:
+    """The statement that deletes a task."""
+    return "DELETE FROM mcp_tasks_tasks WHERE id = '{}'".format(task_id.replace("'", "''"))

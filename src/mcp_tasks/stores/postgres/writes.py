@@ -1,0 +1,215 @@
+"""The writes of the store: each is one statement, which is a transaction by itself, and so one round trip.
+
+What they write was encoded by their caller. Conflicts show in what a statement gives back, not as errors.
+
+Every write of a task leaves a mark in its row, eight bytes made up for this write, before those of the last few. When
+a connection breaks under a write, it is done again on another. By its version it can succeed only once; if it does
+not, the mark tells whether that is because it had succeeded the first time.
+"""
+
+# ruff: noqa: S608 - statements are put together from constants
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from typing import Any, Final
+
+from mcp_tasks.core.record import Outcome, TaskRecord
+from mcp_tasks.errors import LimitReached, VersionConflict
+from mcp_tasks.stores.base import Limits
+from mcp_tasks.stores.columns import expiry, is_at_work, queued_since, ready, sort_key
+from mcp_tasks.stores.encoding import Line
+from mcp_tasks.stores.postgres.database import Session
+from mcp_tasks.stores.postgres.queries import AT_ANY_TIME
+from mcp_tasks.stores.postgres.text import to_optional, to_owner, to_text
+
+MARK_BYTES: Final = 8
+MARKS_KEPT: Final = 8
+"""Writes of one task that may come between a write and the look at whether it was made."""
+
+# What never changes is left out, so that its indexes are not touched.
+_UPDATE = f"""
+UPDATE mcp_tasks_tasks t
+SET version = %(version)s, session = %(session)s, queue = %(queue)s, rank = %(rank)s, status = %(status)s,
+    worker = %(worker)s, ready = %(ready)s,
+    since = CASE WHEN %(queued)s THEN coalesce(t.since, %(since)s) END, expires = %(expires)s,
+    handed = t.handed AND %(queued)s, at_work = %(at_work)s, state = %(state)s,
+    writes = substring(%(mark)s || t.writes FROM 1 FOR {MARK_BYTES * MARKS_KEPT})
+"""
+_ENTRIES = """
+, entries AS (
+    INSERT INTO mcp_tasks_journal (task, kind, key, value)
+    SELECT changed.key, entry.kind, entry.key, entry.value
+    FROM changed, unnest(%(kinds)s::text[], %(keys)s::text[], %(values)s::bytea[])
+        WITH ORDINALITY AS entry (kind, key, value, place)
+    ORDER BY entry.place
+)
+"""
+_OUTCOME = """
+, ended AS (
+    INSERT INTO mcp_tasks_outcomes (task, body, meta) SELECT key, %(body)s, %(meta)s FROM changed
+    ON CONFLICT (task) DO UPDATE SET body = excluded.body, meta = excluded.meta
+)
+"""
+_ROOM = """
+room AS (
+    SELECT (
+        SELECT count(*) FROM (
+            SELECT FROM mcp_tasks_tasks
+            WHERE (handed OR at_work) AND NOT handed AND id <> %(id)s
+                AND namespace = %(namespace)s AND name = %(name)s AND method = %(method)s
+            LIMIT %(tool_limit)s::bigint
+        ) others
+    ) AS tool, (
+        SELECT count(*) FROM (
+            SELECT FROM mcp_tasks_tasks
+            WHERE (handed OR at_work) AND NOT handed AND id <> %(id)s
+                AND namespace = %(namespace)s AND owner = %(owner)s
+            LIMIT %(owner_limit)s::bigint
+        ) others
+    ) AS owner
+),
+"""
+_HAS_ROOM = """
+(%(tool_limit)s::bigint IS NULL OR room.tool < %(tool_limit)s::bigint)
+AND (%(owner_limit)s::bigint IS NULL OR room.owner < %(owner_limit)s::bigint)
+"""
+_THERE = "EXISTS (SELECT FROM mcp_tasks_tasks WHERE id = %(id)s AND version = %(expected)s)"
+
+# Those who claim under one limit come one after the other. Of two locks, everybody takes the smaller first.
+_LOCKS = b"SELECT pg_advisory_xact_lock(lock) FROM unnest(%(locks)s::bigint[]) AS lock ORDER BY lock"
+
+_IS_MINE = b"SELECT position(%(mark)s::bytea IN writes) > 0 FROM mcp_tasks_tasks WHERE id = %(id)s"
+_DELETE = b"DELETE FROM mcp_tasks_tasks WHERE id = %(id)s AND version = %(expected)s RETURNING key"
+_EXISTS = b"SELECT FROM mcp_tasks_tasks WHERE id = %(id)s"
+HAND_BACK = f"UPDATE mcp_tasks_tasks SET handed = false WHERE id = %(id)s AND handed AND ready = {AT_ANY_TIME}".encode()
+BEAT = b"""
+INSERT INTO mcp_tasks_heartbeats AS known (worker, namespace, beats) VALUES (%(worker)s, %(namespace)s, 1)
+ON CONFLICT (worker) DO UPDATE SET namespace = excluded.namespace, beats = known.beats + 1
+"""
+RETIRE = b"DELETE FROM mcp_tasks_heartbeats WHERE worker = %(worker)s"
+INSERT_NOTE = b"""
+INSERT INTO mcp_tasks_notes (namespace, name, value) VALUES (%(namespace)s, %(name)s, %(value)s)
+ON CONFLICT DO NOTHING RETURNING true
+"""
+REPLACE_NOTE = b"""
+UPDATE mcp_tasks_notes SET value = %(value)s WHERE namespace = %(namespace)s AND name = %(name)s AND value = %(found)s
+RETURNING true
+"""
+
+
+def row_of(record: TaskRecord, *, state: bytes) -> dict[str, Any]:
+    """What is written of a record, each time."""
+    return {
+        "id": to_text(record.id),
+        "version": record.version,
+        "session": to_optional(record.session),
+        "queue": to_text(record.queue),
+        "rank": -record.priority,
+        "status": record.status.value,
+        "worker": to_optional(record.worker),
+        "ready": ready(record),
+        "queued": ready(record) == AT_ANY_TIME,
+        "since": queued_since(record),
+        "expires": expiry(record),
+        "at_work": is_at_work(record),
+        "state": state,
+        "mark": secrets.token_bytes(MARK_BYTES),
+    }
+
+
+def identity_of(record: TaskRecord) -> dict[str, Any]:
+    """What is written of a record once, when it is made."""
+    return {
+        "namespace": to_text(record.namespace),
+        "owner": to_owner(record.owner),
+        "parent": to_optional(record.parent),
+        "method": to_text(record.method),
+        "name": to_text(record.name),
+        "created": sort_key(record),
+    }
+
+
+class Save:
+    """A save: the update of a task, with what is appended to its journal, and its outcome."""
+
+    def __init__(
+        self,
+        record: TaskRecord,
+        *,
+        expected: int,
+        state: bytes,
+        lines: Sequence[Line],
+        outcome: Outcome | None,
+        limits: Limits | None,
+    ) -> None:
+        self._record = record
+        self._expected = expected
+        self._limits = limits if limits is not None and (limits.tool, limits.owner) != (None, None) else None
+        self._values = row_of(record, state=state) | {"expected": expected}
+        if lines:
+            kinds, keys, values = zip(*lines, strict=True)
+            self._values |= {"kinds": list(kinds), "keys": [to_text(key) for key in keys], "values": list(values)}
+        if outcome is not None:
+            self._values |= {"body": outcome.body, "meta": outcome.meta}
+        self._rest = (_ENTRIES if lines else "") + (_OUTCOME if outcome is not None else "")
+
+    async def run(self, session: Session) -> None:
+        """Write it, unless somebody was first, or too many are at work."""
+        done = await (self._plain(session) if self._limits is None else self._claim(session, self._limits))
+        if not done and not (session.again and await is_mine(session, self._values)):
+            raise VersionConflict(self._record.id, self._expected)
+
+    async def _plain(self, session: Session) -> bool:
+        where = "WHERE t.id = %(id)s AND t.version = %(expected)s RETURNING t.key"
+        sql = f"WITH changed AS ({_UPDATE} {where}) {self._rest} SELECT FROM changed"
+        return bool(await session.rows(sql.encode(), self._values))
+
+    async def _claim(self, session: Session, limits: Limits) -> bool:
+        identity = identity_of(self._record)
+        values = self._values | identity | {"tool_limit": limits.tool, "owner_limit": limits.owner}
+        where = f"FROM room WHERE t.id = %(id)s AND t.version = %(expected)s AND {_HAS_ROOM} RETURNING t.key"
+        sql = f"""
+            WITH {_ROOM} changed AS ({_UPDATE} {where}) {self._rest}
+            SELECT EXISTS (SELECT FROM changed), {_THERE}, tool, owner FROM room
+        """
+        locks = _locks(identity, limits)
+        ((done, is_there, tool, owner),) = await session.transaction((_LOCKS, {"locks": locks}), (sql.encode(), values))
+        if is_there and not done:
+            for limit, others, what in ((limits.tool, tool, "tool"), (limits.owner, owner, "owner")):
+                if limit is not None and others >= limit:
+                    raise LimitReached(self._record.id, what)
+        return bool(done)
+
+
+def _locks(identity: dict[str, Any], limits: Limits) -> list[int]:
+    """Numbers for those who claim under the same limits. Two limits of one number only wait for each other."""
+    names: list[tuple[str, ...]] = []
+    if limits.tool is not None:
+        names.append(("tool", identity["namespace"], identity["method"], identity["name"]))
+    if limits.owner is not None:
+        names.append(("owner", identity["namespace"], identity["owner"]))
+    return [lock_number(*name) for name in names]
+
+
+def lock_number(*name: str) -> int:
+    """A number for an advisory lock, the same in all processes."""
+    digest = hashlib.blake2b("\0".join(("mcp-tasks", *name)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+async def is_mine(session: Session, values: dict[str, Any]) -> bool:
+    """Whether the row has the mark of this write."""
+    return await session.rows(_IS_MINE, {"id": values["id"], "mark": values["mark"]}) == [(True,)]
+
+
+async def delete(session: Session, task_id: str, *, expected: int) -> None:
+    """Remove a task; a trigger removes what is kept beside it."""
+    values = {"id": to_text(task_id), "expected": expected}
+    if await session.rows(_DELETE, values):
+        return
+    # Gone, and perhaps by this very call: what was wanted is so.
+    if not session.again or await session.rows(_EXISTS, {"id": values["id"]}):
+        raise VersionConflict(task_id, expected)

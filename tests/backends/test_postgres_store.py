@@ -1,0 +1,39 @@
+"""The Postgres store: the suite on a real Postgres, plain and encrypted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from mcp_tasks.stores import Store
+from mcp_tasks.stores.codec import Codec
+from mcp_tasks.stores.postgres import PostgresStore
+from mcp_tasks.testing.store_suite import StoreSuite
+from tests.helpers.databases import postgres
+from tests.helpers.postgres_store import empty, new_store_url
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    with postgres(durable=False) as server:
+        yield new_store_url(server)
+
+
+class TestPostgresStore(StoreSuite):
+    codec: Codec | None = None
+
+    @pytest.fixture(autouse=True)
+    def place(self, database: str) -> None:
+        empty(database)
+        self.url = database
+
+    @asynccontextmanager
+    async def open_store(self) -> AsyncGenerator[Store]:
+        store = PostgresStore(self.url, codec=self.codec)
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()
