@@ -37,7 +37,8 @@ PAGES = 20
 if no process has their tool, and one that can be run may stand behind them."""
 
 IDLE_FOR_LONG = timedelta(seconds=30)
-"""After which a queued task counts as forgotten, although the engine may have it in line."""
+"""After which a queued task counts as forgotten, although the engine may have it in line; with an engine that carries
+it to other processes the length of a lease, if that is less."""
 
 TIME_TO_ARRIVE = timedelta(seconds=3)
 """How much later a timer is submitted that the engine was told of: it is most likely on its way."""
@@ -51,6 +52,9 @@ class QueueSweep:
     def __init__(self, runtime: TaskRuntime) -> None:
         self._runtime = runtime
         self._engine = runtime.engine
+        remote = runtime.engine.abilities.remote
+        # A worker that was handed an id and has not claimed the task within a lease is dead, or has no room for it.
+        self._forgotten_after = min(runtime.settings.lease_duration, IDLE_FOR_LONG) if remote else IDLE_FOR_LONG
         self._has_takers = runtime.runs_tools or runtime.engine.abilities.remote
         store, namespace = runtime.store, runtime.namespace
         self._due = _Listing(runtime, lambda cursor: store.due(namespace, runtime.now(), cursor=cursor, limit=BATCH))
@@ -95,7 +99,7 @@ class QueueSweep:
     async def _submit_queued(self) -> None:
         if self._may_submit():
             # Without room there is no hurry: one page per sweep.
-            patience = AT_ONCE if self._engine.has_room else IDLE_FOR_LONG
+            patience = AT_ONCE if self._engine.has_room else self._forgotten_after
             chosen = [task.id for task in await self._runtime.dispatch.next()] if self._engine.has_room else []
             await self._queued.submit_some(patience, lambda: self._engine.has_room, first=chosen)
 

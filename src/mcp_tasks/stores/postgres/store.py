@@ -363,3 +363,8 @@ def _name_of(url: str) -> str:
     user, host, port = (parts.get(name) for name in ("user", "host", "port"))
     name = f"postgresql://{f'{user}@' if user else ''}{host or ''}{f':{port}' if port else ''}"
     return f"{name}/{parts.get('dbname') or ''}"
+
+
+def _deletion(task_id: str) -> str:
+    """The statement that deletes a task."""
+    return "DELETE FROM mcp_tasks_tasks WHERE id = '{}'".format(task_id.replace("'", "''"))

@@ -27,6 +27,9 @@ logger: Final = logging.getLogger(__name__)
 SENDER = 8
 """Bytes that say which store sent a hint."""
 
+LONGEST_VERSION = 20
+"""Digits."""
+
 SILENCE = 10.0
 """Seconds without a hint after which the server is asked whether it is still there."""
 
@@ -131,5 +134,5 @@ class RedisNotifier:
             return
         version, _, task_id = data[SENDER:].partition(b":")
         # Anybody may publish anything.
-        if version.isdigit():
+        if version.isdigit() and len(version) <= LONGEST_VERSION:
             self._fan.put(Hint(from_bytes(task_id), int(version)))

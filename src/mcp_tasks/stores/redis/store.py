@@ -194,6 +194,9 @@ class RedisStore:
     async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
         """The task's journal beyond `after`, in the order of writing."""
         owner, items = await self._reads.journal(task_id, after)
+        if len(items) % 3:
+            why = "its journal is damaged (it ends in the middle of an entry); restore a backup, or delete the task"
+            raise TaskUnreadable(task_id, why, owner=_optional(owner))
 
         def decode() -> Sequence[JournalEntry]:
             lines = zip(items[::3], items[1::3], items[2::3], strict=True)

@@ -49,11 +49,12 @@ local function pack(indexed)
   return cmsgpack.pack({ indexed.places, indexed.worker, indexed.line })
 end
 
+-- Of damaged places nothing is known: the task goes on, and its old members stay in the indexes.
 local function unpacked(packed)
-  if not packed then
+  local read, parts = pcall(cmsgpack.unpack, packed or '')
+  if not read or type(parts) ~= 'table' or #parts ~= 3 then
     return NOWHERE
   end
-  local parts = cmsgpack.unpack(packed)
   return { places = parts[1], worker = parts[2], line = parts[3] }
 end
 
