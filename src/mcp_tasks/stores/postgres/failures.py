@@ -77,8 +77,8 @@ _CONNECTING: Final = {
     "password authentication failed": "refuses the user or the password. Correct them in the URL, with %40 for an @",
     "no password supplied": "wants a password. Put it into the URL (postgresql://USER:PASSWORD@HOST/DATABASE)",
     "no pg_hba.conf entry": "lets this user not in from here. Look at its pg_hba.conf",
-    "role ": "does not know the user. Correct it in the URL, or create it",
-    "database ": "is not there. Create the database (createdb), or correct its name in the URL",
+    "FATAL: role ": "does not know the user. Correct it in the URL, or create it",
+    "FATAL: database ": "is not there. Create the database (createdb), or correct its name in the URL",
     "too many clients": "takes no more connections. Raise max_connections, or give each process fewer",
     "starting up": "is starting. Try again",
     "shutting down": "is shutting down. Try again when it is back",
@@ -90,7 +90,7 @@ def unreachable(exc: Exception, place: str) -> StoreUnavailable:
     """Why no connection could be made, or kept."""
     text = _text(exc)
     for words, meaning in _CONNECTING.items():
-        if words in text and "FATAL" in text:
+        if words in text:
             return StoreUnavailable(f"{place} {meaning} ({text})")
     return StoreUnavailable(
         f"{place} cannot be reached. Start the database, or correct host and port in the URL ({text})"
