@@ -141,7 +141,7 @@ async def test_tables_that_are_gone_are_said_to_be(server: Postgres) -> None:
 
 
 async def test_a_url_that_leads_nowhere_says_what_to_do(server: Postgres) -> None:
-    execute(server.url, b"CREATE ROLE guest LOGIN PASSWORD 'right'")
+    execute(server.url, b"CREATE ROLE guest LOGIN PASSWORD 's3cret-2'")
     host = f"127.0.0.1:{server.port}"
     hba = server.folder / "data" / "pg_hba.conf"
     hba.write_text("host all guest 127.0.0.1/32 scram-sha-256\n" + hba.read_text())
@@ -153,14 +153,13 @@ async def test_a_url_that_leads_nowhere_says_what_to_do(server: Postgres) -> Non
         (f"postgresql://guest@{host}/postgres", "wants a password. Put it into the URL"),
         (f"postgresql://postgres:s3cret@{host}/missing", "is not there. Create the database"),
         (f"postgresql://nobody:s3cret@{host}/postgres", "does not know the user"),
-        (f"postgresql://guest:right@{host}/postgres", "does not let the user do this"),
+        (f"postgresql://guest:s3cret-2@{host}/postgres", "does not let the user do this"),
     ):
         store = store_from_url(url)
         with pytest.raises(StoreUnavailable, match=says) as refused:
             await store.open()
         for said in (str(refused.value), repr(refused.value.__cause__), repr(store)):
             assert "s3cret" not in said
-            assert "right" not in said
         assert "guest@" in repr(store) or "postgres@" in repr(store) or "nobody@" in repr(store)
 
 
