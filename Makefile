@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit soak conformance interop bench docs format clean
+.PHONY: help setup demo test lint types unit soak chaos takeover conformance interop bench docs format clean
 
 help: ## list what there is to make
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -39,6 +39,12 @@ unit: $(STAMP)
 
 soak: $(STAMP) ## random tools under random faults, for SECONDS=600; SEED= to repeat
 	$(BIN)/python -m tests.properties.tools.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
+
+chaos: $(STAMP) ## a fleet under fire on BACKEND=postgres, redis or sqlite, for SECONDS=60; SEED= to repeat
+	$(BIN)/python -m tests.fleet.chaos --backend $(or $(BACKEND),postgres) --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED))
+
+takeover: $(STAMP) ## how long the tasks of a killed worker wait, on BACKEND=postgres, redis or sqlite
+	$(BIN)/python -m tests.fleet.takeover --backend $(or $(BACKEND),postgres)
 
 interop: $(STAMP) ## other implementations against ours, installed on first use
 	$(BIN)/python -m pytest -q -m interop

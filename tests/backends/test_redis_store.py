@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
 from uuid import uuid4
 
 import pytest
+from redis.asyncio import Redis
 
+from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskStatus
+from mcp_tasks.errors import InvalidOption, UsageError
 from mcp_tasks.stores import Store
+from mcp_tasks.stores.base import EVERYBODY, Handing, Hint, InSession, Limits, Share
+from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.redis import RedisStore
+from mcp_tasks.stores.url import store_from_url
+from mcp_tasks.testing import make_record, make_request
+from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.store_suite import StoreSuite
 from tests.helpers.databases import Valkey, valkey
+
+REQUEST = make_request()
+STEP = JournalEntry(kind="step", key="done", value={"value": 1})
+OUTCOME = Outcome(body=b'{"content":[]}', meta=b"{}")
+DAY = timedelta(days=1)
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +37,16 @@ def server() -> Iterator[Valkey]:
     """One server for all tests here; each has a prefix of its own."""
     with valkey() as server:
         yield server
+
+
+@asynccontextmanager
+async def opened(store: RedisStore) -> AsyncGenerator[RedisStore]:
+    """The store, open."""
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 class TestRedisStore(StoreSuite):
@@ -29,9 +57,305 @@ class TestRedisStore(StoreSuite):
 
     @asynccontextmanager
     async def open_store(self) -> AsyncGenerator[Store]:
-        store = RedisStore(self.url, prefix=self.prefix)
-        await store.open()
-        try:
+        async with opened(RedisStore(self.url, prefix=self.prefix)) as store:
             yield store
-        finally:
-            await store.close()
+
+
+@pytest.fixture
+def prefix() -> str:
+    return uuid4().hex
+
+
+@pytest.fixture
+async def store(server: Valkey, prefix: str) -> AsyncIterator[RedisStore]:
+    async with opened(RedisStore(server.url, prefix=prefix)) as store:
+        yield store
+
+
+@pytest.fixture
+async def redis(server: Valkey) -> AsyncIterator[Any]:
+    """The server as somebody else would use it."""
+    client: Any = Redis.from_url(server.url)
+    yield client
+    await client.aclose()
+
+
+def row(prefix: str, task_id: str) -> str:
+    """The key of a task."""
+    return f"{{{prefix}}}:t:{task_id}"
+
+
+async def keys_of(redis: Any, prefix: str = "") -> set[str]:
+    """All keys that begin with a prefix, in any way."""
+    found: Any = [key async for key in redis.scan_iter(f"*{prefix}*", count=1_000)]
+    return {key.decode("utf-8", "surrogatepass") for key in found}
+
+
+def ended(record: TaskRecord, **fields: Any) -> TaskRecord:
+    """The task one version on, completed at noon."""
+    changes = {"version": record.version + 1, "status": TaskStatus.COMPLETED, "finished_at": NOON, "worker": None}
+    return replace(record, **changes | fields)
+
+
+async def live_through_everything(store: RedisStore) -> None:
+    """Tasks that are in every index there is, a note and a heartbeat."""
+    share = Share(owner=1, tools={"render": 5}, owner_at_work=5)
+    for number in range(3):
+        record = make_record(id=f"queued {number}", namespace="a:b", session="s", parent="p", queue="gpu")
+        await store.create(record, REQUEST, key=f"key {number}", handing=Handing(share=share))
+    claimed = make_record(id="claimed")
+    await store.create(claimed, REQUEST)
+    await store.save(
+        replace(claimed, version=2, worker="worker", attempt=1), expected=1, entries=[STEP], limits=Limits(tool=9)
+    )
+    await store.create(make_record(id="asleep", wake_at=NOON), REQUEST)
+    over = make_record(id="over")
+    await store.create(over, REQUEST, key="key")
+    await store.save(ended(over), expected=1, entries=[STEP], outcome=OUTCOME)
+    await store.hand_out("a:b", Share(owner=2), limit=1)
+    await store.heartbeat("worker", namespace="demo")
+    await store.set_note("demo", "note", b"1", expected=None)
+
+
+@pytest.mark.anyio
+async def test_every_key_has_the_hash_tag_of_the_store(store: RedisStore, redis: Any, prefix: str) -> None:
+    await live_through_everything(store)
+    keys = await keys_of(redis, prefix)
+    assert len(keys) > 25
+    assert [key for key in keys if not key.startswith(f"{{{prefix}}}:")] == []
+    assert {await redis.execute_command("CLUSTER", "KEYSLOT", key) for key in keys} == {
+        await redis.execute_command("CLUSTER", "KEYSLOT", prefix)
+    }
+
+
+@pytest.mark.anyio
+async def test_nothing_is_left_of_tasks_that_are_deleted(store: RedisStore, redis: Any, prefix: str) -> None:
+    await live_through_everything(store)
+    everything = [f"queued {number}" for number in range(3)] + ["claimed", "asleep", "over"]
+    for task_id, version in (await store.versions(everything)).items():
+        await store.delete(task_id, expected=version)
+    await store.retire("worker")
+    left = {key.split(":", 1)[1] for key in await keys_of(redis, prefix)}
+    assert left == {"meta", "turns:a%3Ab", "note:demo:note"}
+
+
+def verbs_on(store: RedisStore, record: TaskRecord) -> list[Callable[[], Awaitable[object]]]:
+    """Every verb there is, on one task from its creation to its end."""
+    handing = Handing(share=Share(owner=1))
+    return [
+        lambda: store.create(record, REQUEST, key=record.id, handing=handing),
+        lambda: store.get(record.id),
+        lambda: store.save(ended(record), expected=1, entries=[STEP], outcome=OUTCOME, limits=Limits(tool=1, owner=1)),
+        lambda: store.request(record.id),
+        lambda: store.outcome(record.id),
+        lambda: store.journal(record.id),
+        lambda: store.versions([record.id, "other"]),
+        lambda: store.list("", EVERYBODY, now=NOON),
+        lambda: store.queued("", limit=9),
+        lambda: store.due("", NOON, limit=9),
+        lambda: store.claimed("worker", limit=9),
+        lambda: store.expired(NOON, limit=9),
+        lambda: store.hand_out("", Share(owner=1), limit=9),
+        lambda: store.hand_back(record.id),
+        lambda: store.backlog(""),
+        lambda: store.heartbeat("worker", namespace=""),
+        lambda: store.workers(""),
+        lambda: store.retire("worker"),
+        lambda: store.note("", "note"),
+        lambda: store.delete(record.id, expected=2),
+    ]
+
+
+@pytest.mark.anyio
+async def test_every_verb_is_one_round_trip_and_a_hint_is_none(store: RedisStore, redis: Any, prefix: str) -> None:
+    # Before that, each script is sent as text once.
+    for verb in verbs_on(store, make_record()):
+        await verb()
+    record = make_record()
+    for verb in verbs_on(store, record):
+        before = store.round_trips
+        await verb()
+        assert store.round_trips - before == 1
+    async with redis.pubsub() as channel:
+        await channel.subscribe(f"{{{prefix}}}:hints")
+        await channel.get_message(timeout=5)
+        before = store.round_trips
+        await store.create(record, REQUEST)
+        await store.notifier().publish(Hint(record.id, 1))
+        assert store.round_trips - before == 1
+        message: Any = await channel.get_message(timeout=5)
+    assert message["data"].endswith(f"1:{record.id}".encode())
+
+
+@pytest.mark.anyio
+async def test_a_server_that_forgets_the_scripts_is_sent_them_again(store: RedisStore, redis: Any) -> None:
+    for _ in range(2):
+        await redis.script_flush()
+        for verb in verbs_on(store, make_record()):
+            await verb()
+            await redis.script_flush()
+
+
+@pytest.mark.anyio
+async def test_many_calls_wait_for_a_connection(server: Valkey, prefix: str) -> None:
+    async with opened(RedisStore(server.url, prefix=prefix, max_connections=2)) as store:
+        records = [make_record() for _ in range(200)]
+        await asyncio.gather(*(store.create(record, REQUEST) for record in records))
+        assert await asyncio.gather(*(store.get(record.id) for record in records)) == records
+
+
+@pytest.mark.anyio
+async def test_only_a_task_that_has_ended_expires_by_itself(store: RedisStore, redis: Any, prefix: str) -> None:
+    record = make_record(retention=timedelta(hours=1))
+    await store.create(record, REQUEST, key="key")
+    claimed = replace(record, version=2, worker="worker", attempt=1)
+    await store.save(claimed, expected=1, entries=[STEP])
+    for key in await keys_of(redis, prefix):
+        assert await redis.pttl(key) == -1
+    await store.save(ended(claimed), expected=2, outcome=OUTCOME)
+    expiring = {key for key in await keys_of(redis, prefix) if await redis.pttl(key) != -1}
+    # The row with its request and its outcome, the journal, and the key under which it stands.
+    assert expiring == {row(prefix, record.id), f"{{{prefix}}}:j:{record.id}", f"{{{prefix}}}:key::key:=alice"}
+    for key in expiring:
+        # From now on, by the server's own clock, and later than any sweep.
+        assert 0 <= (timedelta(hours=1) + DAY) / timedelta(milliseconds=1) - await redis.pttl(key) < 60_000
+    # One that is kept for good is, and so is one that only looks as if it had ended.
+    for number, odd in enumerate((ended(claimed, retention=None), replace(claimed, finished_at=NOON, version=3)), 4):
+        await store.save(replace(odd, version=number), expected=number - 1)
+        for key in expiring:
+            assert await redis.pttl(key) == -1
+
+
+@pytest.mark.anyio
+async def test_what_the_server_removed_leaves_the_indexes_with_the_next_sweep(
+    store: RedisStore, redis: Any, prefix: str
+) -> None:
+    kept = make_record(id="kept", session="s", status=TaskStatus.COMPLETED, finished_at=NOON)
+    await store.create(kept, REQUEST)
+    for number in range(5):
+        record = make_record(id=f"{number}", session="s", parent="p", retention=timedelta(seconds=number))
+        await store.create(record, REQUEST, key=f"{number}")
+        await store.save(ended(record), expected=1, entries=[STEP])
+        # As it would be a day later.
+        for key in (row(prefix, record.id), f"{{{prefix}}}:j:{record.id}", f"{{{prefix}}}:key::{number}:=alice"):
+            assert await redis.delete(key) == 1
+    # Nobody is shown what is not there, and its key and its id are free.
+    assert [record.id for record in (await store.list("", EVERYBODY, now=NOON)).records] == ["kept"]
+    assert [record.id for record in (await store.list("", InSession("s"), now=NOON, limit=1)).records] == ["kept"]
+    assert await store.get("1") is None
+    again = make_record(id="again")
+    assert await store.create(again, REQUEST, key="1") == again
+    assert list(await store.expired(NOON + DAY, limit=1)) == [Hint("kept", 1)]
+    await store.delete("kept", expected=1)
+    await store.delete("again", expected=1)
+    left = {key.split(":", 1)[1] for key in await keys_of(redis, prefix)}
+    assert left == {"meta"}
+
+
+class WatchedCipher:
+    """Encrypts nothing, and notes on which thread it was to."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+
+    def encrypt(self, task_id: str, data: bytes) -> bytes:
+        return self.decrypt(task_id, data)
+
+    def decrypt(self, task_id: str, data: bytes) -> bytes:
+        self.threads.add(threading.get_ident())
+        return data
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("large", [True, False])
+async def test_what_is_large_is_encoded_and_decoded_in_a_thread(server: Valkey, prefix: str, large: bool) -> None:
+    cipher, here = WatchedCipher(), threading.get_ident()
+    async with opened(RedisStore(server.url, prefix=prefix, codec=Codec(cipher))) as store:
+        record, text = make_record(), "x" * (1_000_000 if large else 1_000)
+        entry = JournalEntry(kind="step", key="step", value=text)
+
+        async def threads_of(act: Awaitable[object]) -> set[int]:
+            cipher.threads.clear()
+            await act
+            return set(cipher.threads)
+
+        for write in (
+            lambda: store.create(record, make_request(arguments={"text": text})),
+            lambda: store.save(replace(record, version=2), expected=1, entries=[entry]),
+            lambda: store.save(replace(record, version=3), expected=2, outcome=Outcome(body=text.encode(), meta=b"{}")),
+        ):
+            assert (await threads_of(write()) != {here}) == large
+        assert await threads_of(store.get(record.id)) == {here}
+        for read in (store.request, store.outcome, store.journal):
+            assert (here not in await threads_of(read(record.id))) == large
+
+
+@pytest.mark.anyio
+async def test_polls_go_on_while_something_large_is_read(store: RedisStore) -> None:
+    record, outcome = make_record(), Outcome(body=b"x" * 5_000_000)
+    await store.create(record, REQUEST)
+    await store.save(replace(record, version=2), expected=1, outcome=outcome)
+    polls = 0
+    read = asyncio.ensure_future(store.outcome(record.id))
+    while not read.done():
+        assert await store.get(record.id) == replace(record, version=2)
+        polls += 1
+    assert await read == outcome
+    assert polls > 1
+
+
+@pytest.mark.anyio
+async def test_stores_with_different_prefixes_share_nothing(server: Valkey, store: RedisStore) -> None:
+    record = make_record()
+    await store.create(record, REQUEST)
+    async with opened(RedisStore(server.url, prefix=uuid4().hex)) as other:
+        assert await other.get(record.id) is None
+        await other.create(record, REQUEST)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("scheme", ["redis", "valkey"])
+async def test_a_url_names_the_store(server: Valkey, scheme: str) -> None:
+    store = store_from_url(server.url.replace("redis", scheme))
+    assert isinstance(store, RedisStore)
+    assert repr(store) == f"RedisStore('{scheme}://127.0.0.1:{server.port}/0')"
+    async with opened(store):
+        assert await store.get("no such task") is None
+
+
+SECRET = "p4ssw0rd"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://:{SECRET}@localhost:port/0",
+        f"redis://user:{SECRET}/x@localhost/0",
+        f"redis://localhost:6379/0?socket_timeout={SECRET}",
+        f"http://:{SECRET}@localhost",
+        f"localhost:{SECRET}",
+    ],
+)
+def test_a_url_that_names_no_server_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        RedisStore(url)
+    assert "Redis store" in str(refused.value)
+    assert SECRET not in f"{refused.value!r} {refused.value.__cause__!r}"
+
+
+def test_what_is_shown_of_a_url_has_no_secret() -> None:
+    for url in (f"rediss://user:{SECRET}@[::1]:7000/3?password={SECRET}", f"unix:///run/redis.sock?password={SECRET}"):
+        assert SECRET not in repr(RedisStore(url))
+    assert repr(RedisStore(f"valkeys://:{SECRET}@example.org")) == "RedisStore('valkeys://example.org:6379/0')"
+
+
+@pytest.mark.parametrize("prefix", ["", "{tag}", "a}b", "line\nbreak"])
+def test_a_prefix_that_would_break_the_hash_tag_is_refused(prefix: str) -> None:
+    with pytest.raises(InvalidOption, match="prefix"):
+        RedisStore("redis://localhost", prefix=prefix)
+
+
+@pytest.mark.anyio
+async def test_a_store_that_is_not_open_says_so(server: Valkey) -> None:
+    with pytest.raises(UsageError, match=r"is not open: `await store.open\(\)` comes first"):
+        await RedisStore(server.url).get("task")

@@ -75,6 +75,20 @@ class HealthPages:
         finally:
             connection.close()
 
+    async def say(self, state: str) -> None:
+        """Wait until the worker says that it is in this state."""
+        until = time.monotonic() + LIMIT
+        while (said := self.json("/ready")[1])["state"] != state:
+            assert time.monotonic() < until, said
+            await anyio.sleep(0.02)
+
+    async def ready(self, wanted: bool) -> None:
+        """Wait until the worker says that it is ready, or that it is not."""
+        until = time.monotonic() + LIMIT
+        while (said := self.json("/ready"))[0] != (200 if wanted else 503):
+            assert time.monotonic() < until, said
+            await anyio.sleep(0.05)
+
     def json(self, path: str) -> tuple[int, Any]:
         """The same of a page that is JSON."""
         status, body = self.get(path)

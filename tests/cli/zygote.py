@@ -16,6 +16,7 @@ import socket
 import sys
 import termios
 import traceback
+from contextlib import suppress
 from typing import Any
 
 
@@ -44,6 +45,10 @@ def _import_everything() -> None:
         importlib.import_module(module)
     for module in ("mcp_tasks.cli.running", "rich.logging", "rich.live", "rich.panel", "rich.progress"):
         importlib.import_module(module)
+    # What workers on databases need, some of which takes a second.
+    for module in ("stores.postgres", "engines.procrastinate", "stores.redis", "engines.docket"):
+        with suppress(ModuleNotFoundError):
+            importlib.import_module(f"mcp_tasks.{module}")
 
 
 def _look_after(connection: socket.socket) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
@@ -95,6 +95,7 @@ def make_runtime(
     namespace: str = "",
     policy: ToolPolicy = ONCE,
     runs_tools: bool = True,
+    queues: Collection[str] | None = None,
     observers: Sequence[Observer] = (),
     **settings: Any,
 ) -> TaskRuntime:
@@ -107,6 +108,9 @@ def make_runtime(
     async def policy_of(method: str, name: str) -> ToolPolicy | None:
         return known[name].policy if name in known else None
 
+    async def tools_of() -> Mapping[str, ToolPolicy]:
+        return {name: tool.policy for name, tool in known.items()}
+
     return TaskRuntime(
         store=store or MemoryStore(),
         engine=engine or LocalEngine(concurrency),
@@ -118,6 +122,8 @@ def make_runtime(
         uptime=uptime,
         namespace=namespace,
         runs_tools=runs_tools,
+        queues=queues,
+        tools=tools_of,
         observers=observers,
         settings=replace(QUIET, **settings),
     )

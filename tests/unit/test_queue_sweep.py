@@ -37,9 +37,9 @@ class CountingEngine(LocalEngine):
         super().__init__(concurrency)
         self.submits: Counter[Lane] = Counter()
 
-    async def submit(self, task_id: str, *, lane: Lane = "new", owner: str | None = None) -> None:
+    async def submit(self, task_id: str, *, lane: Lane = "new", **options: Any) -> None:
         self.submits[lane] += 1
-        await super().submit(task_id, lane=lane, owner=owner)
+        await super().submit(task_id, lane=lane, **options)
 
 
 class CountingStore(MemoryStore):
@@ -49,9 +49,9 @@ class CountingStore(MemoryStore):
         super().__init__()
         self.looks = 0
 
-    async def queued(self, namespace: str, *, cursor: str | None = None, limit: int) -> IdPage:
+    async def queued(self, namespace: str, **options: Any) -> IdPage:
         self.looks += 1
-        return await super().queued(namespace, cursor=cursor, limit=limit)
+        return await super().queued(namespace, **options)
 
 
 async def never_ending(run: Run) -> Ending:

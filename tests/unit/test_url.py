@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import pytest
 
 from mcp_tasks.errors import UsageError
+from mcp_tasks.server.choice import chosen_parts
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.url import default_store, state_folder, store_from_url
@@ -90,7 +91,7 @@ def test_a_url_from_the_environment_is_refused_with_where_it_comes_from(
 ) -> None:
     monkeypatch.setenv("MCP_TASKS_URL", url)
     with pytest.raises(UsageError, match=r"environment variable MCP_TASKS_URL: '.*' names no store"):
-        default_store("render-farm", "acme")
+        chosen_parts(None, None, None)
 
 
 def test_a_server_without_a_store_gets_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,9 +167,11 @@ def test_of_a_long_path_the_end_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_environment_decides_for_a_server_that_chose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MCP_TASKS_URL", "sqlite:///elsewhere.db")
-    assert path_of(default_store("render farm", "acme")) == Path("elsewhere.db")
+    chosen = chosen_parts(None, None, None).store
+    assert chosen is not None
+    assert path_of(chosen) == Path("elsewhere.db")
     monkeypatch.setenv("MCP_TASKS_URL", "memory://")
-    assert isinstance(default_store("render farm", "acme"), MemoryStore)
+    assert isinstance(chosen_parts(None, None, None).store, MemoryStore)
 
 
 @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="the place is another there")

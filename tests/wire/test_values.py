@@ -30,6 +30,8 @@ class _Awaited:
         ({"clock": 5}, "clock must be a function"),
         ({"settings": {}}, r"settings must be a Settings, got \{\}: write settings=Settings\(\.\.\.\)"),
         ({"runs_tools": "no"}, "runs_tools must be True or False, got 'no'"),
+        ({"queues": "gpu"}, "queues must be a list of names, got 'gpu'"),
+        ({"queues": 3}, "queues must be a list of names, got 3"),
         ({"require_name_header": 1}, "require_name_header must be True or False, got 1"),
         ({"observers": print}, r"observers must be a list of functions, got .*: write observers=\[function\]"),
         ({"observers": "x"}, "observers must be a list of functions, got 'x'"),
@@ -60,7 +62,8 @@ def test_a_default_ttl_in_milliseconds_is_refused_by_its_own_name(ms: Any) -> No
 @pytest.mark.parametrize(
     ("engine", "says"),
     [
-        ("x", "'x' is not an engine: it lacks abilities, backlog, has_room, start, submit, drain, stop"),
+        ("x", "'x' names no engine; use 'local', postgresql://"),
+        (3, "3 is not an engine: it lacks abilities, backlog, has_room, start, submit, drain, stop"),
         (LocalEngine, r"LocalEngine is a class, and an engine is an object of it: engine=LocalEngine\(\)"),
     ],
 )

@@ -58,6 +58,9 @@ async def serving(host: str, port: int, pages: Mapping[str, Page]) -> AsyncGener
             async with asyncio.timeout(TIME_LIMIT):
                 writer.write(await _answered(reader, pages if len(connections) <= MOST_CONNECTIONS else None))
                 await writer.drain()
+                writer.write_eof()
+                # Closed with something unread, the connection would be reset, and the answer lost on its way.
+                await reader.read(LONGEST_HEAD)
         except (TimeoutError, OSError):
             # Too slow, or gone.
             pass

@@ -44,7 +44,7 @@ def load_server(spec: str) -> Loaded:
         Problem: There is none, or its module cannot be imported; it says why.
     """
     match = _SPEC.fullmatch(spec)
-    if match is None:
+    if match is None or Path(spec.partition(":")[0]).is_file():
         raise Problem(f"{spec!r} does not name a server", Exit.USAGE, hint=_how_to_name(spec))
     module = _imported(match["module"])
     found = _attribute(module, match["path"])

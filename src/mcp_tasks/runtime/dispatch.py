@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -34,8 +34,11 @@ BATCH = 100
 PAUSE = 0.02
 """Seconds between two looks at what can be handed out, however often there is reason for one."""
 
-LOOK_AGAIN = 1.0
-"""Seconds after which a claim is reason for a look, although the last one found nothing."""
+LOOK_AGAIN = 0.25
+"""Seconds between two looks for the reason that something was claimed, if the last one found nothing."""
+
+TRY_AGAIN = timedelta(seconds=1)
+"""When a woken task is tried again of which too many were at work."""
 
 TOOLS = "tools/call"
 
@@ -52,6 +55,7 @@ class Dispatch:
         self._reason = asyncio.Event()
         self._looked_at = -LOOK_AGAIN
         self._found_at = -LOOK_AGAIN
+        self._later: asyncio.TimerHandle | None = None
         self._tools: Mapping[str, ToolPolicy] = {}
 
     # Where a task goes
@@ -117,7 +121,7 @@ class Dispatch:
         if record.wake_at is None:
             await self._runtime.store.hand_back(record.id)
         else:
-            await self._submit(record, "again", delay=timedelta(seconds=LOOK_AGAIN))
+            await self._submit(record, "again", delay=TRY_AGAIN)
 
     # Handing out
 
@@ -128,8 +132,13 @@ class Dispatch:
     def claimed(self) -> None:
         """A task was claimed: another of its owner may be handed out, if any waits."""
         now = self._runtime.monotonic()
-        if now - self._found_at < LOOK_AGAIN or now - self._looked_at >= LOOK_AGAIN:
+        if not self._is_remote or self._later is not None:
+            return
+        if now - self._found_at < LOOK_AGAIN:
             self.look()
+        else:
+            wait = max(self._looked_at + LOOK_AGAIN - now, 0)
+            self._later = asyncio.get_running_loop().call_later(wait, self.look)
 
     def ended(self, policy: ToolPolicy) -> None:
         """A run has ended: where there is a limit, there is room for another now."""
@@ -155,6 +164,7 @@ class Dispatch:
         Raises:
             StoreError: The store could not be asked.
         """
+        self._later = None
         while self._is_remote:
             self._looked_at = self._runtime.monotonic()
             ready = await self._runtime.store.hand_out(self._runtime.namespace, self._share(), limit=BATCH)
@@ -162,6 +172,17 @@ class Dispatch:
                 return
             self._found_at = self._runtime.monotonic()
             await asyncio.gather(*(self._submit(task, "new") for task in ready))
+
+    async def next(self) -> Sequence[Ready]:
+        """The tasks whose turn it is, for an engine of this process: fair among owners, and within the limits.
+
+        Raises:
+            StoreError: The store could not be asked.
+        """
+        runtime = self._runtime
+        return await runtime.store.hand_out(
+            runtime.namespace, self._share(), queues=runtime.queues, mark=False, limit=BATCH
+        )
 
     async def sweep(self) -> None:
         """Look for what other processes left in the store."""

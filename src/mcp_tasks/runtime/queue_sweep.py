@@ -3,7 +3,8 @@
 Whoever queues a task submits it. This is for what went wrong after that: the process that had the id in line is gone,
 the id was lost on its way, or no process could run it then. An engine with room is handed queued tasks as soon as they
 are found: nothing else keeps them from running. Any other engine has them in line already, as far as anybody knows, and
-is handed them again only after they have been idle for long, with pauses that double.
+is handed them again only after they have been idle for long, with pauses that double. Whose turn it is comes first: the
+tasks that the store chooses fairly among owners, and then those behind them in the order of creation.
 
 Timers are nobody's to submit but a sweep's, so they are submitted when they are found; unless the engine can wait for
 them, and was told when the task was parked: then only those whose time came a while ago.
@@ -14,7 +15,7 @@ waits for its turn (`dispatch.py`).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -36,7 +37,8 @@ PAGES = 20
 if no process has their tool, and one that can be run may stand behind them."""
 
 IDLE_FOR_LONG = timedelta(seconds=30)
-"""After which a queued task counts as forgotten, although the engine may have it in line."""
+"""After which a queued task counts as forgotten, although the engine may have it in line; with an engine that carries
+it to other processes the length of a lease, if that is less."""
 
 TIME_TO_ARRIVE = timedelta(seconds=3)
 """How much later a timer is submitted that the engine was told of: it is most likely on its way."""
@@ -48,7 +50,11 @@ class QueueSweep:
     """Submits what waits, for one runtime."""
 
     def __init__(self, runtime: TaskRuntime) -> None:
+        self._runtime = runtime
         self._engine = runtime.engine
+        remote = runtime.engine.abilities.remote
+        # A worker that was handed an id and has not claimed the task within a lease is dead, or has no room for it.
+        self._forgotten_after = min(runtime.settings.lease_duration, IDLE_FOR_LONG) if remote else IDLE_FOR_LONG
         self._has_takers = runtime.runs_tools or runtime.engine.abilities.remote
         store, namespace = runtime.store, runtime.namespace
         self._due = _Listing(runtime, lambda cursor: store.due(namespace, runtime.now(), cursor=cursor, limit=BATCH))
@@ -93,8 +99,9 @@ class QueueSweep:
     async def _submit_queued(self) -> None:
         if self._may_submit():
             # Without room there is no hurry: one page per sweep.
-            patience = AT_ONCE if self._engine.has_room else IDLE_FOR_LONG
-            await self._queued.submit_some(patience, lambda: self._engine.has_room)
+            patience = AT_ONCE if self._engine.has_room else self._forgotten_after
+            chosen = [task.id for task in await self._runtime.dispatch.next()] if self._engine.has_room else []
+            await self._queued.submit_some(patience, lambda: self._engine.has_room, first=chosen)
 
     def _may_submit(self) -> bool:
         return self._engine.backlog < BATCH
@@ -119,10 +126,13 @@ class _Listing:
         """Whether tasks were seen that have not been submitted."""
         return self._idleness.any_waiting
 
-    async def submit_some(self, patience: timedelta, may_go_on: Callable[[], bool]) -> None:
-        """Submit tasks that have been idle for `patience`: of the next page, and of those behind it while the engine
-        could take more and hardly any are to be submitted."""
-        submitted = await self._submit_page(patience)
+    async def submit_some(
+        self, patience: timedelta, may_go_on: Callable[[], bool], *, first: Sequence[str] = ()
+    ) -> None:
+        """Submit tasks that have been idle for `patience`: those in `first`, of the next page, and of those behind it
+        while the engine could take more and hardly any are to be submitted."""
+        submitted = await self._submit_these(first, patience)
+        submitted += await self._submit_page(patience)
         for _ in range(PAGES - 1):
             if self._cursor is None or submitted >= BATCH or not may_go_on():
                 break
@@ -135,18 +145,23 @@ class _Listing:
 
     async def _submit_page(self, patience: timedelta) -> int:
         """Submit those tasks of the next page that have been idle for `patience`; how many."""
-        runtime = self._runtime
         page = await self._page_from(self._cursor)
-        versions = await runtime.store.versions(page.ids) if page.ids else {}
+        submitted = await self._submit_these(page.ids, patience)
+        # From the start again after the end: what came before the cursor meanwhile has its turn too.
+        self._cursor = page.cursor
+        if page.cursor is None:
+            self._idleness.end_round()
+        return submitted
+
+    async def _submit_these(self, task_ids: Sequence[str], patience: timedelta) -> int:
+        """Submit those of these tasks that have been idle for `patience`; how many."""
+        runtime = self._runtime
+        versions = await runtime.store.versions(task_ids) if task_ids else {}
         submitted = 0
         for task_id, version in versions.items():
             if not runtime.has(task_id) and self._idleness.is_over(task_id, version, patience):
                 await self._submit(task_id)
                 submitted += 1
-        # From the start again after the end: what came before the cursor meanwhile has its turn too.
-        self._cursor = page.cursor
-        if page.cursor is None:
-            self._idleness.end_round()
         return submitted
 
     async def _submit(self, task_id: str) -> None:

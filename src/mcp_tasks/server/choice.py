@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from mcp_tasks.core.values import check_function, check_number
+from mcp_tasks.core.values import check_function, check_number, check_text
 from mcp_tasks.engines import Engine
 from mcp_tasks.engines.local import DEFAULT_CONCURRENCY
 from mcp_tasks.engines.url import engine_from_url
@@ -132,3 +132,18 @@ def chosen_observers(observers: Sequence[Observer]) -> Sequence[Observer]:
     for observer in chosen:
         check_function("an observer", observer, "observers=[print]")
     return chosen
+
+
+def chosen_queues(queues: Collection[str] | None) -> Collection[str] | None:
+    """The queues whose tools are run; None for all.
+
+    Raises:
+        InvalidOption: They are not names.
+    """
+    if queues is None:
+        return None
+    if isinstance(queues, str) or not isinstance(queues, Collection) or not queues:
+        raise InvalidOption(f'queues must be a list of names, got {queues!r}: write queues=["default"]')
+    for queue in queues:
+        check_text("a queue", queue)
+    return tuple(queues)

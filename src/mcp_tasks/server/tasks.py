@@ -12,7 +12,7 @@ It decides which calls become tasks, and hands everything else on untouched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Never, TypeAlias, TypeVar, Unpack, cast, get_args, overload
 
@@ -35,7 +35,7 @@ from mcp_tasks.runtime import Observer, Settings, TaskRuntime
 from mcp_tasks.server.called_tools import CalledTools
 from mcp_tasks.server.calls import Augment, Calls
 from mcp_tasks.server.catalogue import Catalogue
-from mcp_tasks.server.choice import chosen_observers, chosen_parts
+from mcp_tasks.server.choice import chosen_observers, chosen_parts, chosen_queues
 from mcp_tasks.server.eras import older_eras
 from mcp_tasks.server.lifecycle import Lifecycle, Setup
 from mcp_tasks.server.local import LocalCalls
@@ -114,6 +114,7 @@ class Tasks(LocalCalls, Working, Extension):
             the task fails.
         runs_tools: Whether a process that serves runs tools too. One that does not leaves the running to workers that
             share its store (see `work`).
+        queues: Of which queues this process runs tools, and workers that are not told otherwise; None for all.
         observers: Called with every change of a task, in a thread of their own.
         fallback: How calls of marked tools are answered whose caller speaks no tasks: as a `Fallback` says, as usual
             (`"auto"`), or as plain calls (`"inline"`). A mark may say otherwise for its tool.
@@ -151,6 +152,7 @@ class Tasks(LocalCalls, Working, Extension):
         max_wait: timedelta | None = None,
         max_lost_runs: int = 3,
         runs_tools: bool = True,
+        queues: Collection[str] | None = None,
         observers: Sequence[Observer] = (),
         fallback: Ways = "auto",
         companions: ShownTo = "auto",
@@ -183,6 +185,7 @@ class Tasks(LocalCalls, Working, Extension):
             namespace=namespace,
             origin=origin_of(callers_globals()),
             runs_tools=runs_tools,
+            queues=chosen_queues(queues),
             observers=chosen_observers(observers),
         )
         self._lifecycle = lifecycle = Lifecycle(setup, self._catalogue)

@@ -16,11 +16,11 @@ from typing import Any, Final, Literal, TypeAlias
 from mcp.server import MCPServer, Server
 
 from mcp_tasks.core.durations import check_duration
-from mcp_tasks.core.values import check_text
 from mcp_tasks.engines.base import Serves, Takes
-from mcp_tasks.errors import InvalidOption, StoreError
+from mcp_tasks.errors import StoreError
 from mcp_tasks.runtime import Settings, TaskRuntime
 from mcp_tasks.server.backlog import Waiting, waiting_in
+from mcp_tasks.server.choice import chosen_queues
 from mcp_tasks.server.lifecycle import Lifecycle, Setup
 from mcp_tasks.server.stopping import Orders
 from mcp_tasks.server.tally import Tally
@@ -195,7 +195,9 @@ class Working:
             InvalidOption: An option has a value that it cannot have.
             UsageError: There is a concurrency, and the engine was passed as an object, which has its own.
         """
-        setup = replace(self._lifecycle.setup, runs_tools=True, queues=_chosen_queues(queues))
+        setup = replace(self._lifecycle.setup, runs_tools=True)
+        if queues is not None:
+            setup = replace(setup, queues=chosen_queues(queues))
         if concurrency is not None:
             setup = replace(setup, parts=setup.parts.with_concurrency(concurrency))
         limit = usual_drain if drain is None and setup.settings is None else drain
@@ -218,7 +220,7 @@ class Working:
 
         Args:
             concurrency: How many tools run in this process at a time. Without it, as the `Tasks` object says.
-            queues: Run only tools of these queues. Without it, of all.
+            queues: Run only tools of these queues. Without it, as the `Tasks` object says.
             drain: How long it lets tools run on that are at work when it is told to stop, before it hands them back.
                 Without it, `Settings.drain_timeout`.
 
@@ -243,13 +245,3 @@ class Working:
             WiringError: The server does not have these tasks.
         """
         return self._lifecycle.living(server)
-
-
-def _chosen_queues(queues: Collection[str] | None) -> Collection[str] | None:
-    if queues is None:
-        return None
-    if isinstance(queues, str) or not queues:
-        raise InvalidOption(f'queues must be a list of names, got {queues!r}: write queues=["default"]')
-    for queue in queues:
-        check_text("a queue", queue)
-    return tuple(queues)

@@ -20,10 +20,7 @@ def driver_url(url: str) -> str:
     """
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in _SCHEMES:
-        raise UsageError(
-            "the URL of a Redis store begins with redis://, rediss:// (TLS), valkey:// or valkeys://, not "
-            f"{scheme[:20]!r}"
-        )
+        raise UsageError("the URL of a Redis store begins with redis://, rediss:// (TLS), valkey:// or valkeys://")
     plain = f"{_SCHEMES[scheme]}://{rest}"
     try:
         parse_url(plain)
@@ -33,6 +30,15 @@ def driver_url(url: str) -> str:
             "is special in the password percent-encoded (/ is %2F, @ is %40, # is %23)"
         ) from None
     return plain
+
+
+def at(url: str, host: str, port: int) -> str:
+    """The same URL with another host and port."""
+    parts = urlsplit(url)
+    secret, separator, _ = parts.netloc.rpartition("@")
+    # A server that does not know its own name says none: it is at the same host then.
+    name = host or parts.hostname or "localhost"
+    return parts._replace(netloc=f"{secret}{separator}{f'[{name}]' if ':' in name else name}:{port}").geturl()
 
 
 def shown(url: str) -> str:

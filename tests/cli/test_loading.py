@@ -1,0 +1,189 @@
+"""MODULE:SERVER: every way to get it wrong is answered in words, and nothing is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import Cli
+
+MODULES: Mapping[str, str] = {
+    "farm": """
+        from mcp.server import MCPServer
+        from mcp_tasks import Tasks
+
+        tasks = Tasks("sqlite:///farm.db")
+        server = MCPServer("farm", **tasks.wiring(), log_level="ERROR")
+        bare = MCPServer("bare", log_level="ERROR")
+        app = server.streamable_http_app()
+
+        class holder:
+            server = server
+
+        def make():
+            return server
+
+        async def make_later():
+            return server
+
+        def fail():
+            raise ValueError("no licence")
+        """,
+    "memory": """
+        from mcp.server import MCPServer
+        from mcp_tasks import Tasks
+
+        server = MCPServer("forgetful", **Tasks("memory://").wiring(), log_level="ERROR")
+        """,
+    "broken": """
+        def deep():
+            raise RuntimeError("the licence has run out")
+
+        deep()
+        """,
+    "exits": "raise SystemExit('give me a port')",
+    "lacks": "import no_such_package_anywhere",
+    "misused": """
+        from mcp_tasks import Tasks
+
+        tasks = Tasks("mysql://db/tasks")
+        """,
+    "lifespan": """
+        from contextlib import asynccontextmanager
+        from mcp.server import MCPServer
+        from mcp_tasks import Tasks
+
+        @asynccontextmanager
+        async def own(server):
+            raise ConnectionError("no cache there")
+            yield
+
+        server = MCPServer("unlucky", **Tasks("sqlite:///unlucky.db").wiring(own), log_level="ERROR")
+        """,
+    "unwritable": """
+        from mcp.server import MCPServer
+        from mcp_tasks import Tasks
+
+        server = MCPServer("nowhere", **Tasks("sqlite:////proc/nowhere/tasks.db").wiring(), log_level="ERROR")
+        """,
+    "unnamed": """
+        from mcp.server import MCPServer
+        from mcp_tasks import Tasks
+
+        server = MCPServer("unnamed", **Tasks().wiring(), log_level="ERROR")
+        """,
+    "composed": """
+        from contextlib import asynccontextmanager
+        from mcp.server import MCPServer
+        from mcp_tasks import Tasks
+
+        tasks = Tasks("sqlite:///composed.db")
+        wiring = tasks.wiring()
+        within = wiring["lifespan"]
+
+        @asynccontextmanager
+        async def around(server):
+            async with within(server) as state:
+                yield state
+
+        server = MCPServer("composed", extensions=wiring["extensions"], lifespan=around, log_level="ERROR")
+        """,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the modules."""
+    for name, source in MODULES.items():
+        lines = source.strip("\n").splitlines()
+        indent = len(lines[0]) - len(lines[0].lstrip())
+        (tmp_path / f"{name}.py").write_text("\n".join(line[indent:] for line in lines) + "\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("spec", "code", "said"),
+    [
+        ("farm", 2, ["'farm' does not name a server", "MODULE:SERVER, as in farm:server"]),
+        ("farm.py", 2, ["'farm.py' does not name a server", "farm:server"]),
+        ("farm.py:server", 2, ["Name the module and not the file", "farm:server"]),
+        ("frm:server", 2, ["there is no module 'frm'", "Modules are looked for in"]),
+        ("farm.sub:server", 2, ["there is no module 'farm.sub'"]),
+        ("farm:servr", 2, ["farm has no 'servr'", "There is farm:server and farm:bare."]),
+        ("farm:holder.nothing", 2, ["farm.holder has no 'nothing'"]),
+        ("farm:app", 2, ["farm:app is a Starlette, and not a server", "farm:server"]),
+        ("farm:tasks", 2, ["farm:tasks is a Tasks, and not a server"]),
+        ("farm:make", 2, ["farm:make is the function make, and not a server", "write farm:make()"]),
+        ("farm:server()", 2, ["farm:server() is not a function"]),
+        ("farm:make_later()", 2, ["farm:make_later() is asynchronous"]),
+        ("farm:fail()", 11, ["farm:fail() failed", "ValueError: no licence", "in fail"]),
+        ("memory:server", 2, ["kept in memory, where no other process", "sqlite:///tasks.db"]),
+        ("broken:server", 11, ["'broken' could not be imported", "in deep", "RuntimeError: the licence has run out"]),
+        ("exits:server", 11, ["'exits' could not be imported", "SystemExit: give me a port"]),
+        ("lacks:server", 11, ["'lacks' could not be imported", "No module named 'no_such_package_anywhere'"]),
+        ("misused:server", 2, ["'mysql://db/tasks' names no store", "misused.py, line 3."]),
+    ],
+)
+def test_what_cannot_be_loaded_is_said_in_words(cli: Cli, folder: Path, spec: str, code: int, said: list[str]) -> None:
+    done = cli("worker", spec, "--check", cwd=folder)
+    assert done.returncode == code, done.stderr
+    for words in said:
+        assert words in done.stderr
+    # Nothing of ours, nor of how Python imports.
+    assert "mcp_tasks/" not in done.stderr
+    assert "importlib" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_server_without_tasks_is_named(cli: Cli, folder: Path) -> None:
+    (folder / "tasks_free.py").write_text("from farm import bare\n")
+    done = cli("worker", "tasks_free:bare", cwd=folder)
+    assert done.returncode == 2
+    assert "server 'bare' has no tasks: make it with MCPServer(..., **tasks.wiring())" in done.stderr
+
+
+@pytest.mark.parametrize("spec", ["farm:server", "farm:holder.server", "farm:make()"])
+def test_a_server_is_found_in_the_working_directory(cli: Cli, folder: Path, spec: str) -> None:
+    done = cli("worker", spec, "--check", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "farm.db" in done.stdout
+
+
+def test_what_the_lifespan_raises_is_shown_and_ends_the_worker(cli: Cli, folder: Path) -> None:
+    done = cli("worker", "lifespan:server", cwd=folder)
+    assert done.returncode == 11
+    assert "ConnectionError: no cache there" in done.stderr
+    assert "server 'unlucky' could not be started" in done.stderr
+
+
+@pytest.mark.parametrize("how", [["worker"], ["worker", "--check"], ["backlog"]], ids=" ".join)
+def test_a_store_that_cannot_be_used_has_a_code_of_its_own(cli: Cli, folder: Path, how: list[str]) -> None:
+    command, *options = how
+    done = cli(command, "unwritable:server", *options, cwd=folder)
+    assert done.returncode == (2 if command == "backlog" else 10), done.stderr
+    assert "/proc/nowhere/tasks.db" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_server_that_names_no_store_is_warned_of(cli: Cli, folder: Path) -> None:
+    done = cli("worker", "unnamed:server", "--check", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "No store is named" in done.stderr
+    cli.environment["MCP_TASKS_URL"] = f"sqlite:///{folder}/named.db"
+    assert cli("worker", "unnamed:server", "--check", cwd=folder).stderr == ""
+
+
+def test_the_options_of_a_worker_are_checked_before_anything_is_loaded(cli: Cli, folder: Path) -> None:
+    for option, value in (
+        ("--health", "8081"),
+        ("--health", ":8081"),
+        ("--health", "127.0.0.1:99999"),
+        ("--queues", "gpu,,default"),
+        ("--concurrency", "0"),
+        ("--drain", "-1"),
+    ):
+        done = cli("worker", "broken:server", option, value, cwd=folder)
+        assert done.returncode == 2, (option, value, done.stderr)
+        assert option in done.stderr

@@ -1,0 +1,145 @@
+"""What becomes of tasks when a worker dies, is stopped or cut off, and when the database is restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from mcp_tasks.stores.url import store_from_url
+from tests.fleet.backends import Backend
+from tests.fleet.balancing import balancing
+from tests.fleet.driving import door
+from tests.fleet.fleet import Fleet, fleet
+from tests.fleet.notes import Notes
+from tests.fleet.served import LEASE, SWEEP
+from tests.fleet.takeover import TASKS, bounds, run_of, started, taken_over
+from tests.fleet.zygote import Zygote
+from tests.helpers.rpc import EVERYTHING, Tasking, accept
+
+pytestmark = pytest.mark.anyio
+
+LENGTH = LEASE.total_seconds()
+SLACK = 10.0
+"""Seconds that a machine may be late which has other things to do. What is late by rule is later than that: nothing
+but the lease and sweeps finds these tasks before half a minute has passed."""
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["beside", "apart"])
+async def test_twenty_tasks_of_a_killed_worker_are_taken_over_within_the_lease_and_a_sweep(
+    zygote: Zygote, url: str, folder: Path, apart: bool
+) -> None:
+    found = await taken_over(zygote, url, folder, apart=apart)
+    earliest, latest = bounds(LENGTH, apart=apart)
+    assert len(found.seconds) == TASKS
+    assert max(found.seconds) <= latest + SLACK
+    assert not apart or min(found.seconds) >= earliest
+
+
+@pytest.fixture
+async def standing(zygote: Zygote, url: str, folder: Path) -> AsyncGenerator[tuple[Fleet, Tasking]]:
+    """One replica that only serves; workers are for the tests to start."""
+    async with (
+        fleet(zygote, url, folder, replicas=1) as (site, balancer),
+        door(balancer.port, capabilities=EVERYTHING) as client,
+    ):
+        yield site, client
+
+
+async def test_a_worker_that_was_stopped_for_longer_than_its_lease_writes_over_nothing(
+    standing: tuple[Fleet, Tasking], folder: Path
+) -> None:
+    site, client = standing
+    notes = Notes(folder)
+    first = site.worker()
+    steps = await client.create("stepping", job="steps", steps=3, seconds=0.8)
+    once = await client.create("once", job="once", seconds=1.5)
+    await run_of(notes, "steps", 1)
+    await run_of(notes, "once", 1)
+    pausing = asyncio.create_task(site.pause(first, 600.0))
+    await asyncio.sleep(0)
+    site.worker()
+    ended = {task: await client.until(task, "completed", "failed") for task in (steps, once)}
+    assert (ended[steps]["status"], ended[once]["status"]) == ("completed", "failed")
+    assert (await run_of(notes, "steps", 2)).process != first.process
+    pausing.cancel()
+    # It goes on, and is a worker like any other: long enough for everything that it had begun to come to an end.
+    await _is_back(client, notes, first.process)
+    await asyncio.sleep(2.0)
+    for task, end in ended.items():
+        assert _same(await client.get(task), end)
+    store = store_from_url(site.url)
+    await store.open()
+    recorded = [entry.key for entry in await store.journal(steps) if entry.kind == "step"]
+    await store.close()
+    assert recorded == ["step-0", "step-1", "step-2"]
+    assert len(notes.of("once", "start")) == 1
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["connections are lost", "what was sent arrives late"])
+async def test_a_worker_that_is_cut_off_stops_before_others_begin_and_comes_back(
+    standing: tuple[Fleet, Tasking], database: Backend, folder: Path, late: bool
+) -> None:
+    site, client = standing
+    notes = Notes(folder)
+    async with balancing(database.port) as line:
+        first = site.worker(url=database.through(site.url, line.port), apart=lambda: True)
+        tasks = await started(client, notes, 3)
+        second = site.worker()
+        line.cut()
+        for job in tasks:
+            again = await run_of(notes, job, 2)
+            stopped = await run_of(notes, job, 1, "stopped")
+            assert again.process == second.process
+            assert stopped.at < again.at
+        line.mend(late=late)
+        await _is_back(client, notes, first.process)
+        for task in tasks.values():
+            assert (await client.get(task))["status"] == "working"
+            await client.cancel(task)
+        for job in tasks:
+            await run_of(notes, job, 2, "stopped")
+            assert len(notes.of(job, "start")) == 2
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+async def test_a_restart_of_the_database_loses_nothing_and_needs_nobody(
+    standing: tuple[Fleet, Tasking], database: Backend, folder: Path, how: signal.Signals
+) -> None:
+    site, client = standing
+    notes = Notes(folder)
+    site.worker()
+    site.worker()
+    asking = await client.create("asking", job="asking")
+    [key] = (await client.until(asking, "input_required"))["inputRequests"]
+    sleeping = await client.create("sleeping", job="sleeping", seconds=1.0)
+    working = [await client.create("long", job=f"long-{number}", seconds=2.0) for number in range(5)]
+    for number in range(5):
+        await run_of(notes, f"long-{number}", 1)
+    await asyncio.to_thread(database.restart, how)
+    await client.update(asking, **{key: accept(word="yes")})
+    for task in (asking, sleeping, *working):
+        await client.until(task, "completed")
+    after = await client.create("quick", job="after")
+    await client.until(after, "completed")
+    assert all(member.starts == 1 and member.is_running for member in site.members)
+
+
+async def _is_back(client: Tasking, notes: Notes, process: str) -> None:
+    """Wait until the process takes tasks again."""
+    number = 0
+    while True:
+        job = f"back-{process}-{number}"
+        await client.create("once", job=job, seconds=SWEEP.total_seconds())
+        if (await run_of(notes, job, 1)).process == process:
+            return
+        number += 1
+
+
+def _same(task: dict[str, object], other: dict[str, object]) -> bool:
+    """Whether the two are one answer, but for what moves by itself."""
+    moving = ("_meta", "ttlMs", "pollIntervalMs")
+    return {**task, **dict.fromkeys(moving)} == {**other, **dict.fromkeys(moving)}

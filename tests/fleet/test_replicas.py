@@ -1,0 +1,231 @@
+"""Replicas behind a balancer, and workers beside them: any of them will do, and each gets what it may have."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import anyio
+import pytest
+from mcp import Client
+
+from mcp_tasks.client import TaskHandle, reconnecting_http, start_task
+from tests.fleet.backends import Backend
+from tests.fleet.balancing import Balancer
+from tests.fleet.driving import answer, connected, door, text_of
+from tests.fleet.fleet import LIMIT, LOOK, Fleet, fleet
+from tests.fleet.notes import Note, Notes
+from tests.fleet.takeover import run_of
+from tests.fleet.zygote import Zygote
+from tests.helpers.http import HttpWire, initialize
+from tests.helpers.rpc import EVERYTHING, MODERN, Tasking, accept
+from tests.push.listening import listening
+
+pytestmark = pytest.mark.anyio
+
+SHARE = 10
+"""Tasks of one owner that are in the hands of the engine at a time."""
+
+SLOTS = 4
+"""Of each worker."""
+
+_number = itertools.count()
+
+
+def new_job(name: str) -> str:
+    """A name for a call that no other call has."""
+    return f"{name}-{next(_number)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A fleet that all tests of the file share."""
+
+    site: Fleet
+    balancer: Balancer
+    notes: Notes
+    doors: Sequence[Tasking]
+
+    def ran(self, job: str) -> Note:
+        """The one run of a job that there was."""
+        [note] = self.notes.of(job, "start")
+        return note
+
+    async def until_started(self, job: str, attempt: int = 1) -> Note:
+        """Wait for a run of the job."""
+        return await run_of(self.notes, job, attempt)
+
+
+@pytest.fixture(scope="module")
+async def standing(
+    zygote: Zygote, database: Backend, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Standing]:
+    """Two replicas that only serve, two workers of which one lacks a tool, and one for the queue `gpu`.
+
+    Looks at the store are so rare that only hints make anything quick.
+    """
+    folder = tmp_path_factory.mktemp("fleet")
+    options = ("--look", "600", "--share", str(SHARE), "--concurrency", str(SLOTS), "--lease", "15")
+    async with AsyncExitStack() as stack:
+        standing = fleet(zygote, database.fresh(), folder, *options, "--pools", "all")
+        site, balancer = await stack.enter_async_context(standing)
+        site.worker("--pools", "without-rare", "--queues", "default")
+        site.worker("--queues", "default")
+        site.worker("--queues", "gpu")
+        ports = [replica.port for replica in site.replicas]
+        doors = [await stack.enter_async_context(door(port, capabilities=EVERYTHING)) for port in ports]
+        yield Standing(site, balancer, Notes(folder), doors)
+
+
+async def test_any_replica_creates_reads_answers_and_cancels_any_task_at_once(standing: Standing) -> None:
+    one, other = standing.doors
+    task = await one.create("asking", job=(job := new_job("asking")))
+    assert (await other.get(task))["status"] in ("working", "input_required")
+    [key] = (await other.until(task, "input_required"))["inputRequests"]
+    await one.update(task, **{key: accept(word="yes")})
+    assert f"{job}: yes" in str((await other.until(task, "completed"))["result"])
+    endless = await other.create("endless", job=new_job("endless"))
+    await one.cancel(endless)
+    assert [(await client.get(endless))["status"] for client in (other, one)] == ["cancelled"] * 2
+
+
+async def test_any_replica_pushes_the_changes_of_any_task(standing: Standing) -> None:
+    one, other = standing.doors
+    task = await one.create("asking", job=new_job("asking"))
+    assert isinstance(other.wire, HttpWire)
+    async with listening(other.wire, [task]) as stream:
+        await stream.acknowledged()
+        *_, asking = await stream.until("input_required")
+        [key] = asking["inputRequests"]
+        await one.update(task, **{key: accept(word="yes")})
+        await stream.until("completed")
+
+
+async def test_a_client_behind_the_balancer_meets_all_replicas_and_notices_nothing(standing: Standing) -> None:
+    async with connected(standing.balancer.port) as client:
+        met = {text_of(await client.call_tool("process", {})) for _ in range(4)}
+        assert met == {replica.process for replica in standing.site.replicas}
+        handles = [await start_task(client, "asking", {"job": new_job("asking")}) for _ in range(6)]
+        for handle in handles:
+            assert isinstance(handle, TaskHandle)
+            assert "word-asking" in text_of(await handle.result(LIMIT))
+
+
+async def test_a_cancellation_reaches_the_worker_that_runs_the_task(standing: Standing) -> None:
+    task = await standing.doors[0].create("endless", job=(job := new_job("endless")))
+    started = await standing.until_started(job)
+    await standing.doors[1].cancel(task)
+    stopped = await run_of(standing.notes, job, 1, "stopped")
+    assert stopped.process == started.process
+
+
+async def test_an_answer_wakes_a_parked_task_where_there_is_room(standing: Standing) -> None:
+    client = standing.doors[0]
+    task = await client.create("asking", job=(job := new_job("asking")))
+    first = await standing.until_started(job)
+    await run_of(standing.notes, job, 1, "stopped")
+    member = standing.site.member(first.process)
+    async with asyncio.TaskGroup() as group:
+        # The process that asked can do nothing now; to the others it is alive.
+        pausing = group.create_task(standing.site.pause(member, LIMIT))
+        [key] = (await client.until(task, "input_required"))["inputRequests"]
+        await client.update(task, **{key: accept(word="yes")})
+        await client.until(task, "completed")
+        pausing.cancel()
+    assert (await standing.until_started(job, 2)).process != first.process
+
+
+async def test_legs_of_hosts_without_tasks_may_reach_any_replica(standing: Standing) -> None:
+    transport = reconnecting_http(f"http://127.0.0.1:{standing.balancer.port}/mcp", headers={"Connection": "close"})
+    async with Client(transport, elicitation_callback=answer, mode=MODERN) as host:
+        for _ in range(6):
+            job = new_job("asking")
+            assert f"{job}: word-{job}" in text_of(await host.call_tool("asking", {"job": job}))
+
+
+async def test_sessions_of_the_older_wire_stay_where_they_began(standing: Standing) -> None:
+    here, there = (client.wire for client in standing.doors)
+    assert isinstance(here, HttpWire)
+    assert isinstance(there, HttpWire)
+    session, _ = await initialize(here, {})
+    assert "error" not in (await session.ask("tools/list")).message
+    elsewhere = await there.raw_post('{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}', session.headers)
+    assert elsewhere.status_code == 404
+
+
+async def test_one_owner_with_many_tasks_does_not_keep_another_back(standing: Standing) -> None:
+    async with door(standing.balancer.port, owner="busy") as busy, door(standing.balancer.port, owner="rare") as rare:
+        many = [new_job("dull") for _ in range(80)]
+        await asyncio.gather(*(busy.create("dull", job=job, seconds=0.2) for job in many))
+        one = await rare.create("dull", job=(job := new_job("dull")), seconds=0.0)
+        created = asyncio.get_running_loop().time()
+        await rare.until(one, "completed")
+        # Those that were in the hands of the engine by then, and what stood at the slots.
+        assert _started(standing, many, after=created, before=standing.ran(job).at) <= SHARE + 2 * SLOTS
+        await _all_ran(standing, many)
+
+
+async def test_a_tool_has_no_more_runs_in_the_whole_fleet_than_it_may(standing: Standing) -> None:
+    jobs = [new_job("limited") for _ in range(16)]
+    clients = itertools.cycle(standing.doors)
+    tasks = await asyncio.gather(*(next(clients).create("limited", job=job, seconds=0.1) for job in jobs))
+    for task in tasks:
+        await standing.doors[0].until(task, "completed")
+    changes = sorted(
+        (note.at, 1 if note.what == "start" else -1)
+        for note in standing.notes.read()
+        if note.job in jobs and note.what in ("start", "end")
+    )
+    at_work = list(itertools.accumulate(change for _, change in changes))
+    assert max(at_work) == 2
+    assert len(changes) == 2 * len(jobs)
+
+
+async def test_a_queue_goes_to_its_own_workers_and_to_no_other(standing: Standing) -> None:
+    pool = standing.site.workers[2].process
+    for client in [*standing.doors] * 4:
+        drawn, urgent = new_job("drawn"), new_job("urgent")
+        tasks = [await client.create("drawn", job=drawn), await client.create("urgent", job=urgent)]
+        for task in tasks:
+            await client.until(task, "completed")
+        assert standing.ran(drawn).process == pool
+        assert standing.ran(urgent).process != pool
+
+
+async def test_tasks_of_a_higher_priority_go_first(standing: Standing) -> None:
+    client = standing.doors[0]
+    many = [new_job("dull") for _ in range(60)]
+    await asyncio.gather(*(client.create("dull", job=job, seconds=0.2) for job in many))
+    task = await client.create("urgent", job=(job := new_job("urgent")))
+    created = asyncio.get_running_loop().time()
+    await client.until(task, "completed")
+    assert _started(standing, many, after=created, before=standing.ran(job).at) <= SHARE + 2 * SLOTS
+    await _all_ran(standing, many)
+
+
+async def test_no_task_goes_to_a_worker_that_lacks_its_tool(standing: Standing) -> None:
+    lacks, has, _ = standing.site.workers
+    jobs = [new_job("special") for _ in range(10)]
+    tasks = [await standing.doors[0].create("special", job=job) for job in jobs]
+    for task in tasks:
+        await standing.doors[1].until(task, "completed")
+    assert {standing.ran(job).process for job in jobs} == {has.process}
+    assert "special" not in standing.site.log(lacks)
+
+
+async def _all_ran(standing: Standing, jobs: Sequence[str]) -> None:
+    """So that what one test began is not in the way of the next."""
+    left = set(jobs)
+    with anyio.fail_after(LIMIT):
+        while left:
+            await asyncio.sleep(LOOK)
+            left -= {note.job for note in standing.notes.read() if note.what == "end"}
+
+
+def _started(standing: Standing, jobs: Sequence[str], *, after: float, before: float) -> int:
+    """How many of the jobs were started between the two."""
+    notes = standing.notes.read()
+    return sum(note.job in jobs and note.what == "start" and after < note.at < before for note in notes)
