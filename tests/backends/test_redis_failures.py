@@ -130,7 +130,9 @@ async def test_while_the_server_is_away_every_verb_says_so_and_after_that_works_
 
 async def test_a_server_that_is_not_there_is_said_to_be_so_at_the_start() -> None:
     store = RedisStore(f"redis://:{SECRET}@127.0.0.1:1/0")
-    with pytest.raises(StoreUnavailable, match=r"redis://127\.0\.0\.1:1/0 cannot be reached. Start the server") as raised:
+    with pytest.raises(
+        StoreUnavailable, match=r"redis://127\.0\.0\.1:1/0 cannot be reached. Start the server"
+    ) as raised:
         await store.open()
     assert SECRET not in f"{raised.value!r} {raised.value.__cause__!r}"
     await store.close()
@@ -185,7 +187,10 @@ async def test_a_write_that_was_not_the_first_is_told_so_when_its_answer_was_los
     store: RedisStore, proxy: Proxy
 ) -> None:
     prefix = uuid4().hex
-    async with opened(RedisStore(proxy.url, prefix=prefix)) as here, opened(RedisStore(store_url(proxy), prefix=prefix)):
+    async with (
+        opened(RedisStore(proxy.url, prefix=prefix)) as here,
+        opened(RedisStore(store_url(proxy), prefix=prefix)),
+    ):
         record = make_record()
         await here.create(record, REQUEST)
         await here.save(replace(record, version=2, status_message="first"), expected=1)
