@@ -16,11 +16,14 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, cast
 
+import psycopg
 import pytest
 from redis import Redis
 
+from mcp_tasks.errors import StoreCorrupt
 from mcp_tasks.stores.fields import FORMAT
-from tests.helpers.databases import valkey
+from mcp_tasks.stores.url import store_from_url
+from tests.helpers.databases import Postgres, Valkey, postgres, valkey
 from tests.rolling.next_release import COLOUR, PACKAGE, SHADE, build_next_release
 
 ROOT = Path(__file__).parents[2]
@@ -86,13 +89,29 @@ def next_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_next_release(tmp_path_factory.mktemp("next"))
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def postgres_server() -> Iterator[Postgres]:
+    with postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[Valkey]:
+    with valkey() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgres", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty store."""
     if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'tasks.db'}"
-    else:
-        with valkey() as server:
-            yield server.url
+        return f"sqlite:///{tmp_path / 'tasks.db'}"
+    if request.param == "postgres":
+        return request.getfixturevalue("postgres_server").new_database()
+    server: str = request.getfixturevalue("redis_server").url
+    with closing(Redis.from_url(server)) as client:
+        client.flushdb()
+    return server
 
 
 @pytest.fixture
@@ -111,6 +130,10 @@ def column_of(task: str, url: str) -> str:
     if url.startswith("sqlite"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database:
             return database.execute("SELECT colour FROM tasks WHERE id = ?", (task,)).fetchall()[0][0]
+    if url.startswith("postgresql"):
+        with psycopg.connect(url) as database:
+            rows = database.execute("SELECT colour FROM mcp_tasks_tasks WHERE id = %s", (task,)).fetchall()
+            return str(rows[0][0])
     with closing(Redis.from_url(url, decode_responses=True)) as client:
         [row] = cast("Iterator[str]", client.scan_iter(f"*t:{task}"))
         return str(client.hget(row, "colour"))
@@ -155,3 +178,37 @@ def test_two_adjacent_releases_work_side_by_side(releases: tuple[Process, Proces
         process.tell("serve", tools=["quick"])
     for task in both:
         assert following.until_done(task)["done"] in ([THIS], [NEXT])
+
+
+def mark(url: str, *, schema: int, compatible_from: int) -> None:
+    """Mark the store as one of a newer release."""
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as database:
+            database.execute("UPDATE meta SET compatible_from = ?", (compatible_from,))
+            database.execute(f"PRAGMA user_version = {schema}")
+    elif url.startswith("postgresql"):
+        with psycopg.connect(url) as database:
+            database.execute("UPDATE mcp_tasks_meta SET schema = %s, compatible_from = %s", (schema, compatible_from))
+    else:
+        with closing(Redis.from_url(url, decode_responses=True)) as client:
+            [meta] = cast("Iterator[str]", client.scan_iter("*meta"))
+            client.hset(meta, mapping={"layout": schema, "compatible_from": compatible_from})
+
+
+@pytest.mark.anyio
+async def test_a_store_of_a_newer_release_is_used_only_if_it_says_so(url: str) -> None:
+    store = store_from_url(url)
+    await store.open()
+    await store.close()
+    mark(url, schema=99, compatible_from=99)
+    with pytest.raises(StoreCorrupt, match=r"99, and this release knows up to .* newer one"):
+        await store_from_url(url).open()
+    mark(url, schema=99, compatible_from=1)
+    for _ in range(2):
+        store = store_from_url(url)
+        await store.open()
+        assert await store.get("none") is None
+        await store.close()
+    mark(url, schema=99, compatible_from=98)
+    with pytest.raises(StoreCorrupt, match="99"):
+        await store_from_url(url).open()
