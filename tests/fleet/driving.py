@@ -8,6 +8,7 @@ import random
 import re
 import ssl
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -107,7 +108,7 @@ class Driver:
 
     def __init__(self, clients: Sequence[Client], doors: Sequence[Tasking], seed: int) -> None:
         self.acknowledged: list[Acknowledged] = []
-        self.refused = 0
+        self.refused: Counter[str] = Counter()
         self._clients = clients
         self._doors = doors
         self._chance = random.Random(seed)
@@ -153,8 +154,8 @@ class Driver:
             tries += 1
             try:
                 handle = await start_task(client, call.kind, {"job": job, **call.arguments})
-            except (MCPError, OSError, httpx2.HTTPError):
-                self.refused += 1
+            except (MCPError, OSError, httpx2.HTTPError) as exc:
+                self.refused[str(exc) or type(exc).__name__] += 1
                 await asyncio.sleep(_PAUSE)
                 continue
             assert isinstance(handle, TaskHandle), f"{job} was answered at once: {handle}"

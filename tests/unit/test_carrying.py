@@ -15,7 +15,8 @@ import pytest
 
 from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.engines import Engine
-from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskRuntime, ToolPolicy
+from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, ToolPolicy
+from mcp_tasks.runtime.queue_sweep import IDLE_FOR_LONG
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing.engine_suite import EngineSuite
@@ -107,7 +108,8 @@ async def test_an_id_that_was_lost_is_submitted_again_once_its_task_was_idle_for
         broker.copies = 0
         task = await launch(server)
         broker.copies = 1
-        await sweep_for(server, monotonic, Settings().lease_duration - SECOND)
+        forgotten_after = min(server.settings.lease_duration, IDLE_FOR_LONG)
+        await sweep_for(server, monotonic, forgotten_after - SECOND)
         assert broker.submitted == {task.id: 1}
         await sweep_for(server, monotonic, SECOND)
         assert (await until_final(server, task)).status is TaskStatus.COMPLETED

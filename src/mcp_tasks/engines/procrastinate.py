@@ -71,11 +71,6 @@ class ProcrastinateCarrier:
         self._namespace = namespace
         if self._pool is not None:
             return
-        try:
-            async with await psycopg.AsyncConnection.connect(**self._parameters, autocommit=True) as connection:
-                await prepare(connection)
-        except psycopg.Error as exc:
-            raise StoreUnavailable(f"the jobs in {self.place} cannot be reached: {exc}") from exc
         pool: Pool = AsyncConnectionPool(
             kwargs=self._parameters,
             min_size=1,
@@ -85,7 +80,14 @@ class ProcrastinateCarrier:
             open=False,
             name="mcp-tasks-jobs",
         )
-        await pool.open()
+        try:
+            # By itself first: a pool tries again for long, and keeps to itself why it cannot connect.
+            async with await psycopg.AsyncConnection.connect(**self._parameters, autocommit=True) as connection:
+                await prepare(connection)
+            await pool.open(wait=True, timeout=PATIENCE)
+        except psycopg.Error as exc:
+            await pool.close()
+            raise StoreUnavailable(f"the jobs in {self.place} cannot be reached: {exc}") from exc
         self._pool = pool
 
     async def send(self, task_id: str, *, route: Route, lane: Lane, delay: timedelta | None) -> None:

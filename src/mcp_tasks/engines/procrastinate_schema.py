@@ -18,7 +18,8 @@ SCHEMA: Final[LiteralString] = "mcp_tasks_jobs"
 _LOCK: Final = 0x6D63705F6A6F6273
 """Whom processes that start at once wait for: a number that nobody else is likely to have chosen."""
 
-_APPLIED: Final = Identifier(SCHEMA, "mcp_tasks_migrations")
+_TABLE: Final[LiteralString] = "mcp_tasks_migrations"
+_APPLIED: Final = Identifier(SCHEMA, _TABLE)
 
 
 async def prepare(connection: psycopg.AsyncConnection[Any]) -> None:
@@ -59,8 +60,9 @@ def _release(name: str) -> str:
 
 async def _applied(connection: psycopg.AsyncConnection[Any]) -> set[str]:
     """Which migrations the tables have seen; none if there are no tables."""
-    there = await (await connection.execute("SELECT to_regclass(%s)", [_APPLIED.as_string()])).fetchone()
-    if there is None or there[0] is None:
+    # Not by `to_regclass`: having looked before it waited for another, it goes by what it saw then.
+    look = "SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = %s AND tablename = %s"
+    if await (await connection.execute(look, [SCHEMA, _TABLE])).fetchone() is None:
         return set()
     rows = await (await connection.execute(SQL("SELECT name FROM {}").format(_APPLIED))).fetchall()
     return {name for (name,) in rows}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, cast
@@ -100,16 +101,18 @@ class Worker:
     async def _rescue(self, timestamp: int) -> None:
         """Give to others what dead workers had fetched. A task that was claimed is found to be, and that is all."""
         dead = self._pace.dead.total_seconds()
-        await self._manager.prune_stalled_workers(dead)
-        for job in await self._manager.get_stalled_jobs(seconds_since_heartbeat=dead):
-            try:
-                if job.task_name == RUN and job.attempts < TRIES:
-                    await self._manager.retry_job(job)
-                else:
-                    await self._manager.finish_job(job, status=Status.FAILED, delete_job=True)
-            except ConnectorException:
-                # Its worker has come back, or another was quicker. What is still there has its turn the next time.
-                continue
+        # Whatever fails has its turn the next time: its worker has come back, say, or another one was quicker.
+        with suppress(ConnectorException):
+            await self._manager.prune_stalled_workers(dead)
+            for job in await self._manager.get_stalled_jobs(seconds_since_heartbeat=dead):
+                with suppress(ConnectorException):
+                    await self._rescue_job(job)
+
+    async def _rescue_job(self, job: Job) -> None:
+        if job.task_name == RUN and job.attempts < TRIES:
+            await self._manager.retry_job(job)
+        else:
+            await self._manager.finish_job(job, status=Status.FAILED, delete_job=True)
 
 
 class _RoomFirst(JobManager):
@@ -130,6 +133,15 @@ class _RoomFirst(JobManager):
         finally:
             self._wait = None
         return await super().fetch_job(queues, worker_id) if has_room else None
+
+    async def finish_job(self, job: Job, status: Status, delete_job: bool) -> None:
+        """Delete the job, if that can be done now. Otherwise it is found when this worker has ended."""
+        try:
+            await super().finish_job(job, status, delete_job)
+        except ConnectorException:
+            # Once more: most likely the connection was lost, and others are there.
+            with suppress(ConnectorException):
+                await super().finish_job(job, status, delete_job)
 
     def leave(self) -> None:
         """Wait for room no longer."""
@@ -159,5 +171,7 @@ _NOT_OUR_JOBS: Final = _NotOurJobs()
 
 
 def _keep_quiet() -> None:
-    for name in ("worker", f"worker.{_NAME}", "periodic"):
+    # The one that has our name is ours alone; the others are those of whoever uses procrastinate beside us, too.
+    logging.getLogger(f"procrastinate.worker.{_NAME}").setLevel(logging.WARNING)
+    for name in ("worker", "periodic"):
         logging.getLogger(f"procrastinate.{name}").addFilter(_NOT_OUR_JOBS)

@@ -21,8 +21,11 @@ from mcp_tasks.stores.postgres.database import Connection
 _LOCK: Final = b"SELECT pg_advisory_xact_lock(%(lock)s)"
 _LOCK_NUMBER: Final = int.from_bytes(b"mcptasks", "big", signed=True)
 
+# Read from the catalogue: `to_regclass` remembers what was not there, also when another process has made it meanwhile.
 _IDENTITY: Final = b"""
-SELECT to_regclass('mcp_tasks_meta') IS NOT NULL, to_regclass('mcp_tasks_tasks') IS NOT NULL
+SELECT bool_or(relname = 'mcp_tasks_meta') IS TRUE, bool_or(relname = 'mcp_tasks_tasks') IS TRUE
+FROM pg_catalog.pg_class
+WHERE relname IN ('mcp_tasks_meta', 'mcp_tasks_tasks') AND relkind IN ('r', 'p') AND pg_catalog.pg_table_is_visible(oid)
 """
 _META: Final = b"SELECT schema, compatible_from, release FROM mcp_tasks_meta"
 _CREATE_META: Final = b"""
