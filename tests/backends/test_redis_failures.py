@@ -392,17 +392,29 @@ async def test_tasks_of_a_newer_layout_are_refused_unless_it_says_that_they_may_
         assert await store.get("task") is None
 
 
-async def test_in_a_cluster_the_server_that_has_the_slot_does_it_all() -> None:
-    with valkey("--cluster-enabled", "yes") as server:
-        client: Any = Redis.from_url(server.url)
-        await client.execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+async def test_in_a_cluster_the_server_that_has_the_slot_is_found_and_does_it_all() -> None:
+    cluster = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
+    with valkey(*cluster) as first, valkey(*cluster) as second:
+        clients: list[Any] = [Redis.from_url(server.url) for server in (first, second)]
+        await clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", str(second.port))
+        await clients[0].execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
         with anyio.fail_after(WAIT):
-            while "ok" not in str(await client.execute_command("CLUSTER", "INFO")):
-                continue
-        await client.aclose()
-        async with opened(RedisStore(server.url)) as store:
-            record = make_record(worker=None)
-            await store.create(record, REQUEST, key="key", handing=Handing(share=Share(owner=1)))
+            for client in clients:
+                while b"cluster_state:ok" not in await client.execute_command("CLUSTER", "INFO"):
+                    continue
+        for client in clients:
+            await client.aclose()
+        # The one that is asked has nothing, and says where to go.
+        async with opened(RedisStore(second.url)) as store, opened(RedisStore(first.url)) as peer:
+            record = make_record()
+            async with store.notifier().listen() as hints:
+                await peer.create(record, REQUEST, key="key", handing=Handing(share=Share(owner=1)))
+                with anyio.fail_after(WAIT):
+                    assert await anext(hints) == Hint(record.id, 1)
             await store.save(replace(record, version=2, worker="worker", attempt=1), expected=1, entries=[STEP])
-            assert await store.workers("") == {"worker": 0}
+            assert await peer.workers("") == {"worker": 0}
+            before = store.round_trips
+            assert len(await store.journal(record.id)) == 1
+            await store.get(record.id)
+            assert store.round_trips - before <= 3
             await store.delete(record.id, expected=2)

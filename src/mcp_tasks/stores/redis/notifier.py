@@ -18,7 +18,8 @@ from redis.asyncio import Redis
 
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.hints import HintFan
-from mcp_tasks.stores.redis.connection import Connection, dispose
+from mcp_tasks.stores.redis.clients import dispose
+from mcp_tasks.stores.redis.connection import Connection
 from mcp_tasks.stores.redis.errors import is_driver_error
 from mcp_tasks.stores.redis.names import from_bytes, to_bytes
 
@@ -92,7 +93,7 @@ class RedisNotifier:
     async def _listen(self) -> None:
         failures = 0
         while True:
-            client = self._connection.new_client(1)
+            client = self._connection.clients.new(1)
             try:
                 await self._subscribe(client)
             except Exception as exc:
