@@ -33,6 +33,7 @@ JOBS = 500
 ROUNDS = 3
 SENDERS = 20
 WINDOW = 20.0
+SETTLED = 40.0
 
 
 # Procrastinate alone
@@ -212,7 +213,8 @@ async def idle(server: Postgres) -> None:
     url = server.new_database()
     processes = [started(kind, url) for kind in ["tasks_worker"] * 3 + ["tasks_server"] * 2]
     try:
-        await asyncio.sleep(15)
+        # On a busy machine a process takes its time to start.
+        await asyncio.sleep(SETTLED)
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("ALTER SYSTEM SET log_statement = 'all'")
             connection.execute("SELECT pg_reload_conf()")
