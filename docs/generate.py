@@ -11,6 +11,8 @@ from mcp_tasks.core.status import TaskStatus
 
 LIFECYCLE = Path(__file__).with_name("lifecycle.md")
 REFERENCE = Path(__file__).with_name("reference.md")
+ENGINES = Path(__file__).with_name("engines.md")
+CELERY = Path(__file__).parents[1] / "examples" / "celery_engine.py"
 
 
 def state_diagram() -> str:
@@ -45,9 +47,18 @@ def _cell(status: TaskStatus, event: type) -> str:
     return " or ".join(f"→ {target}" if target is not status else "stays" for target in rule.to)
 
 
+def celery_engine() -> str:
+    """The example of an engine, without what a page says in its own words."""
+    return CELERY.read_text().partition("from __future__ import annotations\n")[2].strip()
+
+
 def filled(page: str) -> str:
     """The page with its generated parts as they should be."""
-    parts = {"diagram": f"```mermaid\n{state_diagram()}\n```", "events": event_table()}
+    parts = {
+        "diagram": f"```mermaid\n{state_diagram()}\n```",
+        "events": event_table(),
+        "celery": f"```python\n{celery_engine()}\n```",
+    }
     for name, text in parts.items():
         pattern = rf"(<!-- generated: {name} -->\n).*?(\n<!-- end -->)"
         page = re.sub(pattern, lambda match, text=text: f"{match[1]}{text}{match[2]}", page, flags=re.DOTALL)
@@ -56,7 +67,7 @@ def filled(page: str) -> str:
 
 def pages() -> dict[Path, str]:
     """Every page that has generated parts, as it should be."""
-    return {LIFECYCLE: filled(LIFECYCLE.read_text()), REFERENCE: reference.page()}
+    return {**{page: filled(page.read_text()) for page in (LIFECYCLE, ENGINES)}, REFERENCE: reference.page()}
 
 
 if __name__ == "__main__":

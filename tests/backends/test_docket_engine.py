@@ -6,30 +6,25 @@ import asyncio
 import gc
 import logging
 import signal
-import subprocess
-import sys
-import time
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextvars import ContextVar
 from datetime import timedelta
-from pathlib import Path
 from uuid import uuid4
 
 import anyio
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from mcp_tasks.engines import ANYWHERE, Engine, RemoteEngine, Route, Serves
 from mcp_tasks.engines.docket import DocketCarrier
 from mcp_tasks.errors import UsageError
-from mcp_tasks.testing._engine_work import LONG, NONE, Work, at_work
+from mcp_tasks.testing._engine_work import LONG, Work, at_work
 from mcp_tasks.testing.engine_suite import EngineSuite
 from tests.helpers.databases import Valkey, valkey
 
 pytestmark = pytest.mark.anyio
-
-CHILD = Path(__file__).with_name("docket_child.py")
 
 
 @pytest.fixture(scope="module")
@@ -49,38 +44,46 @@ async def redis(server: Valkey) -> AsyncIterator[Redis]:
         yield redis
 
 
+SOON = 1.0
+"""Seconds after which an id is carried again that was read by a process which died."""
+
+
+def make_engine(url: str, prefix: str, concurrency: int = 4) -> RemoteEngine:
+    soon = timedelta(seconds=SOON)
+    return RemoteEngine(DocketCarrier(url, prefix=prefix, redelivery=soon, idle_check=soon / 4), concurrency)
+
+
 class TestDocketEngine(EngineSuite):
     grace = 0.2
+    outlasts = 1.6 * SOON
+    rescues = 3 * SOON
 
     @pytest.fixture(autouse=True)
     def streams_of_its_own(self, server: Valkey, prefix: str) -> None:
         self.url, self.prefix = server.url, prefix
 
     def make_engine(self) -> Engine:
-        return RemoteEngine(DocketCarrier(self.url, prefix=self.prefix), concurrency=4)
+        return make_engine(self.url, self.prefix)
 
-
-def engine_on(server: Valkey, prefix: str, *, concurrency: int = 4) -> RemoteEngine:
-    soon = timedelta(seconds=1)
-    carrier = DocketCarrier(server.url, prefix=prefix, redelivery=soon, idle_check=soon / 4)
-    return RemoteEngine(carrier, concurrency=concurrency)
+    def elsewhere(self) -> Sequence[str]:
+        return ["tests.backends.test_docket_engine:make_engine", self.url, self.prefix]
 
 
 async def test_a_server_that_is_restarted_is_found_again_and_has_what_was_sent(
     server: Valkey, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    sender = engine_on(server, prefix)
+    sender = make_engine(server.url, prefix)
     await sender.start(None)
     await sender.submit("before", route=Route(tool="a tool"))
-    async with at_work(engine_on(server, prefix)) as work:
+    async with at_work(make_engine(server.url, prefix)) as work:
         work.end("a", "b")
         await sender.submit("a")
         await work.until("end a")
         await anyio.to_thread.run_sync(server.restart, signal.SIGKILL)
         await sender.submit("b")
         await work.until("end b")
-    worker, work = engine_on(server, prefix), Work()
+    worker, work = make_engine(server.url, prefix), Work()
     work.end("before")
     await worker.start(work.execute, Serves(tools=["a tool"]))
     await work.until("end before")
@@ -91,38 +94,10 @@ async def test_a_server_that_is_restarted_is_found_again_and_has_what_was_sent(
     assert {record.name.partition(".")[0] for record in caplog.records} <= {"mcp_tasks"}
 
 
-async def test_a_worker_that_was_killed_before_it_began_leaves_its_ids_to_others(server: Valkey, prefix: str) -> None:
-    engine = engine_on(server, prefix)
-    await engine.start(None)
-    with subprocess.Popen([sys.executable, str(CHILD), server.url, prefix], stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        await engine.submit("a")
-        assert await anyio.to_thread.run_sync(child.stdout.readline) == "a\n"
-        child.kill()
-    await engine.stop(LONG)
-    async with at_work(engine_on(server, prefix)) as work:
-        work.end("a")
-        await work.until("end a")
-
-
-async def test_a_long_run_is_not_carried_again(server: Valkey, prefix: str) -> None:
-    async with at_work(engine_on(server, prefix)) as one, at_work(engine_on(server, prefix)) as other:
-        engine = engine_on(server, prefix)
-        await engine.start(None)
-        await engine.submit("a")
-        with anyio.fail_after(5):
-            while not (one.started or other.started):  # noqa: ASYNC110 - how it ends, not when
-                await anyio.sleep(0.01)
-        # Docket finds what was left behind after the second that it is told here, and a quarter.
-        await anyio.sleep(1.6)
-        assert one.started + other.started == ["a"]
-        await engine.stop(LONG)
-
-
 async def test_an_id_goes_to_the_workers_that_serve_its_queue_and_have_its_tool(server: Valkey, prefix: str) -> None:
     odd = "tool: a/b *[☃]"
     here, there = Work(), Work()
-    one, other = engine_on(server, prefix), engine_on(server, prefix)
+    one, other = make_engine(server.url, prefix), make_engine(server.url, prefix)
     await one.start(here.execute, Serves(namespace="ns", queues=["default", "gpu"], tools=["plain", odd]))
     await other.start(there.execute, Serves(namespace="ns", tools=["plain"]))
     here.end("1", "2", "3", "4")
@@ -142,11 +117,11 @@ async def test_an_id_goes_to_the_workers_that_serve_its_queue_and_have_its_tool(
 
 async def test_a_worker_without_room_leaves_to_others_what_it_cannot_run(server: Valkey, prefix: str) -> None:
     ids = [f"task-{number}" for number in range(40)]
-    full = engine_on(server, prefix, concurrency=1)
+    full = make_engine(server.url, prefix, concurrency=1)
     async with at_work(full) as stuck:
         await full.submit("long")
         await stuck.until("start long")
-        async with at_work(engine_on(server, prefix)) as work:
+        async with at_work(make_engine(server.url, prefix)) as work:
             work.end(*ids)
             for task_id in ids:
                 await full.submit(task_id)
@@ -154,25 +129,11 @@ async def test_a_worker_without_room_leaves_to_others_what_it_cannot_run(server:
         assert stuck.log == ["start long"]
 
 
-async def test_what_is_for_later_comes_later(server: Valkey, prefix: str) -> None:
-    async with at_work(engine_on(server, prefix)) as work:
-        engine = engine_on(server, prefix)
-        await engine.start(None)
-        work.end("late", "now")
-        sent = time.monotonic()
-        await engine.submit("late", delay=timedelta(seconds=0.6))
-        await engine.submit("now", delay=NONE)
-        await work.until("start late")
-        assert time.monotonic() - sent >= 0.6
-        assert work.started == ["now", "late"]
-        await engine.stop(LONG)
-
-
 async def test_nothing_piles_up_on_the_server(server: Valkey, prefix: str, redis: Redis) -> None:
     async def a_life(number: int) -> set[str]:
         ids = [f"{number}-{each}" for each in range(50)]
-        async with at_work(engine_on(server, prefix)) as work, at_work(engine_on(server, prefix)) as other:
-            engine = engine_on(server, prefix)
+        async with at_work(make_engine(server.url, prefix)) as work, at_work(make_engine(server.url, prefix)) as other:
+            engine = make_engine(server.url, prefix)
             await engine.start(None)
             work.end(*ids)
             other.end(*ids)
@@ -182,7 +143,8 @@ async def test_nothing_piles_up_on_the_server(server: Valkey, prefix: str, redis
                 while len(work.started) + len(other.started) < len(ids):  # noqa: ASYNC110
                     await anyio.sleep(0.01)
             await engine.stop(LONG)
-        return {key async for key in redis.scan_iter(f"{prefix}*") if await redis.ttl(key) == -1}
+        keys = [str(key) for key in await redis.keys(f"{prefix}*")]
+        return {key for key in keys if await redis.ttl(key) == -1}
 
     first = await a_life(1)
     for number in (2, 3):
@@ -202,7 +164,7 @@ async def test_what_is_sent_by_a_request_leaves_nothing_of_it_behind(server: Val
         pass
 
     current: ContextVar[Request] = ContextVar("current")
-    engine = engine_on(server, prefix)
+    engine = make_engine(server.url, prefix)
     await engine.start(None)
 
     async def request() -> weakref.ref[Request]:
@@ -237,3 +199,14 @@ async def test_what_is_sent_before_the_start_or_after_the_stop_says_so(server: V
     await carrier.close()
     with pytest.raises(ConnectionError, match="is not open"):
         await carrier.send("a", route=ANYWHERE, lane="new", delay=None)
+
+
+async def test_a_server_that_does_not_answer_is_not_waited_for_long(server: Valkey, prefix: str, redis: Redis) -> None:
+    carrier = DocketCarrier(server.url, prefix=prefix, timeout=timedelta(seconds=0.2))
+    await carrier.open("")
+    await carrier.send("a", route=ANYWHERE, lane="new", delay=None)
+    await redis.client_pause(700)
+    with pytest.raises(RedisConnectionError, match="does not answer"):
+        await carrier.send("b", route=ANYWHERE, lane="new", delay=None)
+    await redis.client_unpause()
+    await carrier.close()

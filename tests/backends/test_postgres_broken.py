@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -80,13 +80,15 @@ class Cable:
 
 
 @asynccontextmanager
-async def through_cable(server: Postgres, url: str) -> AsyncIterator[tuple[PostgresStore, Cable]]:
+async def through_cable(server: Postgres, url: str) -> AsyncGenerator[tuple[PostgresStore, Cable]]:
     cable = Cable(server.port)
     listening = await asyncio.start_server(cable.connect, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
     # One connection, so that what is cut is what is used.
     store = PostgresStore(url.replace(f":{server.port}/", f":{port}/"), connections=1)
     await store.open()
+    # The pool connects by and by; what is cut is to be what the test does.
+    await store.get("")
     try:
         yield store, cable
     finally:

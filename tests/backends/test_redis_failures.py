@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -56,10 +56,16 @@ async def store(server: Valkey) -> AsyncIterator[RedisStore]:
 
 
 @pytest.fixture
-async def redis(server: Valkey) -> AsyncIterator[Redis]:
-    client = Redis.from_url(server.url)
+async def redis(server: Valkey) -> AsyncIterator[Any]:
+    client: Any = Redis.from_url(server.url)
     yield client
     await client.aclose()
+
+
+async def until(happens: Callable[[], bool]) -> None:
+    """Wait for something that others do."""
+    while not happens():  # noqa: ASYNC110 - nothing tells
+        await anyio.sleep(0.01)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
@@ -87,12 +93,10 @@ async def test_a_restart_in_the_middle_loses_nothing_that_was_acknowledged(
         async with anyio.create_task_group() as group:
             for _ in range(8):
                 group.start_soon(write)
-            while len(acknowledged) < 50:
-                await anyio.sleep(0.01)
+            await until(lambda: len(acknowledged) >= 50)
             await anyio.to_thread.run_sync(server.restart, how)
             there = len(acknowledged)
-            while len(acknowledged) < there + 50:
-                await anyio.sleep(0.01)
+            await until(lambda: len(acknowledged) >= there + 50)
             over.set()
     found = await store.versions(list(acknowledged))
     # One that was refused after its creation may have been written: then nothing is said against it.
@@ -138,15 +142,18 @@ async def test_a_server_that_is_not_there_is_said_to_be_so_at_the_start() -> Non
     await store.close()
 
 
-async def test_a_server_that_hangs_is_waited_for_and_no_longer(server: Valkey) -> None:
+async def test_a_server_that_hangs_is_waited_for_and_no_longer(server: Valkey, redis: Any) -> None:
     async with opened(RedisStore(server.url, timeout=timedelta(milliseconds=200))) as store:
-        server.pause()
-        try:
-            with pytest.raises(StoreUnavailable, match="did not answer in time"):
-                await store.get("task")
-        finally:
-            server.resume()
-        assert await store.get("task") is None
+        await redis.execute_command("CLIENT", "PAUSE", "1000", "ALL")
+        with pytest.raises(StoreUnavailable, match="did not answer in time"):
+            await store.get("task")
+        with anyio.fail_after(WAIT):
+            while True:
+                try:
+                    assert await store.get("task") is None
+                    break
+                except StoreUnavailable:
+                    continue
 
 
 @pytest.fixture
@@ -183,24 +190,231 @@ async def test_a_write_whose_answer_was_lost_is_done_once(proxy: Proxy) -> None:
         assert await store.note("", "note") == b"1"
 
 
-async def test_a_write_that_was_not_the_first_is_told_so_when_its_answer_was_lost(
-    store: RedisStore, proxy: Proxy
-) -> None:
-    prefix = uuid4().hex
-    async with (
-        opened(RedisStore(proxy.url, prefix=prefix)) as here,
-        opened(RedisStore(store_url(proxy), prefix=prefix)),
-    ):
+async def test_a_write_that_came_second_is_told_so_when_its_answer_was_lost(proxy: Proxy) -> None:
+    async with opened(RedisStore(proxy.url, prefix=uuid4().hex)) as store:
         record = make_record()
-        await here.create(record, REQUEST)
-        await here.save(replace(record, version=2, status_message="first"), expected=1)
+        await store.create(record, REQUEST)
+        await store.save(replace(record, version=2, status_message="first"), expected=1)
         proxy.lose = 1
         with pytest.raises(VersionConflict):
-            await here.save(replace(record, version=2, status_message="late"), expected=1)
-        found = await here.get(record.id)
+            await store.save(replace(record, version=2, status_message="late"), expected=1)
+        found = await store.get(record.id)
         assert found is not None
         assert found.status_message == "first"
 
 
-def store_url(proxy: Proxy) -> str:
-    return proxy.url
+async def test_a_write_finds_itself_also_when_others_have_written_since(server: Valkey, proxy: Proxy) -> None:
+    prefix = uuid4().hex
+    record = make_record()
+    async with (
+        opened(RedisStore(proxy.url, prefix=prefix)) as here,
+        opened(RedisStore(server.url, prefix=prefix)) as there,
+    ):
+        await here.create(record, REQUEST)
+        # All answers are lost until the other has gone on from what was written here.
+        proxy.lose = 1_000
+        saving = asyncio.ensure_future(here.save(replace(record, version=2), expected=1, entries=[STEP]))
+        with anyio.fail_after(WAIT):
+            for version in range(3, 8):
+                while (await there.versions([record.id]))[record.id] != version - 1:
+                    continue
+                await there.save(replace(record, version=version), expected=version - 1)
+            proxy.lose = 0
+            await saving
+        assert len(await there.journal(record.id)) == 1
+
+
+async def test_hints_of_another_process_are_heard_also_after_a_restart(server: Valkey) -> None:
+    prefix = uuid4().hex
+    program = f"""
+import asyncio
+from mcp_tasks.stores.redis import RedisStore
+from mcp_tasks.testing import make_record, make_request
+
+async def main():
+    store = RedisStore({server.url!r}, prefix={prefix!r})
+    await store.open()
+    while True:
+        input()
+        record = make_record(id=input())
+        await store.create(record, make_request())
+        print("done", flush=True)
+
+asyncio.run(main())
+"""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        async with opened(RedisStore(server.url, prefix=prefix)) as store, store.notifier().listen() as hints:
+            with anyio.fail_after(WAIT):
+                child.stdin.write(b"\nfirst\n")
+                assert await anext(hints) == Hint("first", 1)
+                await child.stdout.readline()
+                await anyio.to_thread.run_sync(server.restart)
+                # What is published before this process listens again is lost.
+                heard = asyncio.ensure_future(anext(hints))
+                number = 0
+                while not heard.done():
+                    number += 1
+                    child.stdin.write(f"\n{number}\n".encode())
+                    await child.stdout.readline()
+                    await asyncio.wait([heard], timeout=0.05)
+                assert (await heard).version == 1
+    finally:
+        child.kill()
+        await child.wait()
+
+
+@asynccontextmanager
+async def setting(redis: Any, name: str, value: str) -> AsyncGenerator[None]:
+    """A setting of the server, while the block runs."""
+    found: Any = await redis.config_get(name)
+    await redis.config_set(name, value)
+    try:
+        yield
+    finally:
+        await redis.config_set(name, found[name])
+
+
+async def warnings_at_start(url: str, caplog: pytest.LogCaptureFixture) -> list[str]:
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, logger="mcp_tasks"):
+        async with opened(RedisStore(url)):
+            return [f"{each.levelname}: {each.getMessage()}" for each in caplog.records]
+
+
+async def test_a_server_that_keeps_everything_gives_no_warning(
+    server: Valkey, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert await warnings_at_start(server.url, caplog) == []
+
+
+async def test_a_server_that_may_forget_tasks_is_warned_of(
+    server: Valkey, redis: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with setting(redis, "appendonly", "no"):
+        (warning,) = await warnings_at_start(server.url, caplog)
+    assert warning.startswith(f"WARNING: redis://127.0.0.1:{server.port}/0 keeps tasks in memory alone (appendonly no)")
+    assert "is lost when it stops" in warning
+    assert "Set `appendonly yes`" in warning
+    async with setting(redis, "maxmemory-policy", "allkeys-lru"):
+        (warning,) = await warnings_at_start(server.url, caplog)
+    assert "WARNING" in warning
+    assert "(maxmemory-policy allkeys-lru): tasks could be lost. Set `maxmemory-policy noeviction`" in warning
+    async with setting(redis, "appendfsync", "everysec"):
+        (said,) = await warnings_at_start(server.url, caplog)
+    assert said.startswith("INFO")
+    assert "the last second may be lost" in said
+
+
+async def test_what_may_not_be_checked_is_said_quietly(
+    server: Valkey, redis: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    await redis.execute_command(
+        "ACL", "SETUSER", "task", "on", f">{SECRET}", "~*", "&*", "+@all", "-@dangerous", "+info"
+    )
+    url = server.url.replace("//", f"//task:{SECRET}@")
+    (said,) = await warnings_at_start(url, caplog)
+    assert said.startswith("DEBUG: how often the server writes to its disk could not be checked")
+    await redis.execute_command("ACL", "SETUSER", "task", "-info")
+    (said,) = await warnings_at_start(url, caplog)
+    assert said.startswith("INFO: whether the server keeps tasks over a restart could not be checked")
+    assert SECRET not in said
+
+
+async def test_a_user_who_may_not_write_is_told_what_a_store_needs(server: Valkey, redis: Any) -> None:
+    await redis.execute_command("ACL", "SETUSER", "reader", "on", f">{SECRET}", "~*", "+@read", "-@write")
+    store = RedisStore(server.url.replace("//", f"//reader:{SECRET}@"))
+    with pytest.raises(StoreUnavailable, match="does not let this user do what a task store needs"):
+        await store.open()
+
+
+@pytest.mark.parametrize("password", ["", f"someone:{SECRET}@"])
+async def test_a_wrong_password_is_said_to_be_one(server: Valkey, redis: Any, password: str) -> None:
+    await redis.execute_command("CONFIG", "SET", "requirepass", "right")
+    try:
+        with pytest.raises(StoreUnavailable, match="password") as refused:
+            await RedisStore(server.url.replace("//", f"//{password}")).open()
+        assert SECRET not in f"{refused.value!r} {refused.value.__cause__!r}"
+    finally:
+        await redis.execute_command("CONFIG", "SET", "requirepass", "")
+
+
+async def test_a_database_that_is_not_there_is_said_to_be_missing(server: Valkey) -> None:
+    with pytest.raises(StoreUnavailable, match="has no database of that number"):
+        await RedisStore(server.url.removesuffix("0") + "999").open()
+
+
+async def test_a_server_without_memory_takes_no_write_in_part(store: RedisStore, redis: Any) -> None:
+    record, other = make_record(), make_record()
+    await store.create(record, REQUEST)
+    async with setting(redis, "maxmemory", "1mb"):
+        for write in (
+            lambda: store.create(other, REQUEST),
+            lambda: store.save(replace(record, version=2, worker="worker"), expected=1, entries=[STEP]),
+        ):
+            with pytest.raises(StoreUnavailable, match="has no memory left"):
+                await write()
+        # What makes room is taken.
+        await store.delete(record.id, expected=1)
+    assert await store.get(other.id) is None
+    assert list((await store.queued("", limit=9)).ids) == []
+    assert list((await store.claimed("worker", limit=9)).ids) == []
+
+
+async def test_a_replica_takes_no_write_and_says_so(server: Valkey) -> None:
+    with (
+        valkey("--replicaof", "127.0.0.1", str(server.port)) as replica,
+        pytest.raises(StoreUnavailable, match="is a replica, which takes no writes"),
+    ):
+        await RedisStore(replica.url, prefix=uuid4().hex).open()
+
+
+async def test_keys_of_somebody_else_are_left_alone(server: Valkey, redis: Any) -> None:
+    await redis.set("{theirs}:meta", "something")
+    with pytest.raises(StoreCorrupt, match=r"has keys that begin with \{theirs\}: and are not a task store's"):
+        await RedisStore(server.url, prefix="theirs").open()
+    assert await redis.get("{theirs}:meta") == b"something"
+
+
+async def test_tasks_of_a_newer_layout_are_refused_unless_it_says_that_they_may_be_used(
+    server: Valkey, redis: Any
+) -> None:
+    prefix = uuid4().hex
+    await redis.hset(f"{{{prefix}}}:meta", mapping={"layout": 9, "compatible_from": 9})
+    with pytest.raises(StoreCorrupt, match="has tasks in layout 9, and this release knows up to 1"):
+        await RedisStore(server.url, prefix=prefix).open()
+    await redis.hset(f"{{{prefix}}}:meta", mapping={"compatible_from": 1})
+    async with opened(RedisStore(server.url, prefix=prefix)) as store:
+        assert await store.get("task") is None
+
+
+async def test_in_a_cluster_the_server_that_has_the_slot_is_found_and_does_it_all() -> None:
+    cluster = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
+    with valkey(*cluster) as first, valkey(*cluster) as second:
+        clients: list[Any] = [Redis.from_url(server.url) for server in (first, second)]
+        await clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", str(second.port))
+        await clients[0].execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+        with anyio.fail_after(WAIT):
+            for client in clients:
+                while b"cluster_state:ok" not in await client.execute_command("CLUSTER", "INFO"):
+                    continue
+        for client in clients:
+            await client.aclose()
+        # The one that is asked has nothing, and says where to go.
+        async with opened(RedisStore(second.url)) as store, opened(RedisStore(first.url)) as peer:
+            record = make_record()
+            async with store.notifier().listen() as hints:
+                await peer.create(record, REQUEST, key="key", handing=Handing(share=Share(owner=1)))
+                with anyio.fail_after(WAIT):
+                    assert await anext(hints) == Hint(record.id, 1)
+            await store.save(replace(record, version=2, worker="worker", attempt=1), expected=1, entries=[STEP])
+            assert await peer.workers("") == {"worker": 0}
+            before = store.round_trips
+            assert len(await store.journal(record.id)) == 1
+            await store.get(record.id)
+            assert store.round_trips - before <= 3
+            await store.delete(record.id, expected=2)

@@ -73,9 +73,9 @@ async def store(server: Valkey, prefix: str) -> AsyncIterator[RedisStore]:
 
 
 @pytest.fixture
-async def redis(server: Valkey) -> AsyncIterator[Redis]:
+async def redis(server: Valkey) -> AsyncIterator[Any]:
     """The server as somebody else would use it."""
-    client = Redis.from_url(server.url)
+    client: Any = Redis.from_url(server.url)
     yield client
     await client.aclose()
 
@@ -85,9 +85,10 @@ def row(prefix: str, task_id: str) -> str:
     return f"{{{prefix}}}:t:{task_id}"
 
 
-async def keys_of(redis: Redis, prefix: str = "") -> set[str]:
+async def keys_of(redis: Any, prefix: str = "") -> set[str]:
     """All keys that begin with a prefix, in any way."""
-    return {key.decode("utf-8", "surrogatepass") async for key in redis.scan_iter(f"*{prefix}*", count=1_000)}
+    found: Any = [key async for key in redis.scan_iter(f"*{prefix}*", count=1_000)]
+    return {key.decode("utf-8", "surrogatepass") for key in found}
 
 
 def ended(record: TaskRecord, **fields: Any) -> TaskRecord:
@@ -117,7 +118,7 @@ async def live_through_everything(store: RedisStore) -> None:
 
 
 @pytest.mark.anyio
-async def test_every_key_has_the_hash_tag_of_the_store(store: RedisStore, redis: Redis, prefix: str) -> None:
+async def test_every_key_has_the_hash_tag_of_the_store(store: RedisStore, redis: Any, prefix: str) -> None:
     await live_through_everything(store)
     keys = await keys_of(redis, prefix)
     assert len(keys) > 25
@@ -128,7 +129,7 @@ async def test_every_key_has_the_hash_tag_of_the_store(store: RedisStore, redis:
 
 
 @pytest.mark.anyio
-async def test_nothing_is_left_of_tasks_that_are_deleted(store: RedisStore, redis: Redis, prefix: str) -> None:
+async def test_nothing_is_left_of_tasks_that_are_deleted(store: RedisStore, redis: Any, prefix: str) -> None:
     await live_through_everything(store)
     everything = [f"queued {number}" for number in range(3)] + ["claimed", "asleep", "over"]
     for task_id, version in (await store.versions(everything)).items():
@@ -166,7 +167,7 @@ def verbs_on(store: RedisStore, record: TaskRecord) -> list[Callable[[], Awaitab
 
 
 @pytest.mark.anyio
-async def test_every_verb_is_one_round_trip_and_a_hint_is_none(store: RedisStore, redis: Redis, prefix: str) -> None:
+async def test_every_verb_is_one_round_trip_and_a_hint_is_none(store: RedisStore, redis: Any, prefix: str) -> None:
     # Before that, each script is sent as text once.
     for verb in verbs_on(store, make_record()):
         await verb()
@@ -182,13 +183,12 @@ async def test_every_verb_is_one_round_trip_and_a_hint_is_none(store: RedisStore
         await store.create(record, REQUEST)
         await store.notifier().publish(Hint(record.id, 1))
         assert store.round_trips - before == 1
-        message = await channel.get_message(timeout=5)
-    assert message is not None
+        message: Any = await channel.get_message(timeout=5)
     assert message["data"].endswith(f"1:{record.id}".encode())
 
 
 @pytest.mark.anyio
-async def test_a_server_that_forgets_the_scripts_is_sent_them_again(store: RedisStore, redis: Redis) -> None:
+async def test_a_server_that_forgets_the_scripts_is_sent_them_again(store: RedisStore, redis: Any) -> None:
     for _ in range(2):
         await redis.script_flush()
         for verb in verbs_on(store, make_record()):
@@ -205,7 +205,7 @@ async def test_many_calls_wait_for_a_connection(server: Valkey, prefix: str) -> 
 
 
 @pytest.mark.anyio
-async def test_only_a_task_that_has_ended_expires_by_itself(store: RedisStore, redis: Redis, prefix: str) -> None:
+async def test_only_a_task_that_has_ended_expires_by_itself(store: RedisStore, redis: Any, prefix: str) -> None:
     record = make_record(retention=timedelta(hours=1))
     await store.create(record, REQUEST, key="key")
     claimed = replace(record, version=2, worker="worker", attempt=1)
@@ -228,7 +228,7 @@ async def test_only_a_task_that_has_ended_expires_by_itself(store: RedisStore, r
 
 @pytest.mark.anyio
 async def test_what_the_server_removed_leaves_the_indexes_with_the_next_sweep(
-    store: RedisStore, redis: Redis, prefix: str
+    store: RedisStore, redis: Any, prefix: str
 ) -> None:
     kept = make_record(id="kept", session="s", status=TaskStatus.COMPLETED, finished_at=NOON)
     await store.create(kept, REQUEST)

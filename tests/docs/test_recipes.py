@@ -1,4 +1,4 @@
-"""The recipe with two kinds of processes, as it stands on its page."""
+"""The recipes with two kinds of processes, as they stand on their pages."""
 
 from __future__ import annotations
 
@@ -22,19 +22,31 @@ pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="the recipe is for POSIX"),
 ]
 
-PAGE = (ROOT / "docs" / "operate.md").read_text()
-COMMANDS = re.findall(r"^\$ (.*)$", PAGE, flags=re.MULTILINE)
+PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("operate", "scale")}
+COMMANDS = [command for page in PAGES.values() for command in re.findall(r"^\$ (.*)$", page, flags=re.MULTILINE)]
+
+
+def _write_files(page: str, folder: Path) -> None:
+    """Put the files of a page where its commands are run."""
+    for text, name in re.findall(r"^```py\n(# (\w+\.py)\n.*?)^```", PAGES[page], flags=re.DOTALL | re.MULTILINE):
+        (folder / name).write_text(text)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 @contextmanager
 def _running(command: str, folder: Path, *more: str) -> Generator[subprocess.Popen[bytes]]:
-    """A command of the page in a folder with its files; told to stop at the end of the block."""
+    """A command of a page in a folder with its files; told to stop at the end of the block."""
     assert command in COMMANDS
-    words = shlex.split(command)
-    changes = dict(word.split("=", 1) for word in words if re.match(r"[A-Z]+=", word))
-    program, *arguments = [word for word in words if not re.match(r"[A-Z]+=", word)]
-    interpreter = [sys.executable] if program == "python" else [sys.executable, "-m", program]
-    process = subprocess.Popen([*interpreter, *arguments, *more], cwd=folder, env={**ENVIRONMENT, **changes})
+    program, *arguments = shlex.split(command)
+    words = [sys.executable, "-m", program.replace("-", "_"), *arguments, *more]
+    environment = {**ENVIRONMENT, "TASKS_URL": f"sqlite:///{folder / 'tasks.db'}"}
+    process = subprocess.Popen(words, cwd=folder, env=environment)
     try:
         yield process
         process.terminate()
@@ -45,13 +57,10 @@ def _running(command: str, folder: Path, *more: str) -> Generator[subprocess.Pop
 
 
 async def test_one_process_serves_and_another_runs_the_tools(tmp_path: Path) -> None:
-    for text, name in re.findall(r"^```py\n(# (\w+\.py)\n.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE):
-        (tmp_path / name).write_text(text)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    _write_files("operate", tmp_path)
+    port = _free_port()
     url = f"http://127.0.0.1:{port}"
-    with _running("ROLE=serve uvicorn farm:app", tmp_path, "--port", str(port)) as serving:
+    with _running("uvicorn farm:app", tmp_path, "--port", str(port)) as serving:
 
         def is_alive() -> None:
             assert serving.poll() is None, "the server ended by itself"
@@ -60,7 +69,7 @@ async def test_one_process_serves_and_another_runs_the_tools(tmp_path: Path) -> 
         async with connected(f"{url}/mcp") as client:
             handle = await started(client, "render", frames=1)
             assert (await handle.status()).status == "working"
-            with _running("python worker.py", tmp_path) as worker:
+            with _running("mcp-tasks worker farm:server", tmp_path) as worker:
                 result = await handle.result(timeout=LIMIT)
                 async with Client(f"{url}/mcp") as without_tasks:
                     waited_for = await without_tasks.call_tool("render", {"frames": 1})
@@ -68,3 +77,28 @@ async def test_one_process_serves_and_another_runs_the_tools(tmp_path: Path) -> 
     assert waited_for.structured_content == result.structured_content
     # The worker ends in order when it is told to.
     assert worker.returncode == 0
+
+
+async def test_each_pool_of_workers_runs_what_is_in_its_queue(tmp_path: Path) -> None:
+    _write_files("scale", tmp_path)
+    port = _free_port()
+    with (
+        _running("uvicorn farm:app", tmp_path, "--port", str(port)) as serving,
+        _running("mcp-tasks worker farm:server --queues default", tmp_path) as usual,
+        _running("mcp-tasks worker farm:server --queues gpu --concurrency 2", tmp_path) as gpu,
+    ):
+
+        def is_alive() -> None:
+            assert serving.poll() is None, "the server ended by itself"
+
+        await answers(f"http://127.0.0.1:{port}", is_alive)
+        async with connected(f"http://127.0.0.1:{port}/mcp") as client:
+            rendered = await started(client, "render", scene="forest")
+            previewed = await started(client, "preview", scene="forest")
+            assert (await rendered.result(timeout=LIMIT)).structured_content == {
+                "result": f"forest, by process {gpu.pid}"
+            }
+            assert (await previewed.result(timeout=LIMIT)).structured_content == {
+                "result": f"forest in small, by process {usual.pid}"
+            }
+    assert (usual.returncode, gpu.returncode) == (0, 0)

@@ -69,7 +69,8 @@ class Chaos:
         async with self._standing(database, zygote, folder) as (fleet, clients):
             await self._live_through(plan, fleet, database, clients)
             evidence = await _gathered(database, clients.acknowledged, Notes(folder))
-        self._say(f"{clients.refused} calls were not acknowledged")
+        for why, times in clients.refused.most_common():
+            self._say(f"{times} calls were not acknowledged: {why}")
         for task in sorted(clients.acknowledged, key=lambda task: task.at - task.ended)[:3]:
             self._say(f"{task.job} took {task.ended - task.at:.1f} s")
         return judged(evidence, fleet.pauses, LEASE.total_seconds())

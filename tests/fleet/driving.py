@@ -8,11 +8,13 @@ import random
 import re
 import ssl
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio
 import httpx2
 from mcp import Client, MCPError
 from mcp.client.session import ClientRequestContext
@@ -27,6 +29,7 @@ from mcp_tasks.client import (
     reconnecting_http,
     start_task,
 )
+from tests.fleet.fleet import LIMIT, LOOK
 from tests.fleet.plans import Call
 from tests.helpers.http import HttpWire
 from tests.helpers.rpc import INVALID_PARAMS, MODERN, TASKS, Tasking
@@ -97,6 +100,18 @@ def seen(task: Mapping[str, Any], where: str, asked: float) -> View:
     return View(where=where, asked=asked, at=time.monotonic(), status=task["status"], text=text)
 
 
+class Door(Tasking):
+    """Raw requests to a fleet, by one who asks less often than usual: there are many processes to be kept busy."""
+
+    async def until(self, task_id: str, *statuses: str) -> dict[str, Any]:
+        """Poll until the task has one of the statuses; fails if it ends in another, or after a while."""
+        with anyio.fail_after(LIMIT):
+            while (task := await self.get(task_id))["status"] not in statuses:
+                assert task["status"] not in FINAL, task
+                await asyncio.sleep(LOOK)
+        return task
+
+
 class Driver:
     """Makes the calls of a plan, and sees them through.
 
@@ -107,7 +122,7 @@ class Driver:
 
     def __init__(self, clients: Sequence[Client], doors: Sequence[Tasking], seed: int) -> None:
         self.acknowledged: list[Acknowledged] = []
-        self.refused = 0
+        self.refused: Counter[str] = Counter()
         self._clients = clients
         self._doors = doors
         self._chance = random.Random(seed)
@@ -153,8 +168,8 @@ class Driver:
             tries += 1
             try:
                 handle = await start_task(client, call.kind, {"job": job, **call.arguments})
-            except (MCPError, OSError, httpx2.HTTPError):
-                self.refused += 1
+            except (MCPError, OSError, httpx2.HTTPError) as exc:
+                self.refused[str(exc) or type(exc).__name__] += 1
                 await asyncio.sleep(_PAUSE)
                 continue
             assert isinstance(handle, TaskHandle), f"{job} was answered at once: {handle}"
@@ -237,15 +252,13 @@ async def connected(port: int, *, push: bool = True, owner: str | None = None) -
 
 
 @asynccontextmanager
-async def door(
-    port: int, *, owner: str | None = None, capabilities: Mapping[str, Any] = TASKS
-) -> AsyncGenerator[Tasking]:
+async def door(port: int, *, owner: str | None = None, capabilities: Mapping[str, Any] = TASKS) -> AsyncGenerator[Door]:
     """Raw requests to one replica, or to whatever listens there."""
     headers = {"Connection": "close", **({} if owner is None else {"X-Owner": owner})}
     # Loads no certificates: that takes longer than a test.
     verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     async with httpx2.AsyncClient(timeout=20.0, trust_env=False, verify=verify, headers=headers) as http:
-        yield Tasking(HttpWire(f"http://127.0.0.1:{port}/mcp", http), capabilities)
+        yield Door(HttpWire(f"http://127.0.0.1:{port}/mcp", http), capabilities)
 
 
 @asynccontextmanager

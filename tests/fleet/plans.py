@@ -21,7 +21,7 @@ WEIGHTS: Final[Mapping[Kind, int]] = {
 }
 """How often there is a task of each kind, beside the others. Of the one that takes its process down there are few."""
 
-TASKS_PER_SECOND = 5.0
+TASKS_PER_SECOND = 4.0
 POISON_EVERY = 15.0
 """Seconds."""
 

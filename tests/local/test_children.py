@@ -126,10 +126,8 @@ class DyingStore(MemoryStore):
         super().__init__()
         self.kept: list[str] = []
 
-    async def create(
-        self, record: TaskRecord, request: TaskRequest, *, key: str | None = None, key_until_end: bool = False
-    ) -> TaskRecord:
-        created = await super().create(record, request, key=key, key_until_end=key_until_end)
+    async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
+        created = await super().create(record, request, **options)
         if record.parent is not None:
             self.kept.append(created.id)
             if len(self.kept) == 1:

@@ -21,7 +21,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 # A step waits for other threads, so time says nothing about the health of the data.
 SETTINGS = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=35, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 
@@ -40,7 +40,7 @@ def two_sqlite_stores_on_one_file() -> Generator[Sequence[Store]]:
 
 TestMemoryStore = store_machine(memory_store).TestCase
 # The reference against itself: a check of the machine, not of a store.
-TestMemoryStore.settings = settings(SETTINGS, max_examples=20)
+TestMemoryStore.settings = settings(SETTINGS, max_examples=12)
 
 TestSqliteStore = store_machine(two_sqlite_stores_on_one_file).TestCase
 TestSqliteStore.settings = SETTINGS

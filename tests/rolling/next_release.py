@@ -11,8 +11,9 @@ from pathlib import Path
 
 import mcp_tasks
 from mcp_tasks.stores.fields import FORMAT, READABLE
+from mcp_tasks.stores.postgres import schema as postgres
 from mcp_tasks.stores.redis.checkup import COMPATIBLE_FROM, LAYOUT
-from mcp_tasks.stores.sqlite.schema import migrations
+from mcp_tasks.stores.sqlite import schema as sqlite
 
 PACKAGE = Path(mcp_tasks.__file__).parent
 
@@ -26,6 +27,7 @@ def build_next_release(folder: Path) -> Path:
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
     _add_fields(package)
     _add_column_to_sqlite(package)
+    _add_column_to_postgres(package)
     _add_field_to_redis(package)
     return folder
 
@@ -46,12 +48,20 @@ def _add_fields(package: Path) -> None:
 
 
 def _add_column_to_sqlite(package: Path) -> None:
-    schema = len(migrations())
-    script = package / f"stores/sqlite/migrations/{schema + 1:04}_colour.sql"
-    script.write_text(
-        f"-- compatible from: {schema}\nALTER TABLE tasks ADD COLUMN colour TEXT NOT NULL DEFAULT 'none';\n"
-    )
+    _add_script(package / "stores/sqlite", len(sqlite.migrations()), "tasks")
     _edit(package / "stores/sqlite/operations.py", r"(UPDATE tasks\nSET )(version = )", rf"\1colour = '{COLOUR}', \2")
+
+
+def _add_column_to_postgres(package: Path) -> None:
+    _add_script(package / "stores/postgres", len(postgres.migrations()), "mcp_tasks_tasks")
+    pattern = r"(UPDATE mcp_tasks_tasks t\nSET )(version = )"
+    _edit(package / "stores/postgres/writes.py", pattern, rf"\1colour = '{COLOUR}', \2")
+
+
+def _add_script(store: Path, schema: int, table: str) -> None:
+    (store / f"migrations/{schema + 1:04}_colour.sql").write_text(
+        f"-- compatible from: {schema}\nALTER TABLE {table} ADD COLUMN colour TEXT NOT NULL DEFAULT 'none';\n"
+    )
 
 
 def _add_field_to_redis(package: Path) -> None:

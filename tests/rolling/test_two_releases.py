@@ -16,11 +16,14 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, cast
 
+import psycopg
 import pytest
 from redis import Redis
 
+from mcp_tasks.errors import StoreCorrupt
 from mcp_tasks.stores.fields import FORMAT
-from tests.helpers.databases import valkey
+from mcp_tasks.stores.url import store_from_url
+from tests.helpers.databases import Postgres, Valkey, postgres, valkey
 from tests.rolling.next_release import COLOUR, PACKAGE, SHADE, build_next_release
 
 ROOT = Path(__file__).parents[2]
@@ -36,12 +39,17 @@ class Process:
         self._environment = os.environ | {"PYTHONPATH": f"{package}{os.pathsep}{ROOT}"}
         self._process: subprocess.Popen[str] | None = None
 
-    def start(self) -> int:
-        """Start it; gives its format."""
+    def load(self) -> None:
+        """Have its code loaded, which takes longest; several processes do so at the same time."""
         self._process = subprocess.Popen(
             self._command, cwd=ROOT, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        return self._heard()
+
+    def start(self) -> int:
+        """Let it open the store and begin; gives its format."""
+        if self._process is None:
+            self.load()
+        return self._told("\n")
 
     def stop(self) -> None:
         """Stop it in order."""
@@ -51,11 +59,7 @@ class Process:
             assert process.returncode == 0
 
     def tell(self, verb: str, **more: Any) -> Any:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": verb, **more}) + "\n")
-        self._process.stdin.flush()
-        return self._heard()
+        return self._told(json.dumps({"do": verb, **more}) + "\n")
 
     def until(self, task: str, reached: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The task as soon as this process sees it so."""
@@ -73,9 +77,12 @@ class Process:
     def until_done(self, task: str) -> dict[str, Any]:
         return self.until(task, lambda shown: shown["status"] == "completed")
 
-    def _heard(self) -> Any:
+    def _told(self, words: str) -> Any:
         assert self._process is not None
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
+        self._process.stdin.write(words)
+        self._process.stdin.flush()
         line = self._process.stdout.readline()
         assert line, f"the process ended with {self._process.wait(LIMIT)}; its error output says why"
         return json.loads(line)
@@ -86,13 +93,29 @@ def next_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_next_release(tmp_path_factory.mktemp("next"))
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def postgres_server() -> Iterator[Postgres]:
+    with postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[Valkey]:
+    with valkey() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgres", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty store."""
     if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'tasks.db'}"
-    else:
-        with valkey() as server:
-            yield server.url
+        return f"sqlite:///{tmp_path / 'tasks.db'}"
+    if request.param == "postgres":
+        return request.getfixturevalue("postgres_server").new_database()
+    server: str = request.getfixturevalue("redis_server").url
+    with closing(Redis.from_url(server)) as client:
+        client.flushdb()
+    return server
 
 
 @pytest.fixture
@@ -100,9 +123,10 @@ def releases(url: str, next_release: Path) -> Iterator[tuple[Process, Process]]:
     """This release and the next, started in this order."""
     with ExitStack() as stack:
         this, following = Process(PACKAGE.parent, url), Process(next_release, url)
-        for process, number in ((this, THIS), (following, NEXT)):
+        for process in (this, following):
             stack.callback(process.stop)
-            assert process.start() == number
+            process.load()
+        assert [process.start() for process in (this, following)] == [THIS, NEXT]
         yield this, following
 
 
@@ -111,6 +135,10 @@ def column_of(task: str, url: str) -> str:
     if url.startswith("sqlite"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database:
             return database.execute("SELECT colour FROM tasks WHERE id = ?", (task,)).fetchall()[0][0]
+    if url.startswith("postgresql"):
+        with psycopg.connect(url) as database:
+            rows = database.execute("SELECT colour FROM mcp_tasks_tasks WHERE id = %s", (task,)).fetchall()
+            return str(rows[0][0])
     with closing(Redis.from_url(url, decode_responses=True)) as client:
         [row] = cast("Iterator[str]", client.scan_iter(f"*t:{task}"))
         return str(client.hget(row, "colour"))
@@ -155,3 +183,37 @@ def test_two_adjacent_releases_work_side_by_side(releases: tuple[Process, Proces
         process.tell("serve", tools=["quick"])
     for task in both:
         assert following.until_done(task)["done"] in ([THIS], [NEXT])
+
+
+def mark(url: str, *, schema: int, compatible_from: int) -> None:
+    """Mark the store as one of a newer release."""
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as database:
+            database.execute("UPDATE meta SET compatible_from = ?", (compatible_from,))
+            database.execute(f"PRAGMA user_version = {schema}")
+    elif url.startswith("postgresql"):
+        with psycopg.connect(url) as database:
+            database.execute("UPDATE mcp_tasks_meta SET schema = %s, compatible_from = %s", (schema, compatible_from))
+    else:
+        with closing(Redis.from_url(url, decode_responses=True)) as client:
+            [meta] = cast("Iterator[str]", client.scan_iter("*meta"))
+            client.hset(meta, mapping={"layout": schema, "compatible_from": compatible_from})
+
+
+@pytest.mark.anyio
+async def test_a_store_of_a_newer_release_is_used_only_if_it_says_so(url: str) -> None:
+    store = store_from_url(url)
+    await store.open()
+    await store.close()
+    mark(url, schema=99, compatible_from=99)
+    with pytest.raises(StoreCorrupt, match=r"99, and this release knows up to .* newer one"):
+        await store_from_url(url).open()
+    mark(url, schema=99, compatible_from=1)
+    for _ in range(2):
+        store = store_from_url(url)
+        await store.open()
+        assert await store.get("none") is None
+        await store.close()
+    mark(url, schema=99, compatible_from=98)
+    with pytest.raises(StoreCorrupt, match="99"):
+        await store_from_url(url).open()

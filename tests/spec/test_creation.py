@@ -6,6 +6,7 @@ import asyncio
 import re
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,9 +96,7 @@ async def test_a_task_can_be_read_at_another_server_as_soon_as_it_is_announced(t
 class FullStore(MemoryStore):
     """A store with no room left."""
 
-    async def create(
-        self, record: TaskRecord, request: TaskRequest, *, key: str | None = None, key_until_end: bool = False
-    ) -> TaskRecord:
+    async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
         raise StoreUnavailable("the disk is full")
 
 
@@ -119,12 +118,10 @@ class SlowStore(MemoryStore):
         self.reached = asyncio.Event()
         self.consistent = asyncio.Event()
 
-    async def create(
-        self, record: TaskRecord, request: TaskRequest, *, key: str | None = None, key_until_end: bool = False
-    ) -> TaskRecord:
+    async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
         self.reached.set()
         await self.consistent.wait()
-        return await super().create(record, request, key=key, key_until_end=key_until_end)
+        return await super().create(record, request, **options)
 
 
 @pytest.mark.requirement("creation/consistent")

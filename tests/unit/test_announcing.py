@@ -14,6 +14,7 @@ from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import TaskExists, UnknownTask
 from mcp_tasks.runtime import AskedOnCall, Ending, Run, TaskRuntime, ToolPolicy
 from mcp_tasks.stores import MemoryStore
+from mcp_tasks.stores.base import Limits
 from tests.unit.running import (
     FailingStore,
     answer,
@@ -85,13 +86,14 @@ class AnnouncedMeanwhile(MemoryStore):
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
+        limits: Limits | None = None,
     ) -> None:
         other, self.other = self.other, None
         if other is not None:
             standing = await self.get(record.id)
             assert standing is not None
             await other.announce(standing)
-        await super().save(record, expected=expected, entries=entries, outcome=outcome)
+        await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
 
 
 async def test_of_the_call_and_the_tool_the_first_to_write_wins() -> None:

@@ -16,6 +16,7 @@ from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.life import State
 from mcp_tasks.stores import MemoryStore
+from mcp_tasks.stores.base import Limits
 from tests.unit.running import CLIENT, ONCE, RERUN, launch, ok, running, settle, until, until_final
 from tests.unit.virtual_time import VirtualTimeLoop
 
@@ -58,9 +59,10 @@ class Net(MemoryStore):
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._pass()
-        await super().save(record, expected=expected, entries=entries, outcome=outcome)
+        await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
 
     def _pass(self) -> None:
         if self.down:

@@ -19,6 +19,7 @@ from mcp_tasks.errors import QuestionTooLarge
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.questions import LARGEST_QUESTION
 from mcp_tasks.stores import MemoryStore
+from mcp_tasks.stores.base import Limits
 from mcp_tasks.testing import FakeClock
 from tests.unit.running import (
     CLIENT,
@@ -310,11 +311,12 @@ class SlowSaves(MemoryStore):
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
+        limits: Limits | None = None,
     ) -> None:
         if record.inputs.outstanding and not self.saving.is_set():
             self.saving.set()
             await self.go_on.wait()
-        await super().save(record, expected=expected, entries=entries, outcome=outcome)
+        await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
 
 
 # Waiting holds nothing
@@ -456,11 +458,12 @@ class SlowReleaseStore(MemoryStore):
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
+        limits: Limits | None = None,
     ) -> None:
         if record.attempt and record.worker is None and not record.is_final:
             self.releasing.set()
             await self.go_on.wait()
-        await super().save(record, expected=expected, entries=entries, outcome=outcome)
+        await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
 
 
 async def test_an_answer_that_comes_while_the_run_leaves_memory_is_acted_on_at_once() -> None:

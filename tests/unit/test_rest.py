@@ -39,6 +39,8 @@ class OneSlot:
         self.free = anyio.Event()
         self.free.set()
 
+    def claimed(self) -> None: ...
+
     def release(self) -> None:
         self.held = False
         self.releases += 1

@@ -21,6 +21,7 @@ from mcp_tasks.core import JournalEntry, Progress, TaskRecord, TaskStatus
 from mcp_tasks.core.record import Outcome
 from mcp_tasks.runtime import Ending, Failure, Run, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
+from mcp_tasks.stores.base import Limits
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.unit.running import (
     CLIENT,
@@ -408,11 +409,12 @@ class PickyStore(MemoryStore):
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
+        limits: Limits | None = None,
     ) -> None:
         if record.progress is not None and isinstance(record.progress.progress, Decimal) and self.refusals < 10:
             self.refusals += 1
             raise TypeError("Object of type Decimal is not JSON serializable")
-        await super().save(record, expected=expected, entries=entries, outcome=outcome)
+        await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
 
 
 NO_JSON = Progress(progress=cast(float, Decimal(1)))

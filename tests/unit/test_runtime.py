@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -262,14 +263,12 @@ class SlowCreateStore(MemoryStore):
         self.creating, self.go_on = anyio.Event(), anyio.Event()
         self.refuse = False
 
-    async def create(
-        self, record: TaskRecord, request: TaskRequest, *, key: str | None = None, key_until_end: bool = False
-    ) -> TaskRecord:
+    async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
         self.creating.set()
         await self.go_on.wait()
         if self.refuse:
             raise StoreUnavailable("the disk is full")
-        return await super().create(record, request, key=key, key_until_end=key_until_end)
+        return await super().create(record, request, **options)
 
 
 async def test_a_task_that_could_not_be_kept_takes_no_place() -> None:
@@ -332,8 +331,9 @@ async def test_a_task_that_is_cancelled_before_its_run_has_begun_is_not_run() ->
             await looked_up.wait()
             return await policy(method, name)
 
-        runtime.policy = slow_policy
         task = await runtime.launch(REQUEST, owner=None, retention=None)
+        # Asked for by the launch, and again by the run, which has not begun.
+        runtime.policy = slow_policy
         await settle()
         await runtime.cancel(task, "no need", actor=CLIENT)
         looked_up.set()

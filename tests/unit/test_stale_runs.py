@@ -11,6 +11,7 @@ import anyio.to_thread
 import pytest
 
 from mcp_tasks.core import TaskRecord, TaskStatus
+from mcp_tasks.core.actor import Actor
 from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
 from tests.unit.running import (
@@ -186,3 +187,26 @@ async def test_a_stale_run_is_refused_while_the_next_one_is_still_at_work() -> N
     assert (ended.result, ended.attempt) == ({"value": "in time"}, 2)
     assert outlived == []
     assert not await store.journal(task.id)
+
+
+async def test_a_tool_is_not_given_the_value_of_a_step_whose_task_has_ended_elsewhere() -> None:
+    store, began, may_end, given = DeafStore(), anyio.Event(), anyio.Event(), list[str]()
+
+    async def work() -> str:
+        began.set()
+        await may_end.wait()
+        return "done"
+
+    async def stepping(run: Run) -> Ending:
+        given.append(await current_task().step("work", work))
+        return ok()
+
+    async with running(stepping, store=store) as one, running(at_once, store=store, runs_tools=False) as other:
+        task = await launch(one)
+        await began.wait()
+        await other.cancel(await other.get(task.id, owner=None), "by its caller", actor=Actor("client"))
+        may_end.set()
+        await settle()
+        assert not one.has(task.id)
+    assert given == []
+    assert await store.journal(task.id) == []

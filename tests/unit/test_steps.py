@@ -17,6 +17,7 @@ from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import InvalidOption, UsageError, ValueNotStorable
 from mcp_tasks.runtime import Body, Ending, Retry, Run, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
+from mcp_tasks.stores.base import Limits
 from tests.unit.running import (
     FailingStore,
     Finished,
@@ -319,10 +320,11 @@ class SmallStore(MemoryStore):
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
+        limits: Limits | None = None,
     ) -> None:
         if any(len(repr(entry.value)) > 4_096 for entry in entries):
             raise ValueNotStorable("a value is too large")
-        await super().save(record, expected=expected, entries=entries, outcome=outcome)
+        await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
 
 
 async def test_a_value_that_the_store_cannot_keep_fails_its_step_now_and_later() -> None:

@@ -62,7 +62,8 @@ def test_a_default_ttl_in_milliseconds_is_refused_by_its_own_name(ms: Any) -> No
 @pytest.mark.parametrize(
     ("engine", "says"),
     [
-        ("x", "'x' is not an engine: it lacks abilities, backlog, has_room, start, submit, drain, stop"),
+        ("x", "'x' names no engine; use 'local', postgresql://"),
+        (3, "3 is not an engine: it lacks abilities, backlog, has_room, start, submit, drain, stop"),
         (LocalEngine, r"LocalEngine is a class, and an engine is an object of it: engine=LocalEngine\(\)"),
     ],
 )

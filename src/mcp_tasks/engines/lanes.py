@@ -1,41 +1,96 @@
-"""Ids in line for a slot, in two lanes that take turns."""
+"""Ids in line for a slot: by priority, then in two lanes that take turns, in each of which owners take turns.
+
+Putting an id in line and taking one costs the same however many are in line, and whosever they are.
+"""
 
 from __future__ import annotations
+
+from bisect import insort
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass, field
 
 from mcp_tasks.engines.base import Lane
 
 
 class Lanes:
-    """Ids in line: new ones, and those submitted again, by turns. No id is in line twice."""
+    """Ids in line: the urgent first, new ones and those submitted again by turns. No id is in line twice."""
 
     def __init__(self) -> None:
-        self._lanes: dict[Lane, dict[str, None]] = {"new": {}, "again": {}}
-        self._next: Lane = "again"
+        self._levels: dict[int, _Level] = {}
+        self._ids: set[str] = set()
+        self._counts: Counter[Lane] = Counter()
+        self.priorities: list[int] = []
+        """Those that have ids in line, the lowest first."""
 
     def __len__(self) -> int:
-        return sum(len(lane) for lane in self._lanes.values())
+        return len(self._ids)
 
     def count(self, lane: Lane) -> int:
         """How many are in one lane."""
-        return len(self._lanes[lane])
+        return self._counts[lane]
 
-    def put(self, task_id: str, lane: Lane) -> None:
-        """Put an id at the end of its lane, unless it is in line already."""
-        if not any(task_id in ids for ids in self._lanes.values()):
-            self._lanes[lane][task_id] = None
+    def put(self, task_id: str, lane: Lane, *, owner: str | None = None, priority: int = 0) -> None:
+        """Put an id at the end of the line of its owner, unless it is in line already."""
+        if task_id in self._ids:
+            return
+        self._ids.add(task_id)
+        self._counts[lane] += 1
+        if priority not in self._levels:
+            self._levels[priority] = _Level()
+            insort(self.priorities, priority)
+        self._levels[priority].lanes[lane].put(task_id, owner)
 
     def take(self) -> str:
         """Take the id whose turn it is."""
-        lane = self._next if self._lanes[self._next] else _other(self._next)
-        self._next = _other(lane)
-        task_id = next(iter(self._lanes[lane]))
-        del self._lanes[lane][task_id]
+        priority = self.priorities[-1]
+        task_id, lane, is_last = self._levels[priority].take()
+        if is_last:
+            del self._levels[self.priorities.pop()]
+        self._ids.remove(task_id)
+        self._counts[lane] -= 1
         return task_id
 
     def clear(self) -> None:
         """Forget every id."""
-        for ids in self._lanes.values():
-            ids.clear()
+        self._levels.clear()
+        self._ids.clear()
+        self._counts.clear()
+        self.priorities.clear()
+
+
+class _Owners:
+    """The ids of one lane, with owners that take turns: whoever had one goes to the end."""
+
+    def __init__(self) -> None:
+        # Not a dict: to find the first of one from which many were taken takes the longer the more there were.
+        self._lines: OrderedDict[str | None, deque[str]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def put(self, task_id: str, owner: str | None) -> None:
+        self._lines.setdefault(owner, deque()).append(task_id)
+
+    def take(self) -> str:
+        owner, line = self._lines.popitem(last=False)
+        task_id = line.popleft()
+        if line:
+            self._lines[owner] = line
+        return task_id
+
+
+@dataclass(slots=True)
+class _Level:
+    """The ids of one priority."""
+
+    lanes: dict[Lane, _Owners] = field(default_factory=lambda: {"new": _Owners(), "again": _Owners()})
+    next_lane: Lane = "again"
+
+    def take(self) -> tuple[str, Lane, bool]:
+        """The id whose turn it is, its lane, and whether it was the last."""
+        lane = self.next_lane if self.lanes[self.next_lane] else _other(self.next_lane)
+        self.next_lane = _other(lane)
+        return self.lanes[lane].take(), lane, not any(self.lanes.values())
 
 
 def _other(lane: Lane) -> Lane:

@@ -25,7 +25,7 @@ DEFAULT_CONCURRENCY = 100
 class LocalEngine:
     """Runs tools in this process, at most `concurrency` at a time; runs waiting for input don't count."""
 
-    abilities: Abilities = Abilities()
+    abilities: Abilities = Abilities(priority=True)
 
     def __init__(self, concurrency: int = DEFAULT_CONCURRENCY) -> None:
         check_number("concurrency", concurrency, 1)
@@ -35,7 +35,7 @@ class LocalEngine:
         self._slots = Slots(concurrency, self._start_next)
         self._lanes = Lanes()
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._again: set[str] = set()
+        self._again: dict[str, tuple[str | None, int]] = {}
         self._in_line: set[asyncio.Timeout] = set()
 
     @property
@@ -91,9 +91,9 @@ class LocalEngine:
         if task_id in self._running:
             # It is on its way out (it parks, say) and wanted back already. If it is not, there is nothing to be
             # claimed when its turn comes, and that is all.
-            self._again.add(task_id)
+            self._again[task_id] = owner, route.priority
         else:
-            self._lanes.put(task_id, lane)
+            self._lanes.put(task_id, lane, owner=owner, priority=route.priority)
             self._slots.hand_out()
 
     async def take(self, task_id: str, patience: float) -> bool:
@@ -104,7 +104,7 @@ class LocalEngine:
         if self._execute is None:
             return False
         if task_id in self._running:
-            self._again.add(task_id)
+            self._again.setdefault(task_id, (None, 0))
             return True
         slots = self._slots
         if not await self._acquire(slots, patience):
@@ -193,9 +193,9 @@ class LocalEngine:
             await execute(task_id, slot)
         finally:
             del running[task_id]
-            if running is self._running and task_id in self._again:
-                self._again.discard(task_id)
-                self._lanes.put(task_id, "again")
+            if running is self._running and (wanted := self._again.pop(task_id, None)) is not None:
+                owner, priority = wanted
+                self._lanes.put(task_id, "again", owner=owner, priority=priority)
             slot.release()
             self._slots.hand_out()
 

@@ -139,4 +139,5 @@ class Recording:
                 return False
             # A change that lost against another's write has read it; what it says is news to the questions.
             self._run.reconcile(record)
-        return True
+        # What comes after the end of the task is passed over, and entries with it.
+        return not (write.entries and record.is_final)

@@ -35,7 +35,7 @@ from mcp_tasks.testing.store_operations import (
     perform_at_once,
     reading,
 )
-from mcp_tasks.testing.store_plans import MANY, NOTES, Plan, issues
+from mcp_tasks.testing.store_plans import MANY, NOTES, Plan, crowds, issues
 from mcp_tasks.testing.strategies import MOMENTS, NAMESPACES, WORKERS
 
 Factory: TypeAlias = Callable[[], AbstractContextManager[Sequence[Store]]]
@@ -77,10 +77,13 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(plans=st.lists(issues(), min_size=1, max_size=12), seconds=st.sampled_from(MOMENTS))
     def operations_one_after_another(self, plans: Sequence[tuple[Plan, int, int]], seconds: int) -> None:
         """Each operation knows what came of the one before; its outcome must be that of the reference."""
-        for plan, place, _ in plans:
-            operation, store = plan(self), self.stores[place % len(self.stores)]
-            assert self.runner.run(perform(operation, store)) == self.runner.run(self.reference.perform(operation))
+        self._perform_in_turn(plans)
         self.clock.advance(timedelta(seconds=seconds))
+
+    @rule(plans=crowds())
+    def a_crowd_in_one_server(self, plans: Sequence[tuple[Plan, int, int]]) -> None:
+        """So many tasks that shares and limits are used up; in any other rule they rarely are."""
+        self._perform_in_turn(plans)
 
     @rule(plans=st.lists(issues(at_once=True), min_size=2, max_size=6))
     def operations_at_the_same_time(self, plans: Sequence[tuple[Plan, int, int]]) -> None:
@@ -114,6 +117,11 @@ class StoreMachine(RuleBasedStateMachine):
         expected = self.runner.run(self._readings(self.oracle))
         for store in self.stores:
             assert self.runner.run(self._readings(store)) == expected
+
+    def _perform_in_turn(self, plans: Sequence[tuple[Plan, int, int]]) -> None:
+        for plan, place, _ in plans:
+            operation, store = plan(self), self.stores[place % len(self.stores)]
+            assert self.runner.run(perform(operation, store)) == self.runner.run(self.reference.perform(operation))
 
     def new_id(self, number: int) -> str:
         """A fresh id, or now and then one that was used before, its task still there or not."""

@@ -10,12 +10,14 @@ from typing import Protocol, TypeAlias
 from hypothesis import strategies as st
 
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskRequest, apply
+from mcp_tasks.core.events import RunStarted
 from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.errors import TransitionRefused
 from mcp_tasks.stores.base import Limits, Share
 from mcp_tasks.testing.clock import FakeClock
 from mcp_tasks.testing.records import make_record
 from mcp_tasks.testing.store_operations import (
+    NOTED,
     PLENTY,
     Beat,
     Create,
@@ -73,17 +75,35 @@ def issues(*, at_once: bool = False) -> st.SearchStrategy[tuple[Plan, int, int]]
             share may go a little beyond it then, or stay below.
     """
     # What happens most is drawn most. Each is made anew, because `one_of` drops what it has already.
-    shares = (None, PLENTY) if at_once else (None, PLENTY, *SHARES)
-    often = [_events() for _ in range(8)] + [_creations(shares) for _ in range(2)]
-    rarely = [_reads(), _stale_saves(), _deletions(), _hand_backs(), _beats(), _retirements(), _notes()]
+    shares = (None, None, PLENTY) if at_once else (None, None, None, *SHARES)
+    often = [_events() for _ in range(8)] + [_creations(shares) for _ in range(2)] + [_claims() for _ in range(2)]
+    rarely = [_reads(), _stale_saves(), _joins(), _deletions(), _hand_backs(), _beats(), _retirements(), _notes()]
     in_turn = [] if at_once else [_hand_outs(), _hand_outs()]
     return st.tuples(st.one_of(*often, *rarely, *in_turn), st.integers(0, 3), st.integers(0, 3))
+
+
+def crowds() -> st.SearchStrategy[Sequence[tuple[Plan, int, int]]]:
+    """Plans that meet: tasks of one server are made, handed out within a share, and claimed within limits."""
+    numbers = st.integers(0, 3)
+
+    def some(plans: st.SearchStrategy[Plan], most: int) -> st.SearchStrategy[list[tuple[Plan, int, int]]]:
+        return st.lists(st.tuples(plans, numbers, numbers), min_size=min(most, 3), max_size=most)
+
+    parts = (
+        some(_creations((None, *SHARES), servers=(NOTED,)), 5),
+        some(_hand_outs((NOTED,)), 1),
+        some(_claims(), 5),
+        some(_hand_outs((NOTED,)), 1),
+    )
+    return st.tuples(*parts).map(lambda plans: [plan for part in plans for plan in part])
 
 
 _numbers = st.integers(0, 9)
 
 
-def _creations(shares: Sequence[Share | None]) -> st.SearchStrategy[Plan]:
+def _creations(
+    shares: Sequence[Share | None], servers: Sequence[str] = (*NAMESPACES, NOTED)
+) -> st.SearchStrategy[Plan]:
     def make(
         number: int,
         owner: str | None,
@@ -96,10 +116,10 @@ def _creations(shares: Sequence[Share | None]) -> st.SearchStrategy[Plan]:
         session: str | None,
         parent: str | None,
         key_until_end: bool,
-        place: tuple[str, str, int],
+        place: tuple[str, str, int, str | None],
         share: Share | None,
     ) -> Plan:
-        name, queue, priority = place
+        name, queue, priority, worker = place
 
         def plan(machine: World) -> Operation:
             machine.lives += 1
@@ -117,6 +137,8 @@ def _creations(shares: Sequence[Share | None]) -> st.SearchStrategy[Plan]:
                     name=name,
                     queue=queue,
                     priority=priority,
+                    worker=worker,
+                    attempt=int(worker is not None),
                 ),
                 request,
                 key,
@@ -126,20 +148,25 @@ def _creations(shares: Sequence[Share | None]) -> st.SearchStrategy[Plan]:
 
         return plan
 
-    owners = st.sampled_from([None, "alice", "bob"])
+    # Some are met more often than others, so that shares and limits are used up.
+    owners = st.sampled_from([None, "alice", "alice", "bob"])
     calls = st.sampled_from([TaskRequest(name="render", arguments={"n": n}) for n in (1, "☃", None)])
-    servers, retentions = st.sampled_from(NAMESPACES), st.sampled_from([None, 0, 60])
+    namespaces, retentions = st.sampled_from(servers), st.sampled_from([None, 0, 60])
     # Few keys, so that they meet, also across owners and servers.
     keys = st.sampled_from([None, None, "key", "☃"])
     sessions, parents = st.sampled_from([None, "session"]), st.sampled_from([None, "parent"])
     ages, flags = st.integers(0, 1), st.booleans()
-    places = st.tuples(st.sampled_from(["render", "other"]), st.sampled_from(QUEUES), st.sampled_from([0, 0, 7, -7]))
+    # Some are begun as they are made, as where there is a slot for them.
+    names, priorities, begun = ["render", "render", "other"], [0, 0, 7, -7], [None, None, *list(WORKERS)[:1]]
+    places = st.tuples(*(st.sampled_from(values) for values in (names, QUEUES, priorities, begun)))
     joined = (keys, flags, sessions, parents, flags)
-    return st.builds(make, _numbers, owners, servers, calls, ages, retentions, *joined, places, st.sampled_from(shares))
+    return st.builds(
+        make, _numbers, owners, namespaces, calls, ages, retentions, *joined, places, st.sampled_from(shares)
+    )
 
 
 def _events() -> st.SearchStrategy[Plan]:
-    def make(number: int, chance: Chance, limits: Limits | None) -> Plan:
+    def make(number: int, chance: Chance) -> Plan:
         def plan(machine: World) -> Operation:
             record, now = machine.record(number), machine.clock()
             event, entries = chance.for_record(record, now)
@@ -149,20 +176,44 @@ def _events() -> st.SearchStrategy[Plan]:
                 changed = record
             if changed is record:
                 return Get(record.id)
-            outcome = _outcome(chance) if changed.is_final else None
-            is_claim = record.worker is None and changed.worker is not None
-            return Save(changed, record.version, tuple(entries), outcome, limits if is_claim else None)
+            return Save(changed, record.version, tuple(entries), _outcome(chance) if changed.is_final else None)
 
         return plan
 
-    limits = st.sampled_from([None, None, Limits(tool=1), Limits(owner=1), Limits(tool=3, owner=2)])
-    return st.builds(make, _numbers, chances(), limits)
+    return st.builds(make, _numbers, chances())
+
+
+def _claims() -> st.SearchStrategy[Plan]:
+    def make(number: int, worker: str, limits: Limits) -> Plan:
+        def plan(machine: World) -> Operation:
+            record, now = machine.record(number), machine.clock()
+            if not record.is_queued(now):
+                return Get(record.id)
+            return Save(apply(record, RunStarted(worker=worker), now), record.version, limits=limits)
+
+        return plan
+
+    limits = st.sampled_from([Limits(tool=1), Limits(owner=1), Limits(tool=3, owner=2)])
+    return st.builds(make, _numbers, st.sampled_from(list(WORKERS)), limits)
 
 
 def _outcome(chance: Chance) -> Outcome | None:
     """What the task came to: nothing, a value, or a value with something beside it."""
     data = encode_json(chance.value)
     return [None, Outcome(body=data), Outcome(body=b"{}", meta=data)][chance.choice % 3]
+
+
+def _joins() -> st.SearchStrategy[Plan]:
+    """A task joins a session: what it waits for stays as it is."""
+
+    def make(number: int) -> Plan:
+        def plan(machine: World) -> Operation:
+            record = machine.record(number)
+            return Save(replace(record, version=record.version + 1, session="session"), record.version)
+
+        return plan
+
+    return st.builds(make, _numbers)
 
 
 def _stale_saves() -> st.SearchStrategy[Plan]:
@@ -189,14 +240,14 @@ def _deletions() -> st.SearchStrategy[Plan]:
     return st.builds(make, _numbers, st.sampled_from([0, 0, 1]))
 
 
-def _hand_outs() -> st.SearchStrategy[Plan]:
+def _hand_outs(servers: Sequence[str] = NAMESPACES) -> st.SearchStrategy[Plan]:
     def make(namespace: str, share: Share, queues: Sequence[str] | None, mark: bool) -> Plan:
         return lambda machine: HandOut(namespace, share, queues, mark)
 
     # Without shares of tools: whose task has the last place, would be the store's to choose.
     shares = st.sampled_from([share for share in (PLENTY, *SHARES) if not share.tools])
     queues = st.sampled_from([None, None, QUEUES[:1], QUEUES])
-    return st.builds(make, st.sampled_from(NAMESPACES), shares, queues, st.booleans())
+    return st.builds(make, st.sampled_from(servers), shares, queues, st.booleans())
 
 
 def _hand_backs() -> st.SearchStrategy[Plan]:

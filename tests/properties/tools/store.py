@@ -11,7 +11,7 @@ from mcp_tasks.core import JournalEntry, TaskRecord
 from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.base import Hint
+from mcp_tasks.stores.base import Hint, Limits
 from mcp_tasks.stores.hints import LocalNotifier
 
 
@@ -73,6 +73,7 @@ class FaultyStore(MemoryStore):
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._check_up()
         number, self._saves = self._saves, self._saves + 1
@@ -82,7 +83,7 @@ class FaultyStore(MemoryStore):
         if number in self._faults.refused:
             raise StoreUnavailable("the disk is full")
         if self._faults.crashes.get(number, True):
-            await super().save(record, expected=expected, entries=entries, outcome=outcome)
+            await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
             self.history += [(self._now(), record.id, entry) for entry in entries]
         if number in self._faults.crashes:
             self.crashed.set()

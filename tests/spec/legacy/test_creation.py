@@ -7,6 +7,7 @@ import base64
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from itertools import pairwise
+from typing import Any
 
 import anyio
 import pytest
@@ -214,9 +215,7 @@ class _FullStore(MemoryStore):
 
     failure: Exception
 
-    async def create(
-        self, record: TaskRecord, request: TaskRequest, *, key: str | None = None, key_until_end: bool = False
-    ) -> TaskRecord:
+    async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
         raise self.failure
 
 

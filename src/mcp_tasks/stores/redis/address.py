@@ -32,6 +32,15 @@ def driver_url(url: str) -> str:
     return plain
 
 
+def at(url: str, host: str, port: int) -> str:
+    """The same URL with another host and port."""
+    parts = urlsplit(url)
+    secret, separator, _ = parts.netloc.rpartition("@")
+    # A server that does not know its own name says none: it is at the same host then.
+    name = host or parts.hostname or "localhost"
+    return parts._replace(netloc=f"{secret}{separator}{f'[{name}]' if ':' in name else name}:{port}").geturl()
+
+
 def shown(url: str) -> str:
     """The URL without what is secret in it: user, password and options."""
     parts = urlsplit(url)

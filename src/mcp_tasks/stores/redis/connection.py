@@ -1,7 +1,7 @@
 """One round trip to the server: connections that are shared, and attempts that are repeated.
 
 A write whose connection broke after it was sent may have been written or not. It is sent again, under the same token
-(`lua/common.lua`), and a write that finds its token does nothing: so what comes of it is known, unless the server
+(`lua/tokens.lua`), and a write that finds its token does nothing: so what comes of it is known, unless the server
 stays out of reach. Then the caller is told `StoreUnavailable`, and what was sent last may yet be found written. No
 later write is lost by that: whoever tries again names the version that it knew, and is told of the conflict.
 """
@@ -11,16 +11,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any, Final, TypeAlias, cast
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError
+from redis.asyncio import Redis
+from redis.exceptions import MovedError, NoScriptError
 
 from mcp_tasks.errors import UsageError
-from mcp_tasks.stores.redis.address import driver_url, shown
+from mcp_tasks.stores.redis.address import shown
+from mcp_tasks.stores.redis.clients import Clients
 from mcp_tasks.stores.redis.errors import is_driver_error, is_passing, translate
 from mcp_tasks.stores.redis.scripts import script
 
@@ -28,9 +26,6 @@ Argument: TypeAlias = bytes | str | int
 
 PAUSES: Final = (0.0, 0.05, 0.1, 0.2, 0.4)
 """Seconds before each further attempt. A server that is restarted is back after them, mostly."""
-
-WAIT_FOR_CONNECTION: Final = 30.0
-"""Seconds that a call waits for one of the connections while all are in use."""
 
 
 class Connection:
@@ -43,47 +38,33 @@ class Connection:
     """
 
     def __init__(self, url: str, *, prefix: bytes, max_connections: int, timeout: float) -> None:
-        self._url = driver_url(url)
+        self.clients: Clients = Clients(url, max_connections=max_connections, timeout=timeout)
         self.place: str = shown(url)
         self.prefix: bytes = prefix
         self.round_trips: int = 0
-        self._max_connections = max_connections
-        self._timeout = timeout
-        self._client: Redis | None = None
+        self._is_open = False
         self._under_way = 0
         self._idle = asyncio.Event()
 
     @property
     def is_open(self) -> bool:
         """Whether calls are taken."""
-        return self._client is not None
+        return self._is_open
 
     def open(self) -> None:
-        """Take calls from now on. Connections are made when they are needed, and belong to this event loop."""
+        """Take calls from now on."""
         self._idle = asyncio.Event()
         self._idle.set()
-        self._client = self.new_client(self._max_connections)
-
-    def new_client(self, max_connections: int) -> Redis:
-        """A client with connections of its own. It repeats nothing by itself, and answers with bytes."""
-        pool = BlockingConnectionPool.from_url(
-            self._url,
-            max_connections=max_connections,
-            timeout=WAIT_FOR_CONNECTION,
-            socket_timeout=self._timeout,
-            socket_connect_timeout=self._timeout,
-            socket_keepalive=True,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-        )
-        return Redis(connection_pool=pool)
+        self.clients.open()
+        self._is_open = True
 
     async def close(self) -> None:
         """Take no more calls, wait for those under way, and let go of the connections."""
-        client, self._client = self._client, None
-        if client is not None:
+        self._is_open = False
+        if self.clients.current is not None:
             await self._idle.wait()
-            await dispose(client)
+            client, self.clients.current = self.clients.current, None
+            await self.clients.close(client)
 
     async def call(self, *command: Argument) -> Any:
         """What one command answers.
@@ -112,13 +93,12 @@ class Connection:
         return await self._attempt(attempt)
 
     async def _attempt(self, act: Callable[[Redis, int], Awaitable[Any]]) -> Any:
-        client = self._client
-        if client is None:
+        if not self._is_open:
             raise UsageError(f"the store {self.place} is not open: `await store.open()` comes first")
         self._under_way += 1
         self._idle.clear()
         try:
-            return await self._with_patience(client, act)
+            return await self._with_patience(act)
         except Exception as exc:
             if is_driver_error(exc):
                 raise translate(exc, self.place) from exc
@@ -128,29 +108,33 @@ class Connection:
             if not self._under_way:
                 self._idle.set()
 
-    async def _with_patience(self, client: Redis, act: Callable[[Redis, int], Awaitable[Any]]) -> Any:
+    async def _with_patience(self, act: Callable[[Redis, int], Awaitable[Any]]) -> Any:
         began = time.monotonic()
         for number, pause in enumerate((*PAUSES, None)):
+            client = cast(Redis, self.clients.current)
             self.round_trips += 1
             try:
                 return await act(client, number)
             except Exception as exc:
                 # At least twice: to a server that was restarted all connections are broken, and a write that was sent
                 # must be asked about.
-                is_late = number > 0 and time.monotonic() - began > self._timeout
+                is_late = number > 0 and time.monotonic() - began > self.clients.timeout
                 if pause is None or is_late or not is_passing(exc):
                     raise
+                self._turn_elsewhere(client, exc)
             await asyncio.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
+
+    def _turn_elsewhere(self, client: Redis, exc: Exception) -> None:
+        """Go where the keys are, if they are elsewhere; unless another call has found that out already."""
+        if client is not self.clients.current:
+            return
+        if isinstance(exc, MovedError):
+            host, port = cast("tuple[str, int]", exc.node_addr)
+            self.clients.follow(host, port)
+        else:
+            self.clients.go_home()
 
 
 async def _execute(client: Redis, *command: Argument) -> Any:
     return cast(Any, await client.execute_command(*command))
-
-
-async def dispose(client: Redis) -> None:
-    """Let go of a client and its connections, whatever state they are in."""
-    with suppress(Exception):
-        await client.aclose()
-    with suppress(Exception):
-        await client.connection_pool.disconnect()

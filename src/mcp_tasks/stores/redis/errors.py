@@ -12,6 +12,7 @@ NOT_REACHED: Final = (driver.ConnectionError, driver.TimeoutError, OSError)
 """What is raised when no answer came: a connection that could not be made, or broke, or took too long."""
 
 _REFUSED: Final = (driver.AuthenticationError, driver.AuthorizationError)
+_MOVING: Final = (driver.MovedError, driver.TryAgainError, driver.ClusterDownError)
 _FAULTS: Final = (driver.RedisError, OSError)
 
 
@@ -19,8 +20,8 @@ def is_passing(exc: Exception) -> bool:
     """Whether another attempt, at once or a little later, may well do better."""
     if isinstance(exc, _REFUSED):
         return False
-    # A replica that is about to take over, or a server that begins to read its file.
-    return isinstance(exc, (*NOT_REACHED, driver.BusyLoadingError, driver.TryAgainError, driver.ClusterDownError))
+    # The others: a server that has begun to read its file, or a cluster in which something moves.
+    return isinstance(exc, (*NOT_REACHED, driver.BusyLoadingError, *_MOVING))
 
 
 def translate(exc: Exception, place: str) -> StoreError:
@@ -57,7 +58,7 @@ _MEANINGS: dict[str, tuple[type[StoreError], str]] = {
     "CLUSTERDOWN": (StoreUnavailable, "is in a cluster that is down. Try again."),
     "MOVED": (
         StoreUnavailable,
-        "is in a cluster, and another of its servers has the tasks. Give the address of that one.",
+        "is in a cluster whose servers do not agree which of them has the tasks. Try again.",
     ),
     "BUSY ": (StoreUnavailable, "runs somebody's script that does not end (SCRIPT KILL ends it). Try again."),
     "NOPERM": (

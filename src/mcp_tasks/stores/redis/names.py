@@ -4,7 +4,7 @@ An index is a sorted set with one score for all, so that its members are in the 
 behind it the id of the task. The place of an instant has eight bytes, which are in the order of the instants.
 
 Names of indexes are put together with colons, here and in the scripts, which make up those of what is queued
-(`lua/common.lua`). A part has no colon of its own.
+(`lua/indexes.lua`). A part has no colon of its own.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from redis.asyncio import Redis
 
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.hints import HintFan
-from mcp_tasks.stores.redis.connection import Connection, dispose
+from mcp_tasks.stores.redis.clients import dispose
+from mcp_tasks.stores.redis.connection import Connection
 from mcp_tasks.stores.redis.errors import is_driver_error
 from mcp_tasks.stores.redis.names import from_bytes, to_bytes
 
@@ -26,6 +27,9 @@ logger: Final = logging.getLogger(__name__)
 
 SENDER = 8
 """Bytes that say which store sent a hint."""
+
+LONGEST_VERSION = 20
+"""Digits."""
 
 SILENCE = 10.0
 """Seconds without a hint after which the server is asked whether it is still there."""
@@ -89,7 +93,7 @@ class RedisNotifier:
     async def _listen(self) -> None:
         failures = 0
         while True:
-            client = self._connection.new_client(1)
+            client = self._connection.clients.new(1)
             try:
                 await self._subscribe(client)
             except Exception as exc:
@@ -131,5 +135,5 @@ class RedisNotifier:
             return
         version, _, task_id = data[SENDER:].partition(b":")
         # Anybody may publish anything.
-        if version.isdigit():
+        if version.isdigit() and len(version) <= LONGEST_VERSION:
             self._fan.put(Hint(from_bytes(task_id), int(version)))

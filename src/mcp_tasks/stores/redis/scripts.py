@@ -1,4 +1,4 @@
-"""The Lua scripts, one file each in `lua/`, and the arguments that each takes.
+"""The Lua scripts, each made of files in `lua/`: what several need, and what is its own.
 
 A script is one round trip, and nobody sees it half done. It is sent by its hash; a server that does not know it (it is
 new to it, was restarted, or was told to forget: `SCRIPT FLUSH`) is sent the text.
@@ -6,10 +6,22 @@ new to it, was restarted, or was told to forget: `SCRIPT FLUSH`) is sent the tex
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
+from typing import Final
+
+_NEEDED: Final[Mapping[str, Sequence[str]]] = {
+    "create": ("indexes", "keeping", "tokens", "shares"),
+    "save": ("indexes", "keeping", "tokens"),
+    "delete": ("indexes", "keeping"),
+    "expired": ("indexes",),
+    "hand_out": ("indexes", "shares"),
+    "hand_back": ("indexes",),
+}
+"""What a script needs before its own file. Not more: a server reads all of it each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +42,7 @@ class Script:
 @cache
 def script(name: str) -> Script:
     """The script in the file of that name."""
-    text = _text("common") + b"\n" + _text(name)
+    text = b"\n".join(map(_text, ("arguments", *_NEEDED.get(name, ()), name)))
     # How Redis names scripts; nothing depends on it that anybody could forge.
     return Script(name, text, sha1(text, usedforsecurity=False).hexdigest())
 

@@ -9,8 +9,9 @@ Every verb that writes is one Lua script, and so one round trip: compare-and-swa
 the hint to other processes happen together or not at all.
 
 All keys begin with `{PREFIX}:`. The braces are a hash tag: in a cluster the keys of one store are in one slot, and so
-on one server, which is what lets a script touch them all. A store therefore does not grow with the cluster; several
-stores, each with a prefix of its own, do.
+on one server, which is what lets a script touch them all. The store finds that server from any that the URL names, and
+again when the slot has moved. A store therefore does not grow with the cluster; several stores, each with a prefix of
+its own, do.
 
 Nothing expires by itself that has not ended. A task that has, and has a retention, is removed by the sweeps; should no
 process sweep for a day beyond, the server removes it, and the next sweep what is left of it in the indexes.
@@ -194,6 +195,9 @@ class RedisStore:
     async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
         """The task's journal beyond `after`, in the order of writing."""
         owner, items = await self._reads.journal(task_id, after)
+        if len(items) % 3:
+            why = "its journal is damaged (it ends in the middle of an entry); restore a backup, or delete the task"
+            raise TaskUnreadable(task_id, why, owner=_optional(owner))
 
         def decode() -> Sequence[JournalEntry]:
             lines = zip(items[::3], items[1::3], items[2::3], strict=True)

@@ -1,39 +1,4 @@
--- What every script begins with: its arguments one by one, and a task's places in the indexes.
---
--- All keys begin with KEYS[1], which has the hash tag: in a cluster they are in one slot, on one server, so a script may
--- make up the names of the others.
---
--- A task is a hash, `t:ID`, and a list beside it, `j:ID`, its journal, three items to an entry. Its fields:
---   v version   s state   n namespace   o owner (missing: nobody)   st status   f "1" once it has ended
---   e when it expires   r request   b, m outcome   k where its idempotency key is kept   h "1" while handed out
---   w tokens of the last writes   ix its places in the indexes, packed
---
--- An index is a sorted set whose scores are all 0, so that its members are in the order of their bytes: a place (eight
--- bytes for an instant, none where the order means nothing), and behind it the id.
-
-local P = KEYS[1]
-local call = redis.call
-
-local argument = 0
-local function take()
-  argument = argument + 1
-  return ARGV[argument]
-end
-
-local function take_list()
-  local list = {}
-  for i = 1, tonumber(take()) do
-    list[i] = take()
-  end
-  return list
-end
-
-local function optional(text)
-  if text == '' then
-    return nil
-  end
-  return text
-end
+-- A task's places in the indexes, and moving it from some to others.
 
 -- Where a task is to be found: `places`, pairs of an index and a place in it, and `worker`, the tally that counts it. While
 -- it is queued it stands in `line` as well, by these; all but the two places are written so that colons part them.
@@ -49,11 +14,12 @@ local function pack(indexed)
   return cmsgpack.pack({ indexed.places, indexed.worker, indexed.line })
 end
 
+-- Of damaged places nothing is known: the task goes on, and its old members stay in the indexes.
 local function unpacked(packed)
-  if not packed then
+  local read, parts = pcall(cmsgpack.unpack, packed or '')
+  if not read or type(parts) ~= 'table' or #parts ~= 3 then
     return NOWHERE
   end
-  local parts = cmsgpack.unpack(packed)
   return { places = parts[1], worker = parts[2], line = parts[3] }
 end
 
@@ -175,93 +141,4 @@ local function reindex(id, before, handed_before, after, handed_after)
       tally('queues:' .. before.line[NAMESPACE], before.line[QUEUE], -1)
     end
   end
-end
-
--- Once a task has ended and has a retention, the server removes it by itself if no sweep does: `left` remembers where it
--- is in the indexes. Any other task stays, whatever happens.
-local function keep_for(id, milliseconds, packed, key)
-  if milliseconds then
-    call('HSET', P .. 'left', id, packed)
-    call('PEXPIRE', P .. 't:' .. id, milliseconds)
-    call('PEXPIRE', P .. 'j:' .. id, milliseconds)
-    if key then
-      call('PEXPIRE', P .. key, milliseconds)
-    end
-  elseif call('HDEL', P .. 'left', id) == 1 then
-    call('PERSIST', P .. 't:' .. id)
-    call('PERSIST', P .. 'j:' .. id)
-    if key then
-      call('PERSIST', P .. key)
-    end
-  end
-end
-
--- An idempotency key is a string with the id of the task that stands under it.
-local function free_key(id, key)
-  if key and call('GET', P .. key) == id then
-    call('DEL', P .. key)
-  end
-end
-
-local function forget(id)
-  local found = call('HMGET', P .. 't:' .. id, 'ix', 'h', 'k')
-  reindex(id, unpacked(found[1]), found[2] == '1', NOWHERE, false)
-  free_key(id, found[3])
-  call('HDEL', P .. 'left', id)
-  call('UNLINK', P .. 't:' .. id, P .. 'j:' .. id)
-end
-
--- Each write has a token, and a row keeps the last eight: a write that is sent again, because nobody knows whether it
--- arrived, finds itself.
-local TOKEN, TOKENS = 8, 8
-
-local function has_token(tokens, token)
-  for i = 1, #(tokens or ''), TOKEN do
-    if string.sub(tokens, i, i + TOKEN - 1) == token then
-      return true
-    end
-  end
-  return false
-end
-
-local function with_token(tokens, token)
-  return string.sub((tokens or '') .. token, -TOKEN * TOKENS)
-end
-
--- How many more there may be of what is in two indexes.
-local function room(most, one, other)
-  local count = call('ZCARD', P .. one)
-  if other then
-    count = count + call('ZCARD', P .. other)
-  end
-  return most - count
-end
-
--- A share: how many of an owner may be handed out, how many of an owner may be in hand ('' for any number), and so many
--- pairs of a tool and how many of it may be in hand.
-local function take_share()
-  local list = take_list()
-  if #list == 0 then
-    return nil
-  end
-  local share = { owner = tonumber(list[1]), in_hand = tonumber(list[2]), tools = {} }
-  for i = 3, #list, 2 do
-    share.tools[list[i]] = tonumber(list[i + 1])
-  end
-  return share
-end
-
-local function owner_room(share, namespace, owner)
-  local handed = owner_handed(namespace, owner)
-  local left = room(share.owner, handed)
-  if share.in_hand then
-    left = math.min(left, room(share.in_hand, handed, owner_at_work(namespace, owner)))
-  end
-  return left
-end
-
--- Nothing for any number.
-local function tool_room(share, namespace, tool)
-  local most = share.tools[tool]
-  return most and room(most, tool_handed(namespace, tool), tool_at_work(namespace, tool))
 end
