@@ -15,6 +15,7 @@ from uuid import uuid4
 import anyio
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from mcp_tasks.engines import ANYWHERE, Engine, RemoteEngine, Route, Serves
 from mcp_tasks.engines.docket import DocketCarrier
@@ -142,7 +143,7 @@ async def test_nothing_piles_up_on_the_server(server: Valkey, prefix: str, redis
                 while len(work.started) + len(other.started) < len(ids):  # noqa: ASYNC110
                     await anyio.sleep(0.01)
             await engine.stop(LONG)
-        keys: list[str] = await redis.keys(f"{prefix}*")
+        keys = [str(key) for key in await redis.keys(f"{prefix}*")]
         return {key for key in keys if await redis.ttl(key) == -1}
 
     first = await a_life(1)
@@ -198,3 +199,14 @@ async def test_what_is_sent_before_the_start_or_after_the_stop_says_so(server: V
     await carrier.close()
     with pytest.raises(ConnectionError, match="is not open"):
         await carrier.send("a", route=ANYWHERE, lane="new", delay=None)
+
+
+async def test_a_server_that_does_not_answer_is_not_waited_for_long(server: Valkey, prefix: str, redis: Redis) -> None:
+    carrier = DocketCarrier(server.url, prefix=prefix, timeout=timedelta(seconds=0.2))
+    await carrier.open("")
+    await carrier.send("a", route=ANYWHERE, lane="new", delay=None)
+    await redis.client_pause(700)
+    with pytest.raises(RedisConnectionError, match="does not answer"):
+        await carrier.send("b", route=ANYWHERE, lane="new", delay=None)
+    await redis.client_unpause()
+    await carrier.close()

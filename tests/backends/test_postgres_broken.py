@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -80,7 +80,7 @@ class Cable:
 
 
 @asynccontextmanager
-async def through_cable(server: Postgres, url: str) -> AsyncIterator[tuple[PostgresStore, Cable]]:
+async def through_cable(server: Postgres, url: str) -> AsyncGenerator[tuple[PostgresStore, Cable]]:
     cable = Cable(server.port)
     listening = await asyncio.start_server(cable.connect, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]

@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio
 import httpx2
 from mcp import Client, MCPError
 from mcp.client.session import ClientRequestContext
@@ -28,6 +29,7 @@ from mcp_tasks.client import (
     reconnecting_http,
     start_task,
 )
+from tests.fleet.fleet import LIMIT, LOOK
 from tests.fleet.plans import Call
 from tests.helpers.http import HttpWire
 from tests.helpers.rpc import INVALID_PARAMS, MODERN, TASKS, Tasking
@@ -96,6 +98,18 @@ def seen(task: Mapping[str, Any], where: str, asked: float) -> View:
     """The answer to `tasks/get`, as a view."""
     text = json.dumps({key: value for key, value in task.items() if key not in _MOVES}, sort_keys=True)
     return View(where=where, asked=asked, at=time.monotonic(), status=task["status"], text=text)
+
+
+class Door(Tasking):
+    """Raw requests to a fleet, by one who asks less often than usual: there are many processes to be kept busy."""
+
+    async def until(self, task_id: str, *statuses: str) -> dict[str, Any]:
+        """Poll until the task has one of the statuses; fails if it ends in another, or after a while."""
+        with anyio.fail_after(LIMIT):
+            while (task := await self.get(task_id))["status"] not in statuses:
+                assert task["status"] not in FINAL, task
+                await asyncio.sleep(LOOK)
+        return task
 
 
 class Driver:
@@ -238,15 +252,13 @@ async def connected(port: int, *, push: bool = True, owner: str | None = None) -
 
 
 @asynccontextmanager
-async def door(
-    port: int, *, owner: str | None = None, capabilities: Mapping[str, Any] = TASKS
-) -> AsyncGenerator[Tasking]:
+async def door(port: int, *, owner: str | None = None, capabilities: Mapping[str, Any] = TASKS) -> AsyncGenerator[Door]:
     """Raw requests to one replica, or to whatever listens there."""
     headers = {"Connection": "close", **({} if owner is None else {"X-Owner": owner})}
     # Loads no certificates: that takes longer than a test.
     verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     async with httpx2.AsyncClient(timeout=20.0, trust_env=False, verify=verify, headers=headers) as http:
-        yield Tasking(HttpWire(f"http://127.0.0.1:{port}/mcp", http), capabilities)
+        yield Door(HttpWire(f"http://127.0.0.1:{port}/mcp", http), capabilities)
 
 
 @asynccontextmanager

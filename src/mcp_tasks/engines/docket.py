@@ -40,7 +40,7 @@ SOON: Final = timedelta(milliseconds=250)
 SENDS: Final = 16
 """How many ids are sent at a time; each needs a connection."""
 
-AGAIN: Final = (0.0, 0.1, 0.5)
+AGAIN: Final = (0.0, 0.1, 0.5, None)
 """Seconds after which what could not be sent is sent again: a connection of before a restart says so when it is used,
 and an id that arrives twice does no harm."""
 
@@ -70,6 +70,7 @@ class DocketCarrier:
         timer_check: How often a worker looks for ids whose time has come.
         redelivery: After how long an id is carried again that was read by a process which died before it began. Looked
             for no more often than an idle read ends.
+        timeout: How long the server may take to answer when something is sent.
     """
 
     abilities: Abilities = Abilities(delay=True, remote=True)
@@ -83,6 +84,7 @@ class DocketCarrier:
         idle_check: timedelta = timedelta(seconds=5),
         timer_check: timedelta = timedelta(milliseconds=250),
         redelivery: timedelta = timedelta(minutes=1),
+        timeout: timedelta = timedelta(seconds=10),
     ) -> None:
         check_number("batch", batch, 1)
         self._url = _of_redis(url)
@@ -91,6 +93,7 @@ class DocketCarrier:
         self._idle_check = idle_check
         self._timer_check = timer_check
         self._redelivery = redelivery
+        self._timeout = timeout
         self._namespace = ""
         self._context: Context | None = None
         self._dockets: dict[str, Docket] = {}
@@ -193,18 +196,23 @@ class DocketCarrier:
         return hand_over
 
     async def _add(self, name: str, when: datetime | None, *args: str) -> None:
-        docket = await self._docket(name)
-        async with self._sends:
-            for pause in (*AGAIN, None):
-                try:
-                    # A key of its own for each: Docket drops what has the key of something that still runs.
-                    await docket.add(RUN, when=when, key=uuid4().hex)(*args)
-                except (RedisConnectionError, RedisTimeoutError):
-                    if pause is None:
-                        raise
-                    await asyncio.sleep(pause)
-                else:
-                    return
+        try:
+            async with asyncio.timeout(self._timeout.total_seconds()), self._sends:
+                await self._add_to(await self._docket(name), when, *args)
+        except TimeoutError:
+            raise RedisConnectionError(f"{self!r} does not answer") from None
+
+    async def _add_to(self, docket: Docket, when: datetime | None, *args: str) -> None:
+        for pause in AGAIN:
+            try:
+                # A key of its own for each: Docket drops what has the key of something that still runs.
+                await docket.add(RUN, when=when, key=uuid4().hex)(*args)
+            except (RedisConnectionError, RedisTimeoutError):
+                if pause is None:
+                    raise
+                await asyncio.sleep(pause)
+            else:
+                return
 
     async def _docket(self, name: str) -> Docket:
         """The docket of that name, opened."""

@@ -39,13 +39,16 @@ _SETTINGS: Final = {
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
     "enable_sort": "off",
+    "enable_incremental_sort": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "jit": "off",
+    # A plan that is kept was made when there were few tasks, and any index would do.
+    "plan_cache_mode": "force_custom_plan",
     # Compare-and-swap looks again at a row that it had to wait for. The other levels fail instead.
     "default_transaction_isolation": "read committed",
 }
-_CONFIGURE: Final = "SELECT {}, {}".format(
+CONFIGURE: Final = "SELECT {}, {}".format(
     ", ".join(f"set_config('{name}', '{value}', false)" for name, value in _SETTINGS.items()),
     # Durable on return, also where the database is set to be quicker than that.
     "CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', false) END",
@@ -249,7 +252,7 @@ def keeping_alive(url: str) -> dict[str, Any]:
 
 
 async def _configure(connection: Connection) -> None:
-    await connection.execute(_CONFIGURE)
+    await connection.execute(CONFIGURE)
 
 
 async def _check(connection: Connection) -> None:

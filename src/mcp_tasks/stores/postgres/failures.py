@@ -62,7 +62,10 @@ _MEANINGS: Final[dict[str, tuple[type[StoreError], str]]] = {
     ),
     "28": (StoreUnavailable, "refuses the user. Correct user and password in the URL."),
     "3D000": (StoreUnavailable, "is not there. Create the database, or correct its name in the URL."),
-    "42501": (StoreUnavailable, "does not let the user do this. Grant it the rights on the tables mcp_tasks_*."),
+    "42501": (
+        StoreUnavailable,
+        "does not let the user do this. Grant it CREATE on the schema for the first start, and all on its tables.",
+    ),
     "42P01": (StoreCorrupt, "has lost tables of the store. Restore a backup, or restart to have them made."),
     "42703": (StoreCorrupt, "has tables of another shape. Restore a backup, or choose another database."),
     "53100": (StoreUnavailable, "cannot grow: its disk is full. Make room and try again."),
@@ -77,8 +80,8 @@ _CONNECTING: Final = {
     "password authentication failed": "refuses the user or the password. Correct them in the URL, with %40 for an @",
     "no password supplied": "wants a password. Put it into the URL (postgresql://USER:PASSWORD@HOST/DATABASE)",
     "no pg_hba.conf entry": "lets this user not in from here. Look at its pg_hba.conf",
-    "role ": "does not know the user. Correct it in the URL, or create it",
-    "database ": "is not there. Create the database (createdb), or correct its name in the URL",
+    "FATAL: role ": "does not know the user. Correct it in the URL, or create it",
+    "FATAL: database ": "is not there. Create the database (createdb), or correct its name in the URL",
     "too many clients": "takes no more connections. Raise max_connections, or give each process fewer",
     "starting up": "is starting. Try again",
     "shutting down": "is shutting down. Try again when it is back",
@@ -90,7 +93,7 @@ def unreachable(exc: Exception, place: str) -> StoreUnavailable:
     """Why no connection could be made, or kept."""
     text = _text(exc)
     for words, meaning in _CONNECTING.items():
-        if words in text and "FATAL" in text:
+        if words in text:
             return StoreUnavailable(f"{place} {meaning} ({text})")
     return StoreUnavailable(
         f"{place} cannot be reached. Start the database, or correct host and port in the URL ({text})"

@@ -41,7 +41,7 @@ _HANDED = _COUNT.format(where="t.handed AND t.owner = o.owner", limit="%(of_owne
 _IN_HAND = _COUNT.format(where="t.owner = o.owner", limit="%(at_work)s::bigint")
 _OF_TOOL = _COUNT.format(where="t.name = tool.name AND t.method = %(method)s", limit="tool.most")
 
-_LOOK = f"""
+LOOK = f"""
 WITH RECURSIVE queues AS (
     (SELECT t.queue FROM mcp_tasks_tasks t WHERE {_WAITS} ORDER BY t.queue LIMIT 1)
     UNION ALL
@@ -106,7 +106,7 @@ class HandingOut:
         wanted = None if queues is None else [to_text(queue) for queue in queues]
 
         def look() -> Query:
-            return _LOOK, self._values(namespace, share, wanted, limit)
+            return LOOK, self._values(namespace, share, wanted, limit)
 
         def choose(rows: Sequence[Row]) -> list[Ready]:
             waiting = _Looked(rows)

@@ -38,11 +38,20 @@ WHERE t.id = %(id)s AND j.n > %(after)s ORDER BY j.task, j.n
 """
 
 WORKERS = b"""
+WITH RECURSIVE busy AS (
+    (
+        SELECT worker FROM mcp_tasks_tasks
+        WHERE worker IS NOT NULL AND namespace = %(namespace)s ORDER BY worker LIMIT 1
+    )
+    UNION ALL
+    SELECT following.worker FROM busy, LATERAL (
+        SELECT t.worker FROM mcp_tasks_tasks t
+        WHERE t.worker > busy.worker AND t.namespace = %(namespace)s ORDER BY t.worker LIMIT 1
+    ) following
+)
 SELECT worker, beats FROM mcp_tasks_heartbeats WHERE namespace = %(namespace)s
 UNION ALL
-SELECT t.worker, coalesce(h.beats, 0) FROM (
-    SELECT DISTINCT worker FROM mcp_tasks_tasks WHERE worker IS NOT NULL AND namespace = %(namespace)s
-) t LEFT JOIN mcp_tasks_heartbeats h ON h.worker = t.worker
+SELECT h.worker, coalesce(b.beats, 0) FROM busy h LEFT JOIN mcp_tasks_heartbeats b ON b.worker = h.worker
 """
 
 NOTE = b"SELECT value FROM mcp_tasks_notes WHERE namespace = %(namespace)s AND name = %(name)s"
@@ -72,9 +81,10 @@ SELECT queue, since, (
 
 _LISTING = """
 SELECT created, id, owner, namespace, state FROM mcp_tasks_tasks
-WHERE {where} AND (created, id) > (%(place)s, %(after)s) AND (expires IS NULL OR expires > %(now)s)
-ORDER BY created, id LIMIT %(limit)s
+WHERE {where} AND (created, {id}) > (%(place)s, %(after)s) AND (expires IS NULL OR expires > %(now)s)
+ORDER BY created, {id} LIMIT %(limit)s
 """
+_MERGED = "SELECT * FROM ({parts}) parts ORDER BY created, id LIMIT %(limit)s"
 
 _QUEUED = f"""
 SELECT created, id FROM mcp_tasks_tasks
@@ -139,17 +149,24 @@ def listing(
         ValueError: The cursor is not one of ours.
     """
     values: dict[str, Any] = {"namespace": to_text(namespace), "now": to_micros(now), "limit": limit, **_after(cursor)}
-    conditions = ["namespace = %(namespace)s"]
-    if status is not None:
-        conditions.append("status = %(status)s")
-        values["status"] = status.value
+    where, order = "namespace = %(namespace)s", "id"
     if isinstance(whose, InSession | ChildrenOf):
-        conditions.append("session = %(of)s" if isinstance(whose, InSession) else "parent = %(of)s")
+        # A session, or a task, has few tasks: their statuses are read from the rows, and no index has to follow them.
+        where += f" AND {'session' if isinstance(whose, InSession) else 'parent'} = %(of)s"
         values["of"] = to_text(whose.session if isinstance(whose, InSession) else whose.parent)
-    elif whose is not EVERYBODY:
-        conditions.append("owner = %(of)s")
+        if status is not None:
+            where += f" AND status = '{status.value}'"
+        return _LISTING.format(where=where, id=order).encode(), values
+    if whose is not EVERYBODY:
+        where += " AND owner = %(of)s"
+        # As in the index of owners, and in no other.
+        order = 'id COLLATE "POSIX"'
         values["of"] = to_owner(whose.owner if isinstance(whose, OwnedBy) else None)
-    return _LISTING.format(where=" AND ".join(conditions)).encode(), values
+    parts = [
+        _LISTING.format(where=f"{where} AND status = '{one.value}'", id=order)
+        for one in (TaskStatus if status is None else [status])
+    ]
+    return _MERGED.format(parts=" UNION ALL ".join(f"({part})" for part in parts)).encode(), values
 
 
 def _after(cursor: str | None) -> dict[str, Any]:

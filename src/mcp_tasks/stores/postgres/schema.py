@@ -18,7 +18,7 @@ from mcp_tasks.errors import StoreCorrupt
 from mcp_tasks.stores.migrations import compatible_from, scripts_of, this_release
 from mcp_tasks.stores.postgres.database import Connection
 
-_LOCK: Final = b"SELECT pg_advisory_xact_lock(%(lock)s)"
+_LOCK: Final = b"SELECT pg_advisory_lock(%(lock)s)"
 _LOCK_NUMBER: Final = int.from_bytes(b"mcptasks", "big", signed=True)
 
 # Read from the catalogue: `to_regclass` remembers what was not there, also when another process has made it meanwhile.
@@ -44,7 +44,7 @@ def migrations() -> tuple[str, ...]:
 
 
 async def prepare(connection: Connection, place: str) -> None:
-    """Have the tables of this release, on a connection in autocommit mode.
+    """Have the tables of this release, on a connection in autocommit mode that is for nothing else.
 
     Raises:
         StoreCorrupt: There are tables of these names that are not ours, or those of a newer release.
@@ -52,8 +52,10 @@ async def prepare(connection: Connection, place: str) -> None:
     """
     if await _schema_of(connection, place) >= len(migrations()):
         return
+    # Of the session and not of the transaction: one that began before another process made the tables may know from
+    # its cache that they are not there. It is let go of with the connection, which is closed after this.
+    await connection.execute(_LOCK, {"lock": _LOCK_NUMBER})
     async with connection.transaction():
-        await connection.execute(_LOCK, {"lock": _LOCK_NUMBER})
         # Asked again under the lock: another process may have been first.
         schema = await _schema_of(connection, place)
         if schema >= len(migrations()):

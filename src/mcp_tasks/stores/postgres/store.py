@@ -21,9 +21,10 @@ Weaknesses:
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 import psycopg
@@ -50,6 +51,11 @@ from mcp_tasks.stores.postgres.text import from_owner, from_text, to_text
 from mcp_tasks.stores.unreadable import UnreadableLog
 
 T = TypeVar("T")
+
+_NO_URL: Final = (
+    "this is not the URL of a Postgres database. It is postgresql://USER:PASSWORD@HOST:PORT/DATABASE, where special "
+    "characters of user and password are written with a percent sign (%40 for @, %2F for /)"
+)
 
 
 class PostgresStore:
@@ -356,15 +362,10 @@ def _name_of(url: str) -> str:
     try:
         parts = conninfo_to_dict(url)
     except psycopg.ProgrammingError:
-        raise UsageError(
-            "this is not the URL of a Postgres database. It is postgresql://USER:PASSWORD@HOST:PORT/DATABASE, where "
-            "special characters of user and password are written with a percent sign (%40 for @, %2F for /)"
-        ) from None
-    user, host, port = (parts.get(name) for name in ("user", "host", "port"))
-    name = f"postgresql://{f'{user}@' if user else ''}{host or ''}{f':{port}' if port else ''}"
-    return f"{name}/{parts.get('dbname') or ''}"
-
-
-def _deletion(task_id: str) -> str:
-    """The statement that deletes a task."""
-    return "DELETE FROM mcp_tasks_tasks WHERE id = '{}'".format(task_id.replace("'", "''"))
+        raise UsageError(_NO_URL) from None
+    user, host, port = (str(parts.get(name) or "") for name in ("user", "host", "port"))
+    name = str(parts.get("dbname") or "")
+    # A password with such a character in it is read as host, port or database, and would be shown.
+    if not re.fullmatch(r"[\d,]*", port) or set("@/:") & set(name):
+        raise UsageError(_NO_URL)
+    return f"postgresql://{f'{user}@' if user else ''}{host}{f':{port}' if port else ''}/{name}"

@@ -1,0 +1,207 @@
+"""What is in the rows of the Postgres store: damaged, encrypted, and large."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from dataclasses import replace
+
+import psycopg
+import pytest
+
+from mcp_tasks.core import JournalEntry, Outcome, TaskRequest
+from mcp_tasks.errors import StoreCorrupt, TaskUnreadable
+from mcp_tasks.stores.base import EVERYBODY, Share
+from mcp_tasks.stores.codec import Codec
+from mcp_tasks.stores.postgres import PostgresStore
+from mcp_tasks.testing import make_record, make_request
+from mcp_tasks.testing.clock import NOON
+from tests.helpers.cipher import AesCipher
+from tests.helpers.databases import postgres
+from tests.helpers.postgres_store import empty, execute, new_store_url
+
+pytestmark = pytest.mark.anyio
+
+SECRET = "the secret of the task"
+REQUEST = make_request(arguments={"a": SECRET})
+STEP = JournalEntry(kind="step", key="s", value=SECRET)
+OUTCOME = Outcome(body=f'{{"text":"{SECRET}"}}'.encode(), meta=f'{{"text":"{SECRET}"}}'.encode())
+IDS = ("before", "bad", "behind")
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    with postgres(durable=False) as server:
+        yield new_store_url(server)
+
+
+@pytest.fixture
+def url(database: str) -> str:
+    empty(database)
+    return database
+
+
+async def filled(url: str, codec: Codec | None = None) -> PostgresStore:
+    store = PostgresStore(url, codec=codec)
+    await store.open()
+    for task_id in IDS:
+        record = make_record(id=task_id, namespace="demo", owner="alice", status_message=SECRET)
+        await store.create(record, REQUEST, key=task_id)
+        await store.save(replace(record, version=2), expected=1, entries=[STEP], outcome=OUTCOME)
+    await store.set_note("demo", "mine", SECRET.encode(), expected=None)
+    return store
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[PostgresStore]:
+    store = await filled(url)
+    yield store
+    await store.close()
+
+
+ROW = b" WHERE task = (SELECT key FROM mcp_tasks_tasks WHERE id = 'bad')"
+
+DAMAGES = {
+    "cut short": b"UPDATE mcp_tasks_tasks SET state = substring(state FROM 1 FOR 40) WHERE id = 'bad'",
+    "empty": b"UPDATE mcp_tasks_tasks SET state = '' WHERE id = 'bad'",
+    "not UTF-8": b"UPDATE mcp_tasks_tasks SET state = '\\x7b22ff227d' WHERE id = 'bad'",
+    "a list": b"UPDATE mcp_tasks_tasks SET state = '[]' WHERE id = 'bad'",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_a_damaged_row_is_one_unreadable_task(
+    store: PostgresStore, url: str, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert execute(url, DAMAGES[damage]) == 1
+    again = make_record(namespace="demo", owner="alice")
+    for read in (lambda: store.get("bad"), lambda: store.create(again, REQUEST, key="bad")):
+        with pytest.raises(TaskUnreadable, match="task bad cannot be read: its row is damaged") as unreadable:
+            await read()
+        assert (unreadable.value.task_id, unreadable.value.owner) == ("bad", "alice")
+    page = await store.list("demo", EVERYBODY, now=NOON)
+    assert [record.id for record in page.records] == ["before", "behind"]
+    assert "DELETE FROM mcp_tasks_tasks WHERE id = 'bad'" in caplog.text
+    # What needs nothing of the damaged part goes on.
+    assert await store.request("bad") == REQUEST
+    assert await store.outcome("bad") == OUTCOME
+    assert sorted((await store.queued("demo", limit=9)).ids) == sorted(IDS)
+    assert sorted(ready.id for ready in await store.hand_out("demo", Share(owner=9), limit=9)) == sorted(IDS)
+    assert await store.versions(["bad"]) == {"bad": 2}
+    await store.delete("bad", expected=2)
+    assert await store.get("bad") is None
+
+
+async def test_a_damaged_part_is_told_by_the_verb_that_reads_it(store: PostgresStore, url: str) -> None:
+    for sql, read, part in (
+        (b"UPDATE mcp_tasks_requests SET request = '{'" + ROW, store.request, "its request is damaged"),
+        (b"DELETE FROM mcp_tasks_requests" + ROW, store.request, "its request is damaged"),
+        (b"UPDATE mcp_tasks_journal SET value = '{'" + ROW, store.journal, "its journal entry 's' is damaged"),
+        (
+            b"UPDATE mcp_tasks_journal SET kind = 'new'" + ROW,
+            store.journal,
+            "a journal entry of the unknown kind 'new'",
+        ),
+    ):
+        assert execute(url, sql) == 1
+        with pytest.raises(TaskUnreadable, match=part):
+            await read("bad")
+        assert (await store.get("bad")) is not None
+    execute(url, b"UPDATE mcp_tasks_notes SET value = ''")
+    with pytest.raises(StoreCorrupt, match="the note 'mine'"):
+        await store.note("demo", "mine")
+
+
+async def test_a_task_that_somebody_deletes_leaves_nothing_behind(store: PostgresStore, url: str) -> None:
+    assert execute(url, b"DELETE FROM mcp_tasks_tasks WHERE id = 'bad'") == 1
+    for table in (b"requests", b"outcomes", b"journal"):
+        assert execute(url, b"SELECT FROM mcp_tasks_" + table) == 2
+
+
+async def test_what_is_encrypted_is_in_no_table_and_is_bound_to_its_task(url: str) -> None:
+    store = await filled(url, Codec(AesCipher()))
+    with psycopg.connect(url) as connection:
+        for table in ("tasks", "requests", "outcomes", "journal", "notes"):
+            for row in connection.execute(f"SELECT * FROM mcp_tasks_{table}".encode()).fetchall():
+                assert not any(isinstance(part, bytes) and SECRET.encode() in part for part in row)
+    assert await store.outcome("bad") == OUTCOME
+    assert (await store.journal("bad"))[0].value == SECRET
+    other = b" WHERE task = (SELECT key FROM mcp_tasks_tasks WHERE id = 'before')"
+    execute(url, b"UPDATE mcp_tasks_outcomes SET body = (SELECT body FROM mcp_tasks_outcomes" + other + b")" + ROW)
+    with pytest.raises(TaskUnreadable, match="cannot be decrypted"):
+        await store.outcome("bad")
+    await store.close()
+
+
+class WatchedCipher:
+    """Encrypts nothing, and notes on which thread it was to."""
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+
+    def encrypt(self, task_id: str, data: bytes) -> bytes:
+        return self.decrypt(task_id, data)
+
+    def decrypt(self, task_id: str, data: bytes) -> bytes:
+        self.threads.append(threading.get_ident())
+        return data
+
+
+@pytest.mark.parametrize("large", [True, False])
+async def test_what_is_large_is_encoded_and_decoded_in_a_thread(url: str, large: bool) -> None:
+    cipher, here = WatchedCipher(), threading.get_ident()
+    store = PostgresStore(url, codec=Codec(cipher))
+    await store.open()
+    record, text = make_record(), "x" * (1_000_000 if large else 1_000)
+    entry = JournalEntry(kind="step", key="step", value=text)
+
+    async def threads_of(act: Awaitable[object]) -> set[int]:
+        cipher.threads.clear()
+        await act
+        return set(cipher.threads)
+
+    for act in (
+        lambda: store.create(record, TaskRequest(name="render", arguments={"text": text})),
+        lambda: store.save(replace(record, version=2), expected=1, entries=[entry]),
+        lambda: store.save(replace(record, version=3), expected=2, outcome=Outcome(body=text.encode(), meta=b"{}")),
+    ):
+        assert (await threads_of(act()) != {here}) == large
+    assert await threads_of(store.get(record.id)) == {here}
+    for read in (store.request, store.outcome, store.journal):
+        threads = await threads_of(read(record.id))
+        assert (here not in threads) == large
+        assert len(threads) == 1
+    await store.close()
+
+
+async def test_polls_go_on_while_something_large_is_written_and_read(url: str) -> None:
+    store = PostgresStore(url)
+    await store.open()
+    record, outcome = make_record(), Outcome(body=b"x" * 20_000_000)
+    await store.create(record, REQUEST)
+    for act in (
+        lambda: store.save(replace(record, version=2), expected=1, outcome=outcome),
+        lambda: store.outcome(record.id),
+    ):
+        polls, large = 0, asyncio.ensure_future(act())
+        while not large.done():
+            assert await store.get(record.id) is not None
+            polls += 1
+        assert polls > 1
+        await large
+    assert await store.outcome(record.id) == outcome
+    await store.close()
+
+
+async def test_closing_waits_for_what_is_being_read(url: str) -> None:
+    store = PostgresStore(url)
+    await store.open()
+    record, outcome = make_record(), Outcome(body=b"x" * 5_000_000)
+    await store.create(record, REQUEST)
+    await store.save(replace(record, version=2), expected=1, outcome=outcome)
+    reads = [asyncio.ensure_future(store.outcome(record.id)) for _ in range(3)]
+    await asyncio.sleep(0)
+    await store.close()
+    for read in reads:
+        assert await read == outcome

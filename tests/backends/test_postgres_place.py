@@ -1,0 +1,234 @@
+"""The Postgres store and its database: tables, processes, URLs, and what to do when something is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from mcp_tasks.core.statement import Statement, database_place
+from mcp_tasks.errors import StoreCorrupt, StoreUnavailable, UsageError, ValueNotStorable
+from mcp_tasks.stores.base import Handing, Hint, Share
+from mcp_tasks.stores.postgres import PostgresStore
+from mcp_tasks.stores.postgres.schema import migrations
+from mcp_tasks.stores.url import store_from_url
+from mcp_tasks.testing import make_record, make_request
+from tests.helpers.databases import Postgres, postgres
+from tests.helpers.postgres_store import execute, new_store_url
+
+pytestmark = pytest.mark.anyio
+
+CHILD = Path(__file__).with_name("postgres_child.py")
+REQUEST = make_request()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    with postgres(durable=False) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def database(server: Postgres) -> str:
+    return new_store_url(server)
+
+
+async def opened(url: str) -> PostgresStore:
+    store = PostgresStore(url)
+    await store.open()
+    return store
+
+
+def run_together(url: str, *children: tuple[str, str]) -> None:
+    """Run processes that open the store in the same moment."""
+    with ExitStack() as stack:
+        running = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, str(CHILD), url, *child], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                )
+            )
+            for child in children
+        ]
+        for child in running:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+        for child in running:
+            assert child.stdin is not None
+            child.stdin.write("go\n")
+            child.stdin.close()
+        assert [child.wait(60) for child in running] == [0] * len(running)
+
+
+async def test_processes_that_start_together_make_the_tables_once(server: Postgres) -> None:
+    url = server.new_database()
+    names = [f"child {number}" for number in range(4)]
+    await asyncio.to_thread(run_together, url, *(("open", name) for name in names))
+    store = await opened(url)
+    assert await store.workers("demo") == dict.fromkeys(names, 1)
+    with psycopg.connect(url) as connection:
+        rows = connection.execute("SELECT schema, compatible_from FROM mcp_tasks_meta").fetchall()
+    assert rows == [(len(migrations()), 1)]
+    await store.close()
+
+
+async def test_a_hint_reaches_another_process(database: str) -> None:
+    store = await opened(database)
+    async with store.notifier().listen() as hints, asyncio.timeout(60):
+        child = asyncio.create_task(asyncio.to_thread(run_together, database, ("hint", "of a child")))
+        assert await anext(hints) == Hint("of a child", 1)
+        await child
+        # One listens for all of this process.
+        async with store.notifier().listen(), store.notifier().listen():
+            listening = execute(database, b"SELECT FROM pg_stat_activity WHERE application_name = 'mcp-tasks hints'")
+            assert listening == 1
+    await store.close()
+
+
+async def test_many_hints_are_told_in_few_round_trips(database: str) -> None:
+    store, other = await opened(database), await opened(database)
+    wanted = {Hint(f"task {number} \0 \ud800 ☃", number) for number in range(1, 500)} | {Hint("long" * 1_000, 3)}
+    async with other.notifier().listen() as hints, asyncio.timeout(20):
+        before = store.round_trips
+        for hint in wanted:
+            await store.notifier().publish(hint)
+        # Longer than any payload: lost, and nothing else with it.
+        await store.notifier().publish(Hint("too long" * 2_000, 1))
+        heard: set[Hint] = set()
+        while heard != wanted:
+            heard.add(await anext(hints))
+        assert store.round_trips - before < 10
+    await store.close()
+    await other.close()
+
+
+async def test_tables_of_somebody_else_are_left_alone(server: Postgres) -> None:
+    for sql, says in (
+        (b"CREATE TABLE mcp_tasks_tasks (id integer)", "another application"),
+        (b"CREATE TABLE mcp_tasks_meta (id integer)", "another application"),
+        (b"CREATE TABLE mcp_tasks_meta (schema integer, compatible_from integer, release text)", "0 rows"),
+    ):
+        url = server.new_database()
+        execute(url, sql)
+        with pytest.raises(StoreCorrupt, match=says):
+            await opened(url)
+
+
+async def test_a_store_of_a_newer_release_is_refused_unless_it_says_that_it_may_be_used(server: Postgres) -> None:
+    url, next_schema = await asyncio.to_thread(new_store_url, server), len(migrations()) + 1
+    execute(url, b"UPDATE mcp_tasks_meta SET schema = %s, compatible_from = %s, release = '9.9'", next_schema, 1)
+    store = await opened(url)
+    await store.create(make_record(), REQUEST)
+    await store.close()
+    execute(url, b"UPDATE mcp_tasks_meta SET compatible_from = %s", next_schema)
+    with pytest.raises(StoreCorrupt, match=r"has schema \d+, and this release knows up to \d+. Use mcp-tasks 9.9"):
+        await opened(url)
+
+
+async def test_tables_that_are_gone_are_said_to_be(server: Postgres) -> None:
+    url = await asyncio.to_thread(new_store_url, server)
+    store = await opened(url)
+    execute(url, b"DROP TABLE mcp_tasks_requests")
+    with pytest.raises(StoreCorrupt, match="has lost tables"):
+        await store.create(make_record(), REQUEST)
+    await store.close()
+
+
+async def test_a_url_that_leads_nowhere_says_what_to_do(server: Postgres) -> None:
+    execute(server.url, b"CREATE ROLE guest LOGIN PASSWORD 's3cret-2'")
+    host = f"127.0.0.1:{server.port}"
+    hba = server.folder / "data" / "pg_hba.conf"
+    hba.write_text("host all guest 127.0.0.1/32 scram-sha-256\n" + hba.read_text())
+    execute(server.url, b"SELECT pg_reload_conf()")
+    for url, says in (
+        ("postgresql://guest:s3cret@127.0.0.1:1/tasks", "cannot be reached. Start the database, or correct host and p"),
+        ("postgresql://guest:s3cret@no-such-host.invalid/tasks", "cannot be reached"),
+        (f"postgresql://guest:s3cret@{host}/postgres", "refuses the user or the password. Correct them in the URL"),
+        (f"postgresql://guest@{host}/postgres", "wants a password. Put it into the URL"),
+        (f"postgresql://postgres:s3cret@{host}/missing", "is not there. Create the database"),
+        (f"postgresql://nobody:s3cret@{host}/postgres", "does not know the user"),
+        (f"postgresql://guest:s3cret-2@{host}/postgres", "does not let the user do this"),
+    ):
+        store = store_from_url(url)
+        with pytest.raises(StoreUnavailable, match=says) as refused:
+            await store.open()
+        for said in (str(refused.value), repr(refused.value.__cause__), repr(store)):
+            assert "s3cret" not in said
+        assert "guest@" in repr(store) or "postgres@" in repr(store) or "nobody@" in repr(store)
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://u:s3c/ret@host/db", "postgresql://u@h/db?s3cret=1", "postgresql://[s3cret"]
+)
+def test_a_url_that_is_none_is_refused_without_showing_it(url: str) -> None:
+    with pytest.raises(UsageError, match="not the URL of a Postgres database") as refused:
+        PostgresStore(url)
+    assert "s3c" not in str(refused.value)
+    assert refused.value.__cause__ is None
+    assert refused.value.__suppress_context__ or refused.value.__context__ is None
+
+
+async def test_what_no_index_can_hold_is_refused_and_nothing_is_kept(database: str) -> None:
+    store = await opened(database)
+    # What repeats itself would be packed.
+    long = "".join(chr(0x4E00 + number * 7919 % 20_000) for number in range(4_000))
+    with pytest.raises(ValueNotStorable):
+        await store.create(make_record(id="refused", owner=long), REQUEST)
+    assert await store.get("refused") is None
+    record = make_record()
+    assert await store.create(record, REQUEST, key=long) == record
+    assert await store.create(make_record(), REQUEST, key=long) == record
+    assert (await store.create(make_record(), REQUEST, key=long + "x")) != record
+    await store.close()
+
+
+async def test_a_job_is_written_with_its_task_or_not_at_all(server: Postgres) -> None:
+    url = await asyncio.to_thread(new_store_url, server)
+    execute(url, b"CREATE TABLE jobs (task text PRIMARY KEY)")
+    store = await opened(url)
+    assert store.place == database_place(url)
+
+    async def create(task_id: str, text: str = "INSERT INTO jobs VALUES (%(task)s)", *, share: int = 1) -> Handing:
+        job = Statement(place=store.place, text=text, values={"task": task_id})
+        handing = Handing(share=Share(owner=share), job=job)
+        await store.create(make_record(id=task_id), REQUEST, handing=handing)
+        return handing
+
+    await store.get("")
+    before = store.round_trips
+    handing = await create("first")
+    assert (handing.handed, handing.carried, store.round_trips - before) == (True, True, 2)
+    # Beyond the share there is no job.
+    handing = await create("second")
+    assert (handing.handed, handing.carried) == (False, False)
+    # A job that fails leaves the task, which is submitted by itself.
+    for text in ("INSERT INTO no_jobs VALUES (%(task)s)", "INSERT INTO jobs VALUES ('first')"):
+        handing = await create(text, text, share=9)
+        assert (handing.handed, handing.carried) == (True, False)
+        assert await store.request(text) == REQUEST
+    assert execute(url, b"SELECT FROM jobs") == 1
+    await store.close()
+
+
+async def test_the_verbs_on_the_path_of_a_call_take_one_round_trip(database: str) -> None:
+    store = await opened(database)
+    record = make_record()
+    await store.get("")
+    for act in (
+        lambda: store.create(record, REQUEST, handing=Handing(share=Share(owner=99, tools={"render": 99}))),
+        lambda: store.create(make_record(), REQUEST, key="a key"),
+        lambda: store.create(make_record(), REQUEST, key="a key"),
+        lambda: store.get(record.id),
+        lambda: store.hand_out("nothing waits here", Share(owner=9), limit=9),
+        lambda: store.delete(record.id, expected=1),
+    ):
+        before = store.round_trips
+        await act()
+        assert store.round_trips - before == 1
+    await store.close()

@@ -1,0 +1,112 @@
+"""That no number of stored tasks makes a statement of the Postgres store slow: which index each uses, whatever the
+statistics say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from mcp_tasks.core import TaskStatus
+from mcp_tasks.stores.base import EVERYBODY, UNOWNED, ChildrenOf, InSession, OwnedBy, Whose
+from mcp_tasks.stores.postgres import database, handing, queries
+from mcp_tasks.testing.clock import NOON
+from tests.helpers.databases import postgres
+from tests.helpers.postgres_store import new_store_url
+
+FILL = """
+INSERT INTO mcp_tasks_tasks (
+    id, version, namespace, owner, method, name, queue, rank, status, worker, created, ready, since, expires, handed,
+    at_work, writes, state
+)
+SELECT '{kind}' || n, 1, 'demo', 'alice', 'tools/call', 'tool', 'default', 0, '{status}', {worker}, n, {ready}, {since},
+    {expires}, {handed}, {at_work}, '', ''
+FROM generate_series({first}, {last}) n
+"""
+NONE = {"worker": "NULL", "ready": "NULL", "since": "NULL", "expires": "NULL", "handed": "false", "at_work": "false"}
+KINDS: dict[str, dict[str, Any]] = {
+    "done": {**NONE, "status": "completed", "expires": "n"},
+    "queued": {**NONE, "status": "working", "ready": queries.AT_ANY_TIME, "since": "n"},
+    "handed": {**NONE, "status": "working", "ready": queries.AT_ANY_TIME, "since": "n", "handed": "true"},
+    "claimed": {**NONE, "status": "working", "worker": "'w'", "at_work": "true"},
+}
+
+
+def listing(whose: Whose, status: TaskStatus | None = None) -> database.Query:
+    return queries.listing("demo", whose, now=NOON, status=status, cursor="5.x", limit=10)
+
+
+LOOK: dict[str, Any] = {
+    "namespace": "demo",
+    "queues": None,
+    "limit": 10,
+    "of_owner": 10,
+    "at_work": 10,
+    "method": "tools/call",
+    "tools": ["tool"],
+    "most": [10],
+    **{name: [] for name in ("queues_seen", "ranks", "owners", "methods", "names")},
+}
+
+STATEMENTS: dict[str, tuple[database.Query, set[str]]] = {
+    "get": ((queries.GET, {"id": "x"}), {"id"}),
+    "request": ((queries.REQUEST, {"id": "x"}), {"id", "requests_pkey"}),
+    "outcome": ((queries.OUTCOME, {"id": "x"}), {"id", "outcomes_pkey"}),
+    "journal": ((queries.JOURNAL, {"id": "x", "after": 0}), {"id", "journal_pkey"}),
+    "versions": ((queries.VERSIONS, {"ids": ["x", "y"]}), {"id"}),
+    "workers": ((queries.WORKERS, {"namespace": "demo"}), {"claimed", "heartbeats_pkey"}),
+    "backlog": ((queries.BACKLOG, {"namespace": "demo"}), {"backlog"}),
+    "queued": (queries.queued("demo", handed_out=None, cursor="5.x", limit=10), {"queued"}),
+    "handed out": (queries.queued("demo", handed_out=True, cursor=None, limit=10), {"queued"}),
+    "not handed out": (queries.queued("demo", handed_out=False, cursor=None, limit=10), {"queued"}),
+    "due": (queries.due("demo", NOON, cursor="5.x", limit=10), {"due"}),
+    "claimed": (queries.claimed("w", cursor="5.x", limit=10), {"claimed"}),
+    "expired": (queries.expired(NOON, limit=10), {"expires"}),
+    "hand out": ((handing.LOOK, LOOK), {"waiting", "in_hand_of_owner", "in_hand_of_tool"}),
+    "everybody": (listing(EVERYBODY), {"status"}),
+    "everybody in a status": (listing(EVERYBODY, TaskStatus.WORKING), {"status"}),
+    "an owner": (listing(OwnedBy("alice")), {"owner"}),
+    "nobody": (listing(UNOWNED), {"owner"}),
+    "an owner in a status": (listing(OwnedBy("alice"), TaskStatus.WORKING), {"owner"}),
+    "a session": (listing(InSession("s")), {"session"}),
+    "children in a status": (listing(ChildrenOf("p"), TaskStatus.WORKING), {"parent"}),
+}
+
+
+MOMENTS = {"nothing": [], "all done": ["done"], "all queued": ["queued"], "all claimed": ["claimed"], "all": [*KINDS]}
+
+
+@pytest.fixture(scope="module", params=MOMENTS)
+def connection(request: pytest.FixtureRequest, url: str) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+    """A connection as the store has it, to tables of which is known what was in them at some moment in the past."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(b"TRUNCATE mcp_tasks_tasks")
+        for kind in MOMENTS[request.param]:
+            connection.execute(FILL.format(kind=kind, first=1, last=3_000, **KINDS[kind]).encode())
+        connection.execute(b"ANALYZE")
+        connection.execute(b"TRUNCATE mcp_tasks_tasks")
+        connection.execute(FILL.format(kind="now", first=1, last=10_000, **KINDS["done"]).encode())
+        for kind, columns in KINDS.items():
+            connection.execute(FILL.format(kind=kind, first=3_001, last=3_050, **columns).encode())
+        connection.execute(database.CONFIGURE)
+        yield connection
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with postgres(durable=False) as server:
+        yield new_store_url(server)
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_a_statement_uses_its_index(connection: psycopg.Connection[tuple[Any, ...]], name: str) -> None:
+    (sql, values), indexes = STATEMENTS[name]
+    lines = connection.execute(b"EXPLAIN " + sql, values).fetchall()
+    plan = "\n".join(line for (line,) in lines)
+    assert set(re.findall(r" using mcp_tasks_(\w+)", plan)) <= indexes, plan
+    # The few rows of who is alive may be read all.
+    assert set(re.findall(r"Seq Scan on (mcp_tasks_\w+)", plan)) <= {"mcp_tasks_heartbeats"}, plan
