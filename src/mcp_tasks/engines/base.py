@@ -55,7 +55,7 @@ class Serves:
 
 
 EVERYTHING = Serves()
-"""All of the usual queue that is routed to no tool in particular."""
+"""All of the usual queue that is for no tool in particular."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
