@@ -401,12 +401,16 @@ def option_defaults() -> dict[str, str]:
     """What holds for an option of a tool that nobody says anything of. A `TypedDict` has no way to tell.
 
     `TaskOptions` has the defaults. None there means in turn what the runtime's `ToolPolicy` has, and a `ttl` that
-    nobody gives is `DEFAULT_TTL`.
+    nobody gives is `DEFAULT_TTL`. The queue has a name elsewhere, too.
     """
     usual = _defaults_in("mcp_tasks.server", "TaskOptions")
     policy = _defaults_in("mcp_tasks.runtime.policy", "ToolPolicy")
     chosen = {name: policy.get(name, default) if default == "None" else default for name, default in usual.items()}
-    return {**chosen, "ttl": _value_of("mcp_tasks.server.options", "DEFAULT_TTL")}
+    return {
+        **chosen,
+        "ttl": _value_of("mcp_tasks.server.options", "DEFAULT_TTL"),
+        "queue": _value_of("mcp_tasks.core.record", "DEFAULT_QUEUE"),
+    }
 
 
 def _value_of(module: str, name: str) -> str:

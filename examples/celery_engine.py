@@ -100,7 +100,14 @@ class _Taking:
             # Not one of ours. Left in the queue, it would come back for ever.
             message.reject()
             return
-        self._under_way[asyncio.run_coroutine_threadsafe(self._deliver(task_id), self._loop)] = message
+        self._under_way[asyncio.run_coroutine_threadsafe(self._hand_over(task_id), self._loop)] = message
+
+    async def _hand_over(self, task_id: str) -> bool:
+        taken = await self._deliver(task_id)
+        if not taken:
+            # Before it goes back into the queue: if the store is away, it would be here again at once.
+            await asyncio.sleep(0.25)
+        return taken
 
     def _answer(self) -> None:
         for delivery in [delivery for delivery in self._under_way if delivery.done()]:

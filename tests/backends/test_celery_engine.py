@@ -77,6 +77,27 @@ async def test_a_broker_that_is_restarted_is_found_again(server: Valkey, broker:
         await work.until("end b")
 
 
+async def test_what_is_no_id_is_thrown_away_and_keeps_nothing_back(broker: str) -> None:
+    engine = make_engine(broker)
+    async with at_work(engine) as work:
+        work.end("a")
+        for arguments in ((), ("one", "too many")):
+            await anyio.to_thread.run_sync(foreign, broker, arguments)
+        await engine.submit("a")
+        await work.until("end a")
+        with Redis.from_url(broker) as redis, anyio.fail_after(5):
+            # What was taken and not answered would be kept here.
+            while redis.exists("unacked"):  # noqa: ASYNC110 - how it ends, not when
+                await anyio.sleep(0.01)
+
+
+def foreign(broker: str, arguments: tuple[str, ...]) -> None:
+    """Somebody else's message in a queue of ours."""
+    carrier = CeleryCarrier(broker)
+    carrier.app.send_task("something else", arguments, queue="mcp-tasks//default")
+    carrier.app.close()
+
+
 async def test_a_worker_fed_by_celery_runs_what_a_server_was_asked_for(
     broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

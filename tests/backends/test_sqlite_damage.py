@@ -16,7 +16,7 @@ import pytest
 
 from mcp_tasks.core import InputBook, InputRequest, JournalEntry, Outcome, Progress, TaskRecord, TaskStatus
 from mcp_tasks.errors import StoreCorrupt, TaskUnreadable
-from mcp_tasks.stores.base import EVERYBODY, OwnedBy, Whose
+from mcp_tasks.stores.base import EVERYBODY, OwnedBy, Share, Whose
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
@@ -210,6 +210,16 @@ async def test_what_stands_under_a_key_and_cannot_be_read_is_not_made_again(stor
     with pytest.raises(TaskUnreadable, match="task keyed cannot be read"):
         await store.create(make_record(id="second"), REQUEST, key="key")
     assert await store.get("second") is None
+
+
+@pytest.mark.parametrize("mark", [True, False])
+async def test_what_cannot_be_read_is_not_handed_out_and_keeps_nothing_back(store: SqliteStore, mark: bool) -> None:
+    execute(store, "UPDATE tasks SET state = x'7b' WHERE id = 'before'")
+    execute(store, "UPDATE tasks SET id = x'ff00' WHERE id = 'bad'")
+    # Two that stand before it in the line of their owner, who may have one task handed out.
+    chosen = await store.hand_out("demo", Share(owner=1), mark=mark, limit=1)
+    assert [ready.id for ready in chosen] == ["after"]
+    assert (await store.backlog("demo"))["default"].ready == 3
 
 
 async def test_a_page_goes_on_after_tasks_that_cannot_be_read(store: SqliteStore) -> None:

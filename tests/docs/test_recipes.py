@@ -83,7 +83,7 @@ async def test_each_pool_of_workers_runs_what_is_in_its_queue(tmp_path: Path) ->
     _write_files("scale", tmp_path)
     port = _free_port()
     with (
-        _running("uvicorn farm:app --workers 2", tmp_path, "--port", str(port)) as serving,
+        _running("uvicorn farm:app", tmp_path, "--port", str(port)) as serving,
         _running("mcp-tasks worker farm:server --queues default", tmp_path) as usual,
         _running("mcp-tasks worker farm:server --queues gpu --concurrency 2", tmp_path) as gpu,
     ):

@@ -98,7 +98,7 @@ def test_what_an_option_is_without_a_word_is_what_the_code_does() -> None:
     assert told["mode"] == nothing_said.mode
     assert told["ttl"] == nothing_said.retention(nothing_said)
     assert told["grace"] == nothing_said.grace_before_task(nothing_said)
-    for name in ("max_runtime", "park_after", "max_wait", "max_lost_runs"):
+    for name in ("max_runtime", "park_after", "max_wait", "max_lost_runs", "queue", "priority", "max_at_work"):
         assert told[name] == getattr(policy, name)
     assert f"- `park_after: timedelta | None = {option_defaults()['park_after']}`: " in page()
 

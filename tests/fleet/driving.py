@@ -12,14 +12,17 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
+import anyio
 import httpx2
 from mcp import Client, MCPError
 from mcp.client.session import ClientRequestContext
 from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, TextContent
 
 from mcp_tasks.client import (
+    Patience,
     TaskFailed,
     TaskHandle,
     TasksClient,
@@ -28,6 +31,7 @@ from mcp_tasks.client import (
     reconnecting_http,
     start_task,
 )
+from tests.fleet.fleet import LIMIT, LOOK
 from tests.fleet.plans import Call
 from tests.helpers.http import HttpWire
 from tests.helpers.rpc import INVALID_PARAMS, MODERN, TASKS, Tasking
@@ -37,6 +41,9 @@ _MOVES = ("_meta", "ttlMs", "pollIntervalMs", "resultType")
 """Parts of an answer that say nothing of the task."""
 
 _PAUSE = 0.2
+
+IMPATIENT = Patience(max_pause=timedelta(seconds=2))
+"""A fleet that is shot at is away again and again, and never for long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +103,18 @@ def seen(task: Mapping[str, Any], where: str, asked: float) -> View:
     """The answer to `tasks/get`, as a view."""
     text = json.dumps({key: value for key, value in task.items() if key not in _MOVES}, sort_keys=True)
     return View(where=where, asked=asked, at=time.monotonic(), status=task["status"], text=text)
+
+
+class Door(Tasking):
+    """Raw requests to a fleet, by one who asks less often than usual: there are many processes to be kept busy."""
+
+    async def until(self, task_id: str, *statuses: str) -> dict[str, Any]:
+        """Poll until the task has one of the statuses; fails if it ends in another, or after a while."""
+        with anyio.fail_after(LIMIT):
+            while (task := await self.get(task_id))["status"] not in statuses:
+                assert task["status"] not in FINAL, task
+                await asyncio.sleep(LOOK)
+        return task
 
 
 class Driver:
@@ -232,21 +251,19 @@ async def connected(port: int, *, push: bool = True, owner: str | None = None) -
         f"http://127.0.0.1:{port}/mcp", headers=headers, timeout=httpx2.Timeout(30.0, read=60.0)
     )
     async with Client(
-        transport, extensions=[TasksClient(push=push)], elicitation_callback=answer, mode=MODERN
+        transport, extensions=[TasksClient(push=push, patience=IMPATIENT)], elicitation_callback=answer, mode=MODERN
     ) as client:
         yield client
 
 
 @asynccontextmanager
-async def door(
-    port: int, *, owner: str | None = None, capabilities: Mapping[str, Any] = TASKS
-) -> AsyncGenerator[Tasking]:
+async def door(port: int, *, owner: str | None = None, capabilities: Mapping[str, Any] = TASKS) -> AsyncGenerator[Door]:
     """Raw requests to one replica, or to whatever listens there."""
     headers = {"Connection": "close", **({} if owner is None else {"X-Owner": owner})}
     # Loads no certificates: that takes longer than a test.
     verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     async with httpx2.AsyncClient(timeout=20.0, trust_env=False, verify=verify, headers=headers) as http:
-        yield Tasking(HttpWire(f"http://127.0.0.1:{port}/mcp", http), capabilities)
+        yield Door(HttpWire(f"http://127.0.0.1:{port}/mcp", http), capabilities)
 
 
 @asynccontextmanager

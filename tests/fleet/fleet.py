@@ -192,8 +192,10 @@ class Fleet:
         return member
 
     def _signal(self, member: Member, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(member.pid, number)
+        # No process has the id 0, and to signal it is to signal ourselves and all our kin.
+        if member.pid:
+            with suppress(ProcessLookupError):
+                os.kill(member.pid, number)
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from tests.fleet.fleet import Fleet, fleet
 from tests.fleet.notes import Notes
 from tests.fleet.served import LEASE, SWEEP
 from tests.fleet.takeover import TASKS, bounds, run_of, started, taken_over
-from tests.fleet.zygote import Zygote
+from tests.fleet.zygote import Zygote, can_be_apart
 from tests.helpers.rpc import EVERYTHING, Tasking, accept
 
 pytestmark = pytest.mark.anyio
@@ -28,15 +28,15 @@ SLACK = 10.0
 but the lease and sweeps finds these tasks before half a minute has passed."""
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["beside", "apart"])
 async def test_twenty_tasks_of_a_killed_worker_are_taken_over_within_the_lease_and_a_sweep(
-    zygote: Zygote, url: str, folder: Path, apart: bool
+    zygote: Zygote, url: str, folder: Path
 ) -> None:
+    apart = can_be_apart()
     found = await taken_over(zygote, url, folder, apart=apart)
     earliest, latest = bounds(LENGTH, apart=apart)
     assert len(found.seconds) == TASKS
+    assert earliest <= min(found.seconds)
     assert max(found.seconds) <= latest + SLACK
-    assert not apart or min(found.seconds) >= earliest
 
 
 @pytest.fixture
@@ -79,9 +79,8 @@ async def test_a_worker_that_was_stopped_for_longer_than_its_lease_writes_over_n
     assert len(notes.of("once", "start")) == 1
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["connections are lost", "what was sent arrives late"])
 async def test_a_worker_that_is_cut_off_stops_before_others_begin_and_comes_back(
-    standing: tuple[Fleet, Tasking], database: Backend, folder: Path, late: bool
+    standing: tuple[Fleet, Tasking], database: Backend, folder: Path
 ) -> None:
     site, client = standing
     notes = Notes(folder)
@@ -95,7 +94,8 @@ async def test_a_worker_that_is_cut_off_stops_before_others_begin_and_comes_back
             stopped = await run_of(notes, job, 1, "stopped")
             assert again.process == second.process
             assert stopped.at < again.at
-        line.mend(late=late)
+        # The worst that a network can do: what was on its way arrives after all.
+        line.mend(late=True)
         await _is_back(client, notes, first.process)
         for task in tasks.values():
             assert (await client.get(task))["status"] == "working"
@@ -105,9 +105,8 @@ async def test_a_worker_that_is_cut_off_stops_before_others_begin_and_comes_back
             assert len(notes.of(job, "start")) == 2
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-async def test_a_restart_of_the_database_loses_nothing_and_needs_nobody(
-    standing: tuple[Fleet, Tasking], database: Backend, folder: Path, how: signal.Signals
+async def test_a_crash_of_the_database_loses_nothing_and_needs_nobody(
+    standing: tuple[Fleet, Tasking], database: Backend, folder: Path
 ) -> None:
     site, client = standing
     notes = Notes(folder)
@@ -119,7 +118,7 @@ async def test_a_restart_of_the_database_loses_nothing_and_needs_nobody(
     working = [await client.create("long", job=f"long-{number}", seconds=2.0) for number in range(5)]
     for number in range(5):
         await run_of(notes, f"long-{number}", 1)
-    await asyncio.to_thread(database.restart, how)
+    await asyncio.to_thread(database.restart, signal.SIGKILL)
     await client.update(asking, **{key: accept(word="yes")})
     for task in (asking, sleeping, *working):
         await client.until(task, "completed")

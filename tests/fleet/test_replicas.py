@@ -158,7 +158,7 @@ async def test_sessions_of_the_older_wire_stay_where_they_began(standing: Standi
 
 async def test_one_owner_with_many_tasks_does_not_keep_another_back(standing: Standing) -> None:
     async with door(standing.balancer.port, owner="busy") as busy, door(standing.balancer.port, owner="rare") as rare:
-        many = [new_job("dull") for _ in range(80)]
+        many = [new_job("dull") for _ in range(40)]
         await asyncio.gather(*(busy.create("dull", job=job, seconds=0.2) for job in many))
         one = await rare.create("dull", job=(job := new_job("dull")), seconds=0.0)
         created = asyncio.get_running_loop().time()
@@ -186,7 +186,7 @@ async def test_a_tool_has_no_more_runs_in_the_whole_fleet_than_it_may(standing: 
 
 async def test_a_queue_goes_to_its_own_workers_and_to_no_other(standing: Standing) -> None:
     pool = standing.site.workers[2].process
-    for client in [*standing.doors] * 4:
+    for client in [*standing.doors] * 2:
         drawn, urgent = new_job("drawn"), new_job("urgent")
         tasks = [await client.create("drawn", job=drawn), await client.create("urgent", job=urgent)]
         for task in tasks:
@@ -197,7 +197,7 @@ async def test_a_queue_goes_to_its_own_workers_and_to_no_other(standing: Standin
 
 async def test_tasks_of_a_higher_priority_go_first(standing: Standing) -> None:
     client = standing.doors[0]
-    many = [new_job("dull") for _ in range(60)]
+    many = [new_job("dull") for _ in range(40)]
     await asyncio.gather(*(client.create("dull", job=job, seconds=0.2) for job in many))
     task = await client.create("urgent", job=(job := new_job("urgent")))
     created = asyncio.get_running_loop().time()

@@ -67,6 +67,14 @@ def is_running(pid: int) -> bool:
     return True
 
 
+def can_be_apart() -> bool:
+    """Whether processes can be in a space of process ids of their own."""
+    child = os.fork()
+    if child == 0:
+        os._exit(ctypes.CDLL(None).unshare(_NEW_PID_SPACE) and 1)
+    return os.waitpid(child, 0)[1] == 0
+
+
 def main() -> None:
     """Start what is ordered, until there are no more orders."""
     from tests.fleet import served

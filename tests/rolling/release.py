@@ -2,7 +2,8 @@
 
     python -m tests.rolling.release URL
 
-Each line of its standard input is a JSON object `{"do": VERB, ...}`, and is answered with one line.
+It begins when a line comes on its standard input, and says its format. Each further line is a JSON object
+`{"do": VERB, ...}`, and is answered with one line.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ class Release:
 
 async def main(url: str) -> None:
     """Do as told until the input ends."""
+    await asyncio.to_thread(sys.stdin.readline)
     release = Release(url)
     await release.runtime.start()
     try:

@@ -39,12 +39,17 @@ class Process:
         self._environment = os.environ | {"PYTHONPATH": f"{package}{os.pathsep}{ROOT}"}
         self._process: subprocess.Popen[str] | None = None
 
-    def start(self) -> int:
-        """Start it; gives its format."""
+    def load(self) -> None:
+        """Have its code loaded, which takes longest; several processes do so at the same time."""
         self._process = subprocess.Popen(
             self._command, cwd=ROOT, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        return self._heard()
+
+    def start(self) -> int:
+        """Let it open the store and begin; gives its format."""
+        if self._process is None:
+            self.load()
+        return self._told("\n")
 
     def stop(self) -> None:
         """Stop it in order."""
@@ -54,11 +59,7 @@ class Process:
             assert process.returncode == 0
 
     def tell(self, verb: str, **more: Any) -> Any:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": verb, **more}) + "\n")
-        self._process.stdin.flush()
-        return self._heard()
+        return self._told(json.dumps({"do": verb, **more}) + "\n")
 
     def until(self, task: str, reached: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The task as soon as this process sees it so."""
@@ -76,9 +77,12 @@ class Process:
     def until_done(self, task: str) -> dict[str, Any]:
         return self.until(task, lambda shown: shown["status"] == "completed")
 
-    def _heard(self) -> Any:
+    def _told(self, words: str) -> Any:
         assert self._process is not None
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
+        self._process.stdin.write(words)
+        self._process.stdin.flush()
         line = self._process.stdout.readline()
         assert line, f"the process ended with {self._process.wait(LIMIT)}; its error output says why"
         return json.loads(line)
@@ -119,9 +123,10 @@ def releases(url: str, next_release: Path) -> Iterator[tuple[Process, Process]]:
     """This release and the next, started in this order."""
     with ExitStack() as stack:
         this, following = Process(PACKAGE.parent, url), Process(next_release, url)
-        for process, number in ((this, THIS), (following, NEXT)):
+        for process in (this, following):
             stack.callback(process.stop)
-            assert process.start() == number
+            process.load()
+        assert [process.start() for process in (this, following)] == [THIS, NEXT]
         yield this, following
 
 

@@ -74,6 +74,11 @@ def test_a_task_that_a_run_has_is_not_taken_again() -> None:
     assert caught.value.status == "working"
 
 
+def test_a_run_that_was_released_before_its_tool_was_called_was_never_started() -> None:
+    assert running(RunReleased(attempt=1)).started_at == NOON
+    assert running(RunReleased(attempt=1, begun=False)).started_at is None
+
+
 def test_a_released_task_is_taken_again_as_the_next_attempt() -> None:
     record = running(RunReleased(attempt=1), RunStarted(worker="worker-2"))
     assert (record.worker, record.attempt) == ("worker-2", 2)

@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from mcp_tasks.engines import Abilities, Deliver, Lane, RemoteEngine, Route, Serves, Slot
+from mcp_tasks.engines.base import Takes
 from mcp_tasks.testing._engine_work import LONG, NONE, WAIT, Work, at_work, settle
 
 pytestmark = pytest.mark.anyio
@@ -232,6 +233,27 @@ async def test_taking_goes_on_when_the_carrier_is_back(hand: Hand) -> None:
     assert await hand.brings("a")
     work.end("a")
     await engine.stop(LONG)
+
+
+async def test_an_engine_says_whether_ids_reach_it(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mcp_tasks.engines.remote.SETTLED", 0.05)
+    engine = RemoteEngine(hand)
+    await engine.start(Work().execute)
+    assert isinstance(engine, Takes)
+    assert engine.is_taking
+    await engine.drain(NONE)
+    hand.fails = False
+    await engine.start(Work().execute)
+    hand.fails = True
+    with anyio.fail_after(WAIT):
+        while hand.takes < 2:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+        assert not engine.is_taking
+        hand.fails = False
+        while not engine.is_taking:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+    assert await hand.brings("a")
+    await engine.stop(NONE)
 
 
 async def test_an_id_that_cannot_be_sent_is_said_and_harms_nobody(hand: Hand, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from mcp_tasks.core import Progress, TaskRecord, TaskStatus
+from mcp_tasks.core import Progress, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.events import RunStartedOver
 from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.observing import TaskChange
@@ -184,6 +184,22 @@ async def test_a_task_that_never_began_has_no_other_version(on_other: OnOtherVer
         await answer(runtime, task, elicitation_1="yes")
         assert (await until_final(runtime, task)).result == {"value": ["2", "yes"]}
     assert work.done == ["first 2", "second 2"]
+
+
+async def test_a_task_that_was_made_and_could_not_begin_has_no_other_version() -> None:
+    work = Work()
+    async with version(MemoryStore(), work.body("2"), "2", "fail") as runtime:
+        policy_of = runtime.policy
+
+        async def broken(method: str, name: str) -> ToolPolicy | None:
+            raise RuntimeError("not now")
+
+        runtime.policy = broken
+        task = await runtime.launch(TaskRequest(name="tool", arguments={}), owner=None, retention=None)
+        await until(runtime, task, lambda record: record.worker is None)
+        runtime.policy = policy_of
+        await runtime.janitor.sweep()
+        assert (await until_asking(runtime, task)).tool_version == "2"
 
 
 @pytest.mark.parametrize("on_other", ["continue", "restart", "fail"])

@@ -34,9 +34,13 @@ class RunStartedOver:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunReleased:
-    """The run was given up in order, without an outcome, and may be started again at once."""
+    """The run was given up in order, without an outcome, and may be started again at once.
+
+    One that was given up before its tool was called has not `begun`.
+    """
 
     attempt: int
+    begun: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -88,7 +88,8 @@ def _start_over(record: TaskRecord, event: RunStartedOver, now: datetime) -> Fie
 
 
 def _release(record: TaskRecord, event: RunReleased | RunParked, now: datetime) -> Fields:
-    return {"worker": None, **_queue(record)}
+    started = {"started_at": None} if isinstance(event, RunReleased) and not event.begun else {}
+    return {"worker": None, **started, **_queue(record)}
 
 
 def _park(record: TaskRecord, event: RunParked, now: datetime) -> Fields:

@@ -94,7 +94,7 @@ class TaskRecord:
         poll_interval: A fixed interval to suggest to clients; None lets it adapt to the task's age.
         attempt: How many runs were started. 0 means the tool never saw this task.
         worker: The process that has the current run, None while nobody has it.
-        started_at: When the current (or last) run began.
+        started_at: When the current (or last) run began; None if no tool was called for the task yet.
         wake_at: When a parked task may run again without an answer; None for one that is not parked.
         lost: How many runs in a row died with their process before they got any further.
         announced: Whether the caller has been told of the task, or is about to be. Until then its tool may still answer

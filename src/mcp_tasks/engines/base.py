@@ -37,6 +37,7 @@ class Route:
 
 
 ANYWHERE = Route()
+"""To any worker of the usual queue."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +55,7 @@ class Serves:
 
 
 EVERYTHING = Serves()
+"""All of the usual queue that is for no tool in particular."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

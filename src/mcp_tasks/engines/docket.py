@@ -20,8 +20,9 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 from uuid import uuid4
 
 from docket import Docket, Worker
-from redis.asyncio import ConnectionPool
+from redis.asyncio import ConnectionPool, Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from mcp_tasks.core.values import check_number
@@ -40,7 +41,7 @@ SOON: Final = timedelta(milliseconds=250)
 SENDS: Final = 16
 """How many ids are sent at a time; each needs a connection."""
 
-AGAIN: Final = (0.0, 0.1, 0.5)
+AGAIN: Final = (0.0, 0.1, 0.5, None)
 """Seconds after which what could not be sent is sent again: a connection of before a restart says so when it is used,
 and an id that arrives twice does no harm."""
 
@@ -70,6 +71,7 @@ class DocketCarrier:
         timer_check: How often a worker looks for ids whose time has come.
         redelivery: After how long an id is carried again that was read by a process which died before it began. Looked
             for no more often than an idle read ends.
+        timeout: How long the server may take to answer when something is sent.
     """
 
     abilities: Abilities = Abilities(delay=True, remote=True)
@@ -83,6 +85,7 @@ class DocketCarrier:
         idle_check: timedelta = timedelta(seconds=5),
         timer_check: timedelta = timedelta(milliseconds=250),
         redelivery: timedelta = timedelta(minutes=1),
+        timeout: timedelta = timedelta(seconds=10),
     ) -> None:
         check_number("batch", batch, 1)
         self._url = _of_redis(url)
@@ -91,7 +94,9 @@ class DocketCarrier:
         self._idle_check = idle_check
         self._timer_check = timer_check
         self._redelivery = redelivery
+        self._timeout = timeout
         self._namespace = ""
+        self._in_cluster: bool | None = None
         self._context: Context | None = None
         self._dockets: dict[str, Docket] = {}
         self._stack = AsyncExitStack()
@@ -193,18 +198,23 @@ class DocketCarrier:
         return hand_over
 
     async def _add(self, name: str, when: datetime | None, *args: str) -> None:
-        docket = await self._docket(name)
-        async with self._sends:
-            for pause in (*AGAIN, None):
-                try:
-                    # A key of its own for each: Docket drops what has the key of something that still runs.
-                    await docket.add(RUN, when=when, key=uuid4().hex)(*args)
-                except (RedisConnectionError, RedisTimeoutError):
-                    if pause is None:
-                        raise
-                    await asyncio.sleep(pause)
-                else:
-                    return
+        try:
+            async with asyncio.timeout(self._timeout.total_seconds()), self._sends:
+                await self._add_to(await self._docket(name), when, *args)
+        except TimeoutError:
+            raise RedisConnectionError(f"{self!r} does not answer") from None
+
+    async def _add_to(self, docket: Docket, when: datetime | None, *args: str) -> None:
+        for pause in AGAIN:
+            try:
+                # A key of its own for each: Docket drops what has the key of something that still runs.
+                await docket.add(RUN, when=when, key=uuid4().hex)(*args)
+            except (RedisConnectionError, RedisTimeoutError):
+                if pause is None:
+                    raise
+                await asyncio.sleep(pause)
+            else:
+                return
 
     async def _docket(self, name: str) -> Docket:
         """The docket of that name, opened."""
@@ -212,7 +222,7 @@ class DocketCarrier:
             if name not in self._dockets:
                 docket = Docket(
                     name=name,
-                    url=self._url,
+                    url=await self._url_for_docket(),
                     # Who reads is nobody's business; by itself Docket would tell every two seconds.
                     heartbeat_interval=timedelta(minutes=1),
                     # What was carried is forgotten at once.
@@ -223,6 +233,19 @@ class DocketCarrier:
                 self._dockets[name] = await self._stack.enter_async_context(docket)
             return self._dockets[name]
 
+    async def _url_for_docket(self) -> str:
+        """The URL as Docket wants it, which asks to be told of a cluster."""
+        if self._in_cluster is None:
+            async with Redis.from_url(self._url) as redis:
+                try:
+                    found: dict[str, object] = await redis.info("cluster")
+                except ResponseError:
+                    # A user who may not ask.
+                    found = {}
+            self._in_cluster = bool(found.get("cluster_enabled"))
+        scheme, _, rest = self._url.partition("://")
+        return f"{scheme}+cluster://{rest}" if self._in_cluster else self._url
+
     def _its_context(self) -> Context:
         if self._context is None:
             raise ConnectionError(f"{self!r} is not open")
@@ -230,7 +253,8 @@ class DocketCarrier:
 
     @property
     def _later(self) -> str:
-        return f"{self._prefix}:docket/{_quoted(self._namespace)}"
+        # As the keys of a store: in a cluster, what is in braces decides which server has a key.
+        return f"{{{self._prefix}}}:docket/{_quoted(self._namespace)}"
 
     def _name(self, queue: str, tool: str | None) -> str:
         # A colon ends the name of a docket in the names of its keys.

@@ -230,7 +230,8 @@ class Claims:
             return await self._runtime.policy(record.method, record.name)
         except Exception:
             # It never began, so it is queued as if it had not been claimed.
-            await self._runtime.changes.change(record, RunReleased(attempt=record.attempt), actor=self._actor)
+            released = RunReleased(attempt=record.attempt, begun=False)
+            await self._runtime.changes.change(record, released, actor=self._actor)
             raise
 
     async def _replay_of(self, record: TaskRecord, change: JournalEntry | None) -> Replay | None:
@@ -267,6 +268,6 @@ class Claims:
 
 def _change_of_version(record: TaskRecord, policy: ToolPolicy) -> JournalEntry | None:
     """What the journal is to say of a task that has begun with another version of its tool."""
-    if record.attempt == 0 or record.tool_version == policy.version:
+    if record.started_at is None or record.tool_version == policy.version:
         return None
     return version_entry(record.tool_version, policy.version, over=policy.on_other_version == "restart")

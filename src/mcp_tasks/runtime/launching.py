@@ -130,6 +130,6 @@ class Launching:
         if not slot.start(created.id):
             # The server stops. The tool never began, so the next process may simply start it.
             runtime.claims.forget_made(created.id)
-            released = RunReleased(attempt=created.attempt)
+            released = RunReleased(attempt=created.attempt, begun=False)
             created = await runtime.changes.change(created, released, actor=Actor("worker", runtime.worker))
         return created

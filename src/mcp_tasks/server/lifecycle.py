@@ -179,9 +179,13 @@ class Lifecycle:
             WiringError: The server does not have these tasks.
         """
         lifespan = lifespan_of(server)
-        if not isinstance(lifespan, TasksLifespan):
+        if isinstance(lifespan, TasksLifespan):
+            host: ToolHost = cast("TasksLifespan[Any]", lifespan).host(server)
+        elif isinstance(server, MCPServer):
+            # Its author may have put our lifespan into another. Who starts it is told if not.
+            host = MCPServerHost(server)
+        else:
             raise without_tasks(server)
-        host: ToolHost = cast("TasksLifespan[Any]", lifespan).host(server)
         usual, self.setup = self.setup, setup
         try:
             return await self._new_runtime(server.name, host)

@@ -48,12 +48,21 @@ FROM (
 WHERE j.n > :after ORDER BY j.n
 """
 
+# From worker to worker by seeks, however many tasks each has. A process serves one server, so that the first task that
+# is looked at says whether it is of this one.
 WORKERS = """
+WITH RECURSIVE claiming (worker) AS (
+    SELECT min(worker) FROM tasks INDEXED BY tasks_claimed WHERE worker IS NOT NULL
+    UNION ALL
+    SELECT (SELECT min(worker) FROM tasks INDEXED BY tasks_claimed WHERE worker > h.worker)
+    FROM claiming h WHERE h.worker IS NOT NULL
+)
 SELECT worker, beats FROM heartbeats WHERE namespace = :namespace
 UNION ALL
-SELECT t.worker, coalesce(h.beats, 0) FROM (
-    SELECT DISTINCT worker FROM tasks INDEXED BY tasks_claimed WHERE worker IS NOT NULL AND namespace = :namespace
-) t LEFT JOIN heartbeats h ON h.worker = t.worker
+SELECT t.worker, coalesce(h.beats, 0) FROM claiming t LEFT JOIN heartbeats h ON h.worker = t.worker
+WHERE EXISTS (
+    SELECT 1 FROM tasks INDEXED BY tasks_claimed WHERE worker = t.worker AND namespace = :namespace
+)
 """
 
 NOTE = "SELECT value FROM notes WHERE namespace = ? AND name = ?"
