@@ -23,11 +23,11 @@ from mcp_tasks.engines.procrastinate_jobs import TRIES, queue_of
 from mcp_tasks.engines.procrastinate_schema import prepare
 from mcp_tasks.errors import InvalidOption, StoreUnavailable, UsageError
 from mcp_tasks.testing._engine_work import LONG, WAIT, Work, at_work, serving
+from tests.backends.procrastinate_child import QUICK
 from tests.helpers.databases import Postgres, postgres
 
 pytestmark = pytest.mark.anyio
 
-QUICK = Pace(poll=timedelta(milliseconds=100), heartbeat=timedelta(milliseconds=200), dead=timedelta(seconds=1))
 TOLD = Pace(poll=timedelta(minutes=10))
 """Of a worker that learns of jobs by notifications alone."""
 
@@ -175,16 +175,22 @@ async def test_a_restart_of_the_database_needs_nobody(server: Postgres, url: str
 async def test_a_worker_whose_listening_connection_is_lost_listens_again(url: str) -> None:
     front = ProcrastinateEngine(url, pace=TOLD)
     async with serving(front), at_work(ProcrastinateEngine(url, pace=TOLD)) as work:
-        work.end("before", "after")
-        await front.submit("before")
-        await work.until("end before")
-        cut = rows(url, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
-        assert len(cut) == 1
-        with anyio.fail_after(WAIT):
-            while not rows(url, "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"):  # noqa: ASYNC110
-                await anyio.sleep(0.02)
+        work.end("after")
+        listening = await until_listening(url)
+        rows(url, f"SELECT pg_terminate_backend({listening})")
+        assert await until_listening(url, other_than=listening) != listening
         await front.submit("after")
         await until_ended(work, "after", WAIT)
+
+
+async def until_listening(url: str, other_than: int = 0) -> int:
+    """The process of the server that a worker listens to."""
+    query = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND state = 'idle' AND datname = "
+    with anyio.fail_after(2 * WAIT):
+        while not (found := rows(url, f"{query} current_database() AND pid <> {other_than}")):  # noqa: ASYNC110
+            await anyio.sleep(0.02)
+    pid: int = found[0][0]
+    return pid
 
 
 async def test_without_the_database_a_worker_stops_and_an_id_is_given_up_in_time(server: Postgres, url: str) -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
 
 import psycopg
 import pytest
 
 from mcp_tasks.engines import Engine
-from mcp_tasks.engines.procrastinate import Pace, ProcrastinateEngine
 from mcp_tasks.testing.engine_suite import EngineSuite
+from tests.backends.procrastinate_child import QUICK, make_engine
 from tests.helpers.databases import Postgres, postgres
 
 pytestmark = pytest.mark.anyio
-
-QUICK = Pace(poll=timedelta(milliseconds=100), heartbeat=timedelta(milliseconds=200), dead=timedelta(seconds=1))
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +38,6 @@ def url(database: str) -> str:
     return database
 
 
-def make_engine(url: str, concurrency: int = 4) -> ProcrastinateEngine:
-    return ProcrastinateEngine(url, concurrency, pace=QUICK)
-
-
 class TestProcrastinateEngine(EngineSuite):
     outlasts = 2 * QUICK.dead.total_seconds()
     rescues = 3 * QUICK.dead.total_seconds()
@@ -57,4 +50,4 @@ class TestProcrastinateEngine(EngineSuite):
         return make_engine(self.url)
 
     def elsewhere(self) -> Sequence[str]:
-        return ["tests.backends.test_procrastinate_engine:make_engine", self.url]
+        return ["tests.backends.procrastinate_child:make_engine", self.url]

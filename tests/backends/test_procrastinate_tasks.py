@@ -13,20 +13,17 @@ import psycopg
 import pytest
 
 from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.engines import EVERYTHING, Execute, Serves
-from mcp_tasks.engines.procrastinate import Pace, ProcrastinateEngine
+from mcp_tasks.engines.procrastinate import ProcrastinateEngine
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.queue_sweep import IDLE_FOR_LONG
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.testing._engine_arrivals import other_process, said
+from tests.backends.procrastinate_child import SLOW
 from tests.helpers.databases import postgres
 from tests.unit.losing import sweep_for
 from tests.unit.running import RERUN, Seconds, Tool, cancel, ok, running, until, until_final
 
 pytestmark = pytest.mark.anyio
-
-SLOW = Pace(dead=timedelta(minutes=10))
-"""At which nothing is given to another worker while a test lasts."""
 
 Start = Callable[..., AbstractAsyncContextManager[TaskRuntime]]
 
@@ -110,7 +107,14 @@ async def test_a_task_that_is_cancelled_before_it_arrives_starts_nothing(process
 async def test_the_sweep_brings_what_a_killed_worker_had_taken_and_not_claimed(
     process: Start, database: str, namespace: str
 ) -> None:
-    command = [sys.executable, "-m", "mcp_tasks.testing.engine_process", f"{__name__}:make_engine", database, namespace]
+    command = [
+        sys.executable,
+        "-m",
+        "mcp_tasks.testing.engine_process",
+        "tests.backends.procrastinate_child:EngineOfOne",
+        database,
+        namespace,
+    ]
     monotonic = Seconds()
     async with process(not_here, runs_tools=False, monotonic=monotonic) as server:
         async with other_process(*command, "--claim-nothing") as worker:
@@ -134,19 +138,3 @@ async def test_a_timer_is_carried_when_its_time_has_come_and_needs_no_sweep(proc
         task = await launch(server)
         await until(server, task, lambda record: record.worker is None and record.attempt == 1)
         assert (await until_final(server, task)).attempt == 2
-
-
-def make_engine(url: str, namespace: str) -> ProcrastinateEngine:
-    """For another process, which takes the tasks of this namespace and the one tool there is."""
-    return OfOne(url, namespace)
-
-
-class OfOne(ProcrastinateEngine):
-    """An engine that serves one namespace, whatever it is told."""
-
-    def __init__(self, url: str, namespace: str) -> None:
-        super().__init__(url, pace=SLOW)
-        self._of = namespace
-
-    async def start(self, execute: Execute | None, serves: Serves = EVERYTHING) -> None:
-        await super().start(execute, Serves(namespace=self._of, tools=("tool",)))

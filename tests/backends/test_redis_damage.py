@@ -112,6 +112,20 @@ async def test_a_damaged_row_is_one_unreadable_task(
     assert await store.get("bad") is None
 
 
+@pytest.mark.parametrize("mark", [True, False])
+async def test_what_cannot_be_read_is_not_handed_out_and_keeps_nothing_back(
+    store: RedisStore, redis: Any, prefix: str, mark: bool
+) -> None:
+    await redis.hset(f"{{{prefix}}}:t:before", "s", "{")
+    await redis.hdel(f"{{{prefix}}}:t:bad", "s")
+    # Two that stand before it in the line of their owner, who may have one task handed out.
+    for _ in range(1 if mark else 2):
+        chosen = await store.hand_out("demo", Share(owner=1), mark=mark, limit=1)
+        assert [ready.id for ready in chosen] == ["after"]
+    assert (await store.backlog("demo"))["default"].ready == 3
+    assert list((await store.queued("demo", handed_out=True, limit=9)).ids) == (["after"] if mark else [])
+
+
 async def test_a_readable_task_can_be_written_over_a_damaged_one(store: RedisStore, redis: Any, bad: str) -> None:
     await redis.hset(bad, "s", "{")
     await store.save(replace(BAD, version=2), expected=1)

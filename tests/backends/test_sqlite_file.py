@@ -168,15 +168,17 @@ def test_of_several_scripts_the_one_that_asks_for_most_decides() -> None:
 
 
 async def test_a_damaged_file_is_corrupt_and_not_merely_unavailable(path: Path) -> None:
+    await open_and_close(path)
+    # What is there before any task says what the file is; the rest is damaged.
+    intact = path.stat().st_size
     store = SqliteStore(path)
     await store.open()
     records = [make_record(status_message="x" * 1_000) for _ in range(100)]
     for record in records:
         await store.create(record, REQUEST)
     await store.close()
-    # Page 1 says what the file is; the rest is damaged.
-    page = path.read_bytes()[:4096]
-    path.write_bytes(page + b"\xff" * (path.stat().st_size - len(page)))
+    assert path.stat().st_size > 2 * intact
+    path.write_bytes(path.read_bytes()[:intact] + b"\xff" * (path.stat().st_size - intact))
     store = SqliteStore(path)
     await store.open()
     with pytest.raises(StoreCorrupt, match="is damaged"):

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import anyio
@@ -21,6 +22,7 @@ from mcp.client.session import ClientRequestContext
 from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, TextContent
 
 from mcp_tasks.client import (
+    Patience,
     TaskFailed,
     TaskHandle,
     TasksClient,
@@ -39,6 +41,9 @@ _MOVES = ("_meta", "ttlMs", "pollIntervalMs", "resultType")
 """Parts of an answer that say nothing of the task."""
 
 _PAUSE = 0.2
+
+IMPATIENT = Patience(max_pause=timedelta(seconds=2))
+"""A fleet that is shot at is away again and again, and never for long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,7 +251,7 @@ async def connected(port: int, *, push: bool = True, owner: str | None = None) -
         f"http://127.0.0.1:{port}/mcp", headers=headers, timeout=httpx2.Timeout(30.0, read=60.0)
     )
     async with Client(
-        transport, extensions=[TasksClient(push=push)], elicitation_callback=answer, mode=MODERN
+        transport, extensions=[TasksClient(push=push, patience=IMPATIENT)], elicitation_callback=answer, mode=MODERN
     ) as client:
         yield client
 

@@ -131,7 +131,8 @@ class Valkey(Server):
     def __init__(self, folder: Path, *options: str) -> None:
         binary = _valkey_binary()
         assert binary is not None, "asked for only where there is one"
-        self.port = _free_port()
+        # Servers of a cluster talk to each other on a port that is higher by ten thousand.
+        self.port = _free_port(below=55536 if "--cluster-enabled" in options else 65536)
         self.url = f"redis://127.0.0.1:{self.port}/0"
         settings = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
         settings += options or ["--appendonly", "yes", "--appendfsync", "everysec"]
@@ -234,8 +235,8 @@ def _folder_of(package: str) -> Path | None:
     return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
-def _free_port() -> int:
+def _free_port(below: int = 65536) -> int:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port: int = listening.getsockname()[1]
-        return port
+        return port if port < below else _free_port(below)

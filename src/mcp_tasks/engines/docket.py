@@ -20,8 +20,9 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 from uuid import uuid4
 
 from docket import Docket, Worker
-from redis.asyncio import ConnectionPool
+from redis.asyncio import ConnectionPool, Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from mcp_tasks.core.values import check_number
@@ -95,6 +96,7 @@ class DocketCarrier:
         self._redelivery = redelivery
         self._timeout = timeout
         self._namespace = ""
+        self._in_cluster: bool | None = None
         self._context: Context | None = None
         self._dockets: dict[str, Docket] = {}
         self._stack = AsyncExitStack()
@@ -220,7 +222,7 @@ class DocketCarrier:
             if name not in self._dockets:
                 docket = Docket(
                     name=name,
-                    url=self._url,
+                    url=await self._url_for_docket(),
                     # Who reads is nobody's business; by itself Docket would tell every two seconds.
                     heartbeat_interval=timedelta(minutes=1),
                     # What was carried is forgotten at once.
@@ -231,6 +233,19 @@ class DocketCarrier:
                 self._dockets[name] = await self._stack.enter_async_context(docket)
             return self._dockets[name]
 
+    async def _url_for_docket(self) -> str:
+        """The URL as Docket wants it, which asks to be told of a cluster."""
+        if self._in_cluster is None:
+            async with Redis.from_url(self._url) as redis:
+                try:
+                    found: dict[str, object] = await redis.info("cluster")
+                except ResponseError:
+                    # A user who may not ask.
+                    found = {}
+            self._in_cluster = bool(found.get("cluster_enabled"))
+        scheme, _, rest = self._url.partition("://")
+        return f"{scheme}+cluster://{rest}" if self._in_cluster else self._url
+
     def _its_context(self) -> Context:
         if self._context is None:
             raise ConnectionError(f"{self!r} is not open")
@@ -238,7 +253,8 @@ class DocketCarrier:
 
     @property
     def _later(self) -> str:
-        return f"{self._prefix}:docket/{_quoted(self._namespace)}"
+        # As the keys of a store: in a cluster, what is in braces decides which server has a key.
+        return f"{{{self._prefix}}}:docket/{_quoted(self._namespace)}"
 
     def _name(self, queue: str, tool: str | None) -> str:
         # A colon ends the name of a docket in the names of its keys.

@@ -45,14 +45,12 @@ class _Voice:
     def __init__(self) -> None:
         self._said = -QUIET_FOR
 
-    def away(self, error: BaseException | None) -> None:
+    def away(self, error: BaseException) -> None:
         """Something could not be asked of the server."""
         now = time.monotonic()
         if now - self._said >= QUIET_FOR:
             self._said = now
-            logger.warning(
-                "Redis is not reached, and is tried again until it is back%s", f" ({error})" if error else ""
-            )
+            logger.warning("Redis does not carry tasks now, and is tried again until it does: %s", error)
 
 
 class _Quiet(logging.Filter):
@@ -66,7 +64,7 @@ class _Quiet(logging.Filter):
         error = record.exc_info[1] if record.exc_info else None
         if record.levelno >= logging.ERROR and not _is_of_redis(error):
             return True
-        if record.levelno >= logging.WARNING:
+        if record.levelno >= logging.WARNING and error is not None:
             voice.away(error)
         return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
 

@@ -33,7 +33,7 @@ __all__ = ["Pace", "ProcrastinateCarrier", "ProcrastinateEngine"]
 Pool: TypeAlias = AsyncConnectionPool[psycopg.AsyncConnection[Any]]
 
 CONNECTIONS = 6
-"""Of one process, beside the one that listens."""
+"""Of one process to send with, and as many to take with."""
 
 PATIENCE = 5.0
 """Seconds to wait for a connection."""
@@ -44,7 +44,8 @@ class ProcrastinateCarrier:
 
     Args:
         url: The database, `postgresql://…`. Jobs are kept there in a schema of their own, `mcp_tasks_jobs`.
-        connections: How many connections a process has at most; a worker has one more, which listens.
+        connections: How many connections a process has at most to send ids with, and a worker to take them with. A
+            worker has one more, which listens.
         pace: How often workers look.
     """
 
@@ -71,15 +72,7 @@ class ProcrastinateCarrier:
         self._namespace = namespace
         if self._pool is not None:
             return
-        pool: Pool = AsyncConnectionPool(
-            kwargs=self._parameters,
-            min_size=1,
-            max_size=self._connections,
-            timeout=PATIENCE,
-            configure=_commit_each_statement,
-            open=False,
-            name="mcp-tasks-jobs",
-        )
+        pool = self._new_pool()
         try:
             # By itself first: a pool tries again for long, and keeps to itself why it cannot connect.
             async with await psycopg.AsyncConnection.connect(**self._parameters, autocommit=True) as connection:
@@ -115,19 +108,32 @@ class ProcrastinateCarrier:
         Raises:
             StoreUnavailable: The database cannot be reached any more.
         """
-        pool = self._opened()
-        worker = Worker(await _connector(pool), deliver, self._pace)
-        try:
-            await worker.work(queues_of(serves))
-        except ConnectorException as exc:
-            await pool.check()
-            raise self._unavailable(exc) from exc
+        # That a job was fetched, or is done, need not survive a crash of the database: it is brought once more then,
+        # and its task found to be claimed. So nobody waits for the disk.
+        async with self._new_pool("-c synchronous_commit=off") as pool:
+            worker = Worker(await _connector(pool), deliver, self._pace)
+            try:
+                await worker.work(queues_of(serves))
+            except ConnectorException as exc:
+                raise self._unavailable(exc) from exc
 
     async def close(self) -> None:
         """Let go of the connections."""
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.close(timeout=PATIENCE)
+
+    def _new_pool(self, *settings: str) -> Pool:
+        options = " ".join([self._parameters["options"], *settings])
+        return AsyncConnectionPool(
+            kwargs={**self._parameters, "options": options},
+            min_size=1,
+            max_size=self._connections,
+            timeout=PATIENCE,
+            configure=_commit_each_statement,
+            open=False,
+            name="mcp-tasks-jobs",
+        )
 
     def _opened(self) -> Pool:
         if self._pool is None:
@@ -144,7 +150,8 @@ class ProcrastinateEngine(RemoteEngine):
     Args:
         url: The database: `postgresql://…`.
         concurrency: How many tools run in this process at a time; runs waiting for input don't count.
-        connections: How many connections a process has at most for this; a worker has one more, which listens.
+        connections: How many connections a process has at most to send ids with, and a worker to take them with. A
+            worker has one more, which listens.
         pace: How often workers look.
     """
 

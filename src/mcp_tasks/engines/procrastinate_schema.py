@@ -30,17 +30,18 @@ async def prepare(connection: psycopg.AsyncConnection[Any]) -> None:
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         applied = await _applied(connection)
-        if not applied:
-            await _create(connection)
-            missing = known.keys()
-        else:
-            missing = known.keys() - applied
+        missing = sorted(known.keys() - applied)
+        if not missing:
+            return
+        if applied:
             await _search_here(connection)
-            for name in sorted(missing):
+            for name in missing:
                 await connection.execute(known[name].read_bytes())
+        else:
+            await _create(connection)
         await _work_from_anywhere(connection)
-        for name in sorted(missing):
-            await connection.execute(SQL("INSERT INTO {} (name) VALUES (%s)").format(_APPLIED), [name])
+        note = SQL("INSERT INTO {} (name) SELECT unnest(%s::text[])").format(_APPLIED)
+        await connection.execute(note, [missing])
 
 
 def _migrations() -> dict[str, Path]:

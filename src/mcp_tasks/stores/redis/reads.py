@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from heapq import merge
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.stores.base import Hint, IdPage, Share, Whose
@@ -88,9 +88,15 @@ class Reads:
         return versions
 
     async def hand_out(
-        self, namespace: str, share: Share, queues: Collection[str] | None, mark: bool, limit: int
-    ) -> Sequence[Any]:
-        """The rows of tasks that are handed out."""
+        self,
+        namespace: str,
+        share: Share,
+        queues: Collection[str] | None,
+        mark: bool,
+        limit: int,
+        unreadable: Collection[bytes],
+    ) -> Sequence[Row]:
+        """The rows of tasks that are handed out, none of them one of those that cannot be read."""
         wanted = [names.part(queue) for queue in queues or ()]
         return await self._connection.run(
             "hand_out",
@@ -101,6 +107,8 @@ class Reads:
             int(queues is None),
             len(wanted),
             *wanted,
+            len(unreadable),
+            *unreadable,
         )
 
 

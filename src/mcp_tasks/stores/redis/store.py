@@ -27,6 +27,7 @@ Weaknesses:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -228,18 +229,21 @@ class RedisStore:
         self, namespace: str, share: Share, *, queues: Collection[str] | None = None, mark: bool = True, limit: int
     ) -> Sequence[Ready]:
         """Queued tasks that are not handed out, within the share, by priority and then owners by turns."""
-        rows = await self._reads.hand_out(namespace, share, queues, mark, limit)
-        return [
-            Ready(
-                id=record.id,
-                owner=record.owner,
-                method=record.method,
-                name=record.name,
-                queue=record.queue,
-                priority=record.priority,
-            )
-            for record in self._readable(rows)
-        ]
+        found: list[TaskRecord] = []
+        unreadable: set[bytes] = set()
+        while True:
+            rows = await self._reads.hand_out(namespace, share, queues, mark, limit - len(found), unreadable)
+            records = self._readable(rows)
+            found += records
+            others = {row[0] for row in rows} - {to_bytes(record.id) for record in records}
+            if not others:
+                return [_ready(record) for record in found]
+            # Only here it is seen that they cannot be read. They go back, and what they kept from being chosen comes.
+            unreadable |= others
+            if mark:
+                await asyncio.gather(*(self._connection.run("hand_back", task_id) for task_id in others))
+            else:
+                found.clear()
 
     async def hand_back(self, task_id: str) -> None:
         """If the task is still queued, it waits for `hand_out` again."""
@@ -327,6 +331,17 @@ class RedisStore:
             except TaskUnreadable as exc:
                 self._unreadable.report(exc)
         return records
+
+
+def _ready(record: TaskRecord) -> Ready:
+    return Ready(
+        id=record.id,
+        owner=record.owner,
+        method=record.method,
+        name=record.name,
+        queue=record.queue,
+        priority=record.priority,
+    )
 
 
 def _deletion(task_id: str) -> str:

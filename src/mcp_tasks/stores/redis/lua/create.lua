@@ -38,10 +38,12 @@ if share and is_queued(indexed) then
 end
 
 local packed = pack(indexed)
-call('HSET', row, 'v', version, 's', state, 'n', namespace, 'st', status, 'r', request, 'w', token, 'ix', packed)
+local fields = { 'v', version, 's', state, 'n', namespace, 'st', status, 'r', request, 'w', token, 'ix', packed }
 for field, value in pairs({ o = owner[1], f = optional(ended), e = expires, k = key, h = handed and '1' or nil }) do
-  call('HSET', row, field, value)
+  fields[#fields + 1] = field
+  fields[#fields + 1] = value
 end
+call('HSET', row, unpack(fields))
 if loses_key then
   call('HDEL', P .. 't:' .. standing, 'k')
 elseif gives_way then
@@ -51,7 +53,7 @@ if key then
   call('SET', P .. key, id)
 end
 reindex(id, NOWHERE, false, indexed, handed)
-keep_for(id, milliseconds, packed, key)
+keep_for(id, milliseconds, packed, key, false)
 if is_queued(indexed) then
   call('PUBLISH', hint[1], hint[2])
 end

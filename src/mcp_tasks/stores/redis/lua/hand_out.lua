@@ -6,6 +6,11 @@ local share, any_queue, wanted = take_share(), take() == '1', {}
 for _, queue in ipairs(take_list()) do
   wanted[queue] = true
 end
+-- What cannot be read, as only those who ask can tell.
+local unreadable = {}
+for _, id in ipairs(take_list()) do
+  unreadable[id] = true
+end
 
 local turns = P .. 'turns:' .. namespace
 
@@ -99,7 +104,7 @@ local function take_from(owner, lanes)
     local id = string.sub(best.head, 9)
     best.first, best.head = '(' .. best.head, nil
     local row = call('HMGET', P .. 't:' .. id, 'o', 'n', 's')
-    if row[3] then
+    if row[2] and not unreadable[id] then
       chosen[#chosen + 1] = id
       rows[#rows + 1] = { id, row[1], row[2], row[3] }
       rooms.owner[owner] = rooms.owner[owner] - 1

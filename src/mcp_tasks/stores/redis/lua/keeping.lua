@@ -2,7 +2,7 @@
 
 -- Once a task has ended and has a retention, the server removes it by itself if no sweep does: `left` remembers where it
 -- is in the indexes. Any other task stays, whatever happens.
-local function keep_for(id, milliseconds, packed, key)
+local function keep_for(id, milliseconds, packed, key, had_ended)
   if milliseconds then
     call('HSET', P .. 'left', id, packed)
     call('PEXPIRE', P .. 't:' .. id, milliseconds)
@@ -10,7 +10,7 @@ local function keep_for(id, milliseconds, packed, key)
     if key then
       call('PEXPIRE', P .. key, milliseconds)
     end
-  elseif call('HDEL', P .. 'left', id) == 1 then
+  elseif had_ended and call('HDEL', P .. 'left', id) == 1 then
     call('PERSIST', P .. 't:' .. id)
     call('PERSIST', P .. 'j:' .. id)
     if key then

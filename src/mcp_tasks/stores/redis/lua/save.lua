@@ -8,7 +8,7 @@ local indexed, entries, outcome, limits, hint = take_indexed(), take_list(), tak
 
 local row, journal = P .. 't:' .. id, P .. 'j:' .. id
 
-local found = call('HMGET', row, 'v', 'w', 'ix', 'h', 'k')
+local found = call('HMGET', row, 'v', 'w', 'ix', 'h', 'k', 'f', 'e')
 if has_token(found[2], token) then
   return 'saved'
 end
@@ -36,11 +36,11 @@ local handed = stays_queued and was_handed
 
 local packed = pack(indexed)
 call('HSET', row, 'v', version, 's', state, 'st', status, 'w', with_token(found[2], token), 'ix', packed)
-for field, value in pairs({ f = ended, e = expires or '' }) do
-  if value == '' then
+for field, change in pairs({ f = { found[6], ended }, e = { found[7], expires or '' } }) do
+  if change[2] ~= '' then
+    call('HSET', row, field, change[2])
+  elseif change[1] then
     call('HDEL', row, field)
-  else
-    call('HSET', row, field, value)
   end
 end
 if was_handed and not handed then
@@ -58,6 +58,6 @@ if #outcome > 0 then
   end
 end
 reindex(id, before, was_handed, indexed, handed)
-keep_for(id, milliseconds, packed, found[5])
+keep_for(id, milliseconds, packed, found[5], found[6] == '1')
 call('PUBLISH', hint[1], hint[2])
 return 'saved'
