@@ -33,6 +33,10 @@ _IMPORTED_LATE = (
     "mcp.server.streamable_http_manager",
     "uvicorn.protocols.http.auto",
     "uvicorn.lifespan.on",
+    "anyio._backends._asyncio",
+    "docket.tasks",
+    "procrastinate.worker",
+    "rich.logging",
 )
 """What a process of a fleet imports when it needs it."""
 
