@@ -158,8 +158,12 @@ class _Listing:
         runtime = self._runtime
         versions = await runtime.store.versions(task_ids) if task_ids else {}
         submitted = 0
-        for task_id, version in versions.items():
-            if not runtime.has(task_id) and self._idleness.is_over(task_id, version, patience):
+        # In their own order: a store gives versions in any.
+        for task_id in task_ids:
+            version = versions.get(task_id)
+            if version is None or runtime.has(task_id):
+                continue
+            if self._idleness.is_over(task_id, version, patience):
                 await self._submit(task_id)
                 submitted += 1
         return submitted
