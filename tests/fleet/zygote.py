@@ -16,12 +16,29 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 _NEW_PID_SPACE = 0x20000000
 _DIE_WITH_PARENT = 1
+
+_IMPORTED_LATE = (
+    "mcp_tasks.engines.docket",
+    "mcp_tasks.engines.procrastinate",
+    "mcp_tasks.stores.postgres",
+    "mcp_tasks.stores.redis",
+    "mcp_tasks.legacy.server",
+    "mcp.server.streamable_http_manager",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.lifespan.on",
+    "anyio._backends._asyncio",
+    "docket.tasks",
+    "procrastinate.worker",
+    "rich.logging",
+)
+"""What a process of a fleet imports when it needs it."""
 
 
 class Zygote:
@@ -79,6 +96,8 @@ def main() -> None:
     """Start what is ordered, until there are no more orders."""
     from tests.fleet import served
 
+    for name in _IMPORTED_LATE:
+        import_module(name)
     # Those that end are gone at once.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     started: list[int] = []

@@ -38,5 +38,5 @@ def two_stores_on_one_database() -> Generator[Sequence[Store]]:
 TestPostgresStore = store_machine(two_stores_on_one_database).TestCase
 # A step waits for the database, so time says nothing about the health of the data.
 TestPostgresStore.settings = settings(
-    max_examples=15, stateful_step_count=15, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=10, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -97,8 +97,10 @@ class Lease:
             await asyncio.sleep(pause)
             try:
                 # Bounded: a store that does not answer is as bad as one that refuses. Tried once more in any case: a
-                # machine that slept has a lease that seems over, and a store that is fine.
-                async with asyncio.timeout(max(min(pause * 2, self._time_left), pause)):
+                # machine that slept has a lease that seems over, and a store that is fine. Once the runs are stopped
+                # there is no hurry, and a store that is slow has to be asked more than once.
+                limit = max(min(pause * 2, self._time_left), pause) if self.is_valid else self._length
+                async with asyncio.timeout(limit):
                     await self.renew()
                     if self._time_left <= 0:
                         # The machine slept in the middle of it. What was renewed is over by now, and the store is fine.

@@ -87,6 +87,8 @@ class PostgresStore:
         self._codec = codec or Codec()
         self._patience = patience.total_seconds()
         self._database = Database(url, self._name, connections=connections, patience=self._patience)
+        # A connection of its own: however many calls wait for theirs, a process that is alive says so in time.
+        self._pulse = Database(url, self._name, connections=1, patience=self._patience)
         self._notifier = PostgresNotifier(url, self._database)
         self._handing_out = HandingOut()
         self._turn = anyio.Lock()
@@ -99,7 +101,7 @@ class PostgresStore:
     @property
     def round_trips(self) -> int:
         """How often this store has gone to the database and back, hints included."""
-        return self._database.round_trips
+        return self._database.round_trips + self._pulse.round_trips
 
     async def open(self, namespace: str = "") -> None:
         """Connect, bring the tables up to date, and start the pool."""
@@ -107,6 +109,7 @@ class PostgresStore:
             if not self._is_open:
                 await self._prepare()
                 await self._database.open()
+                await self._pulse.open()
                 self._is_open = True
 
     async def close(self) -> None:
@@ -116,6 +119,7 @@ class PostgresStore:
             async with self._turn:
                 self._is_open = False
                 await self._notifier.close()
+                await self._pulse.close()
                 await self._database.close()
 
     async def create(
@@ -263,7 +267,7 @@ class PostgresStore:
 
     async def heartbeat(self, worker: str, *, namespace: str) -> None:
         """Renew the lease of `worker`."""
-        await self._database.rows(writes.BEAT, {"worker": to_text(worker), "namespace": to_text(namespace)})
+        await self._pulse.rows(writes.BEAT, {"worker": to_text(worker), "namespace": to_text(namespace)})
 
     async def workers(self, namespace: str) -> dict[str, int]:
         """Every worker that beats for the namespace or has a task in it, and how often it has beaten."""
