@@ -21,6 +21,7 @@ from mcp_tasks.core.json_bytes import (
 )
 from mcp_tasks.errors import ValueNotStorable
 from mcp_tasks.testing.strategies import json_values
+from tests.helpers.thoroughness import examples
 
 BIG: dict[str, Any] = {
     "one string": "x" * 300_000,
