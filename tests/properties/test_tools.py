@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from tests.helpers.thoroughness import examples
 from tests.properties.tools.plans import PLANS
 from tests.properties.tools.simulation import simulate
 from tests.properties.tools.world import Plan, World
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @settings(
-    max_examples=800,
+    max_examples=examples(300),
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
