@@ -101,8 +101,8 @@ async def _settled(site: Fleet, client: Tasking, notes: Notes) -> None:
 
 def bounds(lease: float, sweep: float = SWEEP.total_seconds(), *, apart: bool) -> tuple[float, float]:
     """When a task may be taken over, in seconds after the death: not before its worker, were it alive, would have
-    stopped; and within the lease and the sweeps that see the last heartbeat, and that no other has come."""
-    return (lease * 2 / 3, lease + 2 * sweep) if apart else (0.0, 2 * sweep)
+    stopped; and within the lease and a sweep."""
+    return (lease * 2 / 3, lease + sweep) if apart else (0.0, 2 * sweep)
 
 
 def main() -> int:
