@@ -12,9 +12,6 @@ from typing import Any
 import pytest
 
 from tests.chaos.serving import FINAL, GONE, RpcError, Server, Site, Task, site, until
-from tests.helpers.thoroughness import examples
-
-KILLS = examples(5)
 
 
 def test_fifty_tasks_that_may_run_again_are_all_completed_after_a_kill() -> None:
@@ -138,7 +135,7 @@ def test_a_server_that_is_killed_again_and_again_loses_nothing_and_does_nothing_
         storm = Storm(place, random.Random(seed))
         # It is not the tools that take the process down, so none of them is given up for it.
         server = place.serve("--max-lost-runs", "1000")
-        for _ in range(KILLS):
+        for _ in range(10):
             killer = threading.Timer(storm.dice.uniform(0.02, 0.8), server.kill)
             killer.start()
             try:

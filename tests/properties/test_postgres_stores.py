@@ -13,10 +13,10 @@ from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.testing.store_machine import store_machine
 from tests.helpers.databases import postgres
 from tests.helpers.postgres_store import empty, new_store_url
-from tests.helpers.thoroughness import examples
+from tests.helpers.thoroughness import TIMES, examples
 
 # Hypothesis may take five minutes to make a failure small, and says what failed only then.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(400 * TIMES)
 
 DATABASE: list[str] = []
 
