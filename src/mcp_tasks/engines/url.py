@@ -10,18 +10,30 @@ from mcp_tasks.engines.local import LocalEngine
 from mcp_tasks.engines.remote import Carrier, RemoteEngine
 from mcp_tasks.errors import MissingExtra, UsageError
 
-_LOCAL: Final = ("local", "sqlite:", "memory:")
+LOCAL: Final = "local"
+
+_OF_ONE_MACHINE: Final = ("sqlite:", "memory:")
+
+
+def engine_beside(url: str, concurrency: int) -> Engine:
+    """The engine that goes with the URL of a store: the local one beside those of one machine.
+
+    Raises:
+        UsageError: The URL names no engine this release knows.
+        MissingExtra: What the engine needs is not installed.
+    """
+    return engine_from_url(LOCAL if with_plain_scheme(url).startswith(_OF_ONE_MACHINE) else url, concurrency)
 
 
 def engine_from_url(url: str, concurrency: int) -> Engine:
-    """The engine that goes with a URL: `local` (and those of stores of one machine), `postgresql://…` or `redis://…`.
+    """The engine that a URL names: `local`, `postgresql://…` or `redis://…`.
 
     Raises:
         UsageError: The URL names no engine this release knows.
         MissingExtra: What the engine needs is not installed.
     """
     url = with_plain_scheme(url)
-    if url.startswith(_LOCAL):
+    if url == LOCAL:
         return LocalEngine(concurrency)
     if url.startswith(POSTGRES):
         return _procrastinate(url, concurrency)
