@@ -62,7 +62,7 @@ def test_anything_else_is_refused_with_what_to_write(url: str) -> None:
 )
 def test_a_url_that_is_refused_is_repeated_without_its_password(url: str) -> None:
     for refuse in (store_from_url, lambda url: engine_from_url(url, 1)):
-        with pytest.raises(UsageError, match="names no (store|engine)") as refused:
+        with pytest.raises(UsageError, match=r"names no (store|engine)") as refused:
             refuse(url)
         assert "cret" not in str(refused.value)
         assert "h" in str(refused.value).partition(" names")[0]
