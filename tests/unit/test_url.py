@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
 import sys
 import unicodedata
 from pathlib import Path
@@ -78,6 +79,23 @@ def test_a_url_that_is_refused_is_repeated_without_its_password(url: str) -> Non
 )
 def test_the_case_of_a_scheme_does_not_matter(url: str, shown: str) -> None:
     assert shown in repr(store_from_url(url))
+
+
+@pytest.mark.parametrize(
+    ("extra", "driver", "store"), [("postgres", "psycopg", "Postgres"), ("redis", "redis", "Redis")]
+)
+def test_a_store_whose_driver_is_not_installed_says_what_to_install(extra: str, driver: str, store: str) -> None:
+    program = (
+        f"import sys; sys.modules['{driver}'] = None\n"
+        "from mcp_tasks.errors import MissingExtra\n"
+        "from mcp_tasks.stores.url import store_from_url\n"
+        f"for ask in lambda: store_from_url('{extra}://h/0'), lambda: __import__('mcp_tasks.stores.{extra}'):\n"
+        "    try: ask()\n"
+        "    except MissingExtra as exc: print(exc)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    said = f"a task store in {store} needs an optional dependency: pip install 'mcp-tasks[{extra}]'"
+    assert done.stdout.splitlines() == [said, said]
 
 
 @pytest.mark.parametrize(
