@@ -25,6 +25,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from mcp_tasks.core.urls import names_redis_database
 from mcp_tasks.core.values import check_number
 from mcp_tasks.engines.base import Abilities, Lane, Route, Serves
 from mcp_tasks.engines.docket_quiet import quiet_context
@@ -267,14 +268,21 @@ async def _carried(*args: str) -> None:
 
 def _of_redis(url: str) -> str:
     """The URL as redis-py has it, with room for as many connections as there may be requests at a time."""
-    parts = urlsplit(url)
-    options = {"max_connections": "1000", **dict(parse_qsl(parts.query, keep_blank_values=True))}
-    url = urlunsplit(parts._replace(scheme=parts.scheme.replace("valkey", "redis"), query=urlencode(options)))
     try:
-        ConnectionPool.from_url(url)
-    except (TypeError, ValueError) as exc:
-        raise UsageError(f"a URL that Redis cannot be reached by: {exc}") from exc
-    return url
+        parts = urlsplit(url)
+        options = {"max_connections": "1000", **dict(parse_qsl(parts.query, keep_blank_values=True))}
+        plain = urlunsplit(parts._replace(scheme=parts.scheme.replace("valkey", "redis"), query=urlencode(options)))
+        ConnectionPool.from_url(plain)
+        is_read = names_redis_database(plain)
+    except (TypeError, ValueError):
+        # What is wrong is not passed on: it may quote the password.
+        is_read = False
+    if not is_read:
+        raise UsageError(
+            "a URL that Redis cannot be reached by: write redis://[USER:PASSWORD@]HOST[:PORT]/DATABASE, where the "
+            "database is a number, and what is special in the password percent-encoded (/ is %2F, @ is %40, # is %23)"
+        )
+    return plain
 
 
 def _quoted(part: str) -> str:

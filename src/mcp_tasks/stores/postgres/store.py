@@ -30,11 +30,13 @@ import anyio
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.statement import database_place
 from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.core.values import check_instance, check_number
 from mcp_tasks.errors import StoreError, TaskUnreadable, UsageError
 from mcp_tasks.stores.base import Backlog, Handing, Hint, IdPage, Limits, Page, Ready, Share, Whose
 from mcp_tasks.stores.codec import Codec
@@ -79,8 +81,12 @@ class PostgresStore:
         connections: int = 10,
         patience: timedelta = timedelta(seconds=10),
     ) -> None:
-        if connections < 1:
-            raise UsageError(f"connections must be at least 1, got {connections}")
+        if not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance] - it is what authors pass
+            raise UsageError(_NO_URL)
+        check_number("connections", connections, 1)
+        check_duration("patience", patience, zero=True)
+        if codec is not None:
+            check_instance("codec", codec, Codec)
         self._url = url
         self._name = _name_of(url)
         self.place: str = database_place(url)
