@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from mcp_tasks.engines import LocalEngine
+from mcp_tasks.engines import Engine, LocalEngine
 from mcp_tasks.engines.url import engine_from_url
 from mcp_tasks.errors import TasksError, UsageError
 from mcp_tasks.server.choice import chosen_parts
@@ -26,6 +26,10 @@ from mcp_tasks.stores.url import default_store, state_folder, store_from_url
 POSTGRES: Any = PostgresStore
 REDIS: Any = RedisStore
 """As authors without a type checker have them."""
+
+
+def engine_of(url: str) -> Engine:
+    return engine_from_url(url, 1)
 
 
 def path_of(store: Store) -> Path:
@@ -70,7 +74,7 @@ def test_anything_else_is_refused_with_what_to_write(url: str) -> None:
     ],
 )
 def test_a_url_that_is_refused_is_repeated_without_its_password(url: str) -> None:
-    for refuse in (store_from_url, lambda url: engine_from_url(url, 1)):
+    for refuse in (store_from_url, engine_of):
         with pytest.raises(UsageError, match=r"names no (store|engine)") as refused:
             refuse(url)
         assert "cret" not in str(refused.value)
@@ -91,7 +95,7 @@ def test_the_case_of_a_scheme_does_not_matter(url: str, shown: str) -> None:
 
 @pytest.mark.parametrize("database", ["x", "1/2", "-1", "0x1", "%31"])
 def test_a_redis_database_that_is_no_number_is_refused(database: str) -> None:
-    for refuse in (store_from_url, lambda url: engine_from_url(url, 1)):
+    for refuse in (store_from_url, engine_of):
         with pytest.raises(UsageError, match="the database is a number") as refused:
             refuse(f"redis://u:s3cret@h:6379/{database}")
         assert "s3cret" not in str(refused.value)

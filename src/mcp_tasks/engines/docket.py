@@ -266,6 +266,12 @@ async def _carried(*args: str) -> None:
     """What Docket knows the task as where it is only sent; nothing is read there."""
 
 
+_NO_URL: Final = (
+    "a URL that Redis cannot be reached by: write redis://[USER:PASSWORD@]HOST[:PORT]/DATABASE, where the database is a "
+    "number, and what is special in the password percent-encoded (/ is %2F, @ is %40, # is %23)"
+)
+
+
 def _of_redis(url: str) -> str:
     """The URL as redis-py has it, with room for as many connections as there may be requests at a time."""
     try:
@@ -273,15 +279,11 @@ def _of_redis(url: str) -> str:
         options = {"max_connections": "1000", **dict(parse_qsl(parts.query, keep_blank_values=True))}
         plain = urlunsplit(parts._replace(scheme=parts.scheme.replace("valkey", "redis"), query=urlencode(options)))
         ConnectionPool.from_url(plain)
-        is_read = names_redis_database(plain)
     except (TypeError, ValueError):
         # What is wrong is not passed on: it may quote the password.
-        is_read = False
-    if not is_read:
-        raise UsageError(
-            "a URL that Redis cannot be reached by: write redis://[USER:PASSWORD@]HOST[:PORT]/DATABASE, where the "
-            "database is a number, and what is special in the password percent-encoded (/ is %2F, @ is %40, # is %23)"
-        )
+        raise UsageError(_NO_URL) from None
+    if not names_redis_database(plain):
+        raise UsageError(_NO_URL)
     return plain
 
 
