@@ -13,7 +13,6 @@ import asyncio
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,17 +23,13 @@ from mcp.server import MCPServer, Server
 from mcp.server.stdio import stdio_server
 
 from mcp_tasks import Tasks
+from tests.helpers.forking import fork
 from tests.helpers.lowlevel import build_lowlevel
 from tests.helpers.server import QUICK, build
 
 ROOT = Path(__file__).parent.parent.parent
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("MCP_TASKS")}
 STOP_LIMIT = 10.0
-
-
-def command(*arguments: str, module: str = "tests.helpers.process") -> list[str]:
-    """The command line of a server process."""
-    return [sys.executable, "-m", module, *arguments]
 
 
 @contextmanager
@@ -46,8 +41,8 @@ def http_process(*arguments: str) -> Generator[str]:
         listener.listen(64)
         listener.set_inheritable(True)
         port, number = listener.getsockname()[1], listener.fileno()
-        process = subprocess.Popen(
-            command("http", "--fd", str(number), *arguments), cwd=ROOT, env=ENVIRONMENT, pass_fds=[number]
+        process = fork(
+            "tests.helpers.process", "http", "--fd", str(number), *arguments, env=ENVIRONMENT, pass_fds=[number]
         )
     try:
         yield f"http://127.0.0.1:{port}/mcp"

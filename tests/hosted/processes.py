@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -12,6 +10,7 @@ import anyio
 from mcp import StdioServerParameters
 
 from mcp_tasks.client import ServerTransport, stdio_transport
+from tests.helpers.forking import Forked, fork, piped
 from tests.helpers.process import ENVIRONMENT, ROOT
 
 SERVER = "tests.hosted.asking_server"
@@ -19,8 +18,8 @@ SERVER = "tests.hosted.asking_server"
 
 def over_stdio(*options: str) -> ServerTransport:
     """A server process at the other end of two pipes."""
-    args = ["-m", SERVER, "stdio", *options]
-    return stdio_transport(StdioServerParameters(command=sys.executable, args=args, cwd=ROOT, env=ENVIRONMENT))
+    command, *arguments = piped(SERVER, "stdio", *options)
+    return stdio_transport(StdioServerParameters(command=command, args=arguments, cwd=ROOT, env=ENVIRONMENT))
 
 
 class HttpServer:
@@ -32,7 +31,7 @@ class HttpServer:
             self.port: int = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}/mcp"
         self._options = options
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Forked | None = None
 
     async def start(self) -> None:
         """Start it, and return when it listens."""
@@ -49,8 +48,7 @@ class HttpServer:
             self._process = None
 
     def _spawn(self) -> None:
-        command = [sys.executable, "-m", SERVER, "http", str(self.port), *self._options]
-        self._process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT)
+        self._process = fork(SERVER, "http", str(self.port), *self._options, env=ENVIRONMENT)
 
     async def _listens(self) -> bool:
         try:

@@ -132,7 +132,9 @@ class Process:
         self.beats: list[float] = []
         self.refuses: Exception | None = None
         self.hangs = False
+        self.clings = False
         self.cannot_take_up = 0
+        self.takes_up_for = 0.0
         self.slept = 0.0
         self.stopped_at: float | None = None
         self.began = asyncio.get_running_loop().time()
@@ -149,8 +151,13 @@ class Process:
         return self.stopped_at - (self.beats[-1] if self.beats else self.began)
 
     async def _beat(self) -> None:
-        if self.hangs:
-            await anyio.sleep_forever()
+        while self.hangs:
+            try:
+                await anyio.sleep(60)
+            except asyncio.CancelledError:
+                # As a driver that tells its server first, by a network that is cut.
+                if not self.clings:
+                    raise
         if self.refuses is not None:
             raise self.refuses
         self.beats.append(self.uptime())
@@ -169,6 +176,7 @@ class Process:
         if self.cannot_take_up:
             self.cannot_take_up -= 1
             raise StoreUnavailable("the disk is full")
+        await anyio.sleep(self.takes_up_for)
         self.log.append("take up")
 
 
@@ -210,16 +218,17 @@ async def test_a_store_that_is_away_for_less_than_two_thirds_of_the_lease_stops_
         assert (process.lease.is_valid, set(process.log)) == (True, {"beat"})
 
 
-@pytest.mark.parametrize("how", ["refuses", "hangs", "breaks"])
+@pytest.mark.parametrize("how", ["refuses", "hangs", "clings", "breaks"])
 @pytest.mark.anyio
 async def test_a_process_that_cannot_renew_stops_its_runs_before_its_lease_is_over(how: str) -> None:
     async with serving() as process:
         await anyio.sleep(LEASE.total_seconds())
-        process.hangs = how == "hangs"
+        process.hangs, process.clings = how in ("hangs", "clings"), how == "clings"
         process.refuses = {"refuses": StoreUnavailable("full"), "breaks": RuntimeError("a defect")}.get(how)
         await until(lambda: process.stopped_at is not None)
         assert 2 / 3 <= process.silent_for() / LEASE.total_seconds() < 0.9
         assert not process.lease.is_valid
+        process.hangs = False
 
 
 @pytest.mark.anyio
@@ -234,6 +243,19 @@ async def test_a_process_that_can_renew_again_looks_and_takes_up_what_is_still_i
         # Refused once in the middle, so all of it came again.
         assert process.log == ["beat", "look", "beat", "look", "take up"]
         assert process.lease.is_valid
+
+
+@pytest.mark.anyio
+async def test_a_process_that_has_stopped_its_runs_is_in_no_hurry_to_take_them_up() -> None:
+    async with serving() as process:
+        process.refuses = StoreUnavailable("the disk is full")
+        await until(lambda: process.stopped_at is not None)
+        process.refuses = None
+        # A store that many ask at once is slow, and there is more to be asked of it than a heartbeat.
+        process.takes_up_for = LEASE.total_seconds() / 2
+        await until(lambda: process.lease.is_valid)
+        await anyio.sleep(LEASE.total_seconds())
+        assert process.log.count("stop") == 1
 
 
 @pytest.mark.anyio
