@@ -59,7 +59,7 @@ STATEMENTS: dict[str, tuple[database.Query, set[str]]] = {
     "journal": ((queries.JOURNAL, {"id": "x", "after": 0}), {"id", "journal_pkey"}),
     "versions": ((queries.VERSIONS, {"ids": ["x", "y"]}), {"id"}),
     "workers": ((queries.WORKERS, {"namespace": "demo"}), {"claimed", "heartbeats_pkey"}),
-    "backlog": ((queries.BACKLOG, {"namespace": "demo"}), {"backlog"}),
+    "backlog": (queries.backlog("demo", NOON), {"backlog"}),
     "queued": (queries.queued("demo", handed_out=None, cursor="5.x", limit=10), {"queued"}),
     "handed out": (queries.queued("demo", handed_out=True, cursor=None, limit=10), {"queued"}),
     "not handed out": (queries.queued("demo", handed_out=False, cursor=None, limit=10), {"queued"}),
