@@ -227,11 +227,11 @@ async def test_tasks_of_the_fifth_schema_are_handed_out_and_counted(fifth: Path)
         bob = make_record(namespace="demo", owner="bob")
         await store.create(bob, request)
         with pytest.raises(LimitReached):
-            await store.save(replace(bob, version=2, worker="w"), expected=1, limits=Limits(owner=1))
+            await store.save(replace(bob, version=2, worker="w"), expected=1, limits=Limits(owner=2))
         # One does something, and one waits for an answer in the memory of its worker.
         with pytest.raises(LimitReached):
             await store.save(replace(bob, version=2, worker="w"), expected=1, limits=Limits(tool=2))
-        await store.save(replace(bob, version=2, worker="w"), expected=1, limits=Limits(owner=2, tool=3))
+        await store.save(replace(bob, version=2, worker="w"), expected=1, limits=Limits(owner=3, tool=3))
         chosen = await store.hand_out("demo", Share(owner=9), limit=9)
         assert {ready.id for ready in chosen} == set(queued)
         assert {ready.name for ready in chosen} == {"render"}

@@ -347,7 +347,7 @@ class Store(Protocol):
         ...
 
     async def backlog(self, namespace: str, now: datetime) -> Mapping[str, Backlog]:
-        """What waits in each queue of the namespace that has something waiting: what `queued` and `due` list, counted."""
+        """What waits in each queue of the namespace that has any: what `queued` and `due` list, counted."""
         ...
 
     async def queued(

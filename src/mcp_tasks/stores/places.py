@@ -114,8 +114,9 @@ def backlog_of(order: Ordered, namespace: str, now: datetime) -> dict[str, Backl
     queued, parked, instant = ("backlog", namespace), ("parked by queue", namespace), to_micros(now)
     found: dict[str, Backlog] = {}
     for queue in {*order.heads(queued), *order.heads(parked)}:
-        is_due: Callable[[Place], bool] = lambda place, queue=queue: place[0] == queue and place[1] <= instant
-        due = [ready_at for _, ready_at, _ in islice(takewhile(is_due, order.after(parked, (queue,))), MOST_COUNTED)]
+        sleeping = takewhile(lambda place, queue=queue: place[0] == queue, order.after(parked, (queue,)))
+        woken = takewhile(lambda place: place[1] <= instant, sleeping)
+        due = [ready_at for _, ready_at, _ in islice(woken, MOST_COUNTED)]
         since = order.following(queued, (queue,))
         if count := order.count(queued, (queue,)) + len(due):
             found[queue] = Backlog(ready=min(count, MOST_COUNTED), since=earliest(since, *due[:1]))
