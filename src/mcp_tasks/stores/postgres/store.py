@@ -38,7 +38,7 @@ from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import StoreError, TaskUnreadable, UsageError
 from mcp_tasks.stores.base import Backlog, Handing, Hint, IdPage, Limits, Page, Ready, Share, Whose
 from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.columns import encode_cursor, from_micros
+from mcp_tasks.stores.columns import earliest, encode_cursor
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request, in_thread_if
 from mcp_tasks.stores.postgres import queries, writes
 from mcp_tasks.stores.postgres.creating import Create
@@ -235,10 +235,12 @@ class PostgresStore:
         """The task waits for `hand_out` again, if it is queued."""
         await self._database.rows(writes.HAND_BACK, {"id": to_text(task_id)})
 
-    async def backlog(self, namespace: str) -> Mapping[str, Backlog]:
+    async def backlog(self, namespace: str, now: datetime) -> Mapping[str, Backlog]:
         """What waits in each queue of the namespace that has something waiting."""
-        rows = await self._database.rows(queries.BACKLOG, {"namespace": to_text(namespace)})
-        return {from_text(queue): Backlog(ready=ready, since=from_micros(since)) for queue, since, ready in rows}
+        rows = await self._database.rows(*queries.backlog(namespace, now))
+        return {
+            from_text(queue): Backlog(ready=ready, since=earliest(*since)) for queue, ready, *since in rows if ready
+        }
 
     async def queued(
         self, namespace: str, *, handed_out: bool | None = None, cursor: str | None = None, limit: int

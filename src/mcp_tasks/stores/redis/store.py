@@ -53,7 +53,7 @@ from mcp_tasks.stores.base import (
     Whose,
 )
 from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.columns import from_micros
+from mcp_tasks.stores.columns import earliest, to_micros
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request, in_thread_if
 from mcp_tasks.stores.redis import names
 from mcp_tasks.stores.redis.checkup import check_layout, check_persistence
@@ -249,12 +249,14 @@ class RedisStore:
         """If the task is still queued, it waits for `hand_out` again."""
         await self._connection.run("hand_back", to_bytes(task_id))
 
-    async def backlog(self, namespace: str) -> Mapping[str, Backlog]:
+    async def backlog(self, namespace: str, now: datetime) -> Mapping[str, Backlog]:
         """What waits in each queue of the namespace."""
-        found = await self._connection.run("backlog", names.part(namespace))
+        found = await self._connection.run("backlog", names.part(namespace), names.place(to_micros(now) + 1))
         return {
-            names.whole(queue): Backlog(ready=min(count, MOST_COUNTED), since=from_micros(names.instant(first)))
-            for queue, count, first in found
+            names.whole(queue): Backlog(
+                ready=min(count, MOST_COUNTED), since=earliest(*(names.instant(first) for first in firsts if first))
+            )
+            for queue, count, *firsts in found
             if count
         }
 
