@@ -152,10 +152,6 @@ class DocketCarrier:
         await asyncio.create_task(adding, context=context)
 
     async def take(self, deliver: Deliver, serves: Serves) -> None:
-<<<<<<< HEAD
-        """Read the streams of the routes served, and move on what is due, until cancelled."""
-        names = [self._name(queue, tool) for queue, tool in serves.routes()]
-=======
         """Read the streams of the routes served, and move on what is due, until cancelled.
 
         Raises:
@@ -176,8 +172,7 @@ class DocketCarrier:
             await self._let_go()
 
     async def _read_all(self, deliver: Deliver, serves: Serves) -> None:
-        names = [self._name(queue, tool) for queue in serves.queues for tool in (None, *serves.tools)]
->>>>>>> fixdocket
+        names = [self._name(queue, tool) for queue, tool in serves.routes()]
         deliveries = Deliveries(deliver)
         moving = Reader(self._later, self._move_on, due_check=self._timer_check)
         taking = [Reader(name, self._hand_over_from(name, deliveries), due_check=NEVER) for name in names]
