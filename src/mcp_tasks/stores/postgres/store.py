@@ -64,7 +64,8 @@ class PostgresStore:
     Args:
         url: As libpq takes it: `postgresql://USER:PASSWORD@HOST:PORT/DATABASE?options`.
         codec: How what is kept of a task becomes bytes; give it a cipher to have it encrypted.
-        connections: How many connections this process has at most, besides the one that listens for hints.
+        connections: How many connections this process has at most, besides one for its heartbeat and one that listens
+            for hints.
         patience: How long a verb tries to get a connection, and to do again what a broken one left open.
 
     Attributes:
