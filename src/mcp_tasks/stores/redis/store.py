@@ -62,6 +62,7 @@ from mcp_tasks.stores.redis.names import from_bytes, to_bytes
 from mcp_tasks.stores.redis.notifier import RedisNotifier
 from mcp_tasks.stores.redis.reads import Reads
 from mcp_tasks.stores.redis.writes import Writes
+from mcp_tasks.stores.together import LARGEST
 from mcp_tasks.stores.unreadable import UnreadableLog
 
 T = TypeVar("T")
@@ -183,6 +184,17 @@ class RedisStore:
         return await self._decoded(
             request, lambda: self._codec.decode_request(task_id, request, owner=_optional(owner))
         )
+
+    async def get_with_request(self, task_id: str) -> tuple[TaskRecord, TaskRequest | None] | None:
+        """The record as of now and its request, unless that is large."""
+        found = await self._connection.run("get_with_request", to_bytes(task_id), LARGEST)
+        version, owner, namespace, state, request = found
+        if version is None:
+            return None
+        record = self._record(to_bytes(task_id), owner, namespace, state)
+        if request is None:
+            return record, None
+        return record, self._codec.decode_request(task_id, request, owner=_optional(owner))
 
     async def outcome(self, task_id: str) -> Outcome | None:
         """How the task ended."""

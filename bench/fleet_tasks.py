@@ -1,0 +1,109 @@
+"""No-op tasks through a store and its engine, from `launch` to their results, in processes of their own.
+
+    python -m bench.fleet_tasks worker URL     a worker that runs them, until killed
+
+`rate` and `worker` are also what profilers are given: there is no HTTP in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+
+from bench.servers import ROOT, environment
+from mcp_tasks.core.record import TaskRequest
+from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.engines.local import DEFAULT_CONCURRENCY
+from mcp_tasks.engines.url import engine_from_url
+from mcp_tasks.runtime import Ending, Run, Settings, Success, TaskRuntime, ToolPolicy
+from mcp_tasks.stores.base import EVERYBODY
+from mcp_tasks.stores.url import store_from_url
+
+SENDERS = 20
+REQUEST = TaskRequest(name="noop", arguments={})
+
+
+def runtime(url: str, *, runs_tools: bool) -> TaskRuntime:
+    """A runtime whose one tool does nothing."""
+    policy = ToolPolicy(rerun=True)
+
+    async def body(run: Run) -> Ending:
+        return Success({})
+
+    async def policy_of(method: str, name: str) -> ToolPolicy:
+        return policy
+
+    async def tools() -> dict[str, ToolPolicy]:
+        return {"noop": policy}
+
+    return TaskRuntime(
+        store=store_from_url(url),
+        engine=engine_from_url("local" if url.startswith("sqlite:") else url, DEFAULT_CONCURRENCY),
+        body=body,
+        policy=policy_of,
+        describe=lambda exc: {"code": -32603, "message": str(exc)},
+        clock=lambda: datetime.now(UTC),
+        runs_tools=runs_tools,
+        tools=tools,
+        # All tasks are one owner's, and the share of one is what is measured elsewhere.
+        settings=Settings(max_handed_out=1_000_000),
+    )
+
+
+async def rate(url: str, count: int, *, workers: int = 1) -> float:
+    """Tasks a second: one process makes them, others run them, and the last has its result in the store."""
+    processes = [started(url) for _ in range(workers)]
+    server = runtime(url, runs_tools=False)
+    await server.start()
+    try:
+
+        async def launch(number: int) -> None:
+            await server.launch(REQUEST, owner=None, retention=None)
+
+        async def all_ended() -> None:
+            page = {"now": datetime.now(UTC), "status": TaskStatus.WORKING, "limit": 1}
+            while (await server.store.list(server.namespace, EVERYBODY, **page)).records:
+                await asyncio.sleep(0.02)
+
+        await send(launch, workers)
+        await all_ended()
+        began = time.perf_counter()
+        await send(launch, count)
+        await all_ended()
+        return count / (time.perf_counter() - began)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        await server.stop()
+
+
+async def send(one: Callable[[int], Awaitable[object]], count: int) -> None:
+    """Send so many, some at a time."""
+    numbers = iter(range(count))
+
+    async def sender() -> None:
+        for number in numbers:
+            await one(number)
+
+    await asyncio.gather(*(sender() for _ in range(SENDERS)))
+
+
+def started(url: str) -> subprocess.Popen[bytes]:
+    """A worker in a process of its own."""
+    command = [sys.executable, "-m", "bench.fleet_tasks", "worker", url]
+    return subprocess.Popen(command, cwd=ROOT, env=environment(ROOT / "src"))
+
+
+async def worker(url: str) -> None:
+    """Run tasks until killed."""
+    await runtime(url, runs_tools=True).start()
+    await asyncio.sleep(3600)
+
+
+if __name__ == "__main__":
+    asyncio.run(worker(sys.argv[2]))
