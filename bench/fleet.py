@@ -123,13 +123,13 @@ COUNTED = 40
 
 def trips() -> None:
     """Round trips of each case, without those that the processes make by themselves."""
-    print("| round trips | Postgres | Redis |")
-    print("|---|---|---|")
     columns: list[dict[str, float]] = []
     with urls() as found:
         for url in (found["Postgres"], found["Redis"]):
             with counting(url) as serving, counting(url) as working:
                 columns.append(_trips(serving, working))
+    print("| round trips | Postgres | Redis |")
+    print("|---|---|---|")
     for row in columns[0]:
         print(f"| {row} | " + " | ".join(f"{column[row]:.2f}" for column in columns) + " |")
 
@@ -147,6 +147,7 @@ def _trips(serving: CountingProxy, working: CountingProxy) -> dict[str, float]:
                 act()
             own = (time.monotonic() - began) * by_itself
             found[what] = (serving.round_trips - before - own) / COUNTED
+            print(f"  {what}: {found[what]:.2f}", flush=True)
 
         counted("create and enqueue", lambda: server.connection.exchange(CREATE))
         counted("`tasks/get`, queued", lambda: server.connection.exchange(task_get(waiting)))
@@ -165,6 +166,7 @@ def _trips(serving: CountingProxy, working: CountingProxy) -> dict[str, float]:
                 time.sleep(1.0)
                 own = (time.monotonic() - began) * by_itself
                 found[what] = (working.round_trips - before - own) / COUNTED
+                print(f"  {what}: {found[what]:.2f}", flush=True)
     return found
 
 

@@ -180,6 +180,16 @@ class PostgresStore:
             return record, self._codec.decode_request(task_id, request, owner=record.owner)
         return None
 
+    async def get_with_outcome(self, task_id: str) -> tuple[TaskRecord, Outcome | None] | None:
+        """The record as of now, and how the task ended. One round trip."""
+        rows = await self._database.rows(queries.GET_WITH_OUTCOME, {"id": to_text(task_id)})
+        for *row, body, _ in rows:
+            record = self._record(to_text(task_id), *row)
+            if body is None:
+                return record, None
+            return record, await self._outcome(task_id, [(row[0], *rows[0][-2:])])
+        return None
+
     async def request(self, task_id: str) -> TaskRequest | None:
         """What was asked for."""
         rows = await self._database.rows(queries.REQUEST, {"id": to_text(task_id)})
@@ -193,8 +203,9 @@ class PostgresStore:
 
     async def outcome(self, task_id: str) -> Outcome | None:
         """How the task ended."""
-        rows = await self._database.rows(queries.OUTCOME, {"id": to_text(task_id)})
+        return await self._outcome(task_id, await self._database.rows(queries.OUTCOME, {"id": to_text(task_id)}))
 
+    async def _outcome(self, task_id: str, rows: Sequence[Row]) -> Outcome | None:
         def decode() -> Outcome | None:
             for owner, body, meta in rows:
                 return self._codec.decode_outcome(task_id, body, meta, owner=from_owner(owner))
