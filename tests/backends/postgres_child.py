@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from datetime import UTC, datetime
 
+from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.postgres import PostgresStore
-from mcp_tasks.testing import make_record, make_request
 
 
 async def main(url: str, what: str, task_id: str) -> None:
@@ -17,7 +18,9 @@ async def main(url: str, what: str, task_id: str) -> None:
     await asyncio.to_thread(sys.stdin.readline)
     await store.open()
     if what == "hint":
-        await store.create(make_record(id=task_id), make_request())
+        now = datetime.now(UTC)
+        record = TaskRecord(id=task_id, owner=None, name="render", created_at=now, updated_at=now)
+        await store.create(record, TaskRequest(name="render", arguments={}))
         await store.notifier().publish(Hint(task_id, 1))
     await store.heartbeat(task_id, namespace="demo")
     await store.close()

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 
+import psycopg
 import pytest
 
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskStatus
@@ -297,4 +298,20 @@ async def test_a_restart_in_the_middle_loses_nothing_and_repeats_nothing(server:
         assert (await store.get(record.id)) == replace(record, version=versions[record.id])
         steps = [entry.key for entry in await store.journal(record.id)]
         assert steps == [str(version) for version in range(2, versions[record.id] + 1)]
+    await store.close()
+
+
+async def test_a_heartbeat_waits_for_no_other_call(database: str) -> None:
+    store = PostgresStore(database, connections=1)
+    await store.open()
+    async with await psycopg.AsyncConnection.connect(database) as somebody:
+        # Until its end, whoever looks at a task waits: the one connection for that is in use.
+        await somebody.execute("LOCK TABLE mcp_tasks_tasks")
+        looking = asyncio.create_task(store.get("any"))
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(20):
+            await store.heartbeat("worker", namespace="")
+        assert not looking.done()
+        await somebody.rollback()
+    assert await looking is None
     await store.close()

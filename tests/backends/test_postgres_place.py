@@ -68,7 +68,7 @@ def run_together(url: str, *children: tuple[str, str]) -> None:
 
 async def test_processes_that_start_together_make_the_tables_once(server: Postgres) -> None:
     url = server.new_database()
-    names = [f"child {number}" for number in range(4)]
+    names = [f"child {number}" for number in range(3)]
     await asyncio.to_thread(run_together, url, *(("open", name) for name in names))
     store = await opened(url)
     assert await store.workers("demo") == dict.fromkeys(names, 1)

@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from mcp_tasks.core import TaskStatus
-from mcp_tasks.stores.base import EVERYBODY, UNOWNED, ChildrenOf, InSession, OwnedBy, Whose
-from mcp_tasks.stores.postgres import database, handing, queries
+from mcp_tasks.stores.base import EVERYBODY, UNOWNED, ChildrenOf, InSession, OwnedBy, Share, Whose
+from mcp_tasks.stores.postgres import PostgresStore, database, handing, queries
 from mcp_tasks.testing.clock import NOON
 from tests.helpers.databases import postgres
 from tests.helpers.postgres_store import new_store_url
@@ -100,6 +100,28 @@ def connection(request: pytest.FixtureRequest, url: str) -> Iterator[psycopg.Con
 def url() -> Iterator[str]:
     with postgres(durable=False) as server:
         yield new_store_url(server)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mark", [True, False])
+async def test_of_more_owners_than_one_look_sees_each_has_its_turn(url: str, mark: bool) -> None:
+    store = PostgresStore(url)
+    await store.open()
+    owners = handing.MOST_GROUPS * 2 + 100
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(b"TRUNCATE mcp_tasks_tasks")
+        fill = FILL.format(kind="task", first=1, last=owners, **KINDS["queued"])
+        connection.execute(fill.replace("'alice'", "'owner ' || n").encode())
+    served: set[str | None] = set()
+    for _ in range(20):
+        found = await store.hand_out("demo", Share(owner=1), mark=mark, limit=1_000)
+        assert found
+        served |= {ready.owner for ready in found}
+        if len(served) == owners:
+            break
+    assert len(served) == owners
+    assert bool(await store.hand_out("demo", Share(owner=1), mark=mark, limit=1)) != mark
+    await store.close()
 
 
 @pytest.mark.parametrize("name", STATEMENTS)

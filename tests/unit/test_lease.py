@@ -133,6 +133,7 @@ class Process:
         self.refuses: Exception | None = None
         self.hangs = False
         self.cannot_take_up = 0
+        self.takes_up_for = 0.0
         self.slept = 0.0
         self.stopped_at: float | None = None
         self.began = asyncio.get_running_loop().time()
@@ -169,6 +170,7 @@ class Process:
         if self.cannot_take_up:
             self.cannot_take_up -= 1
             raise StoreUnavailable("the disk is full")
+        await anyio.sleep(self.takes_up_for)
         self.log.append("take up")
 
 
@@ -234,6 +236,19 @@ async def test_a_process_that_can_renew_again_looks_and_takes_up_what_is_still_i
         # Refused once in the middle, so all of it came again.
         assert process.log == ["beat", "look", "beat", "look", "take up"]
         assert process.lease.is_valid
+
+
+@pytest.mark.anyio
+async def test_a_process_that_has_stopped_its_runs_is_in_no_hurry_to_take_them_up() -> None:
+    async with serving() as process:
+        process.refuses = StoreUnavailable("the disk is full")
+        await until(lambda: process.stopped_at is not None)
+        process.refuses = None
+        # A store that many ask at once is slow, and there is more to be asked of it than a heartbeat.
+        process.takes_up_for = LEASE.total_seconds() / 2
+        await until(lambda: process.lease.is_valid)
+        await anyio.sleep(LEASE.total_seconds())
+        assert process.log.count("stop") == 1
 
 
 @pytest.mark.anyio

@@ -99,7 +99,7 @@ class Lease:
                 # Bounded: a store that does not answer is as bad as one that refuses. Tried once more in any case: a
                 # machine that slept has a lease that seems over, and a store that is fine. Once the runs are stopped
                 # there is no hurry, and a store that is slow has to be asked more than once.
-                limit = max(min(pause * 2, self._time_left), pause) if self.is_valid else self._length
+                limit = max(min(pause * 2, self._time_left), pause) if self.is_valid else self._length * STOPS_AFTER
                 async with asyncio.timeout(limit):
                     await self.renew()
                     if self._time_left <= 0:

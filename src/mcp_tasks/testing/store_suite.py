@@ -21,8 +21,8 @@ import pytest
 
 # Before the imports that follow: an `assert` in a module that is not a test says nothing unless rewritten.
 _MODULES = (
-    *("records", "parts", "keys", "joining", "races", "listings", "sweeps", "handing", "limits", "backlog"),
-    *("heartbeats", "notes", "hints"),
+    *("records", "parts", "keys", "joining", "races", "listings", "sweeps", "handing", "turns", "limits"),
+    *("backlog", "heartbeats", "notes", "hints"),
 )
 pytest.register_assert_rewrite(*(f"mcp_tasks.testing._store_{name}" for name in _MODULES))
 
@@ -39,6 +39,7 @@ from mcp_tasks.testing._store_parts import PartTests  # noqa: E402
 from mcp_tasks.testing._store_races import RaceTests  # noqa: E402
 from mcp_tasks.testing._store_records import RecordTests  # noqa: E402
 from mcp_tasks.testing._store_sweeps import SweepTests  # noqa: E402
+from mcp_tasks.testing._store_turns import TurnTests  # noqa: E402
 
 __all__ = ["StoreSuite"]
 
@@ -52,6 +53,7 @@ class StoreSuite(
     ListingTests,
     SweepTests,
     HandingTests,
+    TurnTests,
     LimitTests,
     BacklogTests,
     HeartbeatTests,

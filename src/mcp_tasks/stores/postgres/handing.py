@@ -20,7 +20,7 @@ from mcp_tasks.stores.base import Ready, Share
 from mcp_tasks.stores.fairness import TOOL_METHOD, Choice, Place, Room, Step, Turns
 from mcp_tasks.stores.postgres.database import Query, Row, Session
 from mcp_tasks.stores.postgres.queries import AT_ANY_TIME
-from mcp_tasks.stores.postgres.text import from_owner, from_text, to_text
+from mcp_tasks.stores.postgres.text import from_owner, from_text, to_owner, to_text
 from mcp_tasks.stores.postgres.writes import lock_number
 
 MOST_GROUPS: Final = 2_000
@@ -37,8 +37,8 @@ _COUNT = """(
         WHERE (t.handed OR t.at_work) AND t.namespace = %(namespace)s AND {where} LIMIT {limit}
     ) counted
 )"""
-_HANDED = _COUNT.format(where="t.handed AND t.owner = o.owner", limit="%(of_owner)s")
-_IN_HAND = _COUNT.format(where="t.owner = o.owner", limit="%(at_work)s::bigint")
+_HANDED = _COUNT.format(where="t.handed AND t.owner = g.owner", limit="%(of_owner)s")
+_IN_HAND = _COUNT.format(where="t.owner = g.owner", limit="%(at_work)s::bigint")
 _OF_TOOL = _COUNT.format(where="t.name = tool.name AND t.method = %(method)s", limit="tool.most")
 
 LOOK = f"""
@@ -67,11 +67,9 @@ WITH RECURSIVE queues AS (
         WHERE {_WAITS} AND t.queue = g.queue AND ({_GROUP}) > (g.rank, g.owner, g.method, g.name)
         ORDER BY {_GROUP} LIMIT 1
     ) following WHERE g.number < {MOST_GROUPS}
-), owners AS MATERIALIZED (
-    SELECT o.owner, {_HANDED} AS handed, {_IN_HAND} AS in_hand FROM (SELECT DISTINCT owner FROM groups) o
 )
-SELECT g.queue, g.rank, g.owner, g.method, g.name, o.handed, o.in_hand, g.number, first.created, first.id
-FROM groups g JOIN owners o ON o.owner = g.owner, LATERAL (
+SELECT g.queue, g.rank, g.owner, g.method, g.name, g.handed, g.in_hand, g.number, first.created, first.id
+FROM (SELECT g.*, {_HANDED} AS handed, {_IN_HAND} AS in_hand FROM groups g) g, LATERAL (
     SELECT t.created, t.id FROM mcp_tasks_tasks t
     WHERE {_WAITS} AND t.queue = g.queue AND t.rank = g.rank AND t.owner = g.owner AND t.method = g.method
         AND t.name = g.name
@@ -104,25 +102,33 @@ class HandingOut:
         if limit <= 0 or share.owner <= 0:
             return []
         wanted = None if queues is None else [to_text(queue) for queue in queues]
+        is_whole = not self._is_midway(namespace)
+        while True:
+            chosen = await self._once(session, namespace, share, wanted, mark, limit)
+            # Behind what was looked at, or before it, there may be owners who have room.
+            if chosen or (is_whole and not self._is_midway(namespace)):
+                return chosen
+            is_whole = is_whole or not self._is_midway(namespace)
+
+    async def _once(
+        self, session: Session, namespace: str, share: Share, wanted: list[str] | None, mark: bool, limit: int
+    ) -> Sequence[Ready]:
+        """What one look gives."""
 
         def look() -> Query:
             return LOOK, self._values(namespace, share, wanted, limit)
 
         def choose(rows: Sequence[Row]) -> list[Ready]:
             waiting = _Looked(rows)
-            self._remember(namespace, waiting)
             limits = {(TOOL_METHOD, to_text(name)): most for name, most in share.tools.items()}
-            choice = Choice(waiting, Room(waiting, share, limits), wanted, limit)
-            return choice.make(namespace, self._turns)
+            chosen = Choice(waiting, Room(waiting, share, limits), wanted, limit).make(namespace, self._turns)
+            self._remember(namespace, waiting, chosen)
+            return chosen
 
         # Mostly nothing waits, and no lock has to be taken to see that.
         rows = await session.rows(*look())
-        if not _Looked(rows).is_empty and not mark:
+        if not mark or _Looked(rows).is_empty:
             return choose(rows)
-        if _Looked(rows).is_empty:
-            # There was nothing behind the place where the last look ended: begin anew the next time.
-            self._seen.clear()
-            return []
         chosen: list[Ready] = []
 
         def then(found: list[list[Row]]) -> Sequence[Query]:
@@ -150,16 +156,33 @@ class HandingOut:
             **{name: [row[place] for row in seen] for place, name in enumerate(names)},
         }
 
-    def _remember(self, namespace: str, waiting: _Looked) -> None:
+    def _is_midway(self, namespace: str) -> bool:
+        """Whether the next look begins where the last one ended."""
+        return any(where == namespace for where, _ in self._seen)
+
+    def _remember(self, namespace: str, waiting: _Looked, chosen: Sequence[Ready]) -> None:
+        """The next look begins behind who was served last, or where this one ended if nobody was.
+
+        One that began at the beginning and came to the end of a queue has seen all of it, and so will the next.
+        """
+        served = {to_text(ready.queue): _group_of(ready) for ready in chosen}
+        ends = {row[0]: row for row in waiting.cut_off}
+        midway = {queue for where, queue in self._seen if where == namespace}
         self._seen = {key: row for key, row in self._seen.items() if key[0] != namespace}
-        self._seen |= {(namespace, row[0]): row for row in waiting.cut_off}
+        for queue in ends.keys() | (midway & served.keys()):
+            self._seen[namespace, queue] = served.get(queue) or ends[queue]
+
+
+def _group_of(ready: Ready) -> Row:
+    """Where a task stands in the index."""
+    return to_text(ready.queue), -ready.priority, to_owner(ready.owner), to_text(ready.method), to_text(ready.name)
 
 
 class _Looked:
     """What one look found, to be chosen from. Values are as in the index."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        self.cut_off: list[Row] = []
+        self.cut_off: list[Row] = []  # the last group of each queue that has more
         self._tree: dict[Any, Any] = {}
         self._places: dict[Step, list[Place]] = {}
         self._ready: dict[str, Ready] = {}
