@@ -50,6 +50,11 @@ class CountingProxy:
         self._port = listening.sockets[0].getsockname()[1]
         self._ready.set()
         self._loop.run_forever()
+        listening.close()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0.1))
+        self._loop.close()
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answers, server = await asyncio.open_connection(*self._server)
@@ -71,7 +76,7 @@ class CountingProxy:
                 writer.write(data)
             writer.close()
 
-        with suppress(OSError):
+        with suppress(OSError, asyncio.CancelledError):
             await asyncio.gather(ask(), answer())
         self.connections -= 1
 
