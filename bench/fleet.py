@@ -215,19 +215,20 @@ def idle(seconds: float) -> None:
     with urls() as found:
         for name in ("Postgres", "Redis"):
             with ExitStack() as stack:
-                working, serving = (stack.enter_context(counting(found[name])) for _ in range(2))
+                proxies = [stack.enter_context(counting(found[name])) for _ in range(2)]
+                working, serving = proxies
                 servers = [stack.enter_context(fleet_server(serving.url)) for _ in range(2)]
                 for _ in range(3):
                     stack.enter_context(fleet_worker(working.url))
                 ended(servers[0], create(servers[0]))
                 # On a busy machine the last of them takes its time to start.
                 time.sleep(20)
-                before, began = (working.round_trips, serving.round_trips), time.monotonic()
+                before, began = [proxy.round_trips for proxy in proxies], time.monotonic()
                 time.sleep(seconds)
                 took = time.monotonic() - began
-                of_workers, of_servers = (working.round_trips - before[0]) / took, (serving.round_trips - before[1]) / took
-                connections = f"{working.connections} and {serving.connections}"
-                print(f"| {name} | {of_workers:.1f} | {of_servers:.1f} | {of_workers + of_servers:.1f} | {connections} |")
+                rates = [(proxy.round_trips - was) / took for proxy, was in zip(proxies, before, strict=True)]
+                cells = [f"{rate:.1f}" for rate in (*rates, sum(rates))]
+                print(f"| {name} | {' | '.join(cells)} | {working.connections} and {serving.connections} |", flush=True)
 
 
 # Memory
@@ -235,24 +236,28 @@ def idle(seconds: float) -> None:
 
 def memory() -> None:
     """Resident memory and connections of a server and of a worker, at rest and after a burst of tasks."""
-    print("| | server MiB | worker MiB | after 500 tasks | connections, server and worker | after 500 tasks |")
-    print("|---|---|---|---|---|---|")
+    print("| server and worker | MiB | after 500 tasks | connections | with 500 tasks |")
+    print("|---|---|---|---|---|")
     with urls() as found:
         for name in ("Postgres", "Redis"):
-            with counting(found[name]) as serving, counting(found[name]) as working, fleet_server(serving.url) as server:
-                with fleet_worker(working.url) as worker:
-                    ended(server, create(server))
-                    time.sleep(SETTLED)
-                    process = Server(worker, server.connection, server.db)
-                    cells = [f"{server.resident() / 2**20:.0f}", f"{process.resident() / 2**20:.0f}"]
-                    rest = f"{serving.connections} and {working.connections}"
-                    server.connection.renew()
-                    for _ in range(500):
-                        last = create(server)
-                    busy = f"{serving.connections} and {working.connections}"
-                    ended(server, last)
-                    cells += [f"{server.resident() / 2**20:.0f} and {process.resident() / 2**20:.0f}", rest, busy]
-                    print(f"| {name} | " + " | ".join(cells) + " |")
+            with ExitStack() as stack:
+                serving, working = (stack.enter_context(counting(found[name])) for _ in range(2))
+                server = stack.enter_context(fleet_server(serving.url))
+                worker = Server(stack.enter_context(fleet_worker(working.url)), server.connection, server.db)
+                ended(server, create(server))
+                time.sleep(SETTLED)
+                cells = [_resident(server, worker), f"{serving.connections} and {working.connections}"]
+                server.connection.renew()
+                for _ in range(500):
+                    last = create(server)
+                cells.append(f"{serving.connections} and {working.connections}")
+                ended(server, last)
+                cells.insert(1, _resident(server, worker))
+                print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+def _resident(*servers: Server) -> str:
+    return " and ".join(f"{server.resident() / 2**20:.0f}" for server in servers)
 
 
 @contextmanager
