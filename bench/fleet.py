@@ -154,20 +154,24 @@ def _trips(serving: CountingProxy, working: CountingProxy) -> dict[str, float]:
         with fleet_worker(working.url):
             server.connection.renew()
             ended(server, waiting)
+            time.sleep(SETTLED)
             counted("`tasks/get`, finished", lambda: server.connection.exchange(task_get(waiting)))
             by_itself = at_rest(working)
             for what, pause in (("worker, tasks one by one", 0.2), ("worker, tasks all at once", 0.0)):
                 server.connection.renew()
                 before, began = working.round_trips, time.monotonic()
-                for _ in range(COUNTED):
-                    last = create(server)
-                    time.sleep(pause)
-                ended(server, last)
+                for task_id in [_after(pause, server) for _ in range(COUNTED)]:
+                    ended(server, task_id)
                 time.sleep(1.0)
                 own = (time.monotonic() - began) * by_itself
                 found[what] = (working.round_trips - before - own) / COUNTED
                 print(f"  {what}: {found[what]:.2f}", flush=True)
     return found
+
+
+def _after(pause: float, server: Server) -> str:
+    time.sleep(pause)
+    return create(server)
 
 
 def at_rest(proxy: CountingProxy, seconds: float = 6.0) -> float:
@@ -248,10 +252,9 @@ def memory() -> None:
                 time.sleep(SETTLED)
                 cells = [_resident(server, worker), f"{serving.connections} and {working.connections}"]
                 server.connection.renew()
-                for _ in range(500):
-                    last = create(server)
+                created = [create(server) for _ in range(500)]
                 cells.append(f"{serving.connections} and {working.connections}")
-                ended(server, last)
+                ended(server, created[-1])
                 cells.insert(1, _resident(server, worker))
                 print(f"| {name} | {' | '.join(cells)} |", flush=True)
 

@@ -114,7 +114,10 @@ def copy_in_sqlite(path: Path, size: int, where: str) -> list[str]:
 def copy_in_postgres(url: str, size: int, where: str) -> list[str]:
     """Have the database hold so many tasks; some of their ids."""
     with psycopg.connect(url, autocommit=True) as connection:
-        run: Callable[..., psycopg.Cursor[Any]] = lambda sql, *values: connection.execute(sql.encode(), values)  # noqa: E731
+
+        def run(sql: str, *values: object) -> psycopg.Cursor[Any]:
+            return connection.execute(sql.encode(), values or None)
+
         columns = [
             row[0]
             for row in run(
