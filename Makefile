@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Tests start hundreds of processes: each would compile all modules again where the environment forbids to keep them.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types unit soak chaos takeover conformance interop bench docs format clean
 
@@ -21,14 +24,17 @@ $(STAMP): pyproject.toml
 demo: $(STAMP) ## kill a server in the middle of three tasks and watch them finish
 	@$(BIN)/python examples/demo.py
 
-test: lint types unit ## everything that must be green, the official conformance suite included
+test: lint ## everything that must be green, the official conformance suite included
+	@# Types beside the tests, which wait for processes now and then. If one of the two fails, the other is seen to its end.
+	@$(MAKE) --no-print-directory -j 2 types unit
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 types: $(STAMP)
-	$(BIN)/basedpyright
+	@# Shown as a whole and only if there is something to say: it may come in the middle of the tests.
+	$(BIN)/basedpyright > $(VENV)/types.txt || { cat $(VENV)/types.txt; exit 1; }
 	@# Every public name says its type. Found by PATH: the package that is looked at is the one of this environment.
 	PATH="$(CURDIR)/$(BIN):$$PATH" basedpyright --verifytypes mcp_tasks --ignoreexternal > $(VENV)/types.txt || { cat $(VENV)/types.txt; exit 1; }
 
@@ -37,7 +43,8 @@ unit: $(STAMP)
 	@# it shares.
 	$(BIN)/python -m pytest -q -m "not interop" -n 3 --dist loadfile
 
-soak: $(STAMP) ## random tools under random faults, for SECONDS=600; SEED= to repeat
+soak: $(STAMP) ## all stores with ten times the examples, then random tools under faults for SECONDS=600; SEED= to repeat
+	MCP_TASKS_TEST_TIMES=10 $(BIN)/python -m pytest -q tests/properties
 	$(BIN)/python -m tests.properties.tools.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
 chaos: $(STAMP) ## a fleet under fire on BACKEND=postgres, redis or sqlite, for SECONDS=60; SEED= to repeat

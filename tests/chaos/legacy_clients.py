@@ -12,7 +12,6 @@ import argparse
 import json
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +21,8 @@ from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any, Protocol
 
-from tests.chaos.serving import GATED, GONE, ROOT
+from tests.chaos.serving import GATED, GONE
+from tests.helpers.forking import PIPE, fork
 
 VERSION = "2025-11-25"
 RELATED = "io.modelcontextprotocol/related-task"
@@ -191,8 +191,7 @@ class StdioClient:
     """A session over the pipes of a server process of its own."""
 
     def __init__(self, db: Path) -> None:
-        command = [sys.executable, "-m", GATED, "--db", str(db)]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process = fork(GATED, "--db", str(db), stdin=PIPE, stdout=PIPE)
         self._number = 0
         assert self.process.stdout is not None
         self._stream = Stream(self.process.stdout, lambda: None, self.process.stdout.close)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,6 +12,8 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
+
+from tests.helpers.forking import Forked, fork
 
 ROOT = Path(__file__).parents[2]
 VERSION = "2026-07-28"
@@ -114,9 +114,9 @@ class Server:
         self.port = _free_port()
         self.client = Client(self.port)
         self._output = folder / f"{name}.log"
-        self._command = [sys.executable, "-m", module, "--port", str(self.port), "--db", str(folder / "tasks.db")]
+        self._command = [module, "--port", str(self.port), "--db", str(folder / "tasks.db")]
         self._command += options
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Forked | None = None
 
     @property
     def pid(self) -> int:
@@ -132,7 +132,7 @@ class Server:
         """Return when it listens."""
         self.client.close()
         with self._output.open("ab") as sink:
-            self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=sink, stderr=sink)
+            self._process = fork(*self._command, stdout=sink, stderr=sink)
         until(self._listens, START_LIMIT, what="the server listens")
 
     def kill(self) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 from tests.chaos.legacy_clients import RELATED, Client, HttpClient, StdioClient, accept, ask, create
-from tests.chaos.serving import GATED, ROOT, Site, site, until
+from tests.chaos.serving import GATED, Site, site, until
+from tests.helpers.forking import PIPE, fork
 
 NAME, SURE = "What is your name?", "Are you sure?"
 STEPS = ["step before", "step between", "step after"]
@@ -108,14 +107,14 @@ def test_over_stdio_the_task_of_a_client_that_was_killed_is_found_again() -> Non
 
 def asked_then_killed(*options: str) -> str:
     """The id of a task whose client was killed while it was asked."""
-    command = [sys.executable, "-m", "tests.chaos.legacy_clients", *options]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    process = fork("tests.chaos.legacy_clients", *options, stdout=PIPE)
     try:
         assert process.stdout is not None
         return process.stdout.readline().decode().strip()
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
+        process.stdout.close()
 
 
 def test_an_error_that_was_answered_is_the_tools_again_after_the_server_was_killed() -> None:

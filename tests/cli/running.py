@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.forking import Forked, fork
+
 ROOT = Path(__file__).parent.parent.parent
 LIMIT = 40.0
 """Seconds that a command may take. Far more than it does: reached only by a failing test."""
@@ -132,8 +134,8 @@ def zygote(folder: Path) -> Generator[Path]:
 def serving(module: str, folder: Path) -> Generator[str]:
     """A server process that serves HTTP while the block lasts; gives its URL."""
     port = _free_port()
-    command = [sys.executable, "-m", module, "--port", str(port), "--db", str(folder / "tasks.db")]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    arguments = ("--port", str(port), "--db", str(folder / "tasks.db"))
+    process = fork(module, *arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         _wait_for(port, process)
         yield f"http://127.0.0.1:{port}/mcp"
@@ -154,7 +156,7 @@ def _free_port() -> int:
         return listener.getsockname()[1]
 
 
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+def _wait_for(port: int, process: Forked) -> None:
     until = time.monotonic() + LIMIT
     while time.monotonic() < until:
         assert process.poll() is None, f"the server ended with {process.returncode}"

@@ -18,8 +18,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,7 +30,8 @@ from mcp_types import ElicitRequestParams, ElicitResult
 
 from mcp_tasks.client import TaskHandle, TasksClient, pending_tasks, reconnecting_http, resume_task, start_task
 from tests.client.connecting import text
-from tests.helpers.process import ENVIRONMENT, ROOT
+from tests.helpers.forking import PIPE, Forked, fork
+from tests.helpers.process import ENVIRONMENT
 from tests.helpers.rpc import PATIENCE
 
 START_LIMIT = 30.0
@@ -48,7 +47,7 @@ class ServerProcess:
         self.url = f"http://127.0.0.1:{self.port}/mcp"
         self._command = ["mcp_tasks.testing.fixture_server", "--port", str(self.port), "--db", str(folder / "tasks.db")]
         self._command += arguments
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Forked | None = None
 
     async def start(self) -> None:
         """Start it and return when it listens."""
@@ -58,8 +57,8 @@ class ServerProcess:
                 assert self._process.poll() is None, "the server did not start"
                 await anyio.sleep(0.02)
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-m", *self._command], cwd=ROOT, env=ENVIRONMENT)
+    def _spawn(self) -> Forked:
+        return fork(*self._command, env=ENVIRONMENT)
 
     def kill(self) -> None:
         """End it as a crash does."""
@@ -68,7 +67,7 @@ class ServerProcess:
             self._process.wait()
             self._process = None
 
-    def terminate(self) -> subprocess.Popen[bytes]:
+    def terminate(self) -> Forked:
         """Ask it to end."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
@@ -97,39 +96,40 @@ async def server_process(folder: Path, *arguments: str) -> AsyncGenerator[Server
 class ClientProcess:
     """A client that waits for tasks."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: Forked) -> None:
         self._process = process
+        self._said = asyncio.StreamReader(limit=2**24)
+
+    async def listen(self) -> None:
+        """Begin to hear what it says."""
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(self._said), self._process.stdout)
 
     async def line(self) -> dict[str, Any]:
         """The next line it says."""
-        assert self._process.stdout is not None
         with anyio.fail_after(START_LIMIT):
-            return json.loads(await self._process.stdout.readline())
+            return json.loads(await self._said.readline())
 
     async def results(self) -> dict[str, str]:
         """The results it has by the time it ends, by tool."""
-        assert self._process.stdout is not None
         with anyio.fail_after(START_LIMIT):
-            lines = [json.loads(line) for line in (await self._process.stdout.read()).splitlines()]
-            assert await self._process.wait() == 0
+            lines = [json.loads(line) for line in (await self._said.read()).splitlines()]
+            assert await asyncio.to_thread(self._process.wait, START_LIMIT) == 0
         return {line["tool"]: line["result"] for line in lines if "result" in line}
 
     async def kill(self) -> None:
         """End it as a crash does."""
-        if self._process.returncode is None:
-            self._process.kill()
-        await self._process.wait()
+        self._process.kill()
+        await asyncio.to_thread(self._process.wait)
 
 
 @asynccontextmanager
 async def client_process(url: str, ledger: Path | str, log: Path, *arguments: str) -> AsyncGenerator[ClientProcess]:
     """A client process, ended at the end of the block if it has not ended by then."""
-    command = [sys.executable, "-m", "tests.client.processes", url, str(ledger), str(log), *arguments]
-    process = await asyncio.create_subprocess_exec(
-        *command, cwd=ROOT, env=ENVIRONMENT, stdout=asyncio.subprocess.PIPE, limit=2**24
-    )
-    client = ClientProcess(process)
+    command = ["tests.client.processes", url, str(ledger), str(log), *arguments]
+    client = ClientProcess(fork(*command, env=ENVIRONMENT, stdout=PIPE))
     try:
+        await client.listen()
         yield client
     finally:
         await client.kill()

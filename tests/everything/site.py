@@ -32,7 +32,8 @@ from tests.conformance.everything_server import MemoryEvents
 from tests.everything import oauth
 from tests.everything.lowlevel import build_lowlevel
 from tests.everything.server import build
-from tests.helpers.process import ENVIRONMENT, ROOT, STOP_LIMIT
+from tests.helpers.forking import fork
+from tests.helpers.process import ENVIRONMENT, STOP_LIMIT
 from tests.helpers.server import QUICK
 
 ORIGIN: Final = "https://app.example.com"
@@ -71,8 +72,8 @@ def site_process(what: str = "http", *arguments: str) -> Generator[str]:
         listener.set_inheritable(True)
         port, number = listener.getsockname()[1], listener.fileno()
         url = f"http://127.0.0.1:{port}"
-        started = command(what, "--fd", str(number), "--url", url, *arguments)
-        process = subprocess.Popen(started, cwd=ROOT, env=ENVIRONMENT, pass_fds=[number])
+        started = (what, "--fd", str(number), "--url", url, *arguments)
+        process = fork("tests.everything.site", *started, env=ENVIRONMENT, pass_fds=[number])
     try:
         yield url
         assert process.poll() is None, f"the servers ended by themselves with {process.returncode}"

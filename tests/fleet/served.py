@@ -31,7 +31,7 @@ def settings(options: argparse.Namespace) -> Settings:
     """Everything quicker than usual, so that a test sees many of its turns."""
     return Settings(
         lease_duration=timedelta(seconds=options.lease),
-        sweep_interval=SWEEP,
+        sweep_interval=timedelta(seconds=options.sweep),
         look_interval=timedelta(seconds=options.look),
         drain_timeout=timedelta(seconds=1),
         stop_timeout=timedelta(seconds=1),
@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--lease", type=float, default=LEASE.total_seconds())
     parser.add_argument("--fence", choices=("kept", "slow", "removed"), default="kept")
     parser.add_argument("--queues", default="")
+    parser.add_argument("--sweep", type=float, default=SWEEP.total_seconds())
     parser.add_argument("--look", type=float, default=1.0)
     parser.add_argument("--share", type=int, default=100)
     parser.add_argument("--pools", choices=("", "all", "without-rare"), default="")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from mcp_tasks import Settings
 from tests.fleet.backends import BackendName, backend
 from tests.fleet.driving import door
 from tests.fleet.fleet import LIMIT, LOOK, Fleet, fleet
@@ -45,11 +46,17 @@ class Takeover:
 
 
 async def taken_over(
-    zygote: Zygote, url: str, folder: Path, *, apart: bool, lease: float = LEASE.total_seconds()
+    zygote: Zygote,
+    url: str,
+    folder: Path,
+    *,
+    apart: bool,
+    lease: float = LEASE.total_seconds(),
+    sweep: float = SWEEP.total_seconds(),
 ) -> Takeover:
     """Kill a worker with twenty running tasks, and wait until others run them."""
     notes = Notes(folder)
-    standing = fleet(zygote, url, folder, "--lease", str(lease), replicas=1)
+    standing = fleet(zygote, url, folder, "--lease", str(lease), "--sweep", str(sweep), replicas=1)
     async with standing as (site, balancer), door(balancer.port) as client:
         first = site.worker(apart=lambda: apart)
         jobs = await started(client, notes, TASKS)
@@ -92,18 +99,19 @@ async def _settled(site: Fleet, client: Tasking, notes: Notes) -> None:
         number += 1
 
 
-def bounds(lease: float, *, apart: bool) -> tuple[float, float]:
+def bounds(lease: float, sweep: float = SWEEP.total_seconds(), *, apart: bool) -> tuple[float, float]:
     """When a task may be taken over, in seconds after the death: not before its worker, were it alive, would have
-    stopped; and within the lease and a few sweeps."""
-    sweep = SWEEP.total_seconds()
-    return (lease * 2 / 3, lease + 3 * sweep) if apart else (0.0, 3 * sweep)
+    stopped; and within the lease and a sweep."""
+    return (lease * 2 / 3, lease + sweep) if apart else (0.0, 2 * sweep)
 
 
 def main() -> int:
     """Do it in both ways; 1 if it takes longer than it may."""
     parser = argparse.ArgumentParser(description="Kill a worker, and see how long its tasks wait.")
     parser.add_argument("--backend", choices=get_args(BackendName), default="sqlite")
-    parser.add_argument("--lease", type=float, default=15.0)
+    usual = Settings()
+    parser.add_argument("--lease", type=float, default=usual.lease_duration.total_seconds())
+    parser.add_argument("--sweep", type=float, default=usual.sweeps_every(remote=True).total_seconds())
     options = parser.parse_args()
     late = False
     with tempfile.TemporaryDirectory(prefix="mcp-tasks-takeover-") as folder, Zygote() as zygote:
@@ -111,10 +119,13 @@ def main() -> int:
             place = Path(folder, "apart" if apart else "beside")
             place.mkdir()
             with backend(options.backend, place) as database:
-                found = asyncio.run(taken_over(zygote, database.url, place, apart=apart, lease=options.lease))
-            _, longest = bounds(options.lease, apart=apart)
+                taking_over = taken_over(
+                    zygote, database.url, place, apart=apart, lease=options.lease, sweep=options.sweep
+                )
+                found = asyncio.run(taking_over)
+            _, longest = bounds(options.lease, options.sweep, apart=apart)
             where = "as if on another machine" if apart else "on the same machine"
-            what = f"{options.backend}, lease {options.lease:g} s, {where}"
+            what = f"{options.backend}, lease {options.lease:g} s, sweep {options.sweep:g} s, {where}"
             print(f"takeover ({what}): {found.line}; limit {longest:g} s")
             late |= max(found.seconds) > longest
     return 1 if late else 0

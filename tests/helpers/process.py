@@ -24,6 +24,7 @@ from mcp.server import MCPServer, Server
 from mcp.server.stdio import stdio_server
 
 from mcp_tasks import Tasks
+from tests.helpers.forking import fork
 from tests.helpers.lowlevel import build_lowlevel
 from tests.helpers.server import QUICK, build
 
@@ -46,8 +47,8 @@ def http_process(*arguments: str) -> Generator[str]:
         listener.listen(64)
         listener.set_inheritable(True)
         port, number = listener.getsockname()[1], listener.fileno()
-        process = subprocess.Popen(
-            command("http", "--fd", str(number), *arguments), cwd=ROOT, env=ENVIRONMENT, pass_fds=[number]
+        process = fork(
+            "tests.helpers.process", "http", "--fd", str(number), *arguments, env=ENVIRONMENT, pass_fds=[number]
         )
     try:
         yield f"http://127.0.0.1:{port}/mcp"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ import anyio
 from mcp import StdioServerParameters
 
 from mcp_tasks.client import ServerTransport, stdio_transport
+from tests.helpers.forking import Forked, fork
 from tests.helpers.process import ENVIRONMENT, ROOT
 
 SERVER = "tests.hosted.asking_server"
@@ -32,7 +32,7 @@ class HttpServer:
             self.port: int = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}/mcp"
         self._options = options
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Forked | None = None
 
     async def start(self) -> None:
         """Start it, and return when it listens."""
@@ -49,8 +49,7 @@ class HttpServer:
             self._process = None
 
     def _spawn(self) -> None:
-        command = [sys.executable, "-m", SERVER, "http", str(self.port), *self._options]
-        self._process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT)
+        self._process = fork(SERVER, "http", str(self.port), *self._options, env=ENVIRONMENT)
 
     async def _listens(self) -> bool:
         try:

@@ -47,8 +47,11 @@ from mcp_tasks.testing import make_record
 from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.strategies import json_objects
 from mcp_tasks.wire import render_created, render_task
+from tests.helpers.thoroughness import examples
 
-LAW = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+LAW = settings(
+    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 
 FORWARD = st.timedeltas(timedelta(0), timedelta(hours=2))
 ANYWHERE = st.timedeltas(timedelta(hours=-30), timedelta(hours=30))

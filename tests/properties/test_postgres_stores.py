@@ -13,9 +13,10 @@ from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.testing.store_machine import store_machine
 from tests.helpers.databases import postgres
 from tests.helpers.postgres_store import empty, new_store_url
+from tests.helpers.thoroughness import TIMES, examples
 
 # Hypothesis may take five minutes to make a failure small, and says what failed only then.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(400 * TIMES)
 
 DATABASE: list[str] = []
 
@@ -38,5 +39,5 @@ def two_stores_on_one_database() -> Generator[Sequence[Store]]:
 TestPostgresStore = store_machine(two_stores_on_one_database).TestCase
 # A step waits for the database, so time says nothing about the health of the data.
 TestPostgresStore.settings = settings(
-    max_examples=10, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(5), stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -13,9 +13,10 @@ from mcp_tasks.stores import Store
 from mcp_tasks.stores.redis import RedisStore
 from mcp_tasks.testing.store_machine import store_machine
 from tests.helpers.databases import Valkey, valkey
+from tests.helpers.thoroughness import TIMES, examples
 
 # Hypothesis may take five minutes to make a failure small, and says what failed only then.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(400 * TIMES)
 
 SERVERS: list[Valkey] = []
 
@@ -38,5 +39,5 @@ def two_redis_stores_on_one_prefix() -> Generator[Sequence[Store]]:
 TestRedisStore = store_machine(two_redis_stores_on_one_prefix).TestCase
 # Every reading is a round trip, so fewer than for stores that read from their own memory.
 TestRedisStore.settings = settings(
-    max_examples=5, stateful_step_count=15, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(4), stateful_step_count=15, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

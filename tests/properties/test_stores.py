@@ -13,15 +13,16 @@ from hypothesis import HealthCheck, settings
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing.store_machine import store_machine
+from tests.helpers.thoroughness import TIMES, examples
 
 # Hypothesis may take five minutes to make a failure small, and says what failed only then.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(400 * TIMES)
 
 SHARED_MEMORY = Path("/dev/shm")
 
 # A step waits for other threads, so time says nothing about the health of the data.
 SETTINGS = settings(
-    max_examples=35, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(15), stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 
@@ -40,7 +41,7 @@ def two_sqlite_stores_on_one_file() -> Generator[Sequence[Store]]:
 
 TestMemoryStore = store_machine(memory_store).TestCase
 # The reference against itself: a check of the machine, not of a store.
-TestMemoryStore.settings = settings(SETTINGS, max_examples=12)
+TestMemoryStore.settings = settings(SETTINGS, max_examples=examples(6))
 
 TestSqliteStore = store_machine(two_sqlite_stores_on_one_file).TestCase
 TestSqliteStore.settings = SETTINGS

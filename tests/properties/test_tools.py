@@ -8,16 +8,17 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from tests.helpers.thoroughness import TIMES, examples
 from tests.properties.tools.plans import PLANS
 from tests.properties.tools.simulation import simulate
 from tests.properties.tools.world import Plan, World
 
 # Hypothesis may take five minutes to make a failure small, and says what failed only then.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(400 * TIMES)
 
 
 @settings(
-    max_examples=800,
+    max_examples=examples(300),
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -61,13 +61,11 @@ class Broker:
             return first
 
     def _served(self, serves: Serves) -> Collection[Carried]:
-        tools = {None, *serves.tools}
+        routes = set(serves.routes())
         return [
             carried
             for carried in self._ids
-            if carried.namespace == serves.namespace
-            and carried.route.queue in serves.queues
-            and carried.route.tool in tools
+            if carried.namespace == serves.namespace and (carried.route.queue, carried.route.tool) in routes
         ]
 
 

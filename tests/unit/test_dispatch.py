@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,13 +13,27 @@ import anyio
 import pytest
 
 from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.engines import LocalEngine
+from mcp_tasks.engines import LocalEngine, Serves
 from mcp_tasks.errors import InvalidOption
 from mcp_tasks.runtime import Ending, Run, Settings, TaskRuntime, ToolPolicy
+from mcp_tasks.server.options import TaskOptions
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import Share
 from tests.unit.carrying import Broker, carrying_engine
-from tests.unit.running import LIMIT, RERUN, Tool, answer, ok, question, running, settle, until_asking, until_final
+from tests.unit.running import (
+    LIMIT,
+    RERUN,
+    Seconds,
+    Tool,
+    answer,
+    ok,
+    question,
+    running,
+    settle,
+    until,
+    until_asking,
+    until_final,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -126,11 +141,11 @@ async def test_no_more_tasks_of_one_owner_are_at_work_than_may_be(fleet: Fleet) 
     assert len(fleet.started) == 7
 
 
-async def test_a_run_that_waits_for_an_answer_does_not_count_as_at_work(fleet: Fleet) -> None:
+async def test_a_limited_tool_that_may_run_again_waits_without_counting_as_at_work(fleet: Fleet) -> None:
     async def asks(run: Run) -> Ending:
         return ok(await run.ask(question("Sure?")))
 
-    tools = {"asks": Tool(asks, ToolPolicy(max_at_work=1))}
+    tools = {"asks": Tool(asks, ToolPolicy(max_at_work=1, rerun=True))}
     async with fleet.worker(tools) as runtime:
         first, second = [await launch(runtime, "asks") for _ in range(2)]
         for task in (first, second):
@@ -238,3 +253,68 @@ def test_shares_and_limits_are_checked_where_they_are_given() -> None:
     with pytest.raises(InvalidOption, match="max_at_work_per_owner"):
         Settings(max_at_work_per_owner=0)
     assert Share(owner=1).tools == {}
+
+
+def test_sweeps_are_rarer_in_a_fleet_and_some_fit_into_every_lease() -> None:
+    assert Settings().sweeps_every(remote=False) == timedelta(seconds=1)
+    assert Settings().sweeps_every(remote=True) == timedelta(seconds=3)
+    assert Settings(lease_duration=timedelta(seconds=5)).sweeps_every(remote=True) == timedelta(seconds=1)
+    assert Settings(sweep_interval=timedelta(seconds=2)).sweeps_every(remote=True) == timedelta(seconds=2)
+
+
+@pytest.mark.parametrize("priority", [-1_001, 1_001, 2**63, True, 1.5, "5"])
+def test_a_priority_is_one_that_every_store_can_keep(priority: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"priority must be a whole number from -1000 to 1000"):
+        TaskOptions(priority=priority)
+
+
+async def test_a_death_in_a_fleet_is_found_within_the_lease_and_a_sweep(fleet: Fleet) -> None:
+    async def never_ending(run: Run) -> Ending:
+        await anyio.sleep_forever()
+        raise AssertionError("unreachable")
+
+    lease, sweep, clock = timedelta(seconds=15), timedelta(seconds=3), Seconds()
+    tools = {"tool": Tool(never_ending, RERUN)}
+    times = {"lease_duration": lease, "sweep_interval": sweep}
+    async with fleet.front(tools, monotonic=clock, **times) as server, fleet.worker(tools, **times) as worker:
+        task = await launch(server)
+        await until(server, task, lambda record: record.worker == worker.worker)
+        # As if on another machine, where nobody can see whether the process is there.
+        await fleet.store.heartbeat("elsewhere", namespace="")
+        record = await server.get(task.id, owner=None)
+        await fleet.store.save(replace(record, worker="elsewhere", version=record.version + 1), expected=record.version)
+        taken_after = timedelta(0)
+        while (await server.get(task.id, owner=None)).worker == "elsewhere":
+            assert taken_after <= lease + sweep
+            await server.janitor.recover_lost()
+            clock.advance(sweep)
+            taken_after += sweep
+        assert taken_after > lease * 2 / 3
+
+
+async def test_a_tool_that_has_another_queue_now_still_runs_what_waits_in_the_old_one(fleet: Fleet) -> None:
+    before = {"tool": Tool(fleet.body, ToolPolicy(queue="old"))}
+    after = {"tool": Tool(fleet.body, ToolPolicy(queue="new"))}
+    fleet.gate.set()
+    async with fleet.front(before) as server:
+        tasks = [await launch(server) for _ in range(3)]
+        async with fleet.worker(after, queues=["old"]):
+            await until_final(server, tasks[0])
+        tasks += [await launch(server) for _ in range(3)]
+        async with fleet.worker(after):
+            for task in tasks:
+                assert (await until_final(server, task)).status is TaskStatus.COMPLETED
+
+
+def test_a_worker_takes_a_tool_from_its_own_queue_and_from_those_that_no_tool_has() -> None:
+    homes = {"render": "gpu", "count": "default"}
+    serves = Serves(queues=["default", "gpu", "old"], tools=["count", "render"], homes=homes)
+    assert serves.routes() == [
+        ("default", None),
+        ("default", "count"),
+        ("gpu", None),
+        ("gpu", "render"),
+        ("old", None),
+        ("old", "count"),
+        ("old", "render"),
+    ]

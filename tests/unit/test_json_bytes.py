@@ -21,6 +21,7 @@ from mcp_tasks.core.json_bytes import (
 )
 from mcp_tasks.errors import ValueNotStorable
 from mcp_tasks.testing.strategies import json_values
+from tests.helpers.thoroughness import examples
 
 BIG: dict[str, Any] = {
     "one string": "x" * 300_000,
@@ -68,7 +69,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_pieces")
 class TestSmallPieces:
     @given(value=json_values(), indent=st.sampled_from([None, 1]), escaped=st.booleans())
-    @settings(deadline=None, max_examples=500)
+    @settings(deadline=None, max_examples=examples(200))
     def test_any_json_is_the_same_however_it_is_cut(self, value: Any, indent: int | None, escaped: bool) -> None:
         assert encode_in_pieces(value) == encode_json(value)
         text = json.dumps(value, indent=indent, ensure_ascii=escaped)
@@ -81,13 +82,13 @@ class TestSmallPieces:
 
     @given(text=joined("\\", '"', "u", "d83d", "\\ud83d", "\\ude00", "\\n", "☃", "𝄞", "0"))
     @example(text="d83d\\ud83d\\ud83d\\ude00")
-    @settings(deadline=None, max_examples=500)
+    @settings(deadline=None, max_examples=examples(200))
     def test_escapes_are_never_cut_in_two(self, text: str) -> None:
         data = f'["{text}"]'.encode()
         assert outcome_of(decode_in_pieces, data) == outcome_of(json.loads, data)
 
     @given(text=joined(*'{}[],:" \\0123.eE-+x', "true", "null", "NaN", '"a"', "[[1,2],", '{"a":'))
-    @settings(deadline=None, max_examples=500)
+    @settings(deadline=None, max_examples=examples(200))
     def test_what_is_not_json_is_refused_alike(self, text: str) -> None:
         data = text.encode()
         assert outcome_of(decode_in_pieces, data) == outcome_of(json.loads, data)

@@ -9,14 +9,15 @@ from typing import Any, cast
 from mcp_tasks.errors import InvalidOption
 
 
-def check_number(name: str, value: object, least: int) -> None:
-    """Refuse what is not a whole number of at least so much.
+def check_number(name: str, value: object, least: int, most: int | None = None) -> None:
+    """Refuse what is not a whole number of at least so much, and at most so much.
 
     Raises:
         InvalidOption: It is not.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidOption(f"{name} must be a whole number of at least {least}, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        wanted = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise InvalidOption(f"{name} must be a whole number {wanted}, got {value!r}")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:

@@ -78,6 +78,12 @@ class ProcrastinateCarrier:
             async with await psycopg.AsyncConnection.connect(**self._parameters, autocommit=True) as connection:
                 await prepare(connection)
             await pool.open(wait=True, timeout=PATIENCE)
+        except psycopg.errors.InsufficientPrivilege as exc:
+            await pool.close()
+            raise StoreUnavailable(
+                f"the jobs in {self.place} cannot be kept: {exc}. They have a schema of their own, {SCHEMA}: grant the "
+                "user CREATE on the database for the first start"
+            ) from exc
         except psycopg.Error as exc:
             await pool.close()
             raise StoreUnavailable(f"the jobs in {self.place} cannot be reached: {exc}") from exc

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -194,6 +196,9 @@ class Claims:
         return run
 
     def _run(self, record: TaskRecord, request: TaskRequest, slot: Slot, policy: ToolPolicy, replay: Replay) -> Run:
+        if policy.rerun and self._runtime.dispatch.limits(policy) is not None:
+            # A run that waits in memory counts as at work, and keeps another from it. So it does not stay there.
+            policy = replace(policy, park_after=timedelta(0))
         return Run(record, request=request, host=self._runtime, slot=slot, policy=policy, replay=replay)
 
     async def _look(self, task_id: str) -> tuple[TaskRecord | None, TaskRequest | None]:

@@ -11,11 +11,12 @@ store before it does anything else."""
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from mcp_tasks.errors import StoreError
 from mcp_tasks.runtime.worker_name import is_gone
@@ -68,6 +69,8 @@ class Lease:
         self._clock = clock
         self._renewed = clock()
         self._making_sure = asyncio.Lock()
+        self._context = contextvars.copy_context()
+        self._under_way: set[asyncio.Task[None]] = set()
         self.is_valid: bool = True
         """Whether this process may claim tasks and run them."""
 
@@ -83,7 +86,7 @@ class Lease:
             # Others may have claimed what we run, while this machine slept or its event loop was blocked.
             await self._look()
         await self._heartbeat()
-        self._renewed = began
+        self._renewed = max(self._renewed, began)
         if not self.is_valid:
             logger.warning("the lease of this process is renewed; its tasks are taken up again")
             await self._look()
@@ -100,16 +103,18 @@ class Lease:
                 # machine that slept has a lease that seems over, and a store that is fine. Once the runs are stopped
                 # there is no hurry, and a store that is slow has to be asked more than once.
                 limit = max(min(pause * 2, self._time_left), pause) if self.is_valid else self._length * STOPS_AFTER
-                async with asyncio.timeout(limit):
-                    await self.renew()
-                    if self._time_left <= 0:
-                        # The machine slept in the middle of it. What was renewed is over by now, and the store is fine.
-                        await self.renew()
+                await self._in_time(self._renew_whole(), limit)
             except (StoreError, TimeoutError) as exc:
                 logger.warning("the lease of this process could not be renewed: %s", str(exc) or type(exc).__name__)
             except Exception:
                 logger.exception("the lease of this process could not be renewed")
             self.check()
+
+    async def _renew_whole(self) -> None:
+        await self.renew()
+        if self._time_left <= 0:
+            # The machine slept in the middle of it. What was renewed is over by now, and the store is fine.
+            await self.renew()
 
     async def make_sure(self) -> None:
         """Return when the lease is good, or the runs are stopped. Cheap while it is good; call it before work begins.
@@ -123,12 +128,41 @@ class Lease:
             if self._time_left > 0 or not self.is_valid:
                 return
             try:
-                async with asyncio.timeout(self._length / HEARTBEATS_PER_LEASE):
-                    await self._look()
-                    await self.renew()
+                await self._in_time(self._look_and_renew(), self._length / HEARTBEATS_PER_LEASE)
             except (StoreError, TimeoutError) as exc:
                 logger.warning("the lease of this process could not be renewed: %s", str(exc) or type(exc).__name__)
             self.check()
+
+    async def _look_and_renew(self) -> None:
+        await self._look()
+        await self.renew()
+
+    async def _in_time(self, work: Coroutine[Any, Any, None], limit: float) -> None:
+        """Do the work, or give up on it when its time is over, without waiting for it to notice: a driver whose network
+        is cut may take long for that.
+
+        Raises:
+            TimeoutError: It was not done in time.
+        """
+        # Not in the context of a tool that makes sure: it is no part of it.
+        task = asyncio.get_running_loop().create_task(work, context=self._context.copy())
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=limit)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if not done:
+            task.cancel()
+            raise TimeoutError
+        task.result()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            # Looked at, so that asyncio does not report what nobody waits for any more.
+            task.exception()
 
     @property
     def _time_left(self) -> float:

@@ -54,7 +54,8 @@ class Settings:
             that watches it. A dead process on the same machine is noticed at once; this is for the others, and for an
             event loop that is blocked. A process that cannot renew its lease stops its own runs before it is over.
         sweep_interval: How often to look for expired, lost and forgotten tasks. Without it, every second where the
-            engine is of this process, and every three where a fleet shares the store and each of its processes looks.
+            engine is of this process, and every three where a fleet shares the store and each of its processes looks;
+            or five times in a lease, if that is more often.
         look_interval: How often to compare the runs of this process with their rows, for hints that were lost.
         drain_timeout: How long a shutdown waits for running tools.
         stop_timeout: How long it then waits for tools that were told to stop.
@@ -86,7 +87,8 @@ class Settings:
         """How often to sweep, beside an engine that carries tasks to other processes or one that does not."""
         if self.sweep_interval is not None:
             return self.sweep_interval
-        return timedelta(seconds=3 if remote else 1)
+        # Often enough for the lease, too: whoever is dead is found by some sweeps in a row.
+        return min(timedelta(seconds=3), self.lease_duration / 5) if remote else timedelta(seconds=1)
 
     def __post_init__(self) -> None:
         durations = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from mcp_tasks.core.actor import Actor
@@ -25,6 +26,9 @@ logger: Final = logging.getLogger(__name__)
 PER_SWEEP = 1_000
 """Tasks that one sweep recovers at most; the next one goes on."""
 
+LEAST_PATIENCE = 0.8
+"""The part of a lease that is waited for in any case: more than a process needs to stop its own runs."""
+
 TROUBLES_BEFORE_THE_END = 5
 """How often the recovery of one task may fail before it is ended."""
 
@@ -39,7 +43,7 @@ class Recovery:
         settings = runtime.settings
         # A few sweeps may be late. However rare they are, one look alone never proves a death.
         longest_step = min(max(runtime.sweep_interval * 3, settings.lease_duration / 3), settings.lease_duration / 2)
-        self._watch = Watch(settings.lease_duration, longest_step=longest_step, clock=runtime.monotonic)
+        self._watch = Watch(_patience(runtime), longest_step=longest_step, clock=runtime.monotonic)
         self._cursors: dict[str, str] = {}
         self._orphans: set[str] = set()
         self.is_behind: bool = False
@@ -171,3 +175,16 @@ class Recovery:
             )
             return LostTooOften(record.name, times)
         return RunLost(attempt=record.attempt, wake_at=tried_again_at(record, policy, self._runtime.now()))
+
+
+def _patience(runtime: TaskRuntime) -> timedelta:
+    """For how long a heartbeat may be seen not to change.
+
+    In a fleet, where sweeps are rare, a beat is seen up to a sweep after it was made, and its absence up to a sweep
+    after the lease was over. So it is waited for that much less, and a death is found within the lease and one sweep. A
+    process that cannot renew has stopped its runs by then (`lease.STOPS_AFTER`).
+    """
+    lease = runtime.settings.lease_duration
+    if not runtime.engine.abilities.remote:
+        return lease
+    return max(lease - runtime.sweep_interval, lease * LEAST_PATIENCE)

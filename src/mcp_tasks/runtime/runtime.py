@@ -146,7 +146,7 @@ class TaskRuntime:
             if self.runs_tools:
                 await self.lease.renew()
             tools = await self.dispatch.learn_tools()
-            await self.engine.start(self.execute if self.runs_tools else None, self._served(tools))
+            await self.engine.start(self.execute if self.runs_tools else None, await self._served(tools))
             await self.janitor.recover_lost()
             await self.janitor.start_waiting()
         except BaseException:
@@ -190,11 +190,15 @@ class TaskRuntime:
         # What a real death leaves to the lease: here the process goes on, and would seem alive.
         await self.store.retire(self.worker)
 
-    def _served(self, tools: Mapping[str, ToolPolicy]) -> Serves:
+    async def _served(self, tools: Mapping[str, ToolPolicy]) -> Serves:
         """What this process takes from an engine: tasks of its queues, and of the tools that it has."""
-        queues = self.queues or {DEFAULT_QUEUE, *(policy.queue for policy in tools.values())}
-        served = [name for name, policy in tools.items() if policy.queue in queues]
-        return Serves(namespace=self.namespace, queues=sorted(queues), tools=sorted(served))
+        homes = {name: policy.queue for name, policy in tools.items()}
+        queues = self.queues
+        if queues is None:
+            # Those in which something waits, too: a tool may have had another queue when a task of it was made.
+            left = await self.store.backlog(self.namespace) if self.engine.abilities.remote else {}
+            queues = {DEFAULT_QUEUE, *homes.values(), *left}
+        return Serves(namespace=self.namespace, queues=sorted(queues), tools=sorted(tools), homes=homes)
 
     def _stop_services(self) -> None:
         for service in self._services:

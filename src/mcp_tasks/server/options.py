@@ -35,6 +35,10 @@ LONGEST_POLL_INTERVAL: Final = timedelta(days=1)
 """Beyond it no task would be polled while anybody still waits, and clients count milliseconds in 32 bits."""
 
 
+MOST_URGENT: Final = 1_000
+"""The highest priority, and below zero the lowest: every backend can keep them."""
+
+
 class Unset:
     """The author said nothing; None means something else."""
 
@@ -93,7 +97,7 @@ class ToolOptions(TypedDict, total=False):
     said."""
 
     priority: int
-    """Tasks of a higher number are started before others of the same queue. 0 unless said."""
+    """Tasks of a higher number are started before others of the same queue: -1,000 to 1,000, and 0 unless said."""
 
     max_at_work: int | None
     """How many runs of the tool may be at work at a time, over all processes that share the store. Others wait."""
@@ -147,7 +151,7 @@ class TaskOptions:
             check_ways(self.fallback)
         check_flag("join_running", self.join_running)
         check_text("queue", self.queue)
-        check_number("priority", self.priority, -1_000)
+        check_number("priority", self.priority, -MOST_URGENT, MOST_URGENT)
         if self.max_at_work is not None:
             check_number("max_at_work", self.max_at_work, 1)
         if self.version is not None:

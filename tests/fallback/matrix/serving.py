@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -17,7 +16,8 @@ from typing import Any, Final
 
 import anyio
 
-from tests.helpers.process import ENVIRONMENT, ROOT, STOP_LIMIT
+from tests.helpers.forking import fork
+from tests.helpers.process import ENVIRONMENT, STOP_LIMIT
 from tests.helpers.rpc import PATIENCE
 
 MODULE: Final = "tests.fallback.matrix.server"
@@ -96,7 +96,7 @@ class HttpServers:
     ) -> None:
         self._folder = place.folder
         self._sockets = {name: stack.enter_context(_listening()) for name in doors}
-        self._command = place.command(
+        self._config = place.config(
             doors=[{**door, "fd": self._sockets[name].fileno()} for name, door in doors.items()], **said
         )
         stack.callback(self.kill)
@@ -114,7 +114,7 @@ class HttpServers:
     def start(self) -> None:
         """Start it, for the first time or again. Whoever connects before it serves waits: the ports are open."""
         numbers = [each.fileno() for each in self._sockets.values()]
-        self._process = subprocess.Popen(self._command, cwd=ROOT, env=ENVIRONMENT, pass_fds=numbers)
+        self._process = fork(MODULE, self._config, env=ENVIRONMENT, pass_fds=numbers)
         built = self._folder / f"{self._process.pid}.up"
         deadline = time.monotonic() + PATIENCE
         while not built.exists():

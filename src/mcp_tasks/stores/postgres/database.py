@@ -27,7 +27,7 @@ Query: TypeAlias = tuple[bytes, dict[str, Any]]
 """A statement and its values."""
 Row: TypeAlias = tuple[Any, ...]
 
-LONGEST_STATEMENT: Final = 60.0
+LONGEST_STATEMENT: Final = 20.0
 """Seconds after which a statement is given up: the server hangs, or somebody holds a lock for ever."""
 
 _ASK_AGAIN: Final = 1.0

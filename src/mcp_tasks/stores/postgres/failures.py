@@ -64,7 +64,8 @@ _MEANINGS: Final[dict[str, tuple[type[StoreError], str]]] = {
     "3D000": (StoreUnavailable, "is not there. Create the database, or correct its name in the URL."),
     "42501": (
         StoreUnavailable,
-        "does not let the user do this. Grant it CREATE on the schema for the first start, and all on its tables.",
+        "does not let the user do this. For the first start grant it CREATE on the database and on the schema, and all "
+        "on its tables.",
     ),
     "42P01": (StoreCorrupt, "has lost tables of the store. Restore a backup, or restart to have them made."),
     "42703": (StoreCorrupt, "has tables of another shape. Restore a backup, or choose another database."),
