@@ -3,6 +3,7 @@
     python -m bench.fleet times      create, get and end to end over HTTP, on all three in turns
     python -m bench.fleet trips      round trips of the same, counted at the socket
     python -m bench.fleet rate       no-op tasks a second, beside the engine alone on the same server
+    python -m bench.fleet cpu        the processor's time of a task on Redis, beside that of a job of Docket alone
     python -m bench.fleet idle       round trips a second of three workers and two servers with nothing to do
     python -m bench.fleet memory     memory and connections of one process
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import resource
 import statistics
 import tempfile
 import time
@@ -209,6 +211,30 @@ async def rates(rounds: int, count: int) -> None:
         print(f"| {name} | {statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f}) | {ratio} |")
 
 
+# Processor time
+
+
+async def processor(count: int) -> None:
+    """What Docket alone needs for a job and we for a task, in the processor's time: others at work disturb it less."""
+    with valkey() as server:
+        few, many = [await _of_bare(server.url, number) for number in (10, 2 * count)]
+        # What both have in common is the start of the worker.
+        worker, sender = ((after - before) / (2 * count - 10) for before, after in zip(few, many, strict=True))
+        print("| ms of the processor, on Redis | worker | sender |")
+        print("|---|---|---|")
+        print(f"| a job of Docket alone | {1000 * worker:.2f} | {1000 * sender:.2f} |")
+        worker, sender = await fleet_tasks.processor(f"{server.url[:-1]}1", count)
+        print(f"| a task | {1000 * worker:.2f} | {1000 * sender:.2f} |")
+
+
+async def _of_bare(url: str, jobs: int) -> tuple[float, float]:
+    children, own = resource.getrusage(resource.RUSAGE_CHILDREN), time.process_time()
+    await docket.bare(url, jobs)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    worker = after.ru_utime + after.ru_stime - children.ru_utime - children.ru_stime
+    return worker, time.process_time() - own
+
+
 # At rest
 
 
@@ -275,7 +301,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.fleet", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["times", "trips", "rate", "idle", "memory"])
+    parser.add_argument("what", choices=["times", "trips", "rate", "cpu", "idle", "memory"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--count", type=int, default=500, help="tasks of one rate")
     parser.add_argument("--seconds", type=float, default=20.0, help="of being idle")
@@ -288,6 +314,8 @@ def main() -> None:
             trips()
         case "rate":
             asyncio.run(rates(options.rounds, options.count))
+        case "cpu":
+            asyncio.run(processor(options.count))
         case "idle":
             idle(options.seconds)
         case _:

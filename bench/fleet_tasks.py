@@ -11,7 +11,8 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 from bench.servers import ROOT, environment
@@ -54,33 +55,47 @@ def runtime(url: str, *, runs_tools: bool) -> TaskRuntime:
     )
 
 
-async def rate(url: str, count: int, *, workers: int = 1) -> float:
-    """Tasks a second: one process makes them, others run them, and the last has its result in the store."""
-    processes = [started(url) for _ in range(workers)]
+async def rate(url: str, count: int) -> float:
+    """Tasks a second: one process makes them, another runs them, and the last has its result in the store."""
+    async with _pair(url) as (run_all, _):
+        began = time.perf_counter()
+        await run_all(count)
+        return count / (time.perf_counter() - began)
+
+
+async def processor(url: str, count: int) -> tuple[float, float]:
+    """Seconds of the processor for one task: of the worker, and of who makes it."""
+    async with _pair(url) as (run_all, pid):
+        clock = (~pid << 3) | 2
+        worker, sender = time.clock_gettime(clock), time.process_time()
+        await run_all(count)
+        return (time.clock_gettime(clock) - worker) / count, (time.process_time() - sender) / count
+
+
+@asynccontextmanager
+async def _pair(url: str) -> AsyncGenerator[tuple[Callable[[int], Awaitable[None]], int]]:
+    """What makes so many tasks and returns when all have ended, and the worker that runs them, which is there."""
+    process = started(url)
     server = runtime(url, runs_tools=False)
     await server.start()
-    try:
 
-        async def launch(number: int) -> None:
-            await server.launch(REQUEST, owner=None, retention=None)
+    async def launch(number: int) -> None:
+        await server.launch(REQUEST, owner=None, retention=None)
 
-        async def some_run() -> bool:
-            return bool((await server.list(EVERYBODY, status=TaskStatus.WORKING, limit=1)).records)
+    async def some_run() -> bool:
+        return bool((await server.list(EVERYBODY, status=TaskStatus.WORKING, limit=1)).records)
 
-        async def all_ended() -> None:
-            while await some_run():  # noqa: ASYNC110 - the store is the only one to know
-                await asyncio.sleep(0.02)
-
-        await send(launch, workers)
-        await all_ended()
-        began = time.perf_counter()
+    async def run_all(count: int) -> None:
         await send(launch, count)
-        await all_ended()
-        return count / (time.perf_counter() - began)
+        while await some_run():  # noqa: ASYNC110 - the store is the only one to know
+            await asyncio.sleep(0.02)
+
+    try:
+        await run_all(1)
+        yield run_all, process.pid
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()
         await server.stop()
 
 
