@@ -69,8 +69,7 @@ class Writes:
             int(key_until_end),
             *names.indexed(record, sort_key(record)).arguments(),
             *names.share_arguments(None if handing is None else handing.share),
-            # Where an engine carries it, nobody has to hear of it.
-            *(self._hint(record) if handing is None else _list(())),
+            *self._hint(record),
         )
         match answer:
             case [b"made", handed]:

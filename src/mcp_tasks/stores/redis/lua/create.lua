@@ -54,7 +54,7 @@ if key then
 end
 reindex(id, NOWHERE, false, indexed, handed)
 keep_for(id, milliseconds, packed, key, false)
-if hint[1] and is_queued(indexed) then
+if is_queued(indexed) then
   call('PUBLISH', hint[1], hint[2])
 end
 return { 'made', handed and '1' or '0' }
