@@ -48,6 +48,7 @@ from mcp_tasks.stores.postgres.handing import HandingOut
 from mcp_tasks.stores.postgres.notifier import PostgresNotifier
 from mcp_tasks.stores.postgres.schema import prepare
 from mcp_tasks.stores.postgres.text import from_owner, from_text, to_text
+from mcp_tasks.stores.together import LARGEST
 from mcp_tasks.stores.unreadable import UnreadableLog
 
 T = TypeVar("T")
@@ -170,6 +171,26 @@ class PostgresStore:
         rows = await self._database.rows(queries.GET, {"id": to_text(task_id)})
         return self._record(to_text(task_id), *rows[0]) if rows else None
 
+    async def get_with_request(self, task_id: str) -> tuple[TaskRecord, TaskRequest | None] | None:
+        """The record as of now and its request, unless that is large. One round trip."""
+        values = {"id": to_text(task_id), "largest": LARGEST}
+        for *row, request in await self._database.rows(queries.GET_WITH_REQUEST, values):
+            record = self._record(to_text(task_id), *row)
+            if request is None:
+                return record, None
+            return record, self._codec.decode_request(task_id, request, owner=record.owner)
+        return None
+
+    async def get_with_outcome(self, task_id: str) -> tuple[TaskRecord, Outcome | None] | None:
+        """The record as of now, and how the task ended. One round trip."""
+        rows = await self._database.rows(queries.GET_WITH_OUTCOME, {"id": to_text(task_id)})
+        for *row, body, _ in rows:
+            record = self._record(to_text(task_id), *row)
+            if body is None:
+                return record, None
+            return record, await self._outcome(task_id, [(row[0], *rows[0][-2:])])
+        return None
+
     async def request(self, task_id: str) -> TaskRequest | None:
         """What was asked for."""
         rows = await self._database.rows(queries.REQUEST, {"id": to_text(task_id)})
@@ -183,8 +204,9 @@ class PostgresStore:
 
     async def outcome(self, task_id: str) -> Outcome | None:
         """How the task ended."""
-        rows = await self._database.rows(queries.OUTCOME, {"id": to_text(task_id)})
+        return await self._outcome(task_id, await self._database.rows(queries.OUTCOME, {"id": to_text(task_id)}))
 
+    async def _outcome(self, task_id: str, rows: Sequence[Row]) -> Outcome | None:
         def decode() -> Outcome | None:
             for owner, body, meta in rows:
                 return self._codec.decode_outcome(task_id, body, meta, owner=from_owner(owner))
