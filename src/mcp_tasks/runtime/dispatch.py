@@ -52,6 +52,7 @@ class Dispatch:
     def __init__(self, runtime: TaskRuntime) -> None:
         self._runtime = runtime
         self._is_remote = runtime.engine.abilities.remote
+        self._jobs = runtime.engine if isinstance(runtime.engine, WritesJobs) else None
         self._reason = asyncio.Event()
         self._looked_at = -LOOK_AGAIN
         self._found_at = -LOOK_AGAIN
@@ -81,12 +82,11 @@ class Dispatch:
 
     def handing(self, record: TaskRecord) -> Handing | None:
         """How a new task is handed out with its creation; None for an engine that is handed every task."""
-        engine = self._runtime.engine
         if not self._is_remote:
             return None
         job = None
-        if isinstance(engine, WritesJobs):
-            job = engine.job(record.id, route=self.route(record), namespace=self._runtime.namespace)
+        if self._jobs is not None:
+            job = self._jobs.job(record.id, route=self.route(record), namespace=self._runtime.namespace)
         return Handing(share=self._share(), job=job)
 
     async def created(self, record: TaskRecord, handing: Handing | None) -> None:
