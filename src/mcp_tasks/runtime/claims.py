@@ -278,7 +278,7 @@ class Claims:
         """Have those run that could not be before: they were on trial, or too many were at work. All of them: some may
         be gone by now."""
         for task_id in task_ids:
-            call = asyncio.create_task(self._runtime.resubmit(task_id))
+            call = asyncio.create_task(self._runtime.dispatch.resubmit(task_id))
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
 

@@ -19,9 +19,9 @@ from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import InputAnswered, InputHosted, TaskAnnounced, TaskCancelled
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json import JsonObject, JsonValue
-from mcp_tasks.core.record import DEFAULT_QUEUE, Outcome, TaskRecord, TaskRequest
+from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.engines.base import Engine, Serves, Slot
+from mcp_tasks.engines.base import Engine, Slot
 from mcp_tasks.errors import AnswerRefused, StoreError, StoreUnavailable, VersionConflict
 from mcp_tasks.runtime.alarms import Alarms
 from mcp_tasks.runtime.changes import Changes
@@ -146,7 +146,7 @@ class TaskRuntime:
             if self.runs_tools:
                 await self.lease.renew()
             tools = await self.dispatch.learn_tools()
-            await self.engine.start(self.execute if self.runs_tools else None, await self._served(tools))
+            await self.engine.start(self.execute if self.runs_tools else None, await self.dispatch.served(tools))
             await self.janitor.recover_lost()
             await self.janitor.start_waiting()
         except BaseException:
@@ -189,16 +189,6 @@ class TaskRuntime:
         await self.engine.stop(self.settings.stop_timeout)
         # What a real death leaves to the lease: here the process goes on, and would seem alive.
         await self.store.retire(self.worker)
-
-    async def _served(self, tools: Mapping[str, ToolPolicy]) -> Serves:
-        """What this process takes from an engine: tasks of its queues, and of the tools that it has."""
-        homes = {name: policy.queue for name, policy in tools.items()}
-        queues = self.queues
-        if queues is None:
-            # Those in which something waits, too: a tool may have had another queue when a task of it was made.
-            left = await self.store.backlog(self.namespace) if self.engine.abilities.remote else {}
-            queues = {DEFAULT_QUEUE, *homes.values(), *left}
-        return Serves(namespace=self.namespace, queues=sorted(queues), tools=sorted(tools), homes=homes)
 
     def _stop_services(self) -> None:
         for service in self._services:
@@ -362,17 +352,6 @@ class TaskRuntime:
     async def submit_later(self, record: TaskRecord) -> None:
         """Have a parked task run when its time comes, if the engine can wait for it; a sweep finds it in any case."""
         await self.dispatch.after(record)
-
-    async def resubmit(self, task_id: str) -> None:
-        """Have a task run that may be queued: this process has only its id. Whatever is wrong with it, a sweep says."""
-        try:
-            record = await self.store.get(task_id)
-            if record is not None and record.is_queued(self.now()):
-                if self.engine.abilities.remote:
-                    await self.store.hand_back(task_id)
-                await self.submit(record)
-        except StoreError as exc:
-            logger.debug("task %s… could not be submitted again: %s", task_id[:12], exc)
 
     def serves(self, queue: str) -> bool:
         """Whether this process runs tasks of the queue."""
