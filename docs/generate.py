@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 from docs import reference
@@ -12,6 +13,8 @@ from mcp_tasks.core.status import TaskStatus
 LIFECYCLE = Path(__file__).with_name("lifecycle.md")
 REFERENCE = Path(__file__).with_name("reference.md")
 ENGINES = Path(__file__).with_name("engines.md")
+GENERATED = (LIFECYCLE, ENGINES, REFERENCE)
+"""Every page that has generated parts."""
 CELERY = Path(__file__).parents[1] / "examples" / "celery_engine.py"
 
 
@@ -65,8 +68,9 @@ def filled(page: str) -> str:
     return page
 
 
+@cache
 def pages() -> dict[Path, str]:
-    """Every page that has generated parts, as it should be."""
+    """The pages that have generated parts, as they should be."""
     return {**{page: filled(page.read_text()) for page in (LIFECYCLE, ENGINES)}, REFERENCE: reference.page()}
 
 

@@ -53,7 +53,7 @@ class CeleryCarrier:
 
     async def take(self, deliver: Deliver, serves: Serves) -> None:
         """Hand over what arrives in the queues of the routes served, until cancelled."""
-        queues = [self._queue(queue, tool) for queue in serves.queues for tool in (None, *serves.tools)]
+        queues = [self._queue(queue, tool) for queue, tool in serves.routes()]
         taking = _Taking(self.app, queues, deliver)
         thread = asyncio.get_running_loop().run_in_executor(None, taking.run)
         try:

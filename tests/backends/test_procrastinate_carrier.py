@@ -316,3 +316,21 @@ def test_a_url_that_is_none_is_refused_without_being_repeated() -> None:
 def test_an_engine_has_a_connection() -> None:
     with pytest.raises(InvalidOption, match="connections"):
         ProcrastinateEngine("postgresql://host/x", connections=0)
+
+
+async def test_a_connection_asks_for_nothing_that_poolers_refuse() -> None:
+    asked = bytearray()
+
+    async def look(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.extend(await reader.read(4096))
+        writer.close()
+
+    async with await asyncio.start_server(look, "127.0.0.1", 0) as pooler:
+        port = pooler.sockets[0].getsockname()[1]
+        carrier = ProcrastinateCarrier(
+            f"postgresql://somebody@127.0.0.1:{port}/tasks?sslmode=disable&gssencmode=disable"
+        )
+        with pytest.raises(StoreUnavailable):
+            await carrier.open("here")
+    assert b"somebody\0" in asked
+    assert b"options\0" not in asked

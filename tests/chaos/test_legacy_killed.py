@@ -114,7 +114,8 @@ def asked_then_killed(*options: str) -> str:
     finally:
         process.kill()
         process.wait()
-        process.stdout.close()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def test_an_error_that_was_answered_is_the_tools_again_after_the_server_was_killed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.forking import Forked, fork
+from tests.helpers.forking import Forked, fork, piped
 
 ROOT = Path(__file__).parent.parent.parent
 LIMIT = 40.0
@@ -147,7 +148,7 @@ def serving(module: str, folder: Path) -> Generator[str]:
 
 def stdio_command(folder: Path) -> str:
     """The command of a stdio server that asks."""
-    return f"{sys.executable} -m tests.cli.asking_server --db {folder / 'stdio.db'}"
+    return shlex.join(piped("tests.cli.asking_server", "--db", str(folder / "stdio.db")))
 
 
 def _free_port() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -28,6 +27,7 @@ from mcp_tasks.client import (
 from mcp_tasks.errors import UsageError
 from mcp_tasks.testing import fixture_server
 from tests.client.connecting import Person, begin, connect, text
+from tests.helpers.forking import piped
 from tests.helpers.http import serving
 from tests.helpers.lowlevel import build_lowlevel
 from tests.helpers.process import ENVIRONMENT, ROOT
@@ -49,8 +49,8 @@ async def client(request: pytest.FixtureRequest) -> AsyncGenerator[Client]:
 
 async def _target(way: str, stack: AsyncExitStack) -> Any:
     if way == "stdio":
-        arguments = ["-m", "tests.helpers.process", "stdio"]
-        return StdioServerParameters(command=sys.executable, args=arguments, cwd=ROOT, env=ENVIRONMENT)
+        command, *arguments = piped("tests.helpers.process", "stdio")
+        return StdioServerParameters(command=command, args=arguments, cwd=ROOT, env=ENVIRONMENT)
     server = build(Tasks("memory://", settings=QUICK))
     if way == "memory":
         return server

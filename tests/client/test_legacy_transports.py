@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from mcp.server.mcpserver import Context
 from mcp_tasks import Tasks
 from mcp_tasks.client import TaskFailed, TasksClient, call_tool, reconnecting_http, stdio_transport, with_tasks
 from tests.client.connecting import Person, begin, text
+from tests.helpers.forking import piped
 from tests.helpers.http import serving, serving_app
 from tests.helpers.process import ENVIRONMENT, ROOT
 from tests.helpers.rpc import PATIENCE
@@ -128,12 +128,8 @@ async def test_without_sessions_tasks_work_and_a_question_fails_clearly() -> Non
 
 
 async def test_a_stdio_server_is_driven(tmp_path: Path) -> None:
-    server = StdioServerParameters(
-        command=sys.executable,
-        args=["-m", "tests.cli.asking_server", "--db", str(tmp_path / "tasks.db")],
-        env=dict(ENVIRONMENT),
-        cwd=ROOT,
-    )
+    command, *arguments = piped("tests.cli.asking_server", "--db", str(tmp_path / "tasks.db"))
+    server = StdioServerParameters(command=command, args=arguments, env=dict(ENVIRONMENT), cwd=ROOT)
     tasks = TasksClient(ledger=tmp_path / "ledger.db")
     async with Client(stdio_transport(server), mode="legacy", extensions=[tasks]) as client:
         with anyio.fail_after(PATIENCE):

@@ -6,7 +6,6 @@ A client that has never heard of tasks is answered differently by design in few 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from mcp_types import (
 from pydantic import BaseModel, FileUrl
 
 from mcp_tasks.fallback.schema import HANDLE_SCHEMA
-from tests.everything.site import command
+from tests.helpers.forking import piped
 from tests.helpers.process import ENVIRONMENT, ROOT
 
 ERAS: Final = {"older": "legacy", "newer": "auto"}
@@ -98,8 +97,8 @@ async def visiting(where: Any, mode: Any, *, log_level: Any = "info", **more: An
 def target(site: str, kind: str, way: str, options: Sequence[str] = ()) -> Any:
     """Where the server `kind` (one of `site.KINDS`) is served the way that is named."""
     if way == "stdio":
-        arguments = command("stdio", "--kind", kind, *options)[1:]
-        return StdioServerParameters(command=sys.executable, args=arguments, cwd=ROOT, env=ENVIRONMENT)
+        command, *arguments = piped("tests.everything.site", "stdio", "--kind", kind, *options)
+        return StdioServerParameters(command=command, args=arguments, cwd=ROOT, env=ENVIRONMENT)
     if way == "old":
         return sse_client(f"{site}/{kind}/old/sse")
     return f"{site}/{kind}/{way}/mcp"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from mcp_types import ElicitRequestParams, ElicitResult, TextContent
 
 from mcp_tasks.fallback import asked
 from tests.fallback.asking_process import asking_server
+from tests.helpers.forking import piped
 from tests.helpers.http import serving
 from tests.helpers.older import PipeClient, http_session, pipe_session
 from tests.helpers.process import ROOT
@@ -47,7 +47,8 @@ class Person:
 async def connected(transport: str, person: Person) -> AsyncGenerator[Client]:
     """The SDK's client, in its older mode."""
     if transport == "stdio":
-        parameters = StdioServerParameters(command=sys.executable, args=["-m", MODULE, "stdio"], cwd=ROOT)
+        command, *arguments = piped(MODULE, "stdio")
+        parameters = StdioServerParameters(command=command, args=arguments, cwd=ROOT)
         async with Client(stdio_client(parameters), mode="legacy", elicitation_callback=person) as client:
             yield client
     elif transport == "memory":

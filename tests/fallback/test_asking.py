@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -18,6 +17,7 @@ from mcp_types import ElicitRequestParams, ElicitResult, TextContent
 from mcp_tasks.fallback import asked
 from mcp_tasks.fallback.asked import asked_by
 from tests.fallback.waiting_server import waiting_server
+from tests.helpers.forking import piped
 from tests.helpers.http import HttpWire, serving
 from tests.helpers.older import (
     ASKABLE,
@@ -426,7 +426,8 @@ async def sdk_client(transport: str, answered: anyio.Event) -> AsyncGenerator[Cl
         return ElicitResult(action="accept", content={"name": "Ada"})
 
     if transport == "stdio":
-        parameters = StdioServerParameters(command=sys.executable, args=["-m", MODULE, "stdio"], cwd=ROOT)
+        command, *arguments = piped(MODULE, "stdio")
+        parameters = StdioServerParameters(command=command, args=arguments, cwd=ROOT)
         async with Client(stdio_client(parameters), mode="legacy", elicitation_callback=person) as client:
             yield client
         return

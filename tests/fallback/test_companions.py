@@ -27,8 +27,9 @@ from mcp_tasks.fallback.ways import Fallback
 from mcp_tasks.protocol import Caller
 from mcp_tasks.stores.base import InSession
 from tests.fallback.rendering import MODERN, MODES, SOON, Farm, Publish, chat, facts_of, handle_of, text_of
+from tests.helpers.forking import piped
 from tests.helpers.http import serving
-from tests.helpers.process import ENVIRONMENT, ROOT, command
+from tests.helpers.process import ENVIRONMENT, ROOT
 from tests.unit.tooling import call_of, new_server, outcome_of, running_tools, until_status
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -255,7 +256,7 @@ async def test_a_task_that_ended_with_an_error_is_listed_as_that(mode: str) -> N
 @either_mode
 async def test_a_host_that_lost_the_answer_finds_its_task_after_a_restart(mode: str, tmp_path: Path) -> None:
     def process(gate: str) -> StdioServerParameters:
-        program, *arguments = command(f"sqlite:///{tmp_path}/tasks.db", gate, module="tests.fallback.rendering")
+        program, *arguments = piped("tests.fallback.rendering", f"sqlite:///{tmp_path}/tasks.db", gate)
         return StdioServerParameters(command=program, args=arguments, cwd=ROOT, env=ENVIRONMENT)
 
     async with chat(process("closed"), mode) as client:

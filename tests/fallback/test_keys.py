@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
@@ -22,10 +20,10 @@ from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import FakeClock
 from tests.fallback.replicas import NoteStore, Replica
 from tests.helpers.cipher import AesCipher
+from tests.helpers.forking import PIPE, Forked, fork
 
 pytestmark = pytest.mark.anyio
 
-ROOT = Path(__file__).parents[2]
 MICROSECOND = timedelta(microseconds=1)
 
 
@@ -50,28 +48,27 @@ async def opened(path: Path, codec: Codec | None = None) -> AsyncGenerator[Sqlit
 
 
 @contextmanager
-def children(path: Path, count: int) -> Generator[Sequence[subprocess.Popen[str]]]:
+def children(path: Path, count: int) -> Generator[Sequence[Forked]]:
     """Processes that seal when they get a line."""
-    command = [sys.executable, "-m", "tests.fallback.keys_child", str(path)]
-    started = [
-        subprocess.Popen(command, cwd=ROOT, text=True, bufsize=1, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        for _ in range(count)
-    ]
+    started = [fork("tests.fallback.keys_child", str(path), stdin=PIPE, stdout=PIPE, text=True) for _ in range(count)]
     try:
         assert [said(child) for child in started] == ["ready"] * count
         yield started
     finally:
         for child in started:
             child.kill()
-            child.communicate()
+            child.wait()
+            for pipe in (child.stdin, child.stdout):
+                assert pipe is not None
+                pipe.close()
 
 
-def tell(child: subprocess.Popen[str]) -> None:
+def tell(child: Forked) -> None:
     assert child.stdin is not None
     child.stdin.write("\n")
 
 
-def said(child: subprocess.Popen[str]) -> str:
+def said(child: Forked) -> str:
     assert child.stdout is not None
     return child.stdout.readline().strip()
 

@@ -20,6 +20,7 @@ from mcp_types import LOG_LEVEL_META_KEY, CallToolResult, InputRequiredResult, L
 
 from mcp_tasks import Fallback
 from tests.fallback.live_server import MARKED, PLAIN, SHORT, build_live
+from tests.helpers.forking import piped
 from tests.helpers.http import HttpWire, initialize, modern_headers, serving
 from tests.helpers.older import OWN_STREAM, http_session
 from tests.helpers.process import ENVIRONMENT, ROOT
@@ -120,9 +121,8 @@ class Listener:
 
 @pytest.mark.parametrize("mode", [MODERN, "legacy"])
 async def test_clients_of_the_sdk_over_stdio_hear_what_they_hear_of_a_plain_call(mode: str) -> None:
-    parameters = StdioServerParameters(
-        command=sys.executable, args=["-m", "tests.fallback.live_server"], cwd=ROOT, env=ENVIRONMENT
-    )
+    command, *arguments = piped("tests.fallback.live_server")
+    parameters = StdioServerParameters(command=command, args=arguments, cwd=ROOT, env=ENVIRONMENT)
     listener, logs = Listener(), 2 if mode == MODERN else 3
     async with Client(
         stdio_client(parameters), mode=mode, logging_callback=listener.on_log, log_level="info"

@@ -24,9 +24,11 @@ from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any, Final
 
 ROOT = Path(__file__).parents[2]
+PIPED = Path(__file__).with_name("piped.py")
 PIPE: Final = subprocess.PIPE
 
 _ORDER_SIZE = 1 << 17
@@ -110,7 +112,12 @@ def fork(
     text: bool = False,
 ) -> Forked:
     """Start `python -m module arguments` in the root of the project; files are what they are to `subprocess.Popen`."""
-    order = {"module": module, "arguments": arguments, "environment": dict(os.environ if env is None else env)}
+    order = {
+        "module": module,
+        "arguments": arguments,
+        "environment": dict(os.environ if env is None else env),
+        "cwd": str(ROOT),
+    }
     files: list[int] = []
     ours: dict[int, IO[Any]] = {}
     close: list[int] = []
@@ -129,31 +136,42 @@ def fork(
             theirs = number if given is None else given if isinstance(given, int) else given.fileno()
         files.append(theirs)
     more = list(pass_fds)
-    replies, reply = socket.socketpair()
-    data = json.dumps({**order, "numbers": [0, 1, 2, *more]}).encode()
-    with reply:
-        socket.send_fds(_zygote(), [data], [reply.fileno(), *files, *more])
+    # Each message comes as a whole: first the id, then the exit code.
+    zygote = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    zygote.connect(_zygote())
+    socket.send_fds(zygote, [json.dumps({**order, "numbers": [0, 1, 2, *more]}).encode()], [*files, *more])
     for file in close:
         os.close(file)
-    # Not buffered: its end may be told in the same breath.
-    with replies.makefile("rb", buffering=0) as line:
-        return Forked(int(line.readline()), replies, ours.get(0), ours.get(1))
+    return Forked(int(zygote.recv(64)), zygote, ours.get(0), ours.get(1))
+
+
+def piped(module: str, *arguments: str) -> list[str]:
+    """A command that is to its pipes what `python -m module arguments` is, for those who start processes themselves.
+
+    It is another process that serves the pipes: for tests that need its id, this is nothing.
+    """
+    return [sys.executable, "-I", "-S", str(PIPED), _zygote(), module, *arguments]
 
 
 @cache
-def _zygote() -> socket.socket:
-    """Where orders go: to a process that lives as long as this one."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        command = [sys.executable, "-m", "tests.helpers.forking", str(theirs.fileno())]
-        process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+def _zygote() -> str:
+    """Where orders go: the socket of a process that lives as long as this one."""
+    folder = TemporaryDirectory(prefix="mcp-tasks-fork-")
+    path = str(Path(folder.name) / "zygote")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        # From here on orders are taken, and wait.
+        listener.listen(64)
+        number = listener.fileno()
+        command = [sys.executable, "-m", "tests.helpers.forking", str(number)]
+        process = subprocess.Popen(command, cwd=ROOT, pass_fds=[number], stdin=subprocess.PIPE)
 
     def end() -> None:
-        ours.close()
-        process.wait()
+        process.communicate()
+        folder.cleanup()
 
     atexit.register(end)
-    return ours
+    return path
 
 
 # The process that forks
@@ -166,23 +184,25 @@ def main(number: int) -> None:
     # What is there now is there for good: no process has to look through it, nor to copy it for that.
     gc.collect()
     gc.freeze()
-    orders = socket.socket(fileno=number)
+    listener = socket.socket(fileno=number)
     while True:
-        data, files, _, _ = socket.recv_fds(orders, _ORDER_SIZE, _MOST_FILES)
-        if not data:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        if listener not in ready:
             return
+        caller, _ = listener.accept()
         if os.fork() == 0:
-            orders.close()
             break
-        for file in files:
-            os.close(file)
+        caller.close()
         _reap()
-    order: dict[str, Any] = json.loads(data)
-    with socket.socket(fileno=files[0]) as replies:
-        pid = os.fork()
-        if pid:
-            _look_after(pid, replies, files[1:])
-    _become(order, files[1:])
+    listener.close()
+    data, files, _, _ = socket.recv_fds(caller, _ORDER_SIZE, _MOST_FILES)
+    if not data:
+        return
+    pid = os.fork()
+    if pid:
+        _look_after(pid, caller, files)
+    caller.close()
+    _become(json.loads(data), files)
 
 
 def _reap() -> None:
@@ -191,18 +211,18 @@ def _reap() -> None:
             pass
 
 
-def _look_after(pid: int, replies: socket.socket, files: Iterable[int]) -> None:
+def _look_after(pid: int, caller: socket.socket, files: Iterable[int]) -> None:
     """Say its id, and its exit code when it has ended; end it if nobody cares any more."""
     for file in files:
         os.close(file)
     with suppress(OSError):
-        replies.sendall(f"{pid}\n".encode())
+        caller.sendall(str(pid).encode())
         ended = os.pidfd_open(pid)
-        ready, _, _ = select.select([ended, replies], [], [])
+        ready, _, _ = select.select([ended, caller], [], [])
         if ended not in ready:
             os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        replies.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+        caller.sendall(str(os.waitstatus_to_exitcode(status)).encode())
     os._exit(0)
 
 
@@ -214,6 +234,7 @@ def _become(order: Mapping[str, Any], files: Iterable[int]) -> None:
     for file, number in zip(high, order["numbers"], strict=True):
         os.dup2(file, number)
         os.close(file)
+    os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["environment"])
     sys.argv = [order["module"], *order["arguments"]]

@@ -13,7 +13,6 @@ import asyncio
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,11 +30,6 @@ from tests.helpers.server import QUICK, build
 ROOT = Path(__file__).parent.parent.parent
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("MCP_TASKS")}
 STOP_LIMIT = 10.0
-
-
-def command(*arguments: str, module: str = "tests.helpers.process") -> list[str]:
-    """The command line of a server process."""
-    return [sys.executable, "-m", module, *arguments]
 
 
 @contextmanager

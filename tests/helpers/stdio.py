@@ -10,7 +10,8 @@ from typing import Any
 
 import anyio
 
-from tests.helpers.process import ENVIRONMENT, ROOT, STOP_LIMIT, command
+from tests.helpers.forking import piped
+from tests.helpers.process import ENVIRONMENT, ROOT, STOP_LIMIT
 from tests.helpers.rpc import PATIENCE, Reply, loads
 
 LINE_LIMIT = 64 * 2**20
@@ -79,7 +80,7 @@ async def stdio_process(*arguments: str, module: str = "tests.helpers.process") 
     """A server process that serves stdio while the block lasts; it must end by itself when its input does."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        *command("stdio", *arguments, module=module),
+        *piped(module, "stdio", *arguments),
         cwd=ROOT,
         env=ENVIRONMENT,
         stdin=pipe,

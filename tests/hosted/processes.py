@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -11,7 +10,7 @@ import anyio
 from mcp import StdioServerParameters
 
 from mcp_tasks.client import ServerTransport, stdio_transport
-from tests.helpers.forking import Forked, fork
+from tests.helpers.forking import Forked, fork, piped
 from tests.helpers.process import ENVIRONMENT, ROOT
 
 SERVER = "tests.hosted.asking_server"
@@ -19,8 +18,8 @@ SERVER = "tests.hosted.asking_server"
 
 def over_stdio(*options: str) -> ServerTransport:
     """A server process at the other end of two pipes."""
-    args = ["-m", SERVER, "stdio", *options]
-    return stdio_transport(StdioServerParameters(command=sys.executable, args=args, cwd=ROOT, env=ENVIRONMENT))
+    command, *arguments = piped(SERVER, "stdio", *options)
+    return stdio_transport(StdioServerParameters(command=command, args=arguments, cwd=ROOT, env=ENVIRONMENT))
 
 
 class HttpServer:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sqlite3
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime, timedelta
@@ -20,7 +18,8 @@ from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
 from mcp_tasks.legacy.client.hosting_file import HostedFile
 from mcp_tasks.legacy.client.hosting_runs import MAX_LOST
 from mcp_tasks.wire.models import QUESTION_META_KEY
-from tests.helpers.process import ENVIRONMENT, ROOT
+from tests.helpers.forking import PIPE, Forked, fork
+from tests.helpers.process import ENVIRONMENT
 from tests.helpers.rpc import PATIENCE
 from tests.hosted.processes import http_server
 from tests.hosted.raw_server import RELATED, Host, Refused, connected, until
@@ -49,21 +48,16 @@ def log(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def client_process(*arguments: object) -> AsyncGenerator[asyncio.subprocess.Process]:
+async def client_process(*arguments: object) -> AsyncGenerator[Forked]:
     """A client that hosts, and is killed at the end of the block."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "tests.hosted.hosting_client", *map(str, arguments)),
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        stdout=asyncio.subprocess.PIPE,
-    )
+    process = fork("tests.hosted.hosting_client", *map(str, arguments), env=ENVIRONMENT, stdout=PIPE)
+    assert process.stdout is not None
     try:
         yield process
     finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+        process.kill()
+        await anyio.to_thread.run_sync(process.wait)
+        process.stdout.close()
 
 
 def asked(log: Path) -> list[str]:
@@ -71,11 +65,12 @@ def asked(log: Path) -> list[str]:
     return log.read_text().splitlines()
 
 
-async def line_of(process: asyncio.subprocess.Process) -> str:
+async def line_of(process: Forked) -> str:
     """The next line that a process says."""
     assert process.stdout is not None
     with anyio.fail_after(PATIENCE):
-        return (await process.stdout.readline()).decode().strip()
+        line: bytes = await anyio.to_thread.run_sync(process.stdout.readline, abandon_on_cancel=True)
+        return line.decode().strip()
 
 
 def begin() -> list[Any]:
@@ -111,7 +106,7 @@ async def test_what_a_killed_client_had_answered_is_not_asked_again(ledger: Path
     assert asked(log) == ["Publish?"]
 
 
-def _statuses(ledger: Path, client: asyncio.subprocess.Process) -> list[str]:
+def _statuses(ledger: Path, client: Forked) -> list[str]:
     """What the file says, once its process is dead: while it lives, nobody else can read it."""
     if client.returncode is None and b"completed" in b"".join(path.read_bytes() for path in _files(ledger)):
         client.kill()

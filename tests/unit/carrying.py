@@ -61,13 +61,11 @@ class Broker:
             return first
 
     def _served(self, serves: Serves) -> Collection[Carried]:
-        tools = {None, *serves.tools}
+        routes = set(serves.routes())
         return [
             carried
             for carried in self._ids
-            if carried.namespace == serves.namespace
-            and carried.route.queue in serves.queues
-            and carried.route.tool in tools
+            if carried.namespace == serves.namespace and (carried.route.queue, carried.route.tool) in routes
         ]
 
 
@@ -99,6 +97,8 @@ class BrokerCarrier:
         async with asyncio.TaskGroup() as group:
             while await deliver.room():
                 group.create_task(self._hand_over(deliver, await self._broker.take(serves)))
+                # Whoever has had one stands behind the others for the next.
+                await asyncio.sleep(0)
 
     async def close(self) -> None:
         """There is nothing to let go of: what is delayed is the broker's."""

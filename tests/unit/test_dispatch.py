@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.engines import LocalEngine
+from mcp_tasks.engines import LocalEngine, Serves
 from mcp_tasks.errors import InvalidOption
 from mcp_tasks.runtime import Ending, Run, Settings, TaskRuntime, ToolPolicy
 from mcp_tasks.server.options import TaskOptions
@@ -290,3 +290,31 @@ async def test_a_death_in_a_fleet_is_found_within_the_lease_and_a_sweep(fleet: F
             clock.advance(sweep)
             taken_after += sweep
         assert taken_after > lease * 2 / 3
+
+
+async def test_a_tool_that_has_another_queue_now_still_runs_what_waits_in_the_old_one(fleet: Fleet) -> None:
+    before = {"tool": Tool(fleet.body, ToolPolicy(queue="old"))}
+    after = {"tool": Tool(fleet.body, ToolPolicy(queue="new"))}
+    fleet.gate.set()
+    async with fleet.front(before) as server:
+        tasks = [await launch(server) for _ in range(3)]
+        async with fleet.worker(after, queues=["old"]):
+            await until_final(server, tasks[0])
+        tasks += [await launch(server) for _ in range(3)]
+        async with fleet.worker(after):
+            for task in tasks:
+                assert (await until_final(server, task)).status is TaskStatus.COMPLETED
+
+
+def test_a_worker_takes_a_tool_from_its_own_queue_and_from_those_that_no_tool_has() -> None:
+    homes = {"render": "gpu", "count": "default"}
+    serves = Serves(queues=["default", "gpu", "old"], tools=["count", "render"], homes=homes)
+    assert serves.routes() == [
+        ("default", None),
+        ("default", "count"),
+        ("gpu", None),
+        ("gpu", "render"),
+        ("old", None),
+        ("old", "count"),
+        ("old", "render"),
+    ]

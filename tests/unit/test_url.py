@@ -10,6 +10,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from mcp_tasks.engines import LocalEngine
+from mcp_tasks.engines.url import engine_from_url
 from mcp_tasks.errors import UsageError
 from mcp_tasks.server.choice import chosen_parts
 from mcp_tasks.stores import MemoryStore, Store
@@ -40,10 +42,42 @@ def test_a_memory_url_names_no_place() -> None:
     assert isinstance(store_from_url("memory://"), MemoryStore)
 
 
-@pytest.mark.parametrize("url", ["", "tasks.db", "sqlite:///", "mysql://localhost/tasks", "/a/path", "SQLITE:///a.db"])
+@pytest.mark.parametrize("url", ["", "tasks.db", "sqlite:///", "mysql://localhost/tasks", "/a/path"])
 def test_anything_else_is_refused_with_what_to_write(url: str) -> None:
     with pytest.raises(UsageError, match="sqlite:///FILE"):
         store_from_url(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+psycopg://u:s3cret@h/db",
+        "amqp://u:s3cret@h/db",
+        "amqp://u:s3/cret?@h/db",
+        "mysql://h/db?password=s3cret",
+        "mysql://h/db?x=1&sslpassword=s3cret",
+        "host=h password=s3cret dbname=db",
+        "u:s3cret@h",
+    ],
+)
+def test_a_url_that_is_refused_is_repeated_without_its_password(url: str) -> None:
+    for refuse in (store_from_url, lambda url: engine_from_url(url, 1)):
+        with pytest.raises(UsageError, match="names no (store|engine)") as refused:
+            refuse(url)
+        assert "cret" not in str(refused.value)
+        assert "h" in str(refused.value).partition(" names")[0]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("SQLITE:///A.db", "SqliteStore"),
+        ("REDIS://u:p@Host/3", "RedisStore('redis://host:6379/3')"),
+        ("Postgres://u:p@h/Db", "PostgresStore('postgresql://u@h/Db')"),
+    ],
+)
+def test_the_case_of_a_scheme_does_not_matter(url: str, shown: str) -> None:
+    assert shown in repr(store_from_url(url))
 
 
 @pytest.mark.parametrize(
@@ -92,6 +126,26 @@ def test_a_url_from_the_environment_is_refused_with_where_it_comes_from(
     monkeypatch.setenv("MCP_TASKS_URL", url)
     with pytest.raises(UsageError, match=r"environment variable MCP_TASKS_URL: '.*' names no store"):
         chosen_parts(None, None, None)
+
+
+@pytest.mark.parametrize("engine", ["", "localhost", "memory://", "sqlite:///x.db", "amqp://h"])
+def test_what_names_no_engine_is_refused_where_an_engine_is_said(engine: str) -> None:
+    with pytest.raises(UsageError, match=r"names no engine; use 'local', postgresql://"):
+        chosen_parts("memory://", engine, None)
+
+
+@pytest.mark.parametrize("url", ["memory://", "sqlite:///x.db", "SQLITE:///x.db"])
+def test_beside_a_store_of_one_machine_this_process_runs_the_tools(url: str) -> None:
+    assert isinstance(chosen_parts(url, None, None).engine, LocalEngine)
+    assert isinstance(chosen_parts(url, "local", None).with_concurrency(3).engine, LocalEngine)
+
+
+@pytest.mark.parametrize("engine", ["redis://h", "postgresql://u:s3cret@h/db"])
+def test_nothing_carries_tasks_that_no_other_process_can_have(engine: str) -> None:
+    for store in ("memory://", MemoryStore()):
+        with pytest.raises(UsageError, match="tasks in memory are seen only by this process") as refused:
+            chosen_parts(store, engine, None)
+        assert "s3cret" not in str(refused.value)
 
 
 def test_a_server_without_a_store_gets_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ The client here is the SDK's own and never heard of the extension. Most of the t
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -30,7 +29,8 @@ from mcp_types import (
 from pydantic import FileUrl
 
 from mcp_tasks import Tasks
-from tests.helpers.process import ENVIRONMENT, ROOT, command
+from tests.helpers.forking import piped
+from tests.helpers.process import ENVIRONMENT, ROOT
 from tests.helpers.rpc import METHOD_NOT_FOUND, MISSING_CAPABILITY, MODERN, PATIENCE
 from tests.helpers.server import QUICK, build
 from tests.wire.conftest import HttpProcesses
@@ -75,7 +75,8 @@ def _target(transport: str, processes: HttpProcesses) -> MCPServer[Any] | StdioS
     if transport == "memory":
         return build(Tasks("memory://", settings=QUICK))
     if transport == "stdio":
-        return StdioServerParameters(command=sys.executable, args=command("stdio")[1:], cwd=ROOT, env=ENVIRONMENT)
+        command, *arguments = piped("tests.helpers.process", "stdio")
+        return StdioServerParameters(command=command, args=arguments, cwd=ROOT, env=ENVIRONMENT)
     return processes.url(*(["--json"] if transport == "http-json" else []))
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from math import isnan
 from typing import Final, NoReturn
 
 import click
@@ -29,6 +30,9 @@ DRAIN: Final = timedelta(seconds=25)
 """How long tools may run on, unless the author or the operator says otherwise. With the time it takes to hand back what
 is left it is less than the 30 s that Kubernetes gives a process to stop."""
 
+LONGEST_DRAIN: Final = 7 * 24 * 3600.0
+"""Seconds; nothing waits for longer than that for a process to stop."""
+
 EPILOG = """\
 \b
 Examples:
@@ -47,13 +51,21 @@ Exit codes: 0 stopped in order, 2 wrong usage, 10 the store cannot be used,
 """
 
 
+def _a_number(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    # No range leaves it out: it is neither too small nor too large.
+    if value is not None and isnan(value):
+        raise click.BadParameter("that is not a number")
+    return value
+
+
 @click.command(epilog=EPILOG)
 @click.argument("spec", metavar="MODULE:SERVER")
 @click.option("--concurrency", type=click.IntRange(min=1), metavar="N", help="How many tools run here at a time.")
 @click.option("--queues", metavar="NAME,...", help="Run only tools of these queues.  [default: all]")
 @click.option(
     "--drain",
-    type=click.FloatRange(min=0),
+    type=click.FloatRange(min=0, max=LONGEST_DRAIN),
+    callback=_a_number,
     metavar="SECONDS",
     help=f"How long tools may run on when it is told to stop.  [default: as the server's Settings say, or "
     f"{DRAIN.total_seconds():g}]",

@@ -51,6 +51,17 @@ def check_text(name: str, value: object) -> None:
         raise InvalidOption(f"{name} must be a non-empty string, got {value!r}")
 
 
+def check_queue(name: str, value: object) -> None:
+    """Refuse what is not the name of a queue: operators list them with commas between, and spaces around do not count.
+
+    Raises:
+        InvalidOption: It is not.
+    """
+    check_text(name, value)
+    if isinstance(value, str) and ("," in value or value != value.strip()):
+        raise InvalidOption(f"{name} must be a name without commas, and without spaces around it, got {value!r}")
+
+
 def check_mapping(name: str, value: object) -> None:
     """Refuse what is not a mapping with names as its keys.
 

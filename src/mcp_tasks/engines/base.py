@@ -8,8 +8,8 @@ sweeps submit again what has been idle for long. `mcp_tasks.testing.engine_suite
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -47,11 +47,25 @@ class Serves:
 
     Attributes:
         namespace: Whose tasks it takes. Engines of two servers may share one carrier.
+        homes: The queue that a tool has, where it is known: tasks of it are in no other. In a queue that no tool has, a
+            tool may have had its tasks before.
     """
 
     namespace: str = ""
     queues: Collection[str] = (DEFAULT_QUEUE,)
     tools: Collection[str] = ()
+    homes: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def routes(self) -> Sequence[tuple[str, str | None]]:
+        """Each queue that is served, with each tool that may be in it, and with None for tasks of no tool in
+        particular."""
+        homes = set(self.homes.values())
+        return [
+            (queue, tool)
+            for queue in dict.fromkeys(self.queues)
+            for tool in (None, *dict.fromkeys(self.tools))
+            if tool is None or queue not in homes or self.homes.get(tool, queue) == queue
+        ]
 
 
 EVERYTHING = Serves()

@@ -174,7 +174,7 @@ class DocketCarrier:
             await self._let_go()
 
     async def _read_all(self, deliver: Deliver, serves: Serves, watched: Docket) -> None:
-        names = [self._name(queue, tool) for queue in serves.queues for tool in (None, *serves.tools)]
+        names = [self._name(queue, tool) for queue, tool in serves.routes()]
         deliveries = Deliveries(deliver)
         moving = Reader(self._later, self._move_on, due_check=self._timer_check)
         taking = [Reader(name, self._hand_over_from(name, deliveries), due_check=NEVER) for name in names]

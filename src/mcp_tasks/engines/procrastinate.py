@@ -9,7 +9,7 @@ and not claimed when it was killed is given to another once its heartbeat counts
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import psycopg
 from procrastinate import PsycopgConnector
@@ -31,6 +31,11 @@ from mcp_tasks.errors import StoreUnavailable, UsageError
 __all__ = ["Pace", "ProcrastinateCarrier", "ProcrastinateEngine"]
 
 Pool: TypeAlias = AsyncConnectionPool[psycopg.AsyncConnection[Any]]
+
+_SETTINGS: Final = {"search_path": SCHEMA, "plan_cache_mode": "force_custom_plan"}
+"""Of every connection, whatever the URL says of them."""
+
+_SET: Final = "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS settings (name, value)"
 
 CONNECTIONS = 6
 """Of one process to send with, and as many to take with."""
@@ -116,7 +121,7 @@ class ProcrastinateCarrier:
         """
         # That a job was fetched, or is done, need not survive a crash of the database: it is brought once more then,
         # and its task found to be claimed. So nobody waits for the disk.
-        async with self._new_pool("-c synchronous_commit=off") as pool:
+        async with self._new_pool(synchronous_commit="off") as pool:
             worker = Worker(await _connector(pool), deliver, self._pace)
             try:
                 await worker.work(queues_of(serves))
@@ -129,14 +134,20 @@ class ProcrastinateCarrier:
         if pool is not None:
             await pool.close(timeout=PATIENCE)
 
-    def _new_pool(self, *settings: str) -> Pool:
-        options = " ".join([self._parameters["options"], *settings])
+    def _new_pool(self, **settings: str) -> Pool:
+        async def configure(connection: psycopg.AsyncConnection[Any]) -> None:
+            # One round trip for each statement, where a transaction would take three.
+            await connection.set_autocommit(True)
+            # Not among the parameters of the connection: poolers refuse those or leave them out.
+            all_of_them = {**_SETTINGS, **settings}
+            await connection.execute(_SET, [list(all_of_them), list(all_of_them.values())])
+
         return AsyncConnectionPool(
-            kwargs={**self._parameters, "options": options},
+            kwargs=self._parameters,
             min_size=1,
             max_size=self._connections,
             timeout=PATIENCE,
-            configure=_commit_each_statement,
+            configure=configure,
             open=False,
             name="mcp-tasks-jobs",
         )
@@ -182,7 +193,7 @@ class ProcrastinateEngine(RemoteEngine):
 
 
 def _parameters(url: str) -> dict[str, Any]:
-    """How to connect: as the URL says, to our schema, and noticing when the other side is gone."""
+    """How to connect: as the URL says, and noticing when the other side is gone."""
     try:
         asked = conninfo_to_dict(url)
     except psycopg.Error:
@@ -190,7 +201,6 @@ def _parameters(url: str) -> dict[str, Any]:
         raise UsageError(
             "the URL of the engine is not one of Postgres; write postgresql://USER@HOST/DATABASE"
         ) from None
-    settings = f"-c search_path={SCHEMA} -c plan_cache_mode=force_custom_plan"
     defaults = {
         "application_name": "mcp-tasks jobs",
         "connect_timeout": 10,
@@ -199,12 +209,7 @@ def _parameters(url: str) -> dict[str, Any]:
         "keepalives_count": 3,
         "tcp_user_timeout": 15_000,
     }
-    return {**defaults, **asked, "options": f"{asked.get('options') or ''} {settings}".strip()}
-
-
-async def _commit_each_statement(connection: psycopg.AsyncConnection[Any]) -> None:
-    # One round trip for each, where a transaction would take three.
-    await connection.set_autocommit(True)
+    return {**defaults, **asked}
 
 
 async def _connector(pool: Pool) -> PsycopgConnector:

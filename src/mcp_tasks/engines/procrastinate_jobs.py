@@ -44,8 +44,7 @@ def queue_of(namespace: str, queue: str, tool: str | None) -> str:
 
 def queues_of(serves: Serves) -> Sequence[str]:
     """The queues that a worker takes from."""
-    tools = (None, *dict.fromkeys(serves.tools))
-    return [queue_of(serves.namespace, queue, tool) for queue in dict.fromkeys(serves.queues) for tool in tools]
+    return [queue_of(serves.namespace, queue, tool) for queue, tool in serves.routes()]
 
 
 def job_of(task_id: str, *, route: Route, namespace: str, delay: timedelta | None) -> Job:

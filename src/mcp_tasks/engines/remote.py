@@ -10,6 +10,7 @@ drains holds nothing that another would be given.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from datetime import timedelta
 from math import inf
@@ -27,6 +28,9 @@ PATIENCE = 1.0
 SETTLED = 1.0
 """Seconds that a carrier which failed must go on for before it counts as working again: one that cannot be reached
 fails sooner."""
+
+SENDING = 1.0
+"""Seconds that whoever submits an id waits for it to be sent. It goes on after that."""
 
 LEAVING = 5.0
 """Seconds that a carrier has to end its taking. What it has not sent on by then is for the sweeps to find."""
@@ -88,6 +92,8 @@ class RemoteEngine:
         self.abilities: Abilities = carrier.abilities
         self._local = LocalEngine(concurrency)
         self._taking: asyncio.Task[None] | None = None
+        self._context = contextvars.copy_context()
+        self._sending: set[asyncio.Task[None]] = set()
         self._has_failed = False
         self._taking_since = inf
 
@@ -116,6 +122,7 @@ class RemoteEngine:
 
     async def start(self, execute: Execute | None, serves: Serves = EVERYTHING) -> None:
         """Begin to take ids for `execute`; None to send only."""
+        self._context = contextvars.copy_context()
         await self._stop_taking()
         await self.carrier.open(serves.namespace)
         await self._local.start(execute)
@@ -131,7 +138,19 @@ class RemoteEngine:
         route: Route = ANYWHERE,
         delay: timedelta | None = None,
     ) -> None:
-        """Have the id carried. If it cannot be now, a sweep submits it again."""
+        """Have the id carried. If it cannot be now, a sweep submits it again.
+
+        Nobody waits for long: the task is in the store, and whoever made it wants to know of it.
+        """
+        # Not in the context of a tool that made the task: it is no part of it.
+        sending = asyncio.create_task(
+            self._send(task_id, route=route, lane=lane, delay=delay), context=self._context.copy()
+        )
+        self._sending.add(sending)
+        sending.add_done_callback(self._sending.discard)
+        await asyncio.wait({sending}, timeout=SENDING)
+
+    async def _send(self, task_id: str, *, route: Route, lane: Lane, delay: timedelta | None) -> None:
         try:
             await self.carrier.send(task_id, route=route, lane=lane, delay=delay)
         except Exception as exc:
@@ -150,6 +169,8 @@ class RemoteEngine:
         """Wait up to `timeout` for what was told to stop, and let go of the carrier."""
         try:
             await self.drain(timeout)
+            if self._sending:
+                await asyncio.wait(self._sending, timeout=SENDING)
         finally:
             await self.carrier.close()
 

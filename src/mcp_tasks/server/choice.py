@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from mcp_tasks.core.values import check_function, check_number, check_text
+from mcp_tasks.core.values import check_function, check_number, check_queue
 from mcp_tasks.engines import Engine
 from mcp_tasks.engines.local import DEFAULT_CONCURRENCY
-from mcp_tasks.engines.url import engine_from_url
+from mcp_tasks.engines.url import LOCAL, engine_beside, engine_from_url
 from mcp_tasks.errors import InvalidOption, MissingExtra, UsageError
 from mcp_tasks.runtime import Observer
-from mcp_tasks.stores import Store
+from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.url import store_from_url, url_from_environment
 
 
@@ -70,9 +70,14 @@ def chosen_parts(store: Store | str | None, engine: Engine | str | None, concurr
 
 
 def _parts(store: Store | str | None, engine: Engine | str | None, concurrency: int | None) -> Parts:
-    url = store if isinstance(store, str) else "local"
-    chosen = chosen_store(store)
-    return Parts(store=chosen, engine=chosen_engine(engine, concurrency, url), said=engine, url=url)
+    url = store if isinstance(store, str) else LOCAL
+    chosen, who = chosen_store(store), chosen_engine(engine, concurrency, url)
+    if isinstance(chosen, MemoryStore) and isinstance(engine, str) and who.abilities.remote:
+        raise UsageError(
+            f"tasks in memory are seen only by this process, so {who!r} would carry them to workers that do not have "
+            "them. Keep them where workers find them (postgresql://…, redis://…), or leave engine= out"
+        )
+    return Parts(store=chosen, engine=who, said=engine, url=url)
 
 
 def chosen_store(store: Store | str | None) -> Store | None:
@@ -98,7 +103,7 @@ def chosen_store(store: Store | str | None) -> Store | None:
     raise UsageError(f"{why}. Implement mcp_tasks.stores.Store, or pass a URL such as sqlite:///tasks.db")
 
 
-def chosen_engine(engine: Engine | str | None, concurrency: int | None, url: str = "local") -> Engine:
+def chosen_engine(engine: Engine | str | None, concurrency: int | None, url: str = LOCAL) -> Engine:
     """The engine that is meant: the one that goes with the URL unless another is given.
 
     Raises:
@@ -107,7 +112,8 @@ def chosen_engine(engine: Engine | str | None, concurrency: int | None, url: str
     """
     if engine is None or isinstance(engine, str):
         check_number("concurrency", DEFAULT_CONCURRENCY if concurrency is None else concurrency, 1)
-        return engine_from_url(engine or url, concurrency or DEFAULT_CONCURRENCY)
+        slots = concurrency or DEFAULT_CONCURRENCY
+        return engine_beside(url, slots) if engine is None else engine_from_url(engine, slots)
     if concurrency is not None:
         raise UsageError("concurrency is for the engine that a URL names; give it to the engine you pass instead")
     if isinstance(engine, type):
@@ -145,5 +151,5 @@ def chosen_queues(queues: Collection[str] | None) -> Collection[str] | None:
     if isinstance(queues, str) or not isinstance(queues, Collection) or not queues:
         raise InvalidOption(f'queues must be a list of names, got {queues!r}: write queues=["default"]')
     for queue in queues:
-        check_text("a queue", queue)
+        check_queue("a queue", queue)
     return tuple(queues)

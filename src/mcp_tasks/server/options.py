@@ -12,7 +12,7 @@ from mcp_types import ToolAnnotations
 
 from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.record import DEFAULT_QUEUE
-from mcp_tasks.core.values import check_choice, check_flag, check_number, check_text
+from mcp_tasks.core.values import check_choice, check_flag, check_number, check_queue, check_text
 from mcp_tasks.errors import InvalidDuration, InvalidOption, UsageError
 from mcp_tasks.fallback.ways import USUAL, Fallback, Ways, check_ways, chosen_ways
 from mcp_tasks.runtime import ToolPolicy
@@ -150,7 +150,7 @@ class TaskOptions:
         if self.fallback is not None:
             check_ways(self.fallback)
         check_flag("join_running", self.join_running)
-        check_text("queue", self.queue)
+        check_queue("queue", self.queue)
         check_number("priority", self.priority, -MOST_URGENT, MOST_URGENT)
         if self.max_at_work is not None:
             check_number("max_at_work", self.max_at_work, 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
+from mcp_tasks.core.urls import POSTGRES, REDIS, shown, with_plain_scheme
 from mcp_tasks.errors import MissingExtra, UsageError
 from mcp_tasks.stores.base import Store
 from mcp_tasks.stores.memory import MemoryStore
@@ -20,8 +21,6 @@ _WHAT_TO_WRITE: Final = (
     "use sqlite:///FILE (or sqlite:////ABSOLUTE/FILE), postgresql://HOST/DATABASE, redis://HOST/0 or memory://, or "
     "pass a Store object"
 )
-POSTGRES: Final = ("postgresql://", "postgres://")
-REDIS: Final = ("redis://", "rediss://", "valkey://", "valkeys://")
 
 
 def store_from_url(url: str) -> Store:
@@ -32,6 +31,7 @@ def store_from_url(url: str) -> Store:
         UsageError: The URL names no store this release knows.
         MissingExtra: What the store needs is not installed.
     """
+    url = with_plain_scheme(url)
     if url.startswith(POSTGRES):
         return _postgres(url)
     if url.startswith(REDIS):
@@ -39,7 +39,7 @@ def store_from_url(url: str) -> Store:
     if url == "memory://":
         return MemoryStore()
     if problem := _problem_with(url):
-        raise UsageError(f"{url!r} names no store{problem}")
+        raise UsageError(f"{shown(url)} names no store{problem}")
     return SqliteStore(Path(unquote(url.removeprefix(_SQLITE))))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import sys
 import time
 from collections import Counter
 from collections.abc import Generator, Mapping
@@ -16,7 +15,7 @@ from typing import Any, Final
 
 import anyio
 
-from tests.helpers.forking import fork
+from tests.helpers.forking import fork, piped
 from tests.helpers.process import ENVIRONMENT, STOP_LIMIT
 from tests.helpers.rpc import PATIENCE
 
@@ -64,7 +63,7 @@ class Place:
 
     def command(self, **said: Any) -> list[str]:
         """The command line of a server that serves its pipes."""
-        return [sys.executable, "-m", MODULE, self.config(**said)]
+        return piped(MODULE, self.config(**said))
 
     def _read_on(self) -> None:
         """Take in what was written since: many look often, and the log grows long."""

@@ -38,7 +38,7 @@ from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import StoreError, TaskUnreadable, UsageError
 from mcp_tasks.stores.base import Backlog, Handing, Hint, IdPage, Limits, Page, Ready, Share, Whose
 from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.columns import encode_cursor, from_micros
+from mcp_tasks.stores.columns import earliest, encode_cursor
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request, in_thread_if
 from mcp_tasks.stores.postgres import queries, writes
 from mcp_tasks.stores.postgres.creating import Create
@@ -48,6 +48,7 @@ from mcp_tasks.stores.postgres.handing import HandingOut
 from mcp_tasks.stores.postgres.notifier import PostgresNotifier
 from mcp_tasks.stores.postgres.schema import prepare
 from mcp_tasks.stores.postgres.text import from_owner, from_text, to_text
+from mcp_tasks.stores.together import LARGEST
 from mcp_tasks.stores.unreadable import UnreadableLog
 
 T = TypeVar("T")
@@ -64,7 +65,8 @@ class PostgresStore:
     Args:
         url: As libpq takes it: `postgresql://USER:PASSWORD@HOST:PORT/DATABASE?options`.
         codec: How what is kept of a task becomes bytes; give it a cipher to have it encrypted.
-        connections: How many connections this process has at most, besides the one that listens for hints.
+        connections: How many connections this process has at most, besides one for its heartbeat and one that listens
+            for hints.
         patience: How long a verb tries to get a connection, and to do again what a broken one left open.
 
     Attributes:
@@ -169,6 +171,26 @@ class PostgresStore:
         rows = await self._database.rows(queries.GET, {"id": to_text(task_id)})
         return self._record(to_text(task_id), *rows[0]) if rows else None
 
+    async def get_with_request(self, task_id: str) -> tuple[TaskRecord, TaskRequest | None] | None:
+        """The record as of now and its request, unless that is large. One round trip."""
+        values = {"id": to_text(task_id), "largest": LARGEST}
+        for *row, request in await self._database.rows(queries.GET_WITH_REQUEST, values):
+            record = self._record(to_text(task_id), *row)
+            if request is None:
+                return record, None
+            return record, self._codec.decode_request(task_id, request, owner=record.owner)
+        return None
+
+    async def get_with_outcome(self, task_id: str) -> tuple[TaskRecord, Outcome | None] | None:
+        """The record as of now, and how the task ended. One round trip."""
+        rows = await self._database.rows(queries.GET_WITH_OUTCOME, {"id": to_text(task_id)})
+        for *row, body, _ in rows:
+            record = self._record(to_text(task_id), *row)
+            if body is None:
+                return record, None
+            return record, await self._outcome(task_id, [(row[0], *rows[0][-2:])])
+        return None
+
     async def request(self, task_id: str) -> TaskRequest | None:
         """What was asked for."""
         rows = await self._database.rows(queries.REQUEST, {"id": to_text(task_id)})
@@ -182,8 +204,9 @@ class PostgresStore:
 
     async def outcome(self, task_id: str) -> Outcome | None:
         """How the task ended."""
-        rows = await self._database.rows(queries.OUTCOME, {"id": to_text(task_id)})
+        return await self._outcome(task_id, await self._database.rows(queries.OUTCOME, {"id": to_text(task_id)}))
 
+    async def _outcome(self, task_id: str, rows: Sequence[Row]) -> Outcome | None:
         def decode() -> Outcome | None:
             for owner, body, meta in rows:
                 return self._codec.decode_outcome(task_id, body, meta, owner=from_owner(owner))
@@ -235,10 +258,12 @@ class PostgresStore:
         """The task waits for `hand_out` again, if it is queued."""
         await self._database.rows(writes.HAND_BACK, {"id": to_text(task_id)})
 
-    async def backlog(self, namespace: str) -> Mapping[str, Backlog]:
+    async def backlog(self, namespace: str, now: datetime) -> Mapping[str, Backlog]:
         """What waits in each queue of the namespace that has something waiting."""
-        rows = await self._database.rows(queries.BACKLOG, {"namespace": to_text(namespace)})
-        return {from_text(queue): Backlog(ready=ready, since=from_micros(since)) for queue, since, ready in rows}
+        rows = await self._database.rows(*queries.backlog(namespace, now))
+        return {
+            from_text(queue): Backlog(ready=ready, since=earliest(*since)) for queue, ready, *since in rows if ready
+        }
 
     async def queued(
         self, namespace: str, *, handed_out: bool | None = None, cursor: str | None = None, limit: int
