@@ -217,8 +217,12 @@ async def test_a_server_that_does_not_answer_is_not_waited_for_long(server: Valk
     await carrier.close()
 
 
+WATCH = timedelta(seconds=0.5)
+
+
 async def until_taking(engine: RemoteEngine, *, is_taking: bool) -> None:
-    with anyio.fail_after(WAIT):
+    # Longer than `WAIT`: it is tried again after five seconds at most, and counts one second later.
+    with anyio.fail_after(20):
         while engine.is_taking is not is_taking:  # noqa: ASYNC110
             await anyio.sleep(0.01)
 
@@ -233,7 +237,7 @@ async def stays_away(engine: RemoteEngine) -> None:
 
 async def test_a_worker_whose_server_is_gone_says_so_and_takes_again_when_it_is_back(prefix: str) -> None:
     with valkey() as server:
-        engine = RemoteEngine(DocketCarrier(server.url, prefix=prefix, watch=timedelta(seconds=0.3)))
+        engine = RemoteEngine(DocketCarrier(server.url, prefix=prefix, watch=WATCH))
         async with at_work(engine) as work:
             work.end("a", "b")
             await engine.submit("a")
@@ -253,7 +257,7 @@ async def test_a_worker_whose_server_is_silent_says_so_and_takes_again_when_it_i
     server: Valkey, prefix: str
 ) -> None:
     async with proxy_to(server.port) as proxy:
-        engine = RemoteEngine(DocketCarrier(proxy.url, prefix=prefix, watch=timedelta(seconds=0.3)))
+        engine = RemoteEngine(DocketCarrier(proxy.url, prefix=prefix, watch=WATCH))
         async with at_work(engine, Serves(tools=["one", "two"])) as work:
             work.end("a", "b", "c")
             await engine.submit("a")
@@ -274,7 +278,7 @@ async def test_a_worker_whose_server_is_silent_says_so_and_takes_again_when_it_i
 
 async def test_a_worker_stops_though_its_server_is_silent(server: Valkey, prefix: str) -> None:
     async with proxy_to(server.port) as proxy:
-        engine = RemoteEngine(DocketCarrier(proxy.url, prefix=prefix, watch=timedelta(seconds=0.3)))
+        engine = RemoteEngine(DocketCarrier(proxy.url, prefix=prefix, watch=WATCH))
         work = Work()
         await engine.start(work.execute)
         work.end("a")

@@ -66,7 +66,7 @@ REACHED: Final = 5.0
 """Seconds that the server may take to be reached at the start."""
 
 AT_ONCE: Final = 0.9
-"""Seconds that the server may take to answer before it is read from. Less than a carrier that has failed must go on for
+"""Seconds that the server may take to be reached after it was away. Less than a carrier that has failed must go on for
 before it counts as working again (`RemoteEngine`)."""
 
 LEAVING: Final = 3.0
@@ -158,9 +158,11 @@ class DocketCarrier:
             StoreUnavailable: The server does not answer.
         """
         try:
-            await self._ask(min(AT_ONCE, self._watch))
-            await self._read_all(deliver, serves)
-        except StoreUnavailable:
+            if self._is_stale:
+                await self._server.reach(AT_ONCE)
+            docket = await asyncio.create_task(self._docket(self._later), context=self._its_context())
+            await self._read_all(deliver, serves, docket)
+        except Exception:
             # A connection of before may never hear of the server's return.
             self._is_stale = True
             raise
@@ -171,13 +173,13 @@ class DocketCarrier:
         async with self._opening:
             await self._let_go()
 
-    async def _read_all(self, deliver: Deliver, serves: Serves) -> None:
+    async def _read_all(self, deliver: Deliver, serves: Serves, watched: Docket) -> None:
         names = [self._name(queue, tool) for queue, tool in serves.routes()]
         deliveries = Deliveries(deliver)
         moving = Reader(self._later, self._move_on, due_check=self._timer_check)
         taking = [Reader(name, self._hand_over_from(name, deliveries), due_check=NEVER) for name in names]
         readers = [moving, *taking]
-        watching = asyncio.create_task(self._keep_watch())
+        watching = asyncio.create_task(self._keep_watch(watched), context=self._its_context())
         running = [watching, asyncio.create_task(deliveries.keep_room(taking))]
         running += [asyncio.create_task(self._read(reader), context=self._its_context()) for reader in readers]
         try:
@@ -197,27 +199,22 @@ class DocketCarrier:
                 raise error
         raise ConnectionError("the streams are not read any more")
 
-    async def _keep_watch(self) -> None:
+    async def _keep_watch(self, docket: Docket) -> None:
         """Ask the server now and then, until it has not answered twice."""
         while True:
-            await asyncio.sleep(self._watch)
             try:
-                await self._ask(self._watch)
+                await self._ask(docket)
             except StoreUnavailable:
                 # Once may be chance: its connection was an old one, or this process was busy with something else.
-                await self._ask(self._watch)
+                await self._ask(docket)
+            await asyncio.sleep(self._watch)
 
-    async def _ask(self, seconds: float) -> None:
-        await asyncio.create_task(self._write_nothing(seconds), context=self._its_context())
-
-    async def _write_nothing(self, seconds: float) -> None:
+    async def _ask(self, docket: Docket) -> None:
         """Ask the way the readers do, and for a write: a replica, or a server whose disk is full, answers whoever only
         reads."""
         try:
-            async with asyncio.timeout(seconds):
-                docket = await self._docket(self._later)
-                async with docket.redis() as redis:
-                    await redis.delete(docket.key("nothing"))
+            async with asyncio.timeout(self._watch), docket.redis() as redis:
+                await redis.delete(docket.key("nothing"))
         except FAULTS as exc:
             raise self._server.unavailable(exc) from exc
 
@@ -293,7 +290,9 @@ class DocketCarrier:
                 )
                 docket.tasks.clear()
                 docket.register(_carried, names=[RUN])
-                self._dockets[name] = await self._stack.enter_async_context(docket)
+                # In a cluster it is connected here.
+                async with asyncio.timeout(self._timeout.total_seconds()):
+                    self._dockets[name] = await self._stack.enter_async_context(docket)
             return self._dockets[name]
 
     async def _let_go(self) -> None:

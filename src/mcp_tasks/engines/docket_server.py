@@ -58,7 +58,7 @@ class Server:
     def unavailable(self, exc: Exception) -> StoreUnavailable:
         """What it means for us that the server could not be asked. Raise it `from exc`."""
         # asyncio's, which is an OSError, says nothing.
-        said = str(exc) or "it does not answer in time"
+        said = str(exc).rstrip(".") or "it does not answer in time"
         return StoreUnavailable(
             f"the streams on {self} cannot be used: {said}. Start the server, or correct host, port, user and password "
             "in the engine's URL"
