@@ -108,7 +108,7 @@ async def noop(task_id: str) -> None:
     """What Docket alone is given to do."""
 
 
-async def bare_worker(url: str, name: str, interval: str, concurrency: str) -> None:
+async def bare_worker(url: str, name: str, interval: str, concurrency: str, jobs: str) -> None:
     """Docket alone, in a process of its own."""
     done = asyncio.Event()
     left = 0
@@ -116,7 +116,7 @@ async def bare_worker(url: str, name: str, interval: str, concurrency: str) -> N
     async def run(task_id: str) -> None:
         nonlocal left
         left += 1
-        if left == JOBS:
+        if left == int(jobs):
             done.set()
 
     async with Docket(name=name, url=url, execution_ttl=timedelta(0)) as docket:
@@ -131,7 +131,7 @@ async def bare_worker(url: str, name: str, interval: str, concurrency: str) -> N
             await running
 
 
-async def our_worker(url: str, prefix: str) -> None:
+async def our_worker(url: str, prefix: str, jobs: str) -> None:
     """Our engine, in a process of its own."""
     done = asyncio.Event()
     left = 0
@@ -140,7 +140,7 @@ async def our_worker(url: str, prefix: str) -> None:
         nonlocal left
         slot.claimed()
         left += 1
-        if left == JOBS:
+        if left == int(jobs):
             done.set()
 
     engine = RemoteEngine(DocketCarrier(url, prefix=prefix))
@@ -161,30 +161,35 @@ async def jobs(url: str) -> None:
         ("Docket alone, as it comes", "0.25", "10"),
         ("Docket alone, tuned", "0.01", "16"),
     ):
-        name = next(_prefixes)
-        async with Docket(name=name, url=url + "?max_connections=1000", execution_ttl=timedelta(0)) as docket:
-            docket.register(noop)
-
-            async def send(task_id: str, docket: Docket = docket) -> None:
-                await docket.add("noop")(task_id)
-
-            await timed(label, send, "bare", url, name, interval, concurrency)
+        print(f"| {label} | {await bare(url, JOBS, interval, concurrency):.0f} |", flush=True)
     prefix = next(_prefixes)
-    carrier = DocketCarrier(url, prefix=prefix)
-    engine = RemoteEngine(carrier)
+    engine = RemoteEngine(DocketCarrier(url, prefix=prefix))
     await engine.start(None)
-    await timed("our engine", engine.submit, "ours", url, prefix)
+    print(f"| our engine | {await timed(engine.submit, JOBS, 'ours', url, prefix):.0f} |", flush=True)
     await engine.stop(timedelta(seconds=1))
 
 
-async def timed(label: str, send: Callable[[str], Awaitable[None]], *command: str) -> None:
+async def bare(url: str, jobs: int, interval: str = "0.01", concurrency: str = "16") -> float:
+    """Jobs a second of Docket alone, tuned as our engine has it."""
+    name = next(_prefixes)
+    async with Docket(name=name, url=url + "?max_connections=1000", execution_ttl=timedelta(0)) as docket:
+        docket.register(noop)
+
+        async def send(task_id: str) -> None:
+            await docket.add("noop")(task_id)
+
+        return await timed(send, jobs, "bare", url, name, interval, concurrency)
+
+
+async def timed(send: Callable[[str], Awaitable[None]], jobs: int, *command: str) -> float:
+    """Ids a second, from the first that is sent to the last that is taken by another process."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.docket", *command, stdout=subprocess.PIPE
+        sys.executable, "-m", "bench.docket", *command, str(jobs), stdout=subprocess.PIPE
     )
     assert process.stdout is not None
     await process.stdout.readline()
     began = time.perf_counter()
-    ids = iter(range(JOBS))
+    ids = iter(range(jobs))
 
     async def sender() -> None:
         for number in ids:
@@ -192,8 +197,9 @@ async def timed(label: str, send: Callable[[str], Awaitable[None]], *command: st
 
     await asyncio.gather(*(sender() for _ in range(16)))
     await process.stdout.readline()
-    print(f"| {label} | {JOBS / (time.perf_counter() - began):.0f} |", flush=True)
+    rate = jobs / (time.perf_counter() - began)
     await process.wait()
+    return rate
 
 
 def main(what: str = "", *args: str) -> None:

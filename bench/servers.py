@@ -84,6 +84,25 @@ def task_server(mode: Mode, folder: Path, *, concurrency: int | None = None) -> 
         yield server
 
 
+@contextmanager
+def fleet_server(url: str) -> Generator[Server]:
+    """A server of a fleet with its tasks at `url`, while the block lasts. Others run its tools, but those on SQLite."""
+    with _serving(["bench.fleet_server", "serve", url], db=Path(os.devnull)) as server:
+        yield server
+
+
+@contextmanager
+def fleet_worker(url: str) -> Generator[int]:
+    """A worker of that fleet, by its process id. It is there when a task has been run."""
+    command = [sys.executable, "-m", "bench.fleet_server", "work", url]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment(ROOT / "src"))
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
 def _new_db(folder: Path) -> Path:
     return folder / f"tasks-{time.monotonic_ns()}.db"
 

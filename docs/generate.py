@@ -13,7 +13,7 @@ from mcp_tasks.core.status import TaskStatus
 LIFECYCLE = Path(__file__).with_name("lifecycle.md")
 REFERENCE = Path(__file__).with_name("reference.md")
 ENGINES = Path(__file__).with_name("engines.md")
-PAGES = (LIFECYCLE, ENGINES, REFERENCE)
+GENERATED = (LIFECYCLE, ENGINES, REFERENCE)
 """Every page that has generated parts."""
 CELERY = Path(__file__).parents[1] / "examples" / "celery_engine.py"
 

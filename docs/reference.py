@@ -10,6 +10,7 @@ import ast
 import re
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,13 +23,25 @@ MODULES = (
     "mcp_tasks.client",
     "mcp_tasks.testing",
     "mcp_tasks.stores",
+    "mcp_tasks.stores.sqlite",
+    "mcp_tasks.stores.postgres",
+    "mcp_tasks.stores.redis",
     "mcp_tasks.engines",
+    "mcp_tasks.engines.procrastinate",
+    "mcp_tasks.engines.docket",
     "mcp_tasks.errors",
 )
 AUDIENCES = {
     "Server authors": ("mcp_tasks", "mcp_tasks.server", "mcp_tasks.legacy.server"),
     "Client authors": ("mcp_tasks.client",),
     "Testers": ("mcp_tasks.testing",),
+    "Those who choose stores and engines": (
+        "mcp_tasks.stores.sqlite",
+        "mcp_tasks.stores.postgres",
+        "mcp_tasks.stores.redis",
+        "mcp_tasks.engines.procrastinate",
+        "mcp_tasks.engines.docket",
+    ),
     "Those who write stores and engines": ("mcp_tasks.stores", "mcp_tasks.engines"),
     "Everybody: what may be raised": ("mcp_tasks.errors",),
 }
@@ -264,10 +277,23 @@ def _module(module: str) -> Iterator[str]:
             elsewhere.setdefault(first, []).append(export.name)
     for first, names in elsewhere.items():
         yield f"\nAlso here, see {_link(first)}:\n{_links(names)}"
-    yield from _entries(public, hidden={name for names in elsewhere.values() for name in names})
+    seams = [*public, *_seams_above(module)]
+    yield from _entries(public, seams=seams, hidden={name for names in elsewhere.values() for name in names})
 
 
-def _entries(public: Sequence[Export], *, hidden: Collection[str] = (), say_where: bool = False) -> Iterator[str]:
+def _seams_above(module: str) -> list[Export]:
+    """What the package of a module exports: its backends, each in a module of its own, have the methods of that."""
+    package = module.rpartition(".")[0]
+    return exports(package) if package in MODULES else []
+
+
+def _entries(
+    public: Sequence[Export],
+    *,
+    seams: Sequence[Export] | None = None,
+    hidden: Collection[str] = (),
+    say_where: bool = False,
+) -> Iterator[str]:
     for export in public:
         if export.name in hidden:
             continue
@@ -278,7 +304,8 @@ def _entries(public: Sequence[Export], *, hidden: Collection[str] = (), say_wher
             yield f"From {' or '.join(f'`{module}`' for module in modules)}.\n"
         last = export.nodes[-1] if export.nodes else None
         if isinstance(last, ast.ClassDef):
-            yield from _class(last, [other for other in public if other.name != export.name], _unnamed_bases(export))
+            beside = [other for other in (public if seams is None else seams) if other.name != export.name]
+            yield from _class(last, export.home, beside, _unnamed_bases(export))
         elif isinstance(last, Function):
             yield _block(_signatures(export.name, [node for node in export.nodes if isinstance(node, Function)]))
             yield _prose(export.doc)
@@ -300,10 +327,10 @@ def _with_links(doc: str) -> str:
     return re.sub(r"docs/([\w-]+\.md)(#[\w-]+)?", r"[\1](\1\2)", doc)
 
 
-def _class(node: ast.ClassDef, beside: Sequence[Export], unnamed: Sequence[Export]) -> Iterator[str]:
+def _class(node: ast.ClassDef, home: str, beside: Sequence[Export], unnamed: Sequence[Export]) -> Iterator[str]:
     not_shown = ("Protocol", "Generic", *(base.name for base in unnamed))
     bases = [ast.unparse(base) for base in node.bases if not ast.unparse(base).startswith(not_shown)]
-    yield _block([f"class {node.name}" + (f"({', '.join(bases)})" if bases else ""), *_constructor(node)])
+    yield _block([f"class {node.name}" + (f"({', '.join(bases)})" if bases else ""), *_constructor(node, home)])
     yield _prose(ast.get_docstring(node) or "")
     if fields := [*_documented_fields(node), *_carried(node)]:
         yield "\n" + "\n".join(fields)
@@ -359,17 +386,34 @@ def _is_public(name: str, found: Sequence[Function]) -> bool:
     return name == "__call__" or (not name.startswith("_") and not is_private)
 
 
-def _constructor(node: ast.ClassDef) -> list[str]:
+def _constructor(node: ast.ClassDef, home: str) -> list[str]:
     if node.name in NOT_MADE_BY_CALLERS or _is_exception(node):
         return []
     made = _members(node).get("__init__")
     if made is not None:
-        return [_wrapped(f"{node.name}(", _arguments(made[-1].args), ")")]
+        return [_wrapped(f"{node.name}(", _arguments(_with_numbers(made[-1].args, home)), ")")]
     dataclass_options = next((text for text in _decorators(node) if text.startswith("dataclass")), None)
     if dataclass_options is None:
         return []
     fields = [_field(field) for field in node.body if isinstance(field, ast.AnnAssign) and _is_argument(field)]
     return [_wrapped(f"{node.name}(", ["*"] * ("kw_only=True" in dataclass_options) + fields, ")")]
+
+
+def _with_numbers(arguments: ast.arguments, home: str) -> ast.arguments:
+    """The arguments of a constructor with the number where a default is the name of one: it is what is looked up."""
+    told = deepcopy(arguments)
+    told.defaults = [_number(default, home) for default in told.defaults]
+    told.kw_defaults = [None if default is None else _number(default, home) for default in told.kw_defaults]
+    return told
+
+
+def _number(default: ast.expr, home: str) -> ast.expr:
+    if not isinstance(default, ast.Name) or not default.id.isupper():
+        return default
+    for node in _definition(home, default.id).nodes:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
+            return node.value
+    return default
 
 
 def _is_argument(field: ast.AnnAssign) -> bool:

@@ -1,4 +1,7 @@
-"""A proxy before a Redis that loses answers: what was asked arrives, and whoever asked never hears of it."""
+"""A proxy before a Redis that loses answers: what was asked arrives, and whoever asked never hears of it.
+
+It can also fall silent, as when a network is cut: whoever asks is not even told that there will be no answer.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ class Proxy:
     Attributes:
         url: Where it listens.
         lose: How many answers are lost from now on, each with its connection.
+        is_silent: Whether no answer is handed on now. A connection that has met the silence stays silent for ever.
+        serving: The connections.
     """
 
     def __init__(self, port: int) -> None:
@@ -20,13 +25,23 @@ class Proxy:
         self.url = ""
         self.lose = 0
         self.lost = 0
+        self.is_silent = False
+        self.serving: set[asyncio.Task[None]] = set()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
+        serving = asyncio.ensure_future(self._serve(reader, writer))
+        self.serving.add(serving)
+        serving.add_done_callback(self.serving.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream, server = await asyncio.open_connection("127.0.0.1", self._port)
         asking = asyncio.ensure_future(_copy(reader, server))
         try:
             while data := await upstream.read(65_536):
+                if self.is_silent:
+                    await asyncio.wait({asking})
+                    break
                 if self.lose:
                     self.lose -= 1
                     self.lost += 1
@@ -57,3 +72,5 @@ async def proxy_to(port: int) -> AsyncGenerator[Proxy]:
         yield proxy
     finally:
         listening.close()
+        if proxy.serving:
+            await asyncio.wait(proxy.serving, timeout=1)

@@ -21,10 +21,12 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from mcp_tasks.engines import ANYWHERE, Engine, RemoteEngine, Route, Serves
-from mcp_tasks.engines.docket import DocketCarrier
-from mcp_tasks.errors import UsageError
-from mcp_tasks.testing._engine_work import LONG, Work, at_work
+from mcp_tasks.engines.docket import AT_ONCE, DocketCarrier
+from mcp_tasks.engines.remote import SETTLED
+from mcp_tasks.errors import StoreUnavailable, UsageError
+from mcp_tasks.testing._engine_work import LONG, WAIT, Work, at_work
 from mcp_tasks.testing.engine_suite import EngineSuite
+from tests.backends.redis_proxy import proxy_to
 from tests.helpers.databases import Valkey, valkey
 
 pytestmark = pytest.mark.anyio
@@ -213,6 +215,107 @@ async def test_a_server_that_does_not_answer_is_not_waited_for_long(server: Valk
         await carrier.send("b", route=ANYWHERE, lane="new", delay=None)
     await redis.client_unpause()
     await carrier.close()
+
+
+WATCH = timedelta(seconds=0.5)
+
+
+async def until_taking(engine: RemoteEngine, *, is_taking: bool) -> None:
+    # Longer than `WAIT`: it is tried again after five seconds at most, and counts one second later.
+    with anyio.fail_after(20):
+        while engine.is_taking is not is_taking:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+
+
+async def stays_away(engine: RemoteEngine) -> None:
+    """For longer than a carrier that has failed must go on for before it counts as working again."""
+    assert AT_ONCE < SETTLED
+    for _ in range(15):
+        assert not engine.is_taking
+        await anyio.sleep(0.1)
+
+
+async def test_a_worker_whose_server_is_gone_says_so_and_takes_again_when_it_is_back(prefix: str) -> None:
+    with valkey() as server:
+        engine = RemoteEngine(DocketCarrier(server.url, prefix=prefix, watch=WATCH))
+        async with at_work(engine) as work:
+            work.end("a", "b")
+            await engine.submit("a")
+            await work.until("end a")
+            await anyio.sleep(1)
+            assert engine.is_taking
+            await anyio.to_thread.run_sync(server.stop, signal.SIGKILL)
+            await until_taking(engine, is_taking=False)
+            await stays_away(engine)
+            await anyio.to_thread.run_sync(server.start)
+            await until_taking(engine, is_taking=True)
+            await engine.submit("b")
+            await work.until("end b")
+
+
+async def test_a_worker_whose_server_is_silent_says_so_and_takes_again_when_it_is_not(
+    server: Valkey, prefix: str
+) -> None:
+    async with proxy_to(server.port) as proxy:
+        engine = RemoteEngine(DocketCarrier(proxy.url, prefix=prefix, watch=WATCH))
+        async with at_work(engine, Serves(tools=["one", "two"])) as work:
+            work.end("a", "b", "c")
+            await engine.submit("a")
+            await engine.submit("running", route=Route(tool="two"))
+            await work.until("end a", "start running")
+            proxy.is_silent = True
+            await until_taking(engine, is_taking=False)
+            await stays_away(engine)
+            # What was taken before is none of its business.
+            assert work.running == {"running"}
+            proxy.is_silent = False
+            await until_taking(engine, is_taking=True)
+            await engine.submit("b", route=Route(tool="one"))
+            await engine.submit("c", delay=timedelta(milliseconds=10))
+            await work.until("end b", "end c")
+            work.end("running")
+
+
+async def test_a_worker_stops_though_its_server_is_silent(server: Valkey, prefix: str) -> None:
+    async with proxy_to(server.port) as proxy:
+        engine = RemoteEngine(DocketCarrier(proxy.url, prefix=prefix, watch=WATCH))
+        work = Work()
+        await engine.start(work.execute)
+        work.end("a")
+        await engine.submit("a")
+        await work.until("end a")
+        proxy.is_silent = True
+        await until_taking(engine, is_taking=False)
+        with anyio.fail_after(WAIT):
+            await engine.stop(LONG)
+
+
+async def test_a_server_that_is_not_there_is_told_of_at_the_start(server: Valkey, prefix: str) -> None:
+    carrier = DocketCarrier("redis://user:secret@127.0.0.1:1/0", prefix=prefix)
+    with pytest.raises(StoreUnavailable, match=r"on redis://127\.0\.0\.1:1/0 cannot be used: .*connect") as caught:
+        await carrier.open("")
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ConnectionError, match="is not open"):
+        await carrier.send("a", route=ANYWHERE, lane="new", delay=None)
+
+
+async def test_a_password_that_is_wrong_is_told_of_at_the_start(server: Valkey, prefix: str) -> None:
+    carrier = DocketCarrier(server.url.replace("//", "//nobody:secret@"), prefix=prefix)
+    with pytest.raises(StoreUnavailable, match="password") as caught:
+        await carrier.open("")
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_carrier_that_could_not_be_opened_can_be_later(server: Valkey, prefix: str) -> None:
+    async with proxy_to(server.port) as proxy:
+        carrier = DocketCarrier(proxy.url, prefix=prefix, timeout=timedelta(seconds=0.5))
+        proxy.is_silent = True
+        with pytest.raises(StoreUnavailable, match="does not answer in time"):
+            await carrier.open("")
+        proxy.is_silent = False
+        await carrier.open("")
+        await carrier.send("a", route=ANYWHERE, lane="new", delay=None)
+        await carrier.close()
 
 
 async def test_in_a_cluster_ids_are_carried_from_any_of_its_servers() -> None:

@@ -33,6 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "queued": {**NONE, "status": "working", "ready": queries.AT_ANY_TIME, "since": "n"},
     "handed": {**NONE, "status": "working", "ready": queries.AT_ANY_TIME, "since": "n", "handed": "true"},
     "claimed": {**NONE, "status": "working", "worker": "'w'", "at_work": "true"},
+    "asleep": {**NONE, "status": "working", "ready": "n"},
 }
 
 
@@ -59,7 +60,7 @@ STATEMENTS: dict[str, tuple[database.Query, set[str]]] = {
     "journal": ((queries.JOURNAL, {"id": "x", "after": 0}), {"id", "journal_pkey"}),
     "versions": ((queries.VERSIONS, {"ids": ["x", "y"]}), {"id"}),
     "workers": ((queries.WORKERS, {"namespace": "demo"}), {"claimed", "heartbeats_pkey"}),
-    "backlog": ((queries.BACKLOG, {"namespace": "demo"}), {"backlog"}),
+    "backlog": (queries.backlog("demo", NOON), {"backlog"}),
     "queued": (queries.queued("demo", handed_out=None, cursor="5.x", limit=10), {"queued"}),
     "handed out": (queries.queued("demo", handed_out=True, cursor=None, limit=10), {"queued"}),
     "not handed out": (queries.queued("demo", handed_out=False, cursor=None, limit=10), {"queued"}),
@@ -77,7 +78,7 @@ STATEMENTS: dict[str, tuple[database.Query, set[str]]] = {
 }
 
 
-MOMENTS = {"nothing": [], "all done": ["done"], "all queued": ["queued"], "all claimed": ["claimed"], "all": [*KINDS]}
+MOMENTS = {"nothing": [], **{f"all {kind}": [kind] for kind in KINDS}, "all": [*KINDS]}
 
 
 @pytest.fixture(scope="module", params=MOMENTS)
@@ -132,3 +133,14 @@ def test_a_statement_uses_its_index(connection: psycopg.Connection[tuple[Any, ..
     assert set(re.findall(r" using mcp_tasks_(\w+)", plan)) <= indexes, plan
     # The few rows of who is alive may be read all.
     assert set(re.findall(r"Seq Scan on (mcp_tasks_\w+)", plan)) <= {"mcp_tasks_heartbeats"}, plan
+
+
+def test_what_is_handed_out_is_counted_by_all_that_it_is_counted_by(
+    connection: psycopg.Connection[tuple[Any, ...]],
+) -> None:
+    lines = connection.execute(b"EXPLAIN " + handing.LOOK, LOOK).fetchall()
+    plan = "\n".join(line for (line,) in lines)
+    handed, at_work = re.findall(r"using mcp_tasks_in_hand_of_owner .*\n +Index Cond: (.*)", plan)
+    # However many of the owner are handed out of other queues and tools, none of them is looked at.
+    assert {f"({column} = g" in handed for column in ("owner", "queue", "name", "method")} == {True}, plan
+    assert "(owner = g" in at_work, plan

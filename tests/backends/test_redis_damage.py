@@ -122,7 +122,7 @@ async def test_what_cannot_be_read_is_not_handed_out_and_keeps_nothing_back(
     for _ in range(1 if mark else 2):
         chosen = await store.hand_out("demo", Share(owner=1), mark=mark, limit=1)
         assert [ready.id for ready in chosen] == ["after"]
-    assert (await store.backlog("demo"))["default"].ready == 3
+    assert (await store.backlog("demo", NOON))["default"].ready == 3
     assert list((await store.queued("demo", handed_out=True, limit=9)).ids) == (["after"] if mark else [])
 
 

@@ -156,7 +156,7 @@ def verbs_on(store: RedisStore, record: TaskRecord) -> list[Callable[[], Awaitab
         lambda: store.expired(NOON, limit=9),
         lambda: store.hand_out("", Share(owner=1), limit=9),
         lambda: store.hand_back(record.id),
-        lambda: store.backlog(""),
+        lambda: store.backlog("", NOON),
         lambda: store.heartbeat("worker", namespace=""),
         lambda: store.workers(""),
         lambda: store.retire("worker"),

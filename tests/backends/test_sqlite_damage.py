@@ -219,7 +219,7 @@ async def test_what_cannot_be_read_is_not_handed_out_and_keeps_nothing_back(stor
     # Two that stand before it in the line of their owner, who may have one task handed out.
     chosen = await store.hand_out("demo", Share(owner=1), mark=mark, limit=1)
     assert [ready.id for ready in chosen] == ["after"]
-    assert (await store.backlog("demo"))["default"].ready == 3
+    assert (await store.backlog("demo", NOON))["default"].ready == 3
 
 
 async def test_a_page_goes_on_after_tasks_that_cannot_be_read(store: SqliteStore) -> None:

@@ -168,6 +168,6 @@ async def test_a_choice_goes_through_its_index_by_seeks(store: SqliteStore, name
 
 @pytest.mark.anyio
 async def test_a_backlog_is_read_from_its_index(store: SqliteStore) -> None:
-    searches = [step for step in plan_of(store, queries.backlog("x")) if "tasks" in step]
-    assert len(searches) == 4
+    searches = [step for step in plan_of(store, queries.backlog("x", NOW)) if "tasks" in step]
+    assert len(searches) == 5
     assert all(step.startswith("SEARCH tasks USING COVERING INDEX tasks_backlog (namespace=?") for step in searches)

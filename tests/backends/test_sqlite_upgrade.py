@@ -223,14 +223,15 @@ async def test_tasks_of_the_fifth_schema_are_handed_out_and_counted(fifth: Path)
         queued = ["queued", "queued again", "under a key", "with a session"]
         assert list((await store.queued("demo", handed_out=False, limit=9)).ids) == queued
         # Since when they wait, nobody has written down: since they were made, at the earliest.
-        assert await store.backlog("demo") == {"default": Backlog(ready=4, since=NOON)}
+        assert await store.backlog("demo", NOON) == {"default": Backlog(ready=4, since=NOON)}
         bob = make_record(namespace="demo", owner="bob")
         await store.create(bob, request)
         with pytest.raises(LimitReached):
-            await store.save(replace(bob, version=2, worker="w"), expected=1, limits=Limits(owner=1))
+            await store.save(replace(bob, version=2, worker="w"), expected=1, limits=Limits(owner=2))
+        # One does something, and one waits for an answer in the memory of its worker.
         with pytest.raises(LimitReached):
-            await store.save(replace(bob, version=2, worker="w"), expected=1, limits=Limits(tool=1))
-        await store.save(replace(bob, version=2, worker="w"), expected=1, limits=Limits(owner=2, tool=2))
+            await store.save(replace(bob, version=2, worker="w"), expected=1, limits=Limits(tool=2))
+        await store.save(replace(bob, version=2, worker="w"), expected=1, limits=Limits(owner=3, tool=3))
         chosen = await store.hand_out("demo", Share(owner=9), limit=9)
         assert {ready.id for ready in chosen} == set(queued)
         assert {ready.name for ready in chosen} == {"render"}

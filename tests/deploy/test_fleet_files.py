@@ -16,6 +16,7 @@ import pytest
 from mcp_tasks import Settings
 from mcp_tasks.cli.worker import DRAIN
 from tests.deploy.fleet import DEPLOY, compose, free_port, nginx_binary, nginx_command, nginx_folder
+from tests.helpers.process import ENVIRONMENT
 
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 FROM_THE_ENVIRONMENT = re.compile(r"\$\{(\w+)(:[?-][^}]*)?\}")
@@ -115,6 +116,19 @@ def test_what_is_mounted_and_copied_is_there(services: dict[str, dict[str, Any]]
         assert (DEPLOY / "compose" / volume.partition(":")[0]).is_file()
     for line in re.findall(r"^COPY (.*)$", (DEPLOY / "compose" / "Dockerfile").read_text(), flags=re.MULTILINE):
         assert all((DEPLOY.parent / source).exists() for source in line.split()[:-1]), line
+
+
+def test_the_server_of_the_walk_through_can_be_worked_for(tmp_path: Path) -> None:
+    page = (DEPLOY.parent / "docs" / "scale.md").read_text()
+    [text] = re.findall(r"^```py\n(# farm\.py\n.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    assert "$ mcp-tasks worker farm:server --check\n" in page
+    (tmp_path / "farm.py").write_text(text)
+    command = [sys.executable, "-m", "mcp_tasks", "worker", "farm:server", "--check"]
+    environment = {**ENVIRONMENT, "MCP_TASKS_URL": "sqlite:///tasks.db", "RUNS_TOOLS": "no"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"render +gpu .*at most 8", done.stdout)
+    assert (tmp_path / "tasks.db").exists()
 
 
 @pytest.mark.parametrize("where", ["compose", "nginx"])

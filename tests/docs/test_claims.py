@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import socket
 import sys
@@ -27,6 +28,12 @@ from tests.helpers.process import ENVIRONMENT, ROOT
 pytestmark = pytest.mark.anyio
 
 DOCS = ROOT / "docs"
+SAID_BY_THE_SDK = {
+    "Task group is not initialized. Make sure to use run().",
+    "Cannot send 'elicitation/create': this transport context has no back-channel",
+    "Error executing tool X",
+}
+WITH_A_NAME_FILLED_IN = {"the server has a tool 'task_status'", "asks with elicitation/create"}
 
 
 @asynccontextmanager
@@ -46,6 +53,16 @@ def test_the_table_of_options_has_every_option_of_a_tool() -> None:
     table = (DOCS / "tools.md").read_text().partition("## Which option goes where")[2].partition("\n## ")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("|")]
     assert {row[1].strip("`") for row in rows[2:]} - {""} == ToolOptions.__annotations__.keys()
+
+
+def test_messages_that_troubleshooting_explains_are_said_by_the_code() -> None:
+    headings = re.findall(r"^## (.*)$", (DOCS / "troubleshooting.md").read_text(), flags=re.MULTILINE)
+    explained = {quoted.strip("… ") for heading in headings for quoted in re.findall(r'"([^"]*)"', heading)}
+    ours = explained - SAID_BY_THE_SDK - WITH_A_NAME_FILLED_IN
+    nodes = (node for path in (ROOT / "src").rglob("*.py") for node in ast.walk(ast.parse(path.read_text())))
+    said = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    assert "gave no connection in time" in ours
+    assert {words for words in ours if not any(words in text for text in said)} == set()
 
 
 async def test_a_server_that_cannot_be_reached_is_caught_as_the_client_page_does(

@@ -15,7 +15,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-from docs.generate import LIFECYCLE, PAGES, pages
+from docs.generate import GENERATED, LIFECYCLE, pages
 from docs.reference import slug
 from mcp_tasks.client import TasksClient
 from mcp_tasks.testing import TaskTester
@@ -101,7 +101,7 @@ async def test_a_host_can_start_the_server_of_the_first_page_as_it_is_told_to_th
     assert result.structured_content == {"result": "counted to 1"}
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", GENERATED, ids=lambda path: path.name)
 def test_generated_parts_are_current(path: Path) -> None:
     assert path.read_text() == pages()[path], "run `make docs`"
 

@@ -71,6 +71,22 @@ def test_every_public_method_of_tasks_is_there() -> None:
     assert {name for name in ours - set(dir(Extension)) if f"\n#### Tasks.{name}\n" not in text} == set()
 
 
+def test_what_a_fleet_is_made_of_is_there_with_its_options() -> None:
+    text = page()
+    assert "\nProcrastinateCarrier(url: str, *, connections: int = 6, pace: Pace | None = None)\n" in text
+    assert "\nRemoteEngine(carrier: Carrier, concurrency: int = 100)\n" in text
+    for name, option, methods_of in (
+        ("PostgresStore", "patience", "Store"),
+        ("RedisStore", "prefix", "Store"),
+        ("ProcrastinateEngine", "pace", "WritesJobs"),
+        ("ProcrastinateCarrier", "connections", "Carrier"),
+        ("DocketCarrier", "idle_check", "Carrier"),
+    ):
+        entry = text.partition(f"\n### {name}\n")[2].partition("\n## ")[0].partition("\n### ")[0]
+        assert f"\n- `{option}`: " in entry
+        assert f"Has the methods of [`{methods_of}`]" in entry
+
+
 def test_sections_of_a_docstring_become_lists() -> None:
     text = page()
     assert "**Raises**\n\n- `QuestionTimedOut`: Nobody answered in time." in text

@@ -24,7 +24,6 @@ from tests.helpers.forking import PIPE, Forked, fork
 
 pytestmark = pytest.mark.anyio
 
-ROOT = Path(__file__).parents[2]
 MICROSECOND = timedelta(microseconds=1)
 
 

@@ -74,5 +74,5 @@ async def test_a_process_leaves_tasks_of_other_queues_alone(tmp_path: Path) -> N
     await left_behind(store, *many, task(MANY, id="wanted"))
     async with running(started.body, store=SqliteStore(store.path), engine=LocalEngine(1), queues=["default"]):
         assert await started.all_of(1) == ["wanted"]
-    assert (await store.backlog(""))["gpu"].ready == MANY
+    assert (await store.backlog("", real_clock()))["gpu"].ready == MANY
     await store.close()

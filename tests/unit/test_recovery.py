@@ -162,11 +162,11 @@ async def test_a_suspect_that_could_not_be_started_does_not_keep_the_others_back
             store.unreadable.add(bad.id)
         else:
             store.refuse_journal()
-        await runtime.resubmit(bad.id)
+        await runtime.dispatch.resubmit(bad.id)
         await settle()
         if what == "cancelled":
             await cancel(runtime, await as_of_now(runtime, bad))
-        await runtime.resubmit(good.id)
+        await runtime.dispatch.resubmit(good.id)
         assert (await until_final(runtime, good)).status is TaskStatus.COMPLETED
 
 
@@ -177,9 +177,9 @@ async def test_a_suspect_that_got_further_does_not_keep_the_others_back() -> Non
 
     async with running({"stepping": Tool(stepping, RERUN), "quick": Tool(at_once, RERUN)}) as runtime:
         one, other = await queued(runtime, "stepping", lost=2), await queued(runtime, "quick", lost=2)
-        await runtime.resubmit(one.id)
+        await runtime.dispatch.resubmit(one.id)
         await until(runtime, one, lambda record: record.attempt == 3 and record.lost == 0)
-        await runtime.resubmit(other.id)
+        await runtime.dispatch.resubmit(other.id)
         assert (await until_final(runtime, other)).status is TaskStatus.COMPLETED
 
 
@@ -279,7 +279,7 @@ async def test_tasks_of_another_server_in_the_same_store_are_left_alone() -> Non
     async with running(at_once, store=store, namespace="ours", clock=clock, policy=RERUN) as ours:
         await ours.janitor.sweep()
         # Also one that is carried here by mistake.
-        await ours.resubmit(waiting.id)
+        await ours.dispatch.resubmit(waiting.id)
         await settle()
         assert [await as_of_now(ours, task) for task in (waiting, lost)] == [waiting, lost]
     async with running(at_once, store=store, namespace="theirs", clock=clock, policy=RERUN) as theirs:
@@ -521,7 +521,7 @@ async def test_a_request_is_read_only_to_run_its_task() -> None:
         for task in waiting:
             await until_final(runtime, task)
             await cancel(runtime, await as_of_now(runtime, task))
-            await runtime.resubmit(task.id)
+            await runtime.dispatch.resubmit(task.id)
         await settle()
         assert sorted(store.read) == sorted(task.id for task in waiting)
         assert (await as_of_now(runtime, elsewhere)).attempt == 0
@@ -544,7 +544,7 @@ async def test_a_task_that_is_cancelled_while_its_request_is_read_never_begins()
 
     async with running(noted, store=SlowStore(), policy=RERUN) as runtime:
         task = await create(runtime)
-        await runtime.resubmit(task.id)
+        await runtime.dispatch.resubmit(task.id)
         await reading.wait()
         # However long it takes, the task is nobody's: it is not found as claimed and not run.
         for _ in range(2):

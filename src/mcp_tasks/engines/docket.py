@@ -7,31 +7,34 @@ looked at for what is due, however many routes there are.
 A reader waits on the server until something arrives, so an idle stream is picked up from as fast as a busy one; how
 often it asks only decides what waiting costs. It asks often while something arrives, because Docket notices ended work
 when it asks, and rarely when nothing has arrived for a while.
+
+Docket itself tries for ever to reach a server that is away, and says so to nobody. So the server is asked now and then
+whether it still answers, and taking ends with an error when it does not: whoever takes tries again, and knows meanwhile
+that nothing is taken.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import Collection
+from contextlib import AsyncExitStack, suppress
 from contextvars import Context
 from datetime import UTC, datetime, timedelta
 from typing import Final
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote
 from uuid import uuid4
 
 from docket import Docket, Worker
-from redis.asyncio import ConnectionPool, Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from mcp_tasks.core.urls import names_redis_database
 from mcp_tasks.core.values import check_number
 from mcp_tasks.engines.base import Abilities, Lane, Route, Serves
 from mcp_tasks.engines.docket_quiet import quiet_context
 from mcp_tasks.engines.docket_reader import BUSY, REST, Deliveries, Handler, Reader
+from mcp_tasks.engines.docket_server import FAULTS, Server
 from mcp_tasks.engines.remote import Deliver
-from mcp_tasks.errors import UsageError
+from mcp_tasks.errors import StoreUnavailable
 
 NEVER: Final = timedelta(minutes=5)
 """How often a route is looked at for what is due: nothing ever is, ids for later wait elsewhere."""
@@ -59,6 +62,19 @@ there is to read like two of different names, and what a dead one leaves is foun
 RECONNECT: Final = timedelta(milliseconds=500)
 """After which a server is tried again that is away."""
 
+REACHED: Final = 5.0
+"""Seconds that the server may take to be reached at the start."""
+
+AT_ONCE: Final = 0.9
+"""Seconds that the server may take to be reached after it was away. Less than a carrier that has failed must go on for
+before it counts as working again (`RemoteEngine`)."""
+
+LEAVING: Final = 3.0
+"""Seconds that readers have to end in."""
+
+GIVEN_UP: Final = 0.5
+"""The same where the server does not answer: Docket would wait for it."""
+
 
 class DocketCarrier:
     """Carries ids over streams of a Redis or a Valkey.
@@ -73,6 +89,8 @@ class DocketCarrier:
         redelivery: After how long an id is carried again that was read by a process which died before it began. Looked
             for no more often than an idle read ends.
         timeout: How long the server may take to answer when something is sent.
+        watch: How often a worker asks the server whether it still answers, and how long that may take. Two questions
+            without an answer end the taking.
     """
 
     abilities: Abilities = Abilities(delay=True, remote=True)
@@ -87,30 +105,36 @@ class DocketCarrier:
         timer_check: timedelta = timedelta(milliseconds=250),
         redelivery: timedelta = timedelta(minutes=1),
         timeout: timedelta = timedelta(seconds=10),
+        watch: timedelta = timedelta(seconds=2),
     ) -> None:
         check_number("batch", batch, 1)
-        self._url = _of_redis(url)
+        self._server = Server(url)
         self._prefix = prefix
         self._batch = batch
         self._idle_check = idle_check
         self._timer_check = timer_check
         self._redelivery = redelivery
         self._timeout = timeout
+        self._watch = watch.total_seconds()
         self._namespace = ""
-        self._in_cluster: bool | None = None
         self._context: Context | None = None
         self._dockets: dict[str, Docket] = {}
         self._stack = AsyncExitStack()
+        self._is_stale = False
         self._opening = asyncio.Lock()
         self._sends = asyncio.Semaphore(SENDS)
 
     def __repr__(self) -> str:
-        parts = urlsplit(self._url)
-        return f"DocketCarrier({parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path})"
+        return f"DocketCarrier({self._server})"
 
     async def open(self, namespace: str) -> None:
-        """Be ready to send. Nothing is connected before something is sent or taken."""
+        """Look whether the server can be reached, and be ready to send.
+
+        Raises:
+            StoreUnavailable: It cannot.
+        """
         if self._context is None:
+            await self._server.reach(min(REACHED, self._timeout.total_seconds()))
             self._namespace = namespace
             self._context = quiet_context()
             # Of the event loop that is running now.
@@ -128,14 +152,36 @@ class DocketCarrier:
         await asyncio.create_task(adding, context=context)
 
     async def take(self, deliver: Deliver, serves: Serves) -> None:
-        """Read the streams of the routes served, and move on what is due, until cancelled."""
+        """Read the streams of the routes served, and move on what is due, until cancelled.
+
+        Raises:
+            StoreUnavailable: The server does not answer.
+        """
+        try:
+            if self._is_stale:
+                await self._server.reach(AT_ONCE)
+            docket = await asyncio.create_task(self._docket(self._later), context=self._its_context())
+            await self._read_all(deliver, serves, docket)
+        except Exception:
+            # A connection of before may never hear of the server's return.
+            self._is_stale = True
+            raise
+
+    async def close(self) -> None:
+        """Let go of every connection."""
+        self._context = None
+        async with self._opening:
+            await self._let_go()
+
+    async def _read_all(self, deliver: Deliver, serves: Serves, watched: Docket) -> None:
         names = [self._name(queue, tool) for queue, tool in serves.routes()]
         deliveries = Deliveries(deliver)
         moving = Reader(self._later, self._move_on, due_check=self._timer_check)
         taking = [Reader(name, self._hand_over_from(name, deliveries), due_check=NEVER) for name in names]
         readers = [moving, *taking]
-        running = [asyncio.create_task(self._read(reader), context=self._its_context()) for reader in readers]
-        running.append(asyncio.create_task(deliveries.keep_room(taking)))
+        watching = asyncio.create_task(self._keep_watch(watched), context=self._its_context())
+        running = [watching, asyncio.create_task(deliveries.keep_room(taking))]
+        running += [asyncio.create_task(self._read(reader), context=self._its_context()) for reader in readers]
         try:
             while not (await asyncio.wait(running, timeout=REST, return_when=asyncio.FIRST_COMPLETED))[0]:
                 for reader in readers:
@@ -147,19 +193,30 @@ class DocketCarrier:
             # A read that is cancelled may have been answered: what it was given is then carried again only much later.
             # Where something arrives, reads are short.
             await asyncio.sleep(4 * BUSY.total_seconds())
-            for task in running:
-                task.cancel()
-            await asyncio.wait(running)
-        await asyncio.gather(*running)
+            await _end(running, patience=GIVEN_UP if watching.done() else LEAVING)
+        for task in running:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
         raise ConnectionError("the streams are not read any more")
 
-    async def close(self) -> None:
-        """Let go of every connection."""
-        self._context = None
-        async with self._opening:
-            self._dockets = {}
-            stack, self._stack = self._stack, AsyncExitStack()
-        await stack.aclose()
+    async def _keep_watch(self, docket: Docket) -> None:
+        """Ask the server now and then, until it has not answered twice."""
+        while True:
+            try:
+                await self._ask(docket)
+            except StoreUnavailable:
+                # Once may be chance: its connection was an old one, or this process was busy with something else.
+                await self._ask(docket)
+            await asyncio.sleep(self._watch)
+
+    async def _ask(self, docket: Docket) -> None:
+        """Ask the way the readers do, and for a write: a replica, or a server whose disk is full, answers whoever only
+        reads."""
+        try:
+            async with asyncio.timeout(self._watch), docket.redis() as redis:
+                await redis.delete(docket.key("nothing"))
+        except FAULTS as exc:
+            raise self._server.unavailable(exc) from exc
 
     async def _read(self, reader: Reader) -> None:
         docket = await self._docket(reader.name)
@@ -220,10 +277,12 @@ class DocketCarrier:
     async def _docket(self, name: str) -> Docket:
         """The docket of that name, opened."""
         async with self._opening:
+            if self._is_stale:
+                await self._let_go()
             if name not in self._dockets:
                 docket = Docket(
                     name=name,
-                    url=await self._url_for_docket(),
+                    url=self._server.url_for_docket,
                     # Who reads is nobody's business; by itself Docket would tell every two seconds.
                     heartbeat_interval=timedelta(minutes=1),
                     # What was carried is forgotten at once.
@@ -231,21 +290,17 @@ class DocketCarrier:
                 )
                 docket.tasks.clear()
                 docket.register(_carried, names=[RUN])
-                self._dockets[name] = await self._stack.enter_async_context(docket)
+                # In a cluster it is connected here.
+                async with asyncio.timeout(self._timeout.total_seconds()):
+                    self._dockets[name] = await self._stack.enter_async_context(docket)
             return self._dockets[name]
 
-    async def _url_for_docket(self) -> str:
-        """The URL as Docket wants it, which asks to be told of a cluster."""
-        if self._in_cluster is None:
-            async with Redis.from_url(self._url) as redis:
-                try:
-                    found: dict[str, object] = await redis.info("cluster")
-                except ResponseError:
-                    # A user who may not ask.
-                    found = {}
-            self._in_cluster = bool(found.get("cluster_enabled"))
-        scheme, _, rest = self._url.partition("://")
-        return f"{scheme}+cluster://{rest}" if self._in_cluster else self._url
+    async def _let_go(self) -> None:
+        self._dockets, self._is_stale = {}, False
+        stack, self._stack = self._stack, AsyncExitStack()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVING):
+                await stack.aclose()
 
     def _its_context(self) -> Context:
         if self._context is None:
@@ -266,25 +321,12 @@ async def _carried(*args: str) -> None:
     """What Docket knows the task as where it is only sent; nothing is read there."""
 
 
-_NO_URL: Final = (
-    "a URL that Redis cannot be reached by: write redis://[USER:PASSWORD@]HOST[:PORT]/DATABASE, where the database is a "
-    "number, and what is special in the password percent-encoded (/ is %2F, @ is %40, # is %23)"
-)
-
-
-def _of_redis(url: str) -> str:
-    """The URL as redis-py has it, with room for as many connections as there may be requests at a time."""
-    try:
-        parts = urlsplit(url)
-        options = {"max_connections": "1000", **dict(parse_qsl(parts.query, keep_blank_values=True))}
-        plain = urlunsplit(parts._replace(scheme=parts.scheme.replace("valkey", "redis"), query=urlencode(options)))
-        ConnectionPool.from_url(plain)
-    except (TypeError, ValueError):
-        # What is wrong is not passed on: it may quote the password.
-        raise UsageError(_NO_URL) from None
-    if not names_redis_database(plain):
-        raise UsageError(_NO_URL)
-    return plain
+async def _end(running: Collection[asyncio.Task[None]], *, patience: float) -> None:
+    """Cancel what runs; once more if it has not ended by then, because Docket tells the server goodbye first."""
+    while running:
+        for task in running:
+            task.cancel()
+        running = (await asyncio.wait(running, timeout=patience))[1]
 
 
 def _quoted(part: str) -> str:

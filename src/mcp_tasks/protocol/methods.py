@@ -94,10 +94,12 @@ class TasksProtocol:
     async def get(self, caller: Caller, params: JsonObject) -> Message:
         """`tasks/get`: the task with its outcome or its open questions."""
         dialect = self.enter(caller, "tasks/get")
-        record = await self._find(caller, dialect, dialect.parse_task_id(params))
+        task_id, runtime = dialect.parse_task_id(params), self._runtime()
+        self._check_name_header(caller, task_id)
         with refusing():
-            runtime = self._runtime()
-            outcome = await outcome_of(runtime, record)
+            record, outcome = await runtime.reading.get_with_outcome(task_id, owner=self.owner(caller))
+            _check_method(record, dialect)
+            outcome = outcome or await outcome_of(runtime, record)
         return dialect.task(record, outcome, runtime.now())
 
     async def update(self, caller: Caller, params: JsonObject) -> Message:
@@ -185,8 +187,7 @@ class TasksProtocol:
         self._check_name_header(caller, task_id)
         record = await self.find(caller, task_id)
         with refusing():
-            if record.method not in dialect.methods:
-                raise UnknownTask(task_id)
+            _check_method(record, dialect)
         return record
 
     def _check_name_header(self, caller: Caller, task_id: str) -> None:
@@ -200,6 +201,11 @@ class TasksProtocol:
                 raise RpcError(HEADER_MISMATCH, "The Mcp-Name header is missing")
         elif decode_header(sent) != task_id:
             raise RpcError(HEADER_MISMATCH, "The Mcp-Name header does not name the task in params.taskId")
+
+
+def _check_method(record: TaskRecord, dialect: Dialect) -> None:
+    if record.method not in dialect.methods:
+        raise UnknownTask(record.id)
 
 
 def actor_of(record: TaskRecord) -> Actor:

@@ -75,8 +75,9 @@ class Changes:
             self._remember(created)
             self._observe(None, TaskCreated(), record, actor)
             self._observe_all(history, events, actor)
-            if created.is_queued(self._now()):
-                # Nobody listens to it yet, but a process that has room may start it.
+            if handing is None and created.is_queued(self._now()):
+                # Nobody listens to it yet, but a process that has room may start it. An engine that carries ids has
+                # been handed it, or will be.
                 await self._store.notifier().publish(Hint(created.id, created.version), origin=self._origin)
         return created
 

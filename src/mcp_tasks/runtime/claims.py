@@ -1,7 +1,7 @@
 """Claiming a task: by compare-and-swap, so whoever comes second finds it claimed, and that is all.
 
-What a claim needs to know is in the small record. The request, which may be large, is read by the one process that has
-claimed the task, and nobody reads it for a task that cannot be run."""
+What a claim needs to know is in the small record. A large request is read only where the task can be run; a small one
+comes with the record, from a store that is a round trip away."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.replay import Replay, version_entry
 from mcp_tasks.runtime.run import Run
 from mcp_tasks.runtime.trials import Trials
+from mcp_tasks.stores.together import ReadsTogether
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
@@ -88,6 +89,7 @@ class Claims:
         self._calls: set[asyncio.Task[None]] = set()
         self._made: dict[str, tuple[TaskRecord, TaskRequest]] = {}
         self._crowded_out = CrowdedOut()
+        self._together = runtime.store if isinstance(runtime.store, ReadsTogether) else None
 
     def add_made(self, record: TaskRecord, request: TaskRequest) -> None:
         """A task that was made as claimed, and is about to be run."""
@@ -108,7 +110,7 @@ class Claims:
             if (made := self._made.pop(task_id, None)) is not None:
                 return self._run(*made, slot, policy or ToolPolicy(), Replay())
         runtime = self._runtime
-        record = await runtime.store.get(task_id)
+        record, request = await self._look(task_id)
         if record is None or record.namespace != runtime.namespace or not record.is_queued(runtime.now()):
             return None
         if not runtime.serves(record.queue):
@@ -127,7 +129,7 @@ class Claims:
         if replay is None:
             await self._end(record, JournalUnreadable(record.name))
             return None
-        request = await self._request_of(record)
+        request = request or await self._request_of(record)
         if request is None:
             return None
         if not runtime.lease.is_valid:
@@ -199,6 +201,16 @@ class Claims:
             policy = replace(policy, park_after=timedelta(0))
         return Run(record, request=request, host=self._runtime, slot=slot, policy=policy, replay=replay)
 
+    async def _look(self, task_id: str) -> tuple[TaskRecord | None, TaskRequest | None]:
+        """The task, and what was asked for where that comes with it: of a new task, all that a claim has to read."""
+        if self._together is not None:
+            try:
+                return await self._together.get_with_request(task_id) or (None, None)
+            except TaskUnreadable:
+                # If it is only the request, the task can be ended with words.
+                logger.debug("task %s… cannot be read in one look", task_id[:12])
+        return await self._runtime.store.get(task_id), None
+
     async def _request_of(self, record: TaskRecord) -> TaskRequest | None:
         """What was asked for; None if the task has ended because that cannot be read, or is gone."""
         try:
@@ -266,7 +278,7 @@ class Claims:
         """Have those run that could not be before: they were on trial, or too many were at work. All of them: some may
         be gone by now."""
         for task_id in task_ids:
-            call = asyncio.create_task(self._runtime.resubmit(task_id))
+            call = asyncio.create_task(self._runtime.dispatch.resubmit(task_id))
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
 

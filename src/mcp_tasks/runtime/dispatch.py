@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.engines.base import Lane, Route, WritesJobs
+from mcp_tasks.core.record import DEFAULT_QUEUE, TaskRecord
+from mcp_tasks.engines.base import Lane, Route, Serves, WritesJobs
 from mcp_tasks.errors import StoreError
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.stores.base import Handing, Limits, Ready, Share
@@ -52,6 +52,7 @@ class Dispatch:
     def __init__(self, runtime: TaskRuntime) -> None:
         self._runtime = runtime
         self._is_remote = runtime.engine.abilities.remote
+        self._jobs = runtime.engine if isinstance(runtime.engine, WritesJobs) else None
         self._reason = asyncio.Event()
         self._looked_at = -LOOK_AGAIN
         self._found_at = -LOOK_AGAIN
@@ -70,6 +71,20 @@ class Dispatch:
         tool = task.name if task.method == TOOLS and task.name in self._tools else None
         return Route(queue=task.queue, tool=tool, priority=task.priority)
 
+    async def served(self, tools: Mapping[str, ToolPolicy]) -> Serves:
+        """What this process takes from an engine: tasks of its queues, and of the tools that it has."""
+        homes = {name: policy.queue for name, policy in tools.items()}
+        queues = self._runtime.queues
+        if queues is None:
+            # Those in which something waits, too: a tool may have had another queue when a task of it was made.
+            left = (
+                await self._runtime.store.backlog(self._runtime.namespace, self._runtime.now())
+                if self._is_remote
+                else {}
+            )
+            queues = {DEFAULT_QUEUE, *homes.values(), *left}
+        return Serves(namespace=self._runtime.namespace, queues=sorted(queues), tools=sorted(tools), homes=homes)
+
     def limits(self, policy: ToolPolicy) -> Limits | None:
         """How many tasks may be at work for one more of this tool to be claimed; None if any number may."""
         owner = self._runtime.settings.max_at_work_per_owner
@@ -81,12 +96,11 @@ class Dispatch:
 
     def handing(self, record: TaskRecord) -> Handing | None:
         """How a new task is handed out with its creation; None for an engine that is handed every task."""
-        engine = self._runtime.engine
         if not self._is_remote:
             return None
         job = None
-        if isinstance(engine, WritesJobs):
-            job = engine.job(record.id, route=self.route(record), namespace=self._runtime.namespace)
+        if self._jobs is not None:
+            job = self._jobs.job(record.id, route=self.route(record), namespace=self._runtime.namespace)
         return Handing(share=self._share(), job=job)
 
     async def created(self, record: TaskRecord, handing: Handing | None) -> None:
@@ -108,6 +122,18 @@ class Dispatch:
     async def submit(self, record: TaskRecord) -> None:
         """Have the engine run a task that it may have been handed before, and lost."""
         await self._submit(record, "again")
+
+    async def resubmit(self, task_id: str) -> None:
+        """Have a task run that may be queued: this process has only its id. Whatever is wrong with it, a sweep says."""
+        store = self._runtime.store
+        try:
+            record = await store.get(task_id)
+            if record is not None and record.is_queued(self._runtime.now()):
+                if self._is_remote:
+                    await store.hand_back(task_id)
+                await self.again(record)
+        except StoreError as exc:
+            logger.debug("task %s… could not be submitted again: %s", task_id[:12], exc)
 
     async def after(self, record: TaskRecord) -> None:
         """Have a parked task run when its time comes, if the engine can wait for it; sweeps find it in any case."""

@@ -31,6 +31,7 @@ class Launching:
     def __init__(self, runtime: TaskRuntime, new_id: Callable[[], str]) -> None:
         self._runtime = runtime
         self._new_id = new_id
+        self._slots = runtime.engine if isinstance(runtime.engine, ReservesSlots) else None
 
     async def launch(
         self,
@@ -104,7 +105,7 @@ class Launching:
             and runtime.serves(policy.queue)
             and runtime.dispatch.limits(policy) is None
         )
-        return runtime.engine.reserve() if may_run and isinstance(runtime.engine, ReservesSlots) else None
+        return self._slots.reserve() if may_run and self._slots is not None else None
 
     async def _start_in(
         self,

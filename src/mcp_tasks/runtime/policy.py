@@ -70,8 +70,8 @@ class Settings:
         max_waiting_runs: How many runs may wait in memory without a slot. Those beyond it keep theirs.
         max_result_size: The largest result of a tool that is kept, in bytes of JSON. A task with a larger one fails. A
             text that a tool returns counts twice: the SDK puts it into the content and into the structured content.
-        max_handed_out: How many queued tasks of one owner may be in the hands of a remote engine at a time. The rest
-            waits in the store, so that one owner with many tasks does not keep the others back.
+        max_handed_out: How many queued tasks of one owner, queue and tool may be in the hands of a remote engine at a
+            time. The rest waits in the store, so that one owner with many tasks does not keep the others back.
         max_at_work_per_owner: How many tasks of one owner may be at work at a time, over all processes; None for any
             number. Those that nobody owns count as one owner's.
     """

@@ -19,11 +19,10 @@ from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import InputAnswered, InputHosted, TaskAnnounced, TaskCancelled
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json import JsonObject, JsonValue
-from mcp_tasks.core.pacing import is_expired
-from mcp_tasks.core.record import DEFAULT_QUEUE, Outcome, TaskRecord, TaskRequest
+from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.engines.base import Engine, Serves, Slot
-from mcp_tasks.errors import AnswerRefused, StoreError, StoreUnavailable, TaskUnreadable, UnknownTask, VersionConflict
+from mcp_tasks.engines.base import Engine, Slot
+from mcp_tasks.errors import AnswerRefused, StoreError, StoreUnavailable, VersionConflict
 from mcp_tasks.runtime.alarms import Alarms
 from mcp_tasks.runtime.changes import Changes
 from mcp_tasks.runtime.claims import Claims
@@ -39,6 +38,7 @@ from mcp_tasks.runtime.narration import Narration
 from mcp_tasks.runtime.observing import Observer, Observers
 from mcp_tasks.runtime.parking import Parking
 from mcp_tasks.runtime.policy import Settings, ToolPolicy
+from mcp_tasks.runtime.reading import Reading
 from mcp_tasks.runtime.rest import WaitingRoom
 from mcp_tasks.runtime.run import Body, Run
 from mcp_tasks.runtime.shutdown import drain, hand_over
@@ -47,9 +47,6 @@ from mcp_tasks.stores.base import Page, Store, Whose
 from mcp_tasks.stores.hints import HintFan
 
 logger: Final = logging.getLogger(__name__)
-
-MAX_ID_LENGTH = 256
-"""Longer than any id of ours; a longer one names no task, and need not be looked up to know that."""
 
 
 async def _no_tools() -> Mapping[str, ToolPolicy]:
@@ -114,6 +111,7 @@ class TaskRuntime:
         self.dispatch: Dispatch = Dispatch(self)
         self.janitor: Janitor = Janitor(self)
         self.claims: Claims = Claims(self)
+        self.reading: Reading = Reading(self)
         self.lookout: Lookout = Lookout(self)
         self.lease: Lease = Lease(
             self.settings.lease_duration,
@@ -148,7 +146,7 @@ class TaskRuntime:
             if self.runs_tools:
                 await self.lease.renew()
             tools = await self.dispatch.learn_tools()
-            await self.engine.start(self.execute if self.runs_tools else None, await self._served(tools))
+            await self.engine.start(self.execute if self.runs_tools else None, await self.dispatch.served(tools))
             await self.janitor.recover_lost()
             await self.janitor.start_waiting()
         except BaseException:
@@ -191,16 +189,6 @@ class TaskRuntime:
         await self.engine.stop(self.settings.stop_timeout)
         # What a real death leaves to the lease: here the process goes on, and would seem alive.
         await self.store.retire(self.worker)
-
-    async def _served(self, tools: Mapping[str, ToolPolicy]) -> Serves:
-        """What this process takes from an engine: tasks of its queues, and of the tools that it has."""
-        homes = {name: policy.queue for name, policy in tools.items()}
-        queues = self.queues
-        if queues is None:
-            # Those in which something waits, too: a tool may have had another queue when a task of it was made.
-            left = await self.store.backlog(self.namespace) if self.engine.abilities.remote else {}
-            queues = {DEFAULT_QUEUE, *homes.values(), *left}
-        return Serves(namespace=self.namespace, queues=sorted(queues), tools=sorted(tools), homes=homes)
 
     def _stop_services(self) -> None:
         for service in self._services:
@@ -255,15 +243,7 @@ class TaskRuntime:
             UnknownTask: There is no such task for this owner.
             TaskUnreadable: There is, and its row cannot be read.
         """
-        try:
-            record = await self.find(task_id)
-        except TaskUnreadable as exc:
-            if exc.owner == owner:
-                raise
-            raise UnknownTask(task_id) from exc
-        if record.owner != owner:
-            raise UnknownTask(task_id)
-        return record
+        return await self.reading.get(task_id, owner=owner)
 
     async def find(self, task_id: str) -> TaskRecord:
         """The task as it is now, whoever owns it: for code of the server's own, never for a client.
@@ -272,14 +252,7 @@ class TaskRuntime:
             UnknownTask: This server has no such task.
             TaskUnreadable: It has, and its row cannot be read.
         """
-        try:
-            record = await self.store.get(task_id) if len(task_id) <= MAX_ID_LENGTH else None
-        except TaskUnreadable as exc:
-            self.janitor.note_trouble(task_id, exc)
-            raise
-        if record is None or record.namespace != self.namespace or is_expired(record, self.now()):
-            raise UnknownTask(task_id)
-        return record
+        return await self.reading.find(task_id)
 
     async def outcome(self, task_id: str) -> Outcome | None:
         """How the task ended; None if it has not, or was cancelled.
@@ -379,17 +352,6 @@ class TaskRuntime:
     async def submit_later(self, record: TaskRecord) -> None:
         """Have a parked task run when its time comes, if the engine can wait for it; a sweep finds it in any case."""
         await self.dispatch.after(record)
-
-    async def resubmit(self, task_id: str) -> None:
-        """Have a task run that may be queued: this process has only its id. Whatever is wrong with it, a sweep says."""
-        try:
-            record = await self.store.get(task_id)
-            if record is not None and record.is_queued(self.now()):
-                if self.engine.abilities.remote:
-                    await self.store.hand_back(task_id)
-                await self.submit(record)
-        except StoreError as exc:
-            logger.debug("task %s… could not be submitted again: %s", task_id[:12], exc)
 
     def serves(self, queue: str) -> bool:
         """Whether this process runs tasks of the queue."""

@@ -34,7 +34,7 @@ async def waiting_in(
     Raises:
         StoreError: The store cannot be read now.
     """
-    backlog = await store.backlog(namespace)
+    backlog = await store.backlog(namespace, now)
     return {queue: _waiting(backlog.get(queue), now) for queue in sorted({*known, *backlog})}
 
 

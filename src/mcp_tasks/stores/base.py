@@ -69,7 +69,8 @@ class Hint:
 class Limits:
     """How many tasks may be at work at a time, over all processes: of one tool, and of one owner. None for any number.
 
-    At work is a task that a worker has and that does not wait for an answer: its status is `working`.
+    At work is a task that a worker has and that has not ended, whatever its status: a run that waits for an answer in
+    memory counts, since nobody asks for room when it goes on.
     """
 
     tool: int | None = None
@@ -93,9 +94,11 @@ class Share:
     """How much of what is queued may be in the hands of an engine at a time. The rest waits in the store.
 
     Attributes:
-        owner: Tasks of one owner that are handed out and not claimed; those that nobody owns count as one owner's.
+        owner: Of one owner, in one queue, of one tool: tasks that are handed out and not claimed, so that what nobody
+            serves keeps nothing else back. Those that nobody owns count as one owner's.
         tools: Of each of these tools, by name: tasks that are handed out or at work.
-        owner_at_work: Of one owner: tasks that are handed out or at work; None for any number.
+        owner_at_work: Of one owner: tasks that are at work; None for any number. Who has as many is handed no more, and
+            who has fewer at most so many at a time, of each queue and tool, as there is room for.
     """
 
     owner: int
@@ -127,7 +130,8 @@ class Backlog:
     Attributes:
         ready: How many tasks could run and nobody has; at most `MOST_COUNTED`.
         since: Since when the one has waited that has waited longest, by the clock of whoever queued it: the task's
-            creation, or if it was queued again since, what `columns.queued_since` says.
+            creation, or if it was queued again since, what `columns.queued_since` says. One that slept has waited since
+            the moment at which it was to wake.
     """
 
     ready: int
@@ -342,8 +346,8 @@ class Store(Protocol):
         """The task is not in the hands of an engine any more: if it is still queued, it waits for `hand_out` again."""
         ...
 
-    async def backlog(self, namespace: str) -> Mapping[str, Backlog]:
-        """What waits in each queue of the namespace that has something waiting: what `queued` lists, counted."""
+    async def backlog(self, namespace: str, now: datetime) -> Mapping[str, Backlog]:
+        """What waits in each queue of the namespace that has any: what `queued` and `due` list, counted."""
         ...
 
     async def queued(

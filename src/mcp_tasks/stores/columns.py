@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 
 from mcp_tasks.core.pacing import expires_at
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.core.status import TaskStatus
 
 MICROSECOND = timedelta(microseconds=1)
 
@@ -24,6 +23,12 @@ def to_micros(instant: datetime) -> int:
 def from_micros(micros: int) -> datetime:
     """The instant `to_micros` came from."""
     return _EPOCH + micros * MICROSECOND
+
+
+def earliest(*instants: int | None) -> datetime | None:
+    """The first of some instants, leaving out those that are None."""
+    micros = min((instant for instant in instants if instant is not None), default=None)
+    return None if micros is None else from_micros(micros)
 
 
 def sort_key(record: TaskRecord) -> int:
@@ -52,8 +57,8 @@ def queued_since(record: TaskRecord) -> int:
 
 
 def is_at_work(record: TaskRecord) -> bool:
-    """Whether the task counts as being at work: a worker has it, and it does not wait for an answer."""
-    return record.worker is not None and record.status is TaskStatus.WORKING
+    """Whether the task counts as being at work: a worker has it, and it has not ended."""
+    return record.worker is not None and not record.is_final
 
 
 def encode_cursor(place: int, task_id: str) -> str:

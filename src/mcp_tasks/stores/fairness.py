@@ -28,15 +28,19 @@ TOOL_METHOD = "tools/call"
 """The method of the tasks that a share of a tool counts."""
 
 
-class Hands(Protocol):
-    """How many tasks of one server are in hand: handed out, or at work. Owners and tools are named as in the index."""
+Route: TypeAlias = tuple[Any, Any, Any]
+"""Queue, owner and tool, as the store writes them."""
 
-    def handed(self, owner: Any, most: int) -> int:
-        """How many tasks of the owner are handed out and not claimed; counting may stop at `most`."""
+
+class Hands(Protocol):
+    """How many tasks of one server are in hand: handed out, or at work. All are named as in the index."""
+
+    def handed(self, route: Route, most: int) -> int:
+        """How many tasks of the route are handed out and not claimed; counting may stop at `most`."""
         ...
 
-    def of_owner(self, owner: Any, most: int) -> int:
-        """How many tasks of the owner are handed out or at work."""
+    def owner_at_work(self, owner: Any, most: int) -> int:
+        """How many tasks of the owner are at work."""
         ...
 
     def of_tool(self, tool: Any, most: int) -> int:
@@ -87,23 +91,25 @@ class Room:
     share: Share
     limits: dict[Any, int]
 
-    def of_owner(self, owner: Any) -> int:
-        """How many more tasks of the owner may be handed out."""
-        share = self.share
-        room = share.owner - self.hands.handed(owner, share.owner)
-        if room > 0 and share.owner_at_work is not None:
-            room = min(room, share.owner_at_work - self.hands.of_owner(owner, share.owner_at_work))
-        return room
+    def of_route(self, route: Route) -> int:
+        """How many more tasks of the route may be handed out, as far as the owner has room."""
+        return self.share.owner - self.hands.handed(route, self.share.owner)
+
+    def of_owner(self, owner: Any) -> int | None:
+        """How many more tasks of the owner may be at work; None for any number."""
+        limit = self.share.owner_at_work
+        return None if limit is None else limit - self.hands.owner_at_work(owner, limit)
 
     def of_tool(self, tool: Any) -> int | None:
         """How many more tasks of the tool may be handed out; None for any number."""
         limit = self.limits.get(tool)
         return None if limit is None else limit - self.hands.of_tool(tool, limit)
 
-    def has(self, owner: Any, tool: Any) -> bool:
-        """Whether one more task of the owner and the tool may be handed out."""
-        of_tool = self.of_tool(tool)
-        return (of_tool is None or of_tool > 0) and self.of_owner(owner) > 0
+    def has(self, route: Route) -> bool:
+        """Whether one more task of the route may be handed out."""
+        _, owner, tool = route
+        rooms = (self.of_tool(tool), self.of_owner(owner), self.of_route(route))
+        return all(room is None or room > 0 for room in rooms)
 
 
 @dataclass(slots=True)
@@ -125,7 +131,8 @@ class Choice:
         self._room = room
         self._queues = list(self._distinct(()) if queues is None else dict.fromkeys(queues))
         self._limit = limit
-        self._owners: dict[Any, int] = {}
+        self._owners: dict[Any, int | None] = {}
+        self._routes: dict[Route, int] = {}
         self._tools: dict[Any, int | None] = {}
         self._chosen: list[Ready] = []
 
@@ -146,7 +153,7 @@ class Choice:
 
     def _choose_at(self, rank: int, last: Any) -> Any:
         """Choose among the tasks of one priority; whose task was the last."""
-        lines: dict[Any, Iterator[tuple[Place, Any]]] = {}
+        lines: dict[Any, Iterator[tuple[Place, Route]]] = {}
         served = None
         # In the first round each owner is looked up when it has its turn: mostly there are enough tasks before that.
         for owner in self._ring(rank, last):
@@ -163,30 +170,38 @@ class Choice:
                     return served
         return served
 
-    def _take(self, owner: Any, lines: dict[Any, Iterator[tuple[Place, Any]]]) -> bool:
+    def _take(self, owner: Any, lines: dict[Any, Iterator[tuple[Place, Route]]]) -> bool:
         """Choose the next task of an owner; an owner who has none within the share is out."""
-        if self._owner_room(owner) > 0:
-            for (_, task_id), tool in lines[owner]:
-                if self._is_tool_full(tool) or (ready := self._waiting.ready(task_id)) is None:
-                    continue
-                self._chosen.append(ready)
-                self._owners[owner] -= 1
-                if (room := self._tools[tool]) is not None:
-                    self._tools[tool] = room - 1
-                return True
+        for (_, task_id), route in lines[owner]:
+            if self._is_full_for(route) or (ready := self._waiting.ready(task_id)) is None:
+                continue
+            self._chosen.append(ready)
+            self._routes[route] -= 1
+            _, _, tool = route
+            if (room := self._tools[tool]) is not None:
+                self._tools[tool] = room - 1
+            return True
         del lines[owner]
         return False
 
-    def _owner_room(self, owner: Any) -> int:
-        if owner not in self._owners:
-            self._owners[owner] = self._room.of_owner(owner)
-        return self._owners[owner]
-
-    def _is_tool_full(self, tool: Any) -> bool:
+    def _is_full_for(self, route: Route) -> bool:
+        _, _, tool = route
         if tool not in self._tools:
             self._tools[tool] = self._room.of_tool(tool)
         room = self._tools[tool]
-        return room is not None and room <= 0
+        return (room is not None and room <= 0) or self._route_room(route) <= 0
+
+    def _route_room(self, route: Route) -> int:
+        if route not in self._routes:
+            _, owner, _ = route
+            of_route, of_owner = self._room.of_route(route), self._owner_room(owner)
+            self._routes[route] = of_route if of_owner is None else min(of_route, of_owner)
+        return self._routes[route]
+
+    def _owner_room(self, owner: Any) -> int | None:
+        if owner not in self._owners:
+            self._owners[owner] = self._room.of_owner(owner)
+        return self._owners[owner]
 
     def _ranks(self) -> list[int]:
         return sorted({rank for queue in self._queues for rank in self._distinct((queue,))})
@@ -208,17 +223,22 @@ class Choice:
                 return
             yield after
 
-    def _line(self, rank: int, owner: Any) -> Iterator[tuple[Place, Any]]:
+    def _line(self, rank: int, owner: Any) -> Iterator[tuple[Place, Route]]:
         """The tasks of an owner in the order of creation, over all queues and tools."""
+        of_owner = self._owner_room(owner)
+        if of_owner is not None and of_owner <= 0:
+            return iter(())
         steps = [(queue, rank, owner) for queue in self._queues]
-        return merge(*(self._of_tool((*step, tool), tool) for step in steps for tool in self._distinct(step)))
+        return merge(*(self._of_tool(step, tool) for step in steps for tool in self._distinct(step)))
 
-    def _of_tool(self, step: Step, tool: Any) -> Iterator[tuple[Place, Any]]:
-        if self._is_tool_full(tool):
+    def _of_tool(self, step: Step, tool: Any) -> Iterator[tuple[Place, Route]]:
+        queue, _, owner = step
+        route = queue, owner, tool
+        if self._is_full_for(route):
             return
-        for place in self._waiting.tasks(step):
-            yield place, tool
-            if self._is_tool_full(tool):
+        for place in self._waiting.tasks((*step, tool)):
+            yield place, route
+            if self._is_full_for(route):
                 return
 
     def _distinct(self, step: Step) -> Iterator[Any]:

@@ -20,25 +20,25 @@ from mcp_tasks.core.pacing import is_expired
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import LimitReached, TaskExists, VersionConflict
-from mcp_tasks.stores.base import (
-    MOST_COUNTED,
-    Backlog,
-    Handing,
-    Hint,
-    IdPage,
-    Limits,
-    Page,
-    Ready,
-    Share,
-    Whose,
-)
+from mcp_tasks.stores.base import Backlog, Handing, Hint, IdPage, Limits, Page, Ready, Share, Whose
 from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.columns import decode_cursor, encode_cursor, from_micros, to_micros
+from mcp_tasks.stores.columns import decode_cursor, encode_cursor, to_micros
 from mcp_tasks.stores.encoding import Line, encoded_entries, encoded_request, in_thread_if
 from mcp_tasks.stores.fairness import Choice, Turns
 from mcp_tasks.stores.hints import LocalNotifier
 from mcp_tasks.stores.ordered import Ordered, Place
-from mcp_tasks.stores.places import Wait, Waiting, created_place, listing, owner_of, places, tool_of, wait_of
+from mcp_tasks.stores.places import (
+    Wait,
+    Waiting,
+    backlog_of,
+    created_place,
+    listing,
+    owner_of,
+    places,
+    route_of,
+    tool_of,
+    wait_of,
+)
 
 
 class MemoryStore:
@@ -100,7 +100,7 @@ class MemoryStore:
             self._key_of[record.id] = under
         if handing is not None and record.id in self._waits:
             room = Waiting(self._order, self._records, record.namespace).room(handing.share)
-            handing.handed = room.has(owner_of(record), tool_of(record))
+            handing.handed = room.has(route_of(record))
             if handing.handed:
                 self._mark(record.id, handed=True)
         return record
@@ -193,16 +193,9 @@ class MemoryStore:
         if task_id in self._waits:
             self._mark(task_id, handed=False)
 
-    async def backlog(self, namespace: str) -> dict[str, Backlog]:
+    async def backlog(self, namespace: str, now: datetime) -> dict[str, Backlog]:
         """What waits in each queue of the namespace that has something waiting."""
-        group = "backlog", namespace
-        return {
-            queue: Backlog(
-                ready=min(self._order.count(group, (queue,)), MOST_COUNTED),
-                since=from_micros(self._order.following(group, (queue,))),
-            )
-            for queue in self._order.heads(group)
-        }
+        return backlog_of(self._order, namespace, now)
 
     async def queued(
         self, namespace: str, *, handed_out: bool | None = None, cursor: str | None = None, limit: int
@@ -269,11 +262,11 @@ class MemoryStore:
 
     def _check_limits(self, record: TaskRecord, limits: Limits) -> None:
         by = {
-            "tool": (limits.tool, ("in hand of tool", record.namespace, tool_of(record))),
-            "owner": (limits.owner, ("in hand of owner", record.namespace, owner_of(record))),
+            "tool": (limits.tool, ("in hand of tool", record.namespace, tool_of(record)), ("at work",)),
+            "owner": (limits.owner, ("at work of owner", record.namespace, owner_of(record)), ()),
         }
-        for what, (limit, group) in by.items():
-            others = self._order.count(group, ("at work",)) - self._order.count(group, ("at work", record.id))
+        for what, (limit, group, step) in by.items():
+            others = self._order.count(group, step) - self._order.count(group, (*step, record.id))
             if limit is not None and others >= limit:
                 raise LimitReached(record.id, what)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
+from datetime import datetime
+from itertools import islice, takewhile
 from typing import Any, TypeAlias
 
 from mcp_tasks.core.record import ALWAYS, TaskRecord
-from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, OwnedBy, Ready, Share, Whose
-from mcp_tasks.stores.columns import expiry, is_at_work, queued_since, ready, sort_key, to_micros
-from mcp_tasks.stores.fairness import TOOL_METHOD, Room, Step, ready_of
+from mcp_tasks.stores.base import EVERYBODY, MOST_COUNTED, Backlog, ChildrenOf, InSession, OwnedBy, Ready, Share, Whose
+from mcp_tasks.stores.columns import earliest, expiry, is_at_work, queued_since, ready, sort_key, to_micros
+from mcp_tasks.stores.fairness import TOOL_METHOD, Room, Route, Step, ready_of
 from mcp_tasks.stores.ordered import Ordered, Place
 
 _AT_ANY_TIME = to_micros(ALWAYS)
@@ -57,8 +58,9 @@ def places(record: TaskRecord, wait: Wait | None) -> Iterator[tuple[Hashable, Pl
         yield from _queued(record, wait)
     elif (ready_at := ready(record)) is not None:
         yield ("parked", namespace), (ready_at, record.id)
+        yield ("parked by queue", namespace), (record.queue, ready_at, record.id)
     if is_at_work(record):
-        yield ("in hand of owner", namespace, owner_of(record)), ("at work", record.id)
+        yield ("at work of owner", namespace, owner_of(record)), (record.id,)
         yield ("in hand of tool", namespace, tool_of(record)), ("at work", record.id)
     if expires is not None:
         yield "expiring", (expires, *created)
@@ -70,7 +72,7 @@ def _queued(record: TaskRecord, wait: Wait) -> Iterator[tuple[Hashable, Place]]:
     yield ("queued", namespace, wait.handed), created
     yield ("backlog", namespace), (record.queue, wait.since, record.id)
     if wait.handed:
-        yield ("in hand of owner", namespace, owner_of(record)), ("handed", record.id)
+        yield ("handed", namespace, route_of(record)), (record.id,)
         yield ("in hand of tool", namespace, tool_of(record)), ("handed", record.id)
     else:
         step = record.queue, -record.priority, owner_of(record), tool_of(record)
@@ -92,6 +94,11 @@ def tool_of(record: TaskRecord) -> Tool:
     return record.method, record.name
 
 
+def route_of(record: TaskRecord) -> Route:
+    """What a share counts together."""
+    return record.queue, owner_of(record), tool_of(record)
+
+
 def listing(namespace: str, whose: Whose) -> tuple[Hashable, Callable[[TaskRecord], bool]]:
     """Where to look for the tasks of a listing, and which of those there are in it."""
     if isinstance(whose, InSession):
@@ -100,6 +107,20 @@ def listing(namespace: str, whose: Whose) -> tuple[Hashable, Callable[[TaskRecor
         return ("parent", namespace, whose.parent), lambda _: True
     owner = whose.owner if isinstance(whose, OwnedBy) else None
     return ("listed", namespace), lambda record: whose is EVERYBODY or record.owner == owner
+
+
+def backlog_of(order: Ordered, namespace: str, now: datetime) -> dict[str, Backlog]:
+    """What is queued in each queue, or slept and is to wake by now."""
+    queued, parked, instant = ("backlog", namespace), ("parked by queue", namespace), to_micros(now)
+    found: dict[str, Backlog] = {}
+    for queue in {*order.heads(queued), *order.heads(parked)}:
+        sleeping = takewhile(lambda place, queue=queue: place[0] == queue, order.after(parked, (queue,)))
+        woken = takewhile(lambda place: place[1] <= instant, sleeping)
+        due = [ready_at for _, ready_at, _ in islice(woken, MOST_COUNTED)]
+        since = order.following(queued, (queue,))
+        if count := order.count(queued, (queue,)) + len(due):
+            found[queue] = Backlog(ready=min(count, MOST_COUNTED), since=earliest(since, *due[:1]))
+    return found
 
 
 class Waiting:
@@ -127,13 +148,13 @@ class Waiting:
         """The task."""
         return ready_of(self._records[task_id])
 
-    def handed(self, owner: Owner, most: int) -> int:
-        """How many tasks of the owner are handed out."""
-        return self._order.count(("in hand of owner", self._namespace, owner), ("handed",))
+    def handed(self, route: Route, most: int) -> int:
+        """How many tasks of the route are handed out."""
+        return self._order.count(("handed", self._namespace, route))
 
-    def of_owner(self, owner: Owner, most: int) -> int:
-        """How many tasks of the owner are handed out or at work."""
-        return self._order.count(("in hand of owner", self._namespace, owner))
+    def owner_at_work(self, owner: Owner, most: int) -> int:
+        """How many tasks of the owner are at work."""
+        return self._order.count(("at work of owner", self._namespace, owner))
 
     def of_tool(self, tool: Tool, most: int) -> int:
         """How many tasks of the tool are handed out or at work."""

@@ -132,24 +132,58 @@ class HandingTests(StoreTests):
         assert not await create_handed(store, task(3, name="none"), share)
         claimed = await claim(store, first)
         assert not await create_handed(store, task(4), share)
-        # Who waits for an answer is not at work.
+        # A run that waits for an answer counts as long as a worker has it.
         asking = await save(store, claimed, status=TaskStatus.INPUT_REQUIRED)
-        assert await create_handed(store, task(5), share)
-        await save(store, asking, status=TaskStatus.WORKING)
-        assert not await create_handed(store, task(6), share)
+        assert not await create_handed(store, task(5), share)
+        await save(store, asking, worker=None)
+        assert await create_handed(store, task(6), share)
         assert await create_handed(store, task(namespace="another"), share)
 
-    async def test_an_owner_has_a_share_of_what_is_handed_out_or_at_work(self, store: Store) -> None:
+    async def test_a_share_is_of_an_owner_a_queue_and_a_tool(self, store: Store) -> None:
+        share = Share(owner=1)
+        others: Sequence[dict[str, Any]] = (
+            {},
+            {"queue": "gpu"},
+            {"name": "other"},
+            {"method": "prompts/get"},
+            {"owner": "bob"},
+            {"queue": "gpu", "name": "other"},
+        )
+        for fields in others:
+            # Whatever nobody serves keeps nothing else back.
+            assert await create_handed(store, task(1, **fields), share)
+            assert not await create_handed(store, task(2, **fields, priority=7), share)
+        assert await hand_out(store, share) == []
+        assert len(await waiting(store)) == len(others)
+
+    async def test_a_task_that_is_moved_counts_where_it_is(self, store: Store) -> None:
+        share, moving = Share(owner=1), task(1)
+        assert await create_handed(store, moving, share)
+        moving = await save(store, moving, queue="gpu")
+        assert await create_handed(store, task(2), share)
+        assert not await create_handed(store, task(3, queue="gpu"), share)
+        await store.hand_back(moving.id)
+        assert await hand_out(store, share, queues=["gpu"]) == [moving.id]
+
+    async def test_an_owner_with_enough_at_work_is_handed_no_more(self, store: Store) -> None:
         share = Share(owner=100, owner_at_work=2)
-        first = task(1)
+        first, second = task(1), task(2, queue="gpu")
+        # What is handed out is not at work, whoever serves its queue.
         assert await create_handed(store, first, share)
+        assert await create_handed(store, second, share)
+        assert await create_handed(store, task(3, name="other"), share)
         claimed = await claim(store, first)
-        assert await create_handed(store, task(2, name="other"), share)
-        assert not await create_handed(store, task(3), share)
-        assert await create_handed(store, task(4, owner=None), share)
-        await save(store, claimed, status=TaskStatus.COMPLETED, worker=None, finished_at=NOON)
-        assert await create_handed(store, task(5), share)
-        assert not await create_handed(store, task(6), share)
+        assert await create_handed(store, task(4), share)
+        await claim(store, second)
+        last = task(5, name="other")
+        assert not await create_handed(store, last, share)
+        assert await hand_out(store, share) == []
+        assert await create_handed(store, task(6, owner=None), share)
+        asking = await save(store, claimed, status=TaskStatus.INPUT_REQUIRED)
+        assert not await create_handed(store, task(7, queue="gpu"), share)
+        await save(store, asking, status=TaskStatus.COMPLETED, worker=None, finished_at=NOON)
+        assert last.id in await hand_out(store, share)
+        assert await create_handed(store, task(8), share)
 
     async def test_what_stands_under_a_key_is_not_handed_out_again(self, store: Store) -> None:
         standing, handing = task(), Handing(share=PLENTY)

@@ -121,13 +121,28 @@ class LimitTests(StoreTests):
             task(1),
             task(2, wake_at=NOON),
             task(3, status=TaskStatus.INPUT_REQUIRED),
-            task(4, status=TaskStatus.INPUT_REQUIRED, worker="worker"),
-            task(5, status=TaskStatus.COMPLETED, finished_at=NOON, worker="worker"),
+            task(4, status=TaskStatus.COMPLETED, finished_at=NOON, worker="worker"),
         )
-        await create_all(store, wanted := task(6))
+        await create_all(store, wanted := task(5))
         await claim(store, wanted, Limits(tool=1, owner=1))()
 
-    async def test_there_is_room_when_one_asks_ends_or_is_gone(self, store: Store) -> None:
+    async def test_a_run_that_waits_counts_as_long_as_a_worker_has_it(self, store: Store) -> None:
+        one = Limits(tool=1, owner=1)
+        await create_all(store, first := task(1), second := task(2))
+        await claim(store, first, one)()
+        asking = replace(claimed(first), version=3, status=TaskStatus.INPUT_REQUIRED)
+        await store.save(asking, expected=2)
+        with pytest.raises(LimitReached):
+            await claim(store, second, one)()
+        # It may be answered, which needs no claim: no more than one goes on.
+        answered = replace(asking, version=4, status=TaskStatus.WORKING)
+        await store.save(answered, expected=3)
+        with pytest.raises(LimitReached):
+            await claim(store, second, one)()
+        await store.save(replace(asking, version=5, worker=None), expected=4)
+        await claim(store, second, one)()
+
+    async def test_there_is_room_when_one_leaves_ends_or_is_gone(self, store: Store) -> None:
         one = Limits(tool=1, owner=1)
         first = task(0)
         await create_all(store, first)
@@ -135,7 +150,7 @@ class LimitTests(StoreTests):
         ends: list[dict[str, Any] | None] = [
             {"worker": None},
             {"worker": None, "wake_at": NOON},
-            {"status": TaskStatus.INPUT_REQUIRED},
+            {"status": TaskStatus.INPUT_REQUIRED, "worker": None},
             {"status": TaskStatus.COMPLETED, "worker": None, "finished_at": NOON},
             None,
         ]

@@ -75,8 +75,8 @@ class TurnTests(StoreTests):
         found = await hand_out(store, mark=False)
         assert found[:3] == ["highest", "high 1", "high 2"]
         assert [set(found[3:5]), found[5:]] == [{"plain 1", "plain of bob"}, ["plain 2", "low"]]
-        # What an owner may have in hand goes to what is urgent.
-        assert await hand_out(store, Share(owner=1)) == ["highest", "high 1"]
+        # What an owner may have in hand of one queue and tool goes to what is urgent.
+        assert await hand_out(store, Share(owner=1)) == ["highest", "high 1", "high 2"]
 
     async def test_only_tasks_of_the_wanted_queues_are_handed_out(self, store: Store) -> None:
         for number, queue in enumerate(("default", "gpu", "gpu", "☃", "")):
@@ -110,13 +110,28 @@ class TurnTests(StoreTests):
                 await store.create(task(number, owner=owner, name="render"), REQUEST)
                 await store.create(task(number, owner=owner, name="other"), REQUEST)
         found = await store.hand_out("demo", share, limit=100)
-        # Two renders at most, and two tasks of each owner; where the tool has no room, the owner's next task goes.
-        assert Counter(ready.name for ready in found) == {"render": 2, "other": 4}
-        assert Counter(ready.owner for ready in found) == {"alice": 2, "bob": 2, None: 2}
+        # Two renders at most, and of each owner no more of one tool than it may have at work.
+        assert Counter(ready.name for ready in found) == {"render": 2, "other": 6}
+        assert Counter(ready.owner for ready in found if ready.name == "other") == {"alice": 2, "bob": 2, None: 2}
+        # Nothing of that is at work, so that it keeps nobody back.
+        found = await store.hand_out("demo", share, limit=100)
+        assert Counter((ready.owner, ready.name) for ready in found) == {
+            (owner, "other"): 1 for owner in ("alice", "bob", None)
+        }
         assert list(await store.hand_out("demo", share, limit=100)) == []
-        assert list(await store.hand_out("demo", Share(owner=2), limit=100)) == []
         more = await store.hand_out("demo", Share(owner=3), limit=100)
-        assert Counter(ready.owner for ready in more) == {"alice": 1, "bob": 1, None: 1}
+        assert Counter(ready.name for ready in more) == {"render": 7}
+
+    async def test_what_nobody_serves_keeps_nothing_else_back(self, store: Store) -> None:
+        stuck = [task(number, queue="gpu", name="new", priority=9) for number in range(MANY)]
+        await create_at_once(store, [*stuck, *(task(number, name="new") for number in range(20))])
+        share = Share(owner=5, owner_at_work=3)
+        for _ in range(3):
+            await hand_out(store, share)
+        assert len(await in_hand(store)) == 10
+        last = task(MANY, name="other")
+        await store.create(last, REQUEST)
+        assert await hand_out(store, share, limit=10) == [last.id]
 
     async def test_a_tool_without_room_keeps_no_other_tool_back(self, store: Store) -> None:
         await create_at_once(store, [task(number, name="busy") for number in range(MANY)])

@@ -159,7 +159,7 @@ class StoreMachine(RuleBasedStateMachine):
             for handed in (True, False):
                 handed_out = partial(store.queued, namespace, handed_out=handed)
                 readings[f"queued {namespace} {handed}"] = await _all_ids(handed_out, limit=2)
-            readings[f"backlog {namespace}"] = dict(await store.backlog(namespace))
+            readings[f"backlog {namespace}"] = dict(await store.backlog(namespace, now))
             readings[f"due {namespace}"] = await _all_ids(partial(store.due, namespace, now), limit=2)
             for whose in (*_OWNERS, OwnedBy("bob")):
                 listing = partial(store.list, namespace, whose, now=now)

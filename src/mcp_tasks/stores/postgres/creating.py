@@ -22,6 +22,7 @@ from mcp_tasks.stores.base import Handing, Share
 from mcp_tasks.stores.fairness import TOOL_METHOD
 from mcp_tasks.stores.postgres.database import Query, Row, Session
 from mcp_tasks.stores.postgres.failures import is_collision, is_lost
+from mcp_tasks.stores.postgres.queries import OF_OWNER, OF_TOOL
 from mcp_tasks.stores.postgres.text import to_key
 from mcp_tasks.stores.postgres.writes import identity_of, row_of
 
@@ -64,7 +65,7 @@ _FINAL: Final = frozenset(status.value for status in TaskStatus if status.is_fin
 
 _FEWER = """
 (SELECT count(*) FROM (
-    SELECT FROM mcp_tasks_tasks WHERE (handed OR at_work) AND namespace = %(namespace)s AND {where} LIMIT %({limit})s
+    SELECT FROM mcp_tasks_tasks WHERE {where} AND namespace = %(namespace)s LIMIT %({limit})s
 ) counted) < %({limit})s
 """
 
@@ -176,10 +177,11 @@ class Create:
 
     def _within(self, share: Share) -> str:
         """The condition under which the task is handed out."""
-        counts = {"share_of_owner": (share.owner, "handed AND owner = %(owner)s")}
+        tool = "name = %(name)s AND method = %(method)s"
+        counts = {"share_of_owner": (share.owner, f"handed AND owner = %(owner)s AND queue = %(queue)s AND {tool}")}
         if share.owner_at_work is not None:
-            counts["share_at_work"] = share.owner_at_work, "owner = %(owner)s"
+            counts["share_at_work"] = share.owner_at_work, f"{OF_OWNER} AND NOT handed AND owner = %(owner)s"
         if self._record.method == TOOL_METHOD and self._record.name in share.tools:
-            counts["share_of_tool"] = share.tools[self._record.name], "name = %(name)s AND method = %(method)s"
+            counts["share_of_tool"] = share.tools[self._record.name], f"{OF_TOOL} AND {tool}"
         self._values |= {limit: number for limit, (number, _) in counts.items()}
         return " AND ".join(_FEWER.format(where=where, limit=limit) for limit, (_, where) in counts.items())

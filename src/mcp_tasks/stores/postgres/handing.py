@@ -17,9 +17,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from mcp_tasks.stores.base import Ready, Share
-from mcp_tasks.stores.fairness import TOOL_METHOD, Choice, Place, Room, Step, Turns
+from mcp_tasks.stores.fairness import TOOL_METHOD, Choice, Place, Room, Route, Step, Turns
 from mcp_tasks.stores.postgres.database import Query, Row, Session
-from mcp_tasks.stores.postgres.queries import AT_ANY_TIME
+from mcp_tasks.stores.postgres.queries import AT_ANY_TIME, OF_OWNER, OF_TOOL
 from mcp_tasks.stores.postgres.text import from_owner, from_text, to_owner, to_text
 from mcp_tasks.stores.postgres.writes import lock_number
 
@@ -34,12 +34,15 @@ _GROUP = "t.rank, t.owner, t.method, t.name"
 _COUNT = """(
     SELECT count(*) FROM (
         SELECT FROM mcp_tasks_tasks t
-        WHERE (t.handed OR t.at_work) AND t.namespace = %(namespace)s AND {where} LIMIT {limit}
+        WHERE {where} AND t.namespace = %(namespace)s LIMIT {limit}
     ) counted
 )"""
-_HANDED = _COUNT.format(where="t.handed AND t.owner = g.owner", limit="%(of_owner)s")
-_IN_HAND = _COUNT.format(where="t.owner = g.owner", limit="%(at_work)s::bigint")
-_OF_TOOL = _COUNT.format(where="t.name = tool.name AND t.method = %(method)s", limit="tool.most")
+_HANDED = _COUNT.format(
+    where="t.handed AND t.owner = g.owner AND t.queue = g.queue AND t.name = g.name AND t.method = g.method",
+    limit="%(of_owner)s",
+)
+_AT_WORK = _COUNT.format(where=f"{OF_OWNER} AND NOT t.handed AND t.owner = g.owner", limit="%(at_work)s::bigint")
+_OF_TOOL = _COUNT.format(where=f"{OF_TOOL} AND t.name = tool.name AND t.method = %(method)s", limit="tool.most")
 
 LOOK = f"""
 WITH RECURSIVE queues AS (
@@ -68,8 +71,8 @@ WITH RECURSIVE queues AS (
         ORDER BY {_GROUP} LIMIT 1
     ) following WHERE g.number < {MOST_GROUPS}
 )
-SELECT g.queue, g.rank, g.owner, g.method, g.name, g.handed, g.in_hand, g.number, first.created, first.id
-FROM (SELECT g.*, {_HANDED} AS handed, {_IN_HAND} AS in_hand FROM groups g) g, LATERAL (
+SELECT g.queue, g.rank, g.owner, g.method, g.name, g.handed, g.at_work, g.number, first.created, first.id
+FROM (SELECT g.*, {_HANDED} AS handed, {_AT_WORK} AS at_work FROM groups g) g, LATERAL (
     SELECT t.created, t.id FROM mcp_tasks_tasks t
     WHERE {_WAITS} AND t.queue = g.queue AND t.rank = g.rank AND t.owner = g.owner AND t.method = g.method
         AND t.name = g.name
@@ -186,8 +189,8 @@ class _Looked:
         self._tree: dict[Any, Any] = {}
         self._places: dict[Step, list[Place]] = {}
         self._ready: dict[str, Ready] = {}
-        self._handed: dict[str, int] = {}
-        self._in_hand: dict[str, int] = {}
+        self._handed: dict[Route, int] = {}
+        self._at_work: dict[str, int] = {}
         self._of_tool: dict[tuple[str, str], int] = {}
         for row in rows:
             self._add(*row)
@@ -212,13 +215,13 @@ class _Looked:
         """The task."""
         return self._ready[task_id]
 
-    def handed(self, owner: str, most: int) -> int:
-        """How many tasks of the owner are handed out."""
-        return self._handed[owner]
+    def handed(self, route: Route, most: int) -> int:
+        """How many tasks of the route are handed out."""
+        return self._handed[route]
 
-    def of_owner(self, owner: str, most: int) -> int:
-        """How many tasks of the owner are handed out or at work."""
-        return self._in_hand[owner]
+    def owner_at_work(self, owner: str, most: int) -> int:
+        """How many tasks of the owner are at work."""
+        return self._at_work[owner]
 
     def of_tool(self, tool: tuple[str, str], most: int) -> int:
         """How many tasks of the tool are handed out or at work."""
@@ -232,7 +235,7 @@ class _Looked:
         method: str,
         name: str,
         handed: int,
-        in_hand: int,
+        at_work: int,
         number: int,
         created: int,
         task_id: str,
@@ -243,7 +246,7 @@ class _Looked:
         tool = method, name
         self._tree.setdefault(queue, {}).setdefault(rank, {}).setdefault(owner, {}).setdefault(tool, {})
         self._places.setdefault((queue, rank, owner, tool), []).append((created, task_id))
-        self._handed[owner], self._in_hand[owner] = handed, in_hand
+        self._handed[queue, owner, tool], self._at_work[owner] = handed, at_work
         self._ready[task_id] = Ready(
             id=from_text(task_id),
             owner=from_owner(owner),

@@ -40,6 +40,10 @@ LARGEST_PAYLOAD: Final = 7_900
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 """Seconds before connecting again."""
 
+_TOGETHER_FOR: Final = 0.01
+"""Seconds between two tellings. The first hint is told at once; those that follow closely go together, and of one task
+only the newest. Each telling is a round trip, and a busy process would make one of every change."""
+
 _READY: Final = 5.0
 """Seconds that a listener waits at most until the process listens: without that it has the hints of its own process."""
 
@@ -139,6 +143,7 @@ class PostgresNotifier:
             except (StoreError, UsageError) as exc:
                 # A hint is worth less than the work that caused it.
                 logger.debug("%s: hints were not told: %s", self._database.place, exc)
+            await asyncio.sleep(_TOGETHER_FOR)
 
     def _payloads(self) -> list[str]:
         payloads: list[str] = []

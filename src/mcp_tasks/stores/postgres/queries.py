@@ -21,7 +21,21 @@ AT_ANY_TIME: Final = -62135596800000000
 """`ready` of a task that can be started at any time, the earliest instant there is. It is written out in statements as
 in the schema: Postgres uses a partial index only if it sees that the condition holds."""
 
+OF_OWNER: Final = "(handed OR at_work)"
+OF_TOOL: Final = "handed::int + at_work::int > 0"
+"""What is in hand, as the indexes say it by which it is counted: of an owner, and of a tool."""
+
 GET = b"SELECT owner, namespace, state FROM mcp_tasks_tasks WHERE id = %(id)s"
+
+GET_WITH_REQUEST = b"""
+SELECT t.owner, t.namespace, t.state, r.request FROM mcp_tasks_tasks t
+LEFT JOIN mcp_tasks_requests r ON r.task = t.key AND octet_length(r.request) <= %(largest)s WHERE t.id = %(id)s
+"""
+
+GET_WITH_OUTCOME = b"""
+SELECT t.owner, t.namespace, t.state, o.body, o.meta FROM mcp_tasks_tasks t
+LEFT JOIN mcp_tasks_outcomes o ON o.task = t.key WHERE t.id = %(id)s
+"""
 
 # Who needs a request must be told that it cannot be read, so a task whose request is gone is still a row.
 REQUEST = b"""
@@ -58,24 +72,30 @@ NOTE = b"SELECT value FROM mcp_tasks_notes WHERE namespace = %(namespace)s AND n
 
 VERSIONS = b"SELECT id, version FROM mcp_tasks_tasks WHERE id = ANY(%(ids)s)"
 
-BACKLOG = f"""
+# What is queued comes first in each queue. What was to wake comes behind it, in the order of this index and no other.
+_WAITS = "t.ready IS NOT NULL AND t.namespace = %(namespace)s"
+_BACKLOG = f"""
 WITH RECURSIVE queues AS (
-    (
-        SELECT queue, since FROM mcp_tasks_tasks
-        WHERE ready = {AT_ANY_TIME} AND namespace = %(namespace)s ORDER BY queue, since LIMIT 1
-    )
+    (SELECT t.queue FROM mcp_tasks_tasks t WHERE {_WAITS} ORDER BY t.queue, t.ready, t.since LIMIT 1)
     UNION ALL
-    SELECT following.queue, following.since FROM queues, LATERAL (
-        SELECT t.queue, t.since FROM mcp_tasks_tasks t
-        WHERE t.ready = {AT_ANY_TIME} AND t.namespace = %(namespace)s AND t.queue > queues.queue
-        ORDER BY t.queue, t.since LIMIT 1
+    SELECT following.queue FROM queues, LATERAL (
+        SELECT t.queue FROM mcp_tasks_tasks t
+        WHERE {_WAITS} AND t.queue > queues.queue ORDER BY t.queue, t.ready, t.since LIMIT 1
     ) following
 )
-SELECT queue, since, (
+SELECT queue, (
     SELECT count(*) FROM (
         SELECT FROM mcp_tasks_tasks t
-        WHERE t.ready = {AT_ANY_TIME} AND t.namespace = %(namespace)s AND t.queue = queues.queue LIMIT {MOST_COUNTED}
+        WHERE {_WAITS} AND t.queue = queues.queue AND t.ready <= %(now)s LIMIT {MOST_COUNTED}
     ) counted
+), (
+    SELECT t.since FROM mcp_tasks_tasks t
+    WHERE {_WAITS} AND t.queue = queues.queue AND t.ready = {AT_ANY_TIME} ORDER BY t.ready, t.since LIMIT 1
+), (
+    SELECT t.ready FROM mcp_tasks_tasks t
+    WHERE {_WAITS} AND t.queue = queues.queue AND (t.ready, t.since) > ({AT_ANY_TIME}, 9223372036854775807)
+        AND t.ready <= %(now)s
+    ORDER BY t.ready, t.since LIMIT 1
 ) FROM queues
 """.encode()
 
@@ -123,6 +143,11 @@ def queued(namespace: str, *, handed_out: bool | None, cursor: str | None, limit
     """The query for tasks that could run at any time."""
     sql = _QUEUED_ALL if handed_out is None else _QUEUED_OF[handed_out]
     return sql.encode(), {"namespace": to_text(namespace), "limit": limit, **_after(cursor)}
+
+
+def backlog(namespace: str, now: datetime) -> Query:
+    """The query for what waits: for each queue how many, since when one is queued, and when one was to wake."""
+    return _BACKLOG, {"namespace": to_text(namespace), "now": to_micros(now)}
 
 
 def due(namespace: str, now: datetime, *, cursor: str | None, limit: int) -> Query:

@@ -21,14 +21,12 @@ Weaknesses:
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 
 from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.journal import JournalEntry
@@ -37,12 +35,13 @@ from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.statement import database_place
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.values import check_instance, check_number
-from mcp_tasks.errors import StoreError, TaskUnreadable, UsageError
+from mcp_tasks.errors import StoreError, TaskUnreadable
 from mcp_tasks.stores.base import Backlog, Handing, Hint, IdPage, Limits, Page, Ready, Share, Whose
 from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.columns import encode_cursor, from_micros
+from mcp_tasks.stores.columns import earliest, encode_cursor
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request, in_thread_if
 from mcp_tasks.stores.postgres import queries, writes
+from mcp_tasks.stores.postgres.address import name_of
 from mcp_tasks.stores.postgres.creating import Create
 from mcp_tasks.stores.postgres.database import Connection, Database, Row, Session, keeping_alive
 from mcp_tasks.stores.postgres.failures import is_passing, translate
@@ -50,14 +49,10 @@ from mcp_tasks.stores.postgres.handing import HandingOut
 from mcp_tasks.stores.postgres.notifier import PostgresNotifier
 from mcp_tasks.stores.postgres.schema import prepare, schema_of
 from mcp_tasks.stores.postgres.text import from_owner, from_text, to_text
+from mcp_tasks.stores.together import LARGEST
 from mcp_tasks.stores.unreadable import UnreadableLog
 
 T = TypeVar("T")
-
-_NO_URL: Final = (
-    "this is not the URL of a Postgres database. It is postgresql://USER:PASSWORD@HOST:PORT/DATABASE, where special "
-    "characters of user and password are written with a percent sign (%40 for @, %2F for /)"
-)
 
 
 class PostgresStore:
@@ -66,7 +61,8 @@ class PostgresStore:
     Args:
         url: As libpq takes it: `postgresql://USER:PASSWORD@HOST:PORT/DATABASE?options`.
         codec: How what is kept of a task becomes bytes; give it a cipher to have it encrypted.
-        connections: How many connections this process has at most, besides the one that listens for hints.
+        connections: How many connections this process has at most, besides one for its heartbeat and one that listens
+            for hints.
         patience: How long a verb tries to get a connection, and to do again what a broken one left open.
 
     Attributes:
@@ -81,14 +77,12 @@ class PostgresStore:
         connections: int = 10,
         patience: timedelta = timedelta(seconds=10),
     ) -> None:
-        if not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance] - it is what authors pass
-            raise UsageError(_NO_URL)
         check_number("connections", connections, 1)
         check_duration("patience", patience, zero=True)
         if codec is not None:
             check_instance("codec", codec, Codec)
         self._url = url
-        self._name = _name_of(url)
+        self._name = name_of(url)
         self.place: str = database_place(url)
         self._codec = codec or Codec()
         self._patience = patience.total_seconds()
@@ -179,6 +173,26 @@ class PostgresStore:
         rows = await self._database.rows(queries.GET, {"id": to_text(task_id)})
         return self._record(to_text(task_id), *rows[0]) if rows else None
 
+    async def get_with_request(self, task_id: str) -> tuple[TaskRecord, TaskRequest | None] | None:
+        """The record as of now and its request, unless that is large. One round trip."""
+        values = {"id": to_text(task_id), "largest": LARGEST}
+        for *row, request in await self._database.rows(queries.GET_WITH_REQUEST, values):
+            record = self._record(to_text(task_id), *row)
+            if request is None:
+                return record, None
+            return record, self._codec.decode_request(task_id, request, owner=record.owner)
+        return None
+
+    async def get_with_outcome(self, task_id: str) -> tuple[TaskRecord, Outcome | None] | None:
+        """The record as of now, and how the task ended. One round trip."""
+        rows = await self._database.rows(queries.GET_WITH_OUTCOME, {"id": to_text(task_id)})
+        for *row, body, _ in rows:
+            record = self._record(to_text(task_id), *row)
+            if body is None:
+                return record, None
+            return record, await self._outcome(task_id, [(row[0], *rows[0][-2:])])
+        return None
+
     async def request(self, task_id: str) -> TaskRequest | None:
         """What was asked for."""
         rows = await self._database.rows(queries.REQUEST, {"id": to_text(task_id)})
@@ -192,8 +206,9 @@ class PostgresStore:
 
     async def outcome(self, task_id: str) -> Outcome | None:
         """How the task ended."""
-        rows = await self._database.rows(queries.OUTCOME, {"id": to_text(task_id)})
+        return await self._outcome(task_id, await self._database.rows(queries.OUTCOME, {"id": to_text(task_id)}))
 
+    async def _outcome(self, task_id: str, rows: Sequence[Row]) -> Outcome | None:
         def decode() -> Outcome | None:
             for owner, body, meta in rows:
                 return self._codec.decode_outcome(task_id, body, meta, owner=from_owner(owner))
@@ -245,10 +260,12 @@ class PostgresStore:
         """The task waits for `hand_out` again, if it is queued."""
         await self._database.rows(writes.HAND_BACK, {"id": to_text(task_id)})
 
-    async def backlog(self, namespace: str) -> Mapping[str, Backlog]:
+    async def backlog(self, namespace: str, now: datetime) -> Mapping[str, Backlog]:
         """What waits in each queue of the namespace that has something waiting."""
-        rows = await self._database.rows(queries.BACKLOG, {"namespace": to_text(namespace)})
-        return {from_text(queue): Backlog(ready=ready, since=from_micros(since)) for queue, since, ready in rows}
+        rows = await self._database.rows(*queries.backlog(namespace, now))
+        return {
+            from_text(queue): Backlog(ready=ready, since=earliest(*since)) for queue, ready, *since in rows if ready
+        }
 
     async def queued(
         self, namespace: str, *, handed_out: bool | None = None, cursor: str | None = None, limit: int
@@ -364,22 +381,3 @@ def _page(rows: Sequence[Row], limit: int) -> IdPage:
 def _deletion(task_id: str) -> str:
     quoted = to_text(task_id).replace("'", "''")
     return f"DELETE FROM mcp_tasks_tasks WHERE id = '{quoted}'"  # noqa: S608 - for people to read
-
-
-def _name_of(url: str) -> str:
-    """The URL as it may be shown.
-
-    Raises:
-        UsageError: It is not the URL of a Postgres. What is wrong with it is not said in the driver's words: they
-            show parts of it, and if the password has an @ or a / in it, parts of that.
-    """
-    try:
-        parts = conninfo_to_dict(url)
-    except psycopg.ProgrammingError:
-        raise UsageError(_NO_URL) from None
-    user, host, port = (str(parts.get(name) or "") for name in ("user", "host", "port"))
-    name = str(parts.get("dbname") or "")
-    # A password with such a character in it is read as host, port or database, and would be shown.
-    if not re.fullmatch(r"[\d,]*", port) or set("@/:") & set(name):
-        raise UsageError(_NO_URL)
-    return f"postgresql://{f'{user}@' if user else ''}{host}{f':{port}' if port else ''}/{name}"

@@ -22,7 +22,7 @@ from mcp_tasks.stores.base import Limits
 from mcp_tasks.stores.columns import expiry, is_at_work, queued_since, ready, sort_key
 from mcp_tasks.stores.encoding import Line
 from mcp_tasks.stores.postgres.database import Session
-from mcp_tasks.stores.postgres.queries import AT_ANY_TIME
+from mcp_tasks.stores.postgres.queries import AT_ANY_TIME, OF_OWNER, OF_TOOL
 from mcp_tasks.stores.postgres.text import to_optional, to_owner, to_text
 
 MARK_BYTES: Final = 8
@@ -53,19 +53,19 @@ _OUTCOME = """
     ON CONFLICT (task) DO UPDATE SET body = excluded.body, meta = excluded.meta
 )
 """
-_ROOM = """
+_ROOM = f"""
 room AS (
     SELECT (
         SELECT count(*) FROM (
             SELECT FROM mcp_tasks_tasks
-            WHERE (handed OR at_work) AND NOT handed AND id <> %(id)s
+            WHERE {OF_TOOL} AND NOT handed AND id <> %(id)s
                 AND namespace = %(namespace)s AND name = %(name)s AND method = %(method)s
             LIMIT %(tool_limit)s::bigint
         ) others
     ) AS tool, (
         SELECT count(*) FROM (
             SELECT FROM mcp_tasks_tasks
-            WHERE (handed OR at_work) AND NOT handed AND id <> %(id)s
+            WHERE {OF_OWNER} AND NOT handed AND id <> %(id)s
                 AND namespace = %(namespace)s AND owner = %(owner)s
             LIMIT %(owner_limit)s::bigint
         ) others

@@ -158,6 +158,7 @@ def _places(record: TaskRecord) -> Iterator[tuple[bytes, bytes]]:
             yield tool_at_work(namespace, record.method, record.name), b""
     if ready_at is not None and ready_at != _AT_ANY_TIME:
         yield name("due", namespace), place(ready_at)
+        yield name("parked", namespace), part(record.queue) + b":" + place(ready_at)
     if expires is not None:
         yield b"expiring", place(expires) + created
 

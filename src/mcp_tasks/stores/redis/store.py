@@ -54,7 +54,7 @@ from mcp_tasks.stores.base import (
     Whose,
 )
 from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.columns import from_micros
+from mcp_tasks.stores.columns import earliest, to_micros
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request, in_thread_if
 from mcp_tasks.stores.redis import names
 from mcp_tasks.stores.redis.checkup import check_layout, check_persistence
@@ -63,6 +63,7 @@ from mcp_tasks.stores.redis.names import from_bytes, to_bytes
 from mcp_tasks.stores.redis.notifier import RedisNotifier
 from mcp_tasks.stores.redis.reads import Reads
 from mcp_tasks.stores.redis.writes import Writes
+from mcp_tasks.stores.together import LARGEST
 from mcp_tasks.stores.unreadable import UnreadableLog
 
 T = TypeVar("T")
@@ -189,14 +190,30 @@ class RedisStore:
             request, lambda: self._codec.decode_request(task_id, request, owner=_optional(owner))
         )
 
+    async def get_with_request(self, task_id: str) -> tuple[TaskRecord, TaskRequest | None] | None:
+        """The record as of now and its request, unless that is large."""
+        found = await self._connection.run("get_with_request", to_bytes(task_id), LARGEST)
+        version, owner, namespace, state, request = found
+        if version is None:
+            return None
+        record = self._record(to_bytes(task_id), owner, namespace, state)
+        if request is None:
+            return record, None
+        return record, self._codec.decode_request(task_id, request, owner=_optional(owner))
+
+    async def get_with_outcome(self, task_id: str) -> tuple[TaskRecord, Outcome | None] | None:
+        """The record as of now, and how the task ended."""
+        version, owner, namespace, state, body, meta = await self._reads.row(
+            task_id, b"v", b"o", b"n", b"s", b"b", b"m"
+        )
+        if version is None:
+            return None
+        record = self._record(to_bytes(task_id), owner, namespace, state)
+        return record, await self._outcome(task_id, owner, body, meta)
+
     async def outcome(self, task_id: str) -> Outcome | None:
         """How the task ended."""
-        owner, body, meta = await self._reads.row(task_id, b"o", b"b", b"m")
-        if body is None:
-            return None
-        return await self._decoded(
-            body + (meta or b""), lambda: self._codec.decode_outcome(task_id, body, meta, owner=_optional(owner))
-        )
+        return await self._outcome(task_id, *await self._reads.row(task_id, b"o", b"b", b"m"))
 
     async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
         """The task's journal beyond `after`, in the order of writing."""
@@ -254,12 +271,14 @@ class RedisStore:
         """If the task is still queued, it waits for `hand_out` again."""
         await self._connection.run("hand_back", to_bytes(task_id))
 
-    async def backlog(self, namespace: str) -> Mapping[str, Backlog]:
+    async def backlog(self, namespace: str, now: datetime) -> Mapping[str, Backlog]:
         """What waits in each queue of the namespace."""
-        found = await self._connection.run("backlog", names.part(namespace))
+        found = await self._connection.run("backlog", names.part(namespace), names.place(to_micros(now) + 1))
         return {
-            names.whole(queue): Backlog(ready=min(count, MOST_COUNTED), since=from_micros(names.instant(first)))
-            for queue, count, first in found
+            names.whole(queue): Backlog(
+                ready=min(count, MOST_COUNTED), since=earliest(*(names.instant(first) for first in firsts if first))
+            )
+            for queue, count, *firsts in found
             if count
         }
 
@@ -318,6 +337,15 @@ class RedisStore:
     def notifier(self) -> RedisNotifier:
         """Hints between the processes that share the server."""
         return self._notifier
+
+    async def _outcome(
+        self, task_id: str, owner: bytes | None, body: bytes | None, meta: bytes | None
+    ) -> Outcome | None:
+        if body is None:
+            return None
+        return await self._decoded(
+            body + (meta or b""), lambda: self._codec.decode_outcome(task_id, body, meta, owner=_optional(owner))
+        )
 
     async def _decoded(self, data: bytes | None, decode: Callable[[], T]) -> T:
         return await in_thread_if(len(data or b"") > LARGE, decode)

@@ -58,14 +58,14 @@ class _Waits:
         self.is_queued = record.ready_at == ALWAYS
         self.since = queued_since(record) if self.is_queued else None
         self.hand = WAITS if self.is_queued else AT_WORK if is_at_work(record) else None
-        self._owner = owner_key(record.owner)
         self._namespace = record.namespace
-        self._tool = tool_digest(record.method, record.name)
-        self.row = (to_text(record.queue), record.priority, self._tool)
+        queue, tool = to_text(record.queue), tool_digest(record.method, record.name)
+        self._route = queue, owner_key(record.owner), tool
+        self.row = (queue, record.priority, tool)
 
     def fits(self, share: Share, read: Read) -> bool:
         """Whether the task is queued, and may be handed out within the share."""
-        return self.is_queued and InHand(read, self._namespace).room(share).has(self._owner, self._tool)
+        return self.is_queued and InHand(read, self._namespace).room(share).has(self._route)
 
 
 _INSERT_TASK = """

@@ -87,24 +87,28 @@ _QUEUED = {
     True: f"{_QUEUED_BY_HAND.format(hand=1)} {_IN_ORDER}",
 }
 
-# From queue to queue by seeks; what is counted is read from the index alone.
+# From queue to queue by seeks; what is counted is read from the index alone. What is queued comes first in each: its
+# `ready` is the earliest instant there is.
 _BACKLOG = """
 WITH RECURSIVE queues (queue) AS (
-    SELECT min(queue) FROM tasks INDEXED BY tasks_backlog WHERE since IS NOT NULL AND namespace = :namespace
+    SELECT min(queue) FROM tasks INDEXED BY tasks_backlog WHERE ready IS NOT NULL AND namespace = :namespace
     UNION ALL
     SELECT (
         SELECT min(queue) FROM tasks INDEXED BY tasks_backlog
-        WHERE since IS NOT NULL AND namespace = :namespace AND queue > q.queue
+        WHERE ready IS NOT NULL AND namespace = :namespace AND queue > q.queue
     ) FROM queues q WHERE q.queue IS NOT NULL
 )
 SELECT q.queue, (
     SELECT count(*) FROM (
         SELECT 1 FROM tasks INDEXED BY tasks_backlog
-        WHERE since IS NOT NULL AND namespace = :namespace AND queue = q.queue LIMIT :most
+        WHERE ready <= :now AND namespace = :namespace AND queue = q.queue LIMIT :most
     )
 ), (
     SELECT min(since) FROM tasks INDEXED BY tasks_backlog
-    WHERE since IS NOT NULL AND namespace = :namespace AND queue = q.queue
+    WHERE ready = -62135596800000000 AND namespace = :namespace AND queue = q.queue
+), (
+    SELECT min(ready) FROM tasks INDEXED BY tasks_backlog
+    WHERE ready > -62135596800000000 AND ready <= :now AND namespace = :namespace AND queue = q.queue
 )
 FROM queues q WHERE q.queue IS NOT NULL
 """
@@ -137,9 +141,9 @@ def queued(namespace: str, *, handed_out: bool | None = None, cursor: str | None
     return _QUEUED[handed_out], {"namespace": to_text(namespace), "limit": limit, **_after(cursor)}
 
 
-def backlog(namespace: str) -> Query:
-    """The query for what waits: for each queue how many, and since when."""
-    return _BACKLOG, {"namespace": to_text(namespace), "most": MOST_COUNTED}
+def backlog(namespace: str, now: datetime) -> Query:
+    """The query for what waits: for each queue how many, since when one is queued, and when one was to wake."""
+    return _BACKLOG, {"namespace": to_text(namespace), "now": to_micros(now), "most": MOST_COUNTED}
 
 
 def due(namespace: str, now: datetime, *, cursor: str | None, limit: int) -> Query:

@@ -38,7 +38,7 @@ from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskUnreadable, UsageError
 from mcp_tasks.stores.base import Backlog, Handing, Hint, IdPage, Limits, Page, Ready, Share, Whose
 from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.columns import encode_cursor, from_micros
+from mcp_tasks.stores.columns import earliest, encode_cursor
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request
 from mcp_tasks.stores.fairness import Turns
 from mcp_tasks.stores.sqlite import operations, queries
@@ -227,12 +227,14 @@ class SqliteStore:
         """The task waits for `hand_out` again, if it is queued."""
         await self._opened(self._writer).run(operations.hand_back(task_id))
 
-    async def backlog(self, namespace: str) -> dict[str, Backlog]:
+    async def backlog(self, namespace: str, now: datetime) -> dict[str, Backlog]:
         """What waits in each queue of the namespace that has something waiting."""
-        query = queries.backlog(namespace)
+        query = queries.backlog(namespace, now)
         # Counting takes some milliseconds where many wait.
         rows = await self._opened(self._reader).in_thread(lambda read: read(*query))
-        return {from_text(queue): Backlog(ready=ready, since=from_micros(since)) for queue, ready, since in rows}
+        return {
+            from_text(queue): Backlog(ready=ready, since=earliest(*since)) for queue, ready, *since in rows if ready
+        }
 
     async def queued(
         self, namespace: str, *, handed_out: bool | None = None, cursor: str | None = None, limit: int

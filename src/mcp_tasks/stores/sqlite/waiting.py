@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.stores.base import Ready, Share
-from mcp_tasks.stores.fairness import TOOL_METHOD, Choice, Place, Room, Step, Turns, ready_of
+from mcp_tasks.stores.fairness import TOOL_METHOD, Choice, Place, Room, Route, Step, Turns, ready_of
 from mcp_tasks.stores.sqlite.connection import from_text, to_text
 from mcp_tasks.stores.sqlite.reader import Read
 
@@ -42,14 +42,14 @@ _FIRST_SOMEBODY = _waiting(_OWNER, "owner", "owner IS NOT NULL")
 _TASKS = _waiting(4, "created, id", "(created, id) > (?, ?)", limit="?")
 _TASK = "SELECT owner, namespace, state FROM tasks WHERE id = ?"
 
-# `hand > 0` as in the schema: SQLite uses a partial index only if it sees that the condition holds. It seeks no further
-# than that: those at work stand behind those handed out, of which there are few.
-_COUNT = "SELECT count(*) FROM (SELECT 1 FROM tasks INDEXED BY {index} WHERE hand > 0 AND {where} LIMIT ?)"
-_OWNER_IN_HAND = _COUNT.format(index="tasks_owner_hand", where="namespace = ? AND owner IS ?")
-_OWNER_HANDED = _COUNT.format(index="tasks_owner_hand", where="namespace = ? AND owner IS ? AND hand <= 1")
-_OWNER_AT_WORK = _COUNT.format(index="tasks_owner_hand", where="namespace = ? AND owner IS ? AND hand = 2")
-_TOOL_IN_HAND = _COUNT.format(index="tasks_tool_hand", where="namespace = ? AND tool = ?")
-_TOOL_AT_WORK = _COUNT.format(index="tasks_tool_hand", where="namespace = ? AND tool = ? AND hand = 2")
+# `hand` as in the schema: SQLite uses a partial index only if it sees that the condition holds.
+_COUNT = "SELECT count(*) FROM (SELECT 1 FROM tasks INDEXED BY {index} WHERE {where} LIMIT ?)"
+_HANDED = _COUNT.format(
+    index="tasks_handed", where="hand = 1 AND namespace = ? AND owner IS ? AND queue = ? AND tool = ?"
+)
+_OWNER_AT_WORK = _COUNT.format(index="tasks_owner_at_work", where="hand = 2 AND namespace = ? AND owner IS ?")
+_TOOL_IN_HAND = _COUNT.format(index="tasks_tool_hand", where="hand > 0 AND namespace = ? AND tool = ?")
+_TOOL_AT_WORK = _COUNT.format(index="tasks_tool_hand", where="hand > 0 AND namespace = ? AND tool = ? AND hand = 2")
 
 QUERIES: Final = {
     **{f"first {column}": sql for column, sql in zip(_COLUMNS, _FIRST, strict=True)},
@@ -57,8 +57,7 @@ QUERIES: Final = {
     "first somebody": _FIRST_SOMEBODY,
     "tasks": _TASKS,
     "task": _TASK,
-    "in hand of an owner": _OWNER_IN_HAND,
-    "handed out of an owner": _OWNER_HANDED,
+    "handed out of a route": _HANDED,
     "at work of an owner": _OWNER_AT_WORK,
     "in hand of a tool": _TOOL_IN_HAND,
     "at work of a tool": _TOOL_AT_WORK,
@@ -86,33 +85,30 @@ class InHand:
         self._read = read
         self._namespace = to_text(namespace)
 
-    def handed(self, owner: bytes, most: int) -> int:
-        """How many tasks of the owner are handed out."""
-        return self._count(_OWNER_HANDED, _owner(owner), most)
-
-    def of_owner(self, owner: bytes, most: int) -> int:
-        """How many tasks of the owner are handed out or at work."""
-        return self._count(_OWNER_IN_HAND, _owner(owner), most)
+    def handed(self, route: Route, most: int) -> int:
+        """How many tasks of the route are handed out."""
+        queue, owner, tool = route
+        return self._count(_HANDED, _owner(owner), queue, tool, most=most)
 
     def of_tool(self, tool: bytes, most: int) -> int:
         """How many tasks of the tool are handed out or at work."""
-        return self._count(_TOOL_IN_HAND, tool, most)
+        return self._count(_TOOL_IN_HAND, tool, most=most)
 
     def owner_at_work(self, owner: bytes, most: int) -> int:
         """How many tasks of the owner are at work."""
-        return self._count(_OWNER_AT_WORK, _owner(owner), most)
+        return self._count(_OWNER_AT_WORK, _owner(owner), most=most)
 
     def tool_at_work(self, tool: bytes, most: int) -> int:
         """How many tasks of the tool are at work."""
-        return self._count(_TOOL_AT_WORK, tool, most)
+        return self._count(_TOOL_AT_WORK, tool, most=most)
 
     def room(self, share: Share) -> Room:
         """What a share leaves."""
         return Room(self, share, {tool_digest(TOOL_METHOD, name): limit for name, limit in share.tools.items()})
 
-    def _count(self, sql: str, by: Any, most: int) -> int:
+    def _count(self, sql: str, *by: Any, most: int) -> int:
         # A negative LIMIT would be none.
-        rows = self._read(sql, (self._namespace, by, max(most, 0)))
+        rows = self._read(sql, (self._namespace, *by, max(most, 0)))
         return rows[0][0] if rows else 0
 
 

@@ -22,7 +22,7 @@ CREATE TABLE mcp_tasks_tasks (
     since           bigint,                     -- since when it is queued; NULL if it is not
     expires         bigint,                     -- when it may be removed; NULL while it runs, and if it is kept for good
     handed          boolean NOT NULL,           -- it is queued, and an engine has its id
-    at_work         boolean NOT NULL,           -- a worker has it, and it does not wait for an answer
+    at_work         boolean NOT NULL,           -- a worker has it, and it has not ended
     writes          bytea NOT NULL,             -- marks of the last writes, the newest first
     state           bytea NOT NULL
 ) WITH (fillfactor = 85);
@@ -77,14 +77,18 @@ CREATE INDEX mcp_tasks_parent ON mcp_tasks_tasks (namespace, parent, created, id
 -- can be started at any time, the earliest instant there is; queries write it out, so that Postgres sees that it fits.
 CREATE INDEX mcp_tasks_queued ON mcp_tasks_tasks (namespace, handed, created, id)
     WHERE ready = -62135596800000000;
-CREATE INDEX mcp_tasks_backlog ON mcp_tasks_tasks (namespace, queue, since)
-    WHERE ready = -62135596800000000;
+CREATE INDEX mcp_tasks_backlog ON mcp_tasks_tasks (namespace, queue, ready, since) WHERE ready IS NOT NULL;
 CREATE INDEX mcp_tasks_waiting ON mcp_tasks_tasks (namespace, queue, rank, owner, method, name, created, id)
     WHERE ready = -62135596800000000 AND NOT handed;
 CREATE INDEX mcp_tasks_due ON mcp_tasks_tasks (namespace, ready, id) WHERE ready > -62135596800000000;
 CREATE INDEX mcp_tasks_claimed ON mcp_tasks_tasks (worker, created, id, namespace) WHERE worker IS NOT NULL;
-CREATE INDEX mcp_tasks_in_hand_of_owner ON mcp_tasks_tasks (namespace, owner, handed) WHERE handed OR at_work;
-CREATE INDEX mcp_tasks_in_hand_of_tool ON mcp_tasks_tasks (namespace, name, method, handed) WHERE handed OR at_work;
+
+-- For counting: what is handed out of a queue and a tool or at work, and what is either. The last condition says the same
+-- in other words, so that Postgres cannot take one index for the other when all tasks are of one tool.
+CREATE INDEX mcp_tasks_in_hand_of_owner ON mcp_tasks_tasks (namespace, owner, handed, queue, name, method)
+    WHERE handed OR at_work;
+CREATE INDEX mcp_tasks_in_hand_of_tool ON mcp_tasks_tasks (namespace, name, method, handed)
+    WHERE handed::int + at_work::int > 0;
 CREATE INDEX mcp_tasks_expires ON mcp_tasks_tasks (expires, created, id) WHERE expires IS NOT NULL;
 
 -- A trigger, so that a task never leaves parts behind, whoever deletes it.

@@ -33,8 +33,10 @@ end
 
 local handed = false
 if share and is_queued(indexed) then
-  local namespace, owner, tool = indexed.line[NAMESPACE], indexed.line[OWNER], indexed.line[TOOL]
-  handed = owner_room(share, namespace, owner) > 0 and (tool_room(share, namespace, tool) or 1) > 0
+  local line = indexed.line
+  local namespace, queue, owner, tool = line[NAMESPACE], line[QUEUE], line[OWNER], line[TOOL]
+  handed = route_room(share, namespace, queue, owner, tool) > 0 and owner_room(share, namespace, owner) > 0
+    and (tool_room(share, namespace, tool) or 1) > 0
 end
 
 local packed = pack(indexed)

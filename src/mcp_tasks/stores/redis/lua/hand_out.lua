@@ -42,13 +42,22 @@ local function ranks()
   return order, queues
 end
 
-local rooms = { owner = {}, tool = {} }
+local rooms = { owner = {}, route = {}, tool = {} }
 
 local function has_owner_room(owner)
   if not rooms.owner[owner] then
     rooms.owner[owner] = owner_room(share, namespace, owner)
   end
   return rooms.owner[owner] > 0
+end
+
+-- Lanes of different priorities have one route.
+local function has_route_room(owner, lane)
+  if not rooms.route[lane.route] then
+    local left = route_room(share, namespace, lane.queue, owner, lane.tool)
+    rooms.route[lane.route] = math.min(left, rooms.owner[owner])
+  end
+  return rooms.route[lane.route] > 0
 end
 
 local function has_tool_room(tool)
@@ -74,7 +83,8 @@ local function lanes_of(queues, rank, owner)
   local lanes = {}
   for _, queue in ipairs(queues) do
     for _, tool in ipairs(call('ZRANGE', P .. tools_of(namespace, queue, rank, owner), 0, -1)) do
-      lanes[#lanes + 1] = { key = P .. lane_of(namespace, queue, rank, owner, tool), tool = tool, first = '-' }
+      local key, route = P .. lane_of(namespace, queue, rank, owner, tool), handed_of(namespace, queue, owner, tool)
+      lanes[#lanes + 1] = { key = key, route = route, queue = queue, tool = tool, first = '-' }
     end
   end
   return lanes
@@ -94,7 +104,8 @@ local function take_from(owner, lanes)
   while has_owner_room(owner) do
     local best
     for _, lane in ipairs(lanes) do
-      if has_tool_room(lane.tool) and head_of(lane) and (not best or is_before(lane.head, best.head)) then
+      local is_open = has_tool_room(lane.tool) and has_route_room(owner, lane) and head_of(lane)
+      if is_open and (not best or is_before(lane.head, best.head)) then
         best = lane
       end
     end
@@ -107,7 +118,7 @@ local function take_from(owner, lanes)
     if row[2] and not unreadable[id] then
       chosen[#chosen + 1] = id
       rows[#rows + 1] = { id, row[1], row[2], row[3] }
-      rooms.owner[owner] = rooms.owner[owner] - 1
+      rooms.route[best.route] = rooms.route[best.route] - 1
       if rooms.tool[best.tool] then
         rooms.tool[best.tool] = rooms.tool[best.tool] - 1
       end

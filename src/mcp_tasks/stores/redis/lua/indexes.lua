@@ -27,9 +27,9 @@ local function is_queued(indexed)
   return #indexed.line > 0
 end
 
--- The indexes of those that are handed out or at work, by owner and by tool; the latter are written by Python as well.
-local function owner_handed(namespace, owner)
-  return 'owner-handed:' .. namespace .. ':' .. owner
+-- The indexes of those that are handed out or at work; the latter are written by Python as well.
+local function handed_of(namespace, queue, owner, tool)
+  return 'handed-of:' .. namespace .. ':' .. queue .. ':' .. owner .. ':' .. tool
 end
 
 local function tool_handed(namespace, tool)
@@ -53,7 +53,7 @@ local function map_of(indexed, handed)
     map['since:' .. line[NAMESPACE] .. ':' .. line[QUEUE]] = line[SINCE]
     if handed then
       map['handed:' .. line[NAMESPACE]] = line[CREATED]
-      map[owner_handed(line[NAMESPACE], line[OWNER])] = ''
+      map[handed_of(line[NAMESPACE], line[QUEUE], line[OWNER], line[TOOL])] = ''
       map[tool_handed(line[NAMESPACE], line[TOOL])] = ''
     else
       map['waiting:' .. line[NAMESPACE]] = line[CREATED]

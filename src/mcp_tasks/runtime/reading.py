@@ -1,0 +1,82 @@
+"""Finding tasks for those who ask about them, with as few looks at the store as it takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mcp_tasks.core.pacing import is_expired
+from mcp_tasks.core.record import Outcome, TaskRecord
+from mcp_tasks.errors import TaskUnreadable, UnknownTask
+from mcp_tasks.stores.together import ReadsTogether
+
+if TYPE_CHECKING:
+    from mcp_tasks.runtime.runtime import TaskRuntime
+
+MAX_ID_LENGTH = 256
+"""Longer than any id of ours; a longer one names no task, and need not be looked up to know that."""
+
+
+class Reading:
+    """Reads the tasks of one runtime."""
+
+    def __init__(self, runtime: TaskRuntime) -> None:
+        self._runtime = runtime
+        self._together = runtime.store if isinstance(runtime.store, ReadsTogether) else None
+
+    async def find(self, task_id: str) -> TaskRecord:
+        """The task as it is now, whoever owns it.
+
+        Raises:
+            UnknownTask: This server has no such task.
+            TaskUnreadable: It has, and its row cannot be read.
+        """
+        try:
+            record = await self._runtime.store.get(task_id) if len(task_id) <= MAX_ID_LENGTH else None
+        except TaskUnreadable as exc:
+            self._runtime.janitor.note_trouble(task_id, exc)
+            raise
+        return self._here(task_id, record)
+
+    async def get(self, task_id: str, *, owner: str | None) -> TaskRecord:
+        """The task as it is now, for its owner.
+
+        Raises:
+            UnknownTask: There is no such task for this owner.
+            TaskUnreadable: There is, and its row cannot be read.
+        """
+        try:
+            record = await self.find(task_id)
+        except TaskUnreadable as exc:
+            if exc.owner == owner:
+                raise
+            raise UnknownTask(task_id) from exc
+        return _owned(record, owner)
+
+    async def get_with_outcome(self, task_id: str, *, owner: str | None) -> tuple[TaskRecord, Outcome | None]:
+        """The task as it is now, for its owner, and how it ended where the store gives that in the same look. Where it
+        does not, the store has to be asked for it.
+
+        Raises:
+            UnknownTask: There is no such task for this owner.
+            TaskUnreadable: There is, and its row cannot be read.
+        """
+        if self._together is not None and len(task_id) <= MAX_ID_LENGTH:
+            try:
+                record, outcome = await self._together.get_with_outcome(task_id) or (None, None)
+            except TaskUnreadable:
+                # Which of the two it is, and what is to be done, is found by asking for each.
+                return await self.get(task_id, owner=owner), None
+            return _owned(self._here(task_id, record), owner), outcome
+        return await self.get(task_id, owner=owner), None
+
+    def _here(self, task_id: str, record: TaskRecord | None) -> TaskRecord:
+        runtime = self._runtime
+        if record is None or record.namespace != runtime.namespace or is_expired(record, runtime.now()):
+            raise UnknownTask(task_id)
+        return record
+
+
+def _owned(record: TaskRecord, owner: str | None) -> TaskRecord:
+    if record.owner != owner:
+        raise UnknownTask(record.id)
+    return record
