@@ -15,7 +15,6 @@ import psycopg
 import pytest
 from procrastinate.schema import SchemaManager
 
-from mcp_tasks.core.pool_log import keep_pools_quiet
 from mcp_tasks.core.statement import Statement, database_place
 from mcp_tasks.engines import Route, Serves
 from mcp_tasks.engines.base import WritesJobs
@@ -355,13 +354,4 @@ async def test_a_database_that_is_away_is_told_of_in_few_lines(
         finally:
             await asyncio.to_thread(server.start)
     told = [(record.name, record.getMessage()) for record in caplog.records]
-    assert 1 <= len(told) <= 2, told
-    assert {name for name, _ in told} <= {"mcp_tasks.engines.remote", "mcp_tasks.core.pool_log"}
-
-
-def test_the_pools_of_others_are_heard_as_before(caplog: pytest.LogCaptureFixture) -> None:
-    keep_pools_quiet()
-    pools = logging.getLogger("psycopg.pool")
-    pools.warning("error connecting in %r: %s", "mcp-tasks-jobs", "away")
-    pools.warning("error connecting in %r: %s", "theirs", "away")
-    assert [record.getMessage() for record in caplog.records] == ["error connecting in 'theirs': away"]
+    assert [name for name, _ in told] == ["mcp_tasks.engines.remote"], told

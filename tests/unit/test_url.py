@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import subprocess
 import sys
 import unicodedata
@@ -19,6 +20,7 @@ from mcp_tasks.errors import TasksError, UsageError
 from mcp_tasks.server.choice import chosen_parts
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.postgres import PostgresStore
+from mcp_tasks.stores.postgres.pool_log import Pooled, QuietPools
 from mcp_tasks.stores.redis import RedisStore
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.url import default_store, state_folder, store_from_url
@@ -298,3 +300,17 @@ def test_the_state_folder_is_where_the_desktop_standard_says(monkeypatch: pytest
     assert state_folder() == tmp_path / "mcp-tasks"
     monkeypatch.delenv("XDG_STATE_HOME")
     assert state_folder() == Path.home() / ".local/state/mcp-tasks"
+
+
+def test_the_pools_of_others_are_heard_and_those_of_a_store_say_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    # Not the logger of psycopg: what that has said before is left out.
+    pools = logging.getLogger("tests.pools")
+    pools.addFilter(QuietPools())
+    for _ in range(3):
+        pools.warning("error connecting in %r: %s", "mcp-tasks of postgresql://h/db", OSError("away"))
+    pools.warning("discarding closed connection: %s", Pooled())
+    pools.warning("error connecting in %r: %s", "theirs", OSError("away"))
+    assert [record.getMessage() for record in caplog.records] == [
+        "Postgres cannot be reached now, and is tried again until it can: away",
+        "error connecting in 'theirs': away",
+    ]

@@ -14,11 +14,11 @@ from typing import Any, Final, TypeAlias
 import psycopg
 from procrastinate import PsycopgConnector
 from procrastinate.exceptions import ConnectorException
+from procrastinate.jobs import Job
 from procrastinate.manager import JobManager
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
 
-from mcp_tasks.core.pool_log import POOL_NAME, Pooled, keep_pools_quiet
 from mcp_tasks.core.statement import Statement, database_place
 from mcp_tasks.core.values import check_number
 from mcp_tasks.engines.base import Abilities, Lane, Route, Serves
@@ -44,10 +44,6 @@ CONNECTIONS = 6
 
 PATIENCE = 5.0
 """Seconds to wait for a connection."""
-
-
-class _Connection(Pooled, psycopg.AsyncConnection[Any]):
-    """One of ours."""
 
 
 class ProcrastinateCarrier:
@@ -88,7 +84,8 @@ class ProcrastinateCarrier:
             # By itself first: a pool tries again for long, and keeps to itself why it cannot connect.
             async with await psycopg.AsyncConnection.connect(**self._parameters, autocommit=True) as connection:
                 await prepare(connection)
-            await pool.open(wait=True, timeout=PATIENCE)
+            with quiet():
+                await pool.open(wait=True, timeout=PATIENCE)
         except psycopg.errors.InsufficientPrivilege as exc:
             await pool.close()
             raise StoreUnavailable(
@@ -109,13 +106,8 @@ class ProcrastinateCarrier:
         pool, job = self._opened(), job_of(task_id, route=route, namespace=self._namespace, delay=delay)
         manager = JobManager(await _connector(pool))
         try:
-            try:
-                await manager.defer_job_async(job)
-            except ConnectorException:
-                # The database was restarted, say: the connections of before are of no use, and are told from others
-                # only by asking each. An id that is carried twice is harmless.
-                await pool.check()
-                await manager.defer_job_async(job)
+            with quiet():
+                await _defer(manager, pool, job)
         except ConnectorException as exc:
             raise self._unavailable(exc) from exc
 
@@ -152,16 +144,14 @@ class ProcrastinateCarrier:
             all_of_them = {**_SETTINGS, **settings}
             await connection.execute(_SET, [list(all_of_them), list(all_of_them.values())])
 
-        keep_pools_quiet()
         return AsyncConnectionPool(
-            connection_class=_Connection,
             kwargs=self._parameters,
             min_size=1,
             max_size=self._connections,
             timeout=PATIENCE,
             configure=configure,
             open=False,
-            name=f"{POOL_NAME}-jobs",
+            name="mcp-tasks-jobs",
         )
 
     def _opened(self) -> Pool:
@@ -222,6 +212,16 @@ def _parameters(url: str) -> dict[str, Any]:
         "tcp_user_timeout": 15_000,
     }
     return {**defaults, **asked}
+
+
+async def _defer(manager: JobManager, pool: Pool, job: Job) -> None:
+    try:
+        await manager.defer_job_async(job)
+    except ConnectorException:
+        # The database was restarted, say: the connections of before are of no use, and are told from others only by
+        # asking each. An id that is carried twice is harmless.
+        await pool.check()
+        await manager.defer_job_async(job)
 
 
 async def _connector(pool: Pool) -> PsycopgConnector:

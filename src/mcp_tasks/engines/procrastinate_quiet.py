@@ -1,9 +1,9 @@
-"""procrastinate, without what it says about itself: our ids are no work of their own, and the tasks they stand for are
-told of elsewhere.
+"""procrastinate and its pools, without what they say about themselves: our ids are no work of their own, and the tasks
+they stand for are told of elsewhere.
 
-Our worker runs in a context that says so. What procrastinate logs there is let through only when debugging, or when it
-is a mistake; a database that is away is for the engine to tell, in one line. Whoever uses procrastinate for something
-else in the same process hears all of it.
+Whatever we ask of it runs in a context that says so. What is logged there is let through only when debugging, or when
+it is a mistake; a database that is away is for the engine to tell, in one line. Whoever uses procrastinate for
+something else in the same process hears all of it.
 """
 
 from __future__ import annotations
@@ -49,5 +49,5 @@ class _Quiet(logging.Filter):
 
 
 _QUIET: Final = _Quiet()
-for _name in (*_LOGGERS, f"worker.{NAME}"):
-    logging.getLogger(f"procrastinate.{_name}").addFilter(_QUIET)
+for _name in ("psycopg.pool", *(f"procrastinate.{_part}" for _part in (*_LOGGERS, f"worker.{NAME}"))):
+    logging.getLogger(_name).addFilter(_QUIET)

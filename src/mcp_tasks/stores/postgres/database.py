@@ -17,9 +17,9 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
-from mcp_tasks.core.pool_log import POOL_NAME, Pooled, keep_pools_quiet
 from mcp_tasks.errors import StoreError, UsageError
 from mcp_tasks.stores.postgres.failures import is_collision, is_lost, translate
+from mcp_tasks.stores.postgres.pool_log import POOL_NAME, Pooled, keep_pools_quiet
 
 T = TypeVar("T")
 
@@ -143,7 +143,7 @@ class Database:
             reconnect_timeout=_ASK_AGAIN,
             timeout=self._patience,
             open=False,
-            name=f"{POOL_NAME} of {self.place}",
+            name=f"{POOL_NAME}{self.place}",
         )
         await self._pool.open()
 

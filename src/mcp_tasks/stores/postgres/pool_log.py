@@ -1,4 +1,4 @@
-"""What psycopg's pools log of ours, said once in a while: while a database is away they have several lines a second.
+"""What the pools of this store log, said once in a while: while a database is away they have several lines a second.
 
 Told apart from the pools of others in the same process by the pool's name, and by the class of its connections.
 """
@@ -11,7 +11,7 @@ from typing import Final
 
 logger: Final = logging.getLogger(__name__)
 
-POOL_NAME: Final = "mcp-tasks"
+POOL_NAME: Final = "mcp-tasks of "
 """What the names of our pools begin with."""
 
 QUIET_FOR: Final = 60.0
@@ -24,7 +24,7 @@ class Pooled:
     __slots__ = ()
 
 
-class _Quiet(logging.Filter):
+class QuietPools(logging.Filter):
     """Lets through what is not of ours; of the rest, one line of our own that says what is wrong."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ def _is_ours(arg: object) -> bool:
     return isinstance(arg, Pooled) or (isinstance(arg, str) and arg.startswith(POOL_NAME))
 
 
-_QUIET: Final = _Quiet()
+_QUIET: Final = QuietPools()
 
 
 def keep_pools_quiet() -> None:
