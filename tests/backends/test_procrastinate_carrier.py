@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from procrastinate.schema import SchemaManager
 
+from mcp_tasks.core.pool_log import keep_pools_quiet
 from mcp_tasks.core.statement import Statement, database_place
 from mcp_tasks.engines import Route, Serves
 from mcp_tasks.engines.base import WritesJobs
@@ -334,3 +335,33 @@ async def test_a_connection_asks_for_nothing_that_poolers_refuse() -> None:
             await carrier.open("here")
     assert b"somebody\0" in asked
     assert b"options\0" not in asked
+
+
+async def test_a_database_that_is_away_is_told_of_in_few_lines(
+    server: Postgres, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    engine = ProcrastinateEngine(url, pace=QUICK)
+    async with at_work(engine):
+        await until_listening(url)
+        assert not caplog.records
+        await asyncio.to_thread(server.stop)
+        try:
+            with anyio.fail_after(2 * WAIT):
+                while engine.is_taking:  # noqa: ASYNC110
+                    await anyio.sleep(0.02)
+            # Long enough for pools and workers to try again and again.
+            await anyio.sleep(1)
+        finally:
+            await asyncio.to_thread(server.start)
+    told = [(record.name, record.getMessage()) for record in caplog.records]
+    assert 1 <= len(told) <= 2, told
+    assert {name for name, _ in told} <= {"mcp_tasks.engines.remote", "mcp_tasks.core.pool_log"}
+
+
+def test_the_pools_of_others_are_heard_as_before(caplog: pytest.LogCaptureFixture) -> None:
+    keep_pools_quiet()
+    pools = logging.getLogger("psycopg.pool")
+    pools.warning("error connecting in %r: %s", "mcp-tasks-jobs", "away")
+    pools.warning("error connecting in %r: %s", "theirs", "away")
+    assert [record.getMessage() for record in caplog.records] == ["error connecting in 'theirs': away"]

@@ -176,4 +176,15 @@ def test_the_backlog_of_what_is_not_there_is_an_error_and_makes_nothing(cli: Cli
     assert "there is no file" in gone.stderr
     assert not missing.exists()
     assert "only by the process that has them" in memory.stderr
-    assert "--namespace goes with the URL of a store" in nameless.stderr
+    assert "--namespace NAME is missing" in nameless.stderr
+    assert "--namespace goes with the URL of a store" in named.stderr
+
+
+async def test_a_namespace_that_nobody_has_is_said_to_be_none(cli: Cli, url: str) -> None:
+    async with serving_only(url) as client:
+        # It has ended, and so does not wait.
+        await client.cancel(await client.create("where"))
+        right, wrong = cli.together(("backlog", url, "--namespace", "farm"), ("backlog", url, "--namespace", "fram"))
+    assert (right.returncode, wrong.returncode) == (0, 0)
+    assert "namespace 'fram'" in wrong.stderr
+    assert "spelled" not in right.stderr

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from signal import SIGTERM
 
+import psycopg
 import pytest
 
 from tests.cli.running import Cli
@@ -57,6 +58,17 @@ def test_check_opens_the_database_and_hides_its_password(cli: Cli, url: str) -> 
     assert done.returncode == 0, done.stderr
     assert "geheim" not in done.stdout + done.stderr
     assert "127.0.0.1" in done.stdout
+
+
+def test_counting_what_waits_makes_no_tables(cli: Cli, url: str, database: Postgres | Valkey) -> None:
+    if isinstance(database, Valkey):
+        pytest.skip("there are no tables")
+    for where in ((url, "--namespace", "farm"), (SPEC,)):
+        done = cli("backlog", *where)
+        assert done.returncode == 2, done.stderr
+        assert "no server has kept tasks there yet" in done.stderr
+    with psycopg.connect(url) as connection:
+        assert not connection.execute("SELECT 1 FROM pg_tables WHERE tablename LIKE 'mcp_tasks%'").fetchall()
 
 
 async def test_a_worker_without_its_database_is_not_ready_and_is_again_with_it(

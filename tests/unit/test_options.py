@@ -85,9 +85,9 @@ def test_a_setting_that_is_a_bare_number_is_refused_with_what_to_write(setting: 
 
 @pytest.mark.parametrize("queue", ["a,b", "gpu ", "\tgpu", ",", " ", "", 3])
 def test_a_queue_that_no_worker_could_be_told_to_serve_is_refused(queue: Any) -> None:
-    with pytest.raises(InvalidOption, match="queue must be a (name without commas|non-empty string)"):
+    with pytest.raises(InvalidOption, match=r"queue must be a (name without commas|non-empty string)"):
         TaskOptions(queue=queue)
-    with pytest.raises(InvalidOption, match="a queue must be a (name without commas|non-empty string)"):
+    with pytest.raises(InvalidOption, match=r"a queue must be a (name without commas|non-empty string)"):
         Tasks("memory://", queues=[queue])
 
 

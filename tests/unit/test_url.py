@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
 import sys
 import unicodedata
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -61,8 +63,8 @@ def test_anything_else_is_refused_with_what_to_write(url: str) -> None:
     ],
 )
 def test_a_url_that_is_refused_is_repeated_without_its_password(url: str) -> None:
-    for refuse in (store_from_url, lambda url: engine_from_url(url, 1)):
-        with pytest.raises(UsageError, match="names no (store|engine)") as refused:
+    for refuse in (store_from_url, partial(engine_from_url, concurrency=1)):
+        with pytest.raises(UsageError, match=r"names no (store|engine)") as refused:
             refuse(url)
         assert "cret" not in str(refused.value)
         assert "h" in str(refused.value).partition(" names")[0]
@@ -78,6 +80,23 @@ def test_a_url_that_is_refused_is_repeated_without_its_password(url: str) -> Non
 )
 def test_the_case_of_a_scheme_does_not_matter(url: str, shown: str) -> None:
     assert shown in repr(store_from_url(url))
+
+
+@pytest.mark.parametrize(
+    ("extra", "driver", "store"), [("postgres", "psycopg", "Postgres"), ("redis", "redis", "Redis")]
+)
+def test_a_store_whose_driver_is_not_installed_says_what_to_install(extra: str, driver: str, store: str) -> None:
+    program = (
+        f"import sys; sys.modules['{driver}'] = None\n"
+        "from mcp_tasks.errors import MissingExtra\n"
+        "from mcp_tasks.stores.url import store_from_url\n"
+        f"for ask in lambda: store_from_url('{extra}://h/0'), lambda: __import__('mcp_tasks.stores.{extra}'):\n"
+        "    try: ask()\n"
+        "    except MissingExtra as exc: print(exc)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    said = f"a task store in {store} needs an optional dependency: pip install 'mcp-tasks[{extra}]'"
+    assert done.stdout.splitlines() == [said, said]
 
 
 @pytest.mark.parametrize(

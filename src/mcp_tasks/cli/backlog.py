@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Protocol, runtime_checkable
 
 import click
 from rich.table import Table
@@ -19,6 +20,7 @@ from mcp_tasks.cli.views import clean, stdout
 from mcp_tasks.errors import StoreError, UsageError
 from mcp_tasks.server import Waiting, waiting_in
 from mcp_tasks.stores import MemoryStore, Store
+from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.url import store_from_url
 
@@ -37,7 +39,9 @@ Exit codes: 0 counted, 2 wrong usage, 10 the store cannot be used,
 
 @click.command(epilog=EPILOG)
 @click.argument("where", metavar="MODULE:SERVER|URL")
-@click.option("--namespace", metavar="NAME", help="With the URL of a store: whose tasks. Usually the server's name.")
+@click.option(
+    "--namespace", metavar="NAME", help="Whose tasks; needed with the URL of a store. The server's name, usually."
+)
 @click.option("--json", "as_json", is_flag=True, help="The same as --output json.")
 @takes_output
 def command(*, where: str, namespace: str | None, as_json: bool, output: Output) -> int:
@@ -45,12 +49,16 @@ def command(*, where: str, namespace: str | None, as_json: bool, output: Output)
 
     It is the number to scale workers by. A worker with --health answers it at /backlog, too.
     """
-    if ("://" in where) != (namespace is not None):
+    if "://" in where and not namespace:
+        raise click.UsageError(
+            "--namespace NAME is missing: a store may keep tasks of several servers. Usually it is the server's name"
+        )
+    if "://" not in where and namespace is not None:
         raise click.UsageError("--namespace goes with the URL of a store, and only with that")
 
     async def count() -> int:
         try:
-            queues = await (_of_server(where) if namespace is None else _of_store(_store(where), namespace))
+            queues = await (_of_server(where) if namespace is None else _of_store(where, namespace))
         except (StoreError, UsageError) as exc:
             raise Problem(str(exc), Exit.STORE if isinstance(exc, StoreError) else Exit.USAGE) from None
         _print(queues, "json" if as_json else output)
@@ -62,30 +70,47 @@ def command(*, where: str, namespace: str | None, as_json: bool, output: Output)
 async def _of_server(spec: str) -> Mapping[str, Waiting]:
     loaded = load_server(spec)
     worker = loaded.tasks.worker(loaded.server)
-    _check(worker.store)
+    await _check(worker.store)
     return await worker.backlog()
 
 
-def _store(url: str) -> Store:
-    store = store_from_url(url)
-    _check(store)
-    return store
-
-
-def _check(store: Store | None) -> None:
+async def _check(store: Store | None) -> None:
+    """Refuse a store in which nothing can be: opened, it would be made, and be empty."""
     if isinstance(store, MemoryStore):
         raise UsageError("tasks in memory:// are seen only by the process that has them")
     if isinstance(store, SqliteStore) and not store.path.exists():
-        # Opened, it would be made, and be empty.
         raise UsageError(f"there is no file {str(store.path)!r}: no server has kept tasks there yet")
+    if isinstance(store, _HasTables) and not await store.has_tables():
+        raise UsageError(f"{store!r} has no tables: no server has kept tasks there yet")
 
 
-async def _of_store(store: Store, namespace: str) -> Mapping[str, Waiting]:
+@runtime_checkable
+class _HasTables(Protocol):
+    """A store that can be asked whether it was ever used. By shape: the driver of its database may not be there."""
+
+    async def has_tables(self) -> bool: ...
+
+
+async def _of_store(url: str, namespace: str) -> Mapping[str, Waiting]:
+    store = store_from_url(url)
+    await _check(store)
+    now = datetime.now(UTC)
     try:
         await store.open(namespace)
-        return await waiting_in(store, namespace, datetime.now(UTC))
+        queues = await waiting_in(store, namespace, now)
+        if not queues and not await _is_known(store, namespace, now):
+            say(
+                f"No task there is of namespace {namespace!r}, and no process runs any for it. Is it spelled right?",
+                "yellow",
+            )
+        return queues
     finally:
         await store.close()
+
+
+async def _is_known(store: Store, namespace: str, now: datetime) -> bool:
+    """Whether anybody has kept tasks under that name, or would run them."""
+    return bool(await store.workers(namespace) or (await store.list(namespace, EVERYBODY, now=now, limit=1)).records)
 
 
 def _print(queues: Mapping[str, Waiting], output: Output) -> None:

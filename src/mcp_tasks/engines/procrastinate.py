@@ -18,11 +18,13 @@ from procrastinate.manager import JobManager
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
 
+from mcp_tasks.core.pool_log import POOL_NAME, Pooled, keep_pools_quiet
 from mcp_tasks.core.statement import Statement, database_place
 from mcp_tasks.core.values import check_number
 from mcp_tasks.engines.base import Abilities, Lane, Route, Serves
 from mcp_tasks.engines.local import DEFAULT_CONCURRENCY
 from mcp_tasks.engines.procrastinate_jobs import job_of, queues_of, written
+from mcp_tasks.engines.procrastinate_quiet import quiet
 from mcp_tasks.engines.procrastinate_schema import SCHEMA, prepare
 from mcp_tasks.engines.procrastinate_worker import Pace, Worker
 from mcp_tasks.engines.remote import Deliver, RemoteEngine
@@ -42,6 +44,10 @@ CONNECTIONS = 6
 
 PATIENCE = 5.0
 """Seconds to wait for a connection."""
+
+
+class _Connection(Pooled, psycopg.AsyncConnection[Any]):
+    """One of ours."""
 
 
 class ProcrastinateCarrier:
@@ -119,6 +125,10 @@ class ProcrastinateCarrier:
         Raises:
             StoreUnavailable: The database cannot be reached any more.
         """
+        with quiet():
+            await self._take(deliver, serves)
+
+    async def _take(self, deliver: Deliver, serves: Serves) -> None:
         # That a job was fetched, or is done, need not survive a crash of the database: it is brought once more then,
         # and its task found to be claimed. So nobody waits for the disk.
         async with self._new_pool(synchronous_commit="off") as pool:
@@ -142,14 +152,16 @@ class ProcrastinateCarrier:
             all_of_them = {**_SETTINGS, **settings}
             await connection.execute(_SET, [list(all_of_them), list(all_of_them.values())])
 
+        keep_pools_quiet()
         return AsyncConnectionPool(
+            connection_class=_Connection,
             kwargs=self._parameters,
             min_size=1,
             max_size=self._connections,
             timeout=PATIENCE,
             configure=configure,
             open=False,
-            name="mcp-tasks-jobs",
+            name=f"{POOL_NAME}-jobs",
         )
 
     def _opened(self) -> Pool:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, cast
 
 from procrastinate import App, JobContext, PsycopgConnector
 from procrastinate.exceptions import ConnectorException
@@ -16,12 +14,11 @@ from procrastinate.jobs import Job, Status
 from procrastinate.manager import JobManager
 
 from mcp_tasks.engines.procrastinate_jobs import RUN, TRIES, UPKEEP, again
+from mcp_tasks.engines.procrastinate_quiet import NAME
 from mcp_tasks.engines.remote import Deliver
 
 HANDLERS = 20
 """Ids that are being delivered at a time in one process: each waits for the store, not for the tool."""
-
-_NAME: Final = "mcp-tasks"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +53,6 @@ class Worker:
 
     async def work(self, queues: Iterable[str]) -> None:
         """Take jobs until cancelled; then let go of those that have not been taken."""
-        _keep_quiet()
         worker = asyncio.create_task(self._work([*queues, UPKEEP]), name="mcp-tasks-procrastinate")
         try:
             await asyncio.shield(worker)
@@ -70,7 +66,7 @@ class Worker:
     async def _work(self, queues: Iterable[str]) -> None:
         await self._app.run_worker_async(
             queues=queues,
-            name=_NAME,
+            name=NAME,
             concurrency=HANDLERS,
             delete_jobs="always",
             # Signals are the server's.
@@ -155,23 +151,3 @@ class _App(App):
     def __init__(self, connector: PsycopgConnector, manager: JobManager) -> None:
         super().__init__(connector=connector)
         self.job_manager = manager
-
-
-class _NotOurJobs(logging.Filter):
-    """Leaves out what procrastinate has to say of each of our jobs: tasks have a line of their own."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is worth it."""
-        job = cast("object", getattr(record, "job", None))
-        ours = isinstance(job, dict) and cast("dict[str, object]", job).get("task_name") in {RUN, UPKEEP}
-        return record.levelno > logging.INFO or not ours
-
-
-_NOT_OUR_JOBS: Final = _NotOurJobs()
-
-
-def _keep_quiet() -> None:
-    # The one that has our name is ours alone; the others are those of whoever uses procrastinate beside us, too.
-    logging.getLogger(f"procrastinate.worker.{_NAME}").setLevel(logging.WARNING)
-    for name in ("worker", "periodic"):
-        logging.getLogger(f"procrastinate.{name}").addFilter(_NOT_OUR_JOBS)

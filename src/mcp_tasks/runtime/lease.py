@@ -95,7 +95,7 @@ class Lease:
 
     async def keep(self) -> None:
         """Renew it for as long as this process serves, and stop the runs when that does not succeed in time."""
-        pause = self._length / HEARTBEATS_PER_LEASE
+        pause, failures = self._length / HEARTBEATS_PER_LEASE, 0
         while True:
             await asyncio.sleep(pause)
             try:
@@ -104,8 +104,11 @@ class Lease:
                 # there is no hurry, and a store that is slow has to be asked more than once.
                 limit = max(min(pause * 2, self._time_left), pause) if self.is_valid else self._length * STOPS_AFTER
                 await self._in_time(self._renew_whole(), limit)
+                failures = 0
             except (StoreError, TimeoutError) as exc:
-                logger.warning("the lease of this process could not be renewed: %s", str(exc) or type(exc).__name__)
+                failures += 1
+                level = logging.WARNING if failures == 1 else logging.DEBUG
+                logger.log(level, "the lease of this process could not be renewed: %s", str(exc) or type(exc).__name__)
             except Exception:
                 logger.exception("the lease of this process could not be renewed")
             self.check()

@@ -53,14 +53,18 @@ class Lookout:
 
     async def keep_looking(self) -> None:
         """Compare with the store for as long as this process serves."""
+        failures = 0
         while True:
             await anyio.sleep(self._runtime.settings.look_interval.total_seconds())
             # A log level may be changed while the server runs.
             self._runtime.observers.ask()
             try:
                 await self.look()
+                failures = 0
             except StoreError as exc:
-                logger.warning("the runs of this process could not be compared with the store: %s", exc)
+                failures += 1
+                level = logging.WARNING if failures == 1 else logging.DEBUG
+                logger.log(level, "the runs of this process could not be compared with the store: %s", exc)
             except Exception:
                 logger.exception("the runs of this process could not be compared with the store")
 

@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from mcp_tasks.core.urls import POSTGRES, REDIS, shown, with_plain_scheme
-from mcp_tasks.errors import MissingExtra, UsageError
+from mcp_tasks.errors import UsageError
 from mcp_tasks.stores.base import Store
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.stores.origin import short_hash
@@ -44,18 +44,15 @@ def store_from_url(url: str) -> Store:
 
 
 def _postgres(url: str) -> Store:
-    try:
-        from mcp_tasks.stores.postgres import PostgresStore
-    except ModuleNotFoundError as exc:
-        raise MissingExtra("a task store in Postgres", "postgres") from exc
+    # Here, because what it needs is not always installed.
+    from mcp_tasks.stores.postgres import PostgresStore
+
     return PostgresStore(url)
 
 
 def _redis(url: str) -> Store:
-    try:
-        from mcp_tasks.stores.redis import RedisStore
-    except ModuleNotFoundError as exc:
-        raise MissingExtra("a task store in Redis", "redis") from exc
+    from mcp_tasks.stores.redis import RedisStore
+
     return RedisStore(url)
 
 

@@ -17,6 +17,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
+from mcp_tasks.core.pool_log import POOL_NAME, Pooled, keep_pools_quiet
 from mcp_tasks.errors import StoreError, UsageError
 from mcp_tasks.stores.postgres.failures import is_collision, is_lost, translate
 
@@ -104,6 +105,10 @@ class Session:
         await self._connection.rollback()
 
 
+class _Connection(Pooled, psycopg.AsyncConnection[tuple[Any, ...]]):
+    """One of ours."""
+
+
 class Database:
     """A pool of connections to one database.
 
@@ -125,8 +130,10 @@ class Database:
 
     async def open(self) -> None:
         """Start the pool. That the database is there has been seen by whoever calls this."""
+        keep_pools_quiet()
         self._pool = AsyncConnectionPool(
             self._url,
+            connection_class=_Connection,
             kwargs={"autocommit": True, "fallback_application_name": "mcp-tasks", **keeping_alive(self._url)},
             min_size=1,
             max_size=self._connections,
@@ -136,7 +143,7 @@ class Database:
             reconnect_timeout=_ASK_AGAIN,
             timeout=self._patience,
             open=False,
-            name=f"mcp-tasks of {self.place}",
+            name=f"{POOL_NAME} of {self.place}",
         )
         await self._pool.open()
 

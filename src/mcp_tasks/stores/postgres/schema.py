@@ -50,14 +50,14 @@ async def prepare(connection: Connection, place: str) -> None:
         StoreCorrupt: There are tables of these names that are not ours, or those of a newer release.
         psycopg.Error: Postgres refused; the caller translates.
     """
-    if await _schema_of(connection, place) >= len(migrations()):
+    if await schema_of(connection, place) >= len(migrations()):
         return
     # Of the session and not of the transaction: one that began before another process made the tables may know from
     # its cache that they are not there. It is let go of with the connection, which is closed after this.
     await connection.execute(_LOCK, {"lock": _LOCK_NUMBER})
     async with connection.transaction():
         # Asked again under the lock: another process may have been first.
-        schema = await _schema_of(connection, place)
+        schema = await schema_of(connection, place)
         if schema >= len(migrations()):
             return
         if schema == 0:
@@ -69,7 +69,7 @@ async def prepare(connection: Connection, place: str) -> None:
         await connection.execute(_UPDATE_META, done | {"compatible_from": compatible_from(migrations())})
 
 
-async def _schema_of(connection: Connection, place: str) -> int:
+async def schema_of(connection: Connection, place: str) -> int:
     """The schema number, 0 if there is nothing yet; raises if it is not ours to use."""
     ((has_meta, has_tasks),) = await (await connection.execute(_IDENTITY)).fetchall()
     if not has_meta:

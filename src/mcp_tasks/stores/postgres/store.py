@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
@@ -42,11 +42,11 @@ from mcp_tasks.stores.columns import earliest, encode_cursor
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request, in_thread_if
 from mcp_tasks.stores.postgres import queries, writes
 from mcp_tasks.stores.postgres.creating import Create
-from mcp_tasks.stores.postgres.database import Database, Row, Session, keeping_alive
+from mcp_tasks.stores.postgres.database import Connection, Database, Row, Session, keeping_alive
 from mcp_tasks.stores.postgres.failures import is_passing, translate
 from mcp_tasks.stores.postgres.handing import HandingOut
 from mcp_tasks.stores.postgres.notifier import PostgresNotifier
-from mcp_tasks.stores.postgres.schema import prepare
+from mcp_tasks.stores.postgres.schema import prepare, schema_of
 from mcp_tasks.stores.postgres.text import from_owner, from_text, to_text
 from mcp_tasks.stores.together import LARGEST
 from mcp_tasks.stores.unreadable import UnreadableLog
@@ -109,10 +109,14 @@ class PostgresStore:
         """Connect, bring the tables up to date, and start the pool."""
         async with self._turn:
             if not self._is_open:
-                await self._prepare()
+                await self._ask_once(prepare)
                 await self._database.open()
                 await self._pulse.open()
                 self._is_open = True
+
+    async def has_tables(self) -> bool:
+        """Whether tasks have ever been kept there. Makes nothing, and may be asked before `open`."""
+        return bool(await self._ask_once(schema_of))
 
     async def close(self) -> None:
         """Finish what was asked for and close all connections."""
@@ -330,7 +334,7 @@ class PostgresStore:
         """Hints between the processes that share the database."""
         return self._notifier
 
-    async def _prepare(self) -> None:
+    async def _ask_once(self, ask: Callable[[Connection, str], Awaitable[T]]) -> T:
         """Connect once by itself: the errors of a pool do not say what is wrong."""
         deadline = asyncio.get_running_loop().time() + self._patience
         while True:
@@ -338,7 +342,7 @@ class PostgresStore:
                 async with await psycopg.AsyncConnection.connect(
                     self._url, autocommit=True, fallback_application_name="mcp-tasks", **keeping_alive(self._url)
                 ) as connection:
-                    return await prepare(connection, self._name)
+                    return await ask(connection, self._name)
             except StoreError:
                 raise
             except (psycopg.Error, OSError) as exc:
