@@ -199,14 +199,17 @@ def test_a_server_that_names_no_store_is_warned_of(cli: Cli, folder: Path) -> No
 
 
 def test_the_options_of_a_worker_are_checked_before_anything_is_loaded(cli: Cli, folder: Path) -> None:
-    for option, value in (
-        ("--health", "8081"),
-        ("--health", ":8081"),
-        ("--health", "127.0.0.1:99999"),
-        ("--queues", "gpu,,default"),
-        ("--concurrency", "0"),
-        ("--drain", "-1"),
+    for option, value, said in (
+        ("--health", "8081", "HOST:PORT"),
+        ("--health", ":8081", "HOST:PORT"),
+        ("--health", "127.0.0.1:99999", "HOST:PORT"),
+        ("--queues", "gpu,,default", "commas"),
+        ("--concurrency", "0", "x>=1"),
+        ("--concurrency", "x", "not a valid whole number"),
+        ("--drain", "-1", "0<=x"),
+        ("--drain", "5s", "not a valid number of seconds"),
     ):
         done = cli("worker", "broken:server", option, value, cwd=folder)
         assert done.returncode == 2, (option, value, done.stderr)
         assert option in done.stderr
+        assert said in " ".join(done.stderr.split())

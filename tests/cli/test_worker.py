@@ -108,11 +108,11 @@ async def test_check_says_what_would_be_run_and_runs_nothing(cli: Cli, url: str)
         task = await client.create("where")
         done = cli("worker", SPEC, "--check", "--queues", "gpu", "--drain", "7")
         assert done.returncode == 0, done.stderr
-        for fact in (r"farm", "SqliteStore(", "local: this process alone", "gpu", "7 s", "at most 2", "where"):
+        for fact in (r"farm", "SqliteStore(", "local: processes of this machine", "gpu", "7 s", "at most 2", "where"):
             assert fact in done.stdout
         assert "plain" not in done.stdout
         plan = cli.json("worker", SPEC, "--check")
-        assert (plan["queues"], plan["drainSeconds"], plan["concurrency"]) == (None, 5, 100)
+        assert (plan["queues"], plan["drainSeconds"], plan["concurrency"]) == (None, 25, 100)
         assert plan["tools"]["paint"] == {
             "queue": "gpu",
             "priority": 5,

@@ -74,7 +74,7 @@ def test_processes_are_given_the_time_that_they_take_to_stop(services: dict[str,
     assert drain >= DRAIN
     assert _seconds(worker["stop_grace_period"]) > drain + usual.stop_timeout
     requests = _seconds(_option(server["command"], "--timeout-graceful-shutdown"))
-    assert _seconds(server["stop_grace_period"]) > requests + usual.drain_timeout + usual.stop_timeout
+    assert _seconds(server["stop_grace_period"]) > requests + usual.drains_for + usual.stop_timeout
 
 
 def test_what_is_secret_comes_from_the_environment_and_is_asked_for(services: dict[str, dict[str, Any]]) -> None:
@@ -177,7 +177,7 @@ def test_a_unit_drains_comes_back_and_may_do_little(unit: Path) -> None:
     if "--drain" in words:
         least = _seconds(_option(words, "--drain"))
     else:
-        least = _seconds(_option(words, "--timeout-graceful-shutdown")) + usual.drain_timeout
+        least = _seconds(_option(words, "--timeout-graceful-shutdown")) + usual.drains_for
     assert _seconds(said["TimeoutStopSec"][0]) > least + usual.stop_timeout
     assert not any(re.search("PASSWORD|KEY|URL", value) for value in said.get("Environment", []))
 

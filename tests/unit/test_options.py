@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from mcp.server import MCPServer
 from mcp_types import ToolAnnotations
 
 from mcp_tasks import Fallback, Tasks
@@ -81,6 +82,25 @@ def test_a_task_may_be_kept_for_good() -> None:
 def test_a_setting_that_is_a_bare_number_is_refused_with_what_to_write(setting: str) -> None:
     with pytest.raises(InvalidDuration, match=rf"{setting}=timedelta\(seconds=15\)"):
         Settings(**{setting: 15})  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("settings", "drains_for"),
+    [
+        (None, 25),
+        (Settings(lease_duration=timedelta(seconds=30)), 25),
+        (Settings(drain_timeout=timedelta(seconds=5)), 5),
+        (Settings(drain_timeout=timedelta(0)), 0),
+    ],
+)
+def test_a_worker_drains_for_as_long_as_is_usual_unless_that_itself_was_said(
+    settings: Settings | None, drains_for: int
+) -> None:
+    tasks = Tasks("memory://", settings=settings)
+    server = MCPServer("farm", **tasks.wiring())
+    assert tasks.worker(server, usual_drain=timedelta(seconds=25)).drain == timedelta(seconds=drains_for)
+    assert tasks.worker(server, drain=timedelta(seconds=1)).drain == timedelta(seconds=1)
+    assert Settings().drains_for == timedelta(seconds=5)
 
 
 @pytest.mark.parametrize("queue", ["a,b", "gpu ", "\tgpu", ",", " ", "", 3])

@@ -6,19 +6,30 @@ import hashlib
 import subprocess
 import sys
 import unicodedata
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
 
-from mcp_tasks.engines import LocalEngine
+from mcp_tasks.engines import Engine, LocalEngine
 from mcp_tasks.engines.url import engine_from_url
-from mcp_tasks.errors import UsageError
+from mcp_tasks.errors import TasksError, UsageError
 from mcp_tasks.server.choice import chosen_parts
 from mcp_tasks.stores import MemoryStore, Store
+from mcp_tasks.stores.postgres import PostgresStore
+from mcp_tasks.stores.redis import RedisStore
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.url import default_store, state_folder, store_from_url
+
+POSTGRES: Any = PostgresStore
+REDIS: Any = RedisStore
+"""As authors without a type checker have them."""
+
+
+def engine_of(url: str) -> Engine:
+    return engine_from_url(url, 1)
 
 
 def path_of(store: Store) -> Path:
@@ -63,7 +74,7 @@ def test_anything_else_is_refused_with_what_to_write(url: str) -> None:
     ],
 )
 def test_a_url_that_is_refused_is_repeated_without_its_password(url: str) -> None:
-    for refuse in (store_from_url, partial(engine_from_url, concurrency=1)):
+    for refuse in (store_from_url, engine_of):
         with pytest.raises(UsageError, match=r"names no (store|engine)") as refused:
             refuse(url)
         assert "cret" not in str(refused.value)
@@ -80,6 +91,40 @@ def test_a_url_that_is_refused_is_repeated_without_its_password(url: str) -> Non
 )
 def test_the_case_of_a_scheme_does_not_matter(url: str, shown: str) -> None:
     assert shown in repr(store_from_url(url))
+
+
+@pytest.mark.parametrize("database", ["x", "1/2", "-1", "0x1", "%31"])
+def test_a_redis_database_that_is_no_number_is_refused(database: str) -> None:
+    for refuse in (store_from_url, engine_of):
+        with pytest.raises(UsageError, match="the database is a number") as refused:
+            refuse(f"redis://u:s3cret@h:6379/{database}")
+        assert "s3cret" not in str(refused.value)
+        for fine in ("", "/", "/15", "/0/"):
+            refuse(f"redis://h:6379{fine}")
+
+
+def test_an_engine_url_with_a_password_that_is_not_encoded_is_not_repeated() -> None:
+    with pytest.raises(UsageError, match="percent-encoded") as refused:
+        engine_from_url("redis://u:s3/cret@h:6379/0", 1)
+    assert "s3" not in f"{refused.value} {refused.value.__cause__!r}"
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: POSTGRES(None), "this is not the URL"),
+        (lambda: POSTGRES("postgresql://h/db", patience=5), r"patience=timedelta\(seconds=5\)"),
+        (lambda: POSTGRES("postgresql://h/db", connections="many"), "connections must be a whole number"),
+        (lambda: POSTGRES("postgresql://h/db", codec="json"), "codec must be a Codec"),
+        (lambda: REDIS(None), "the URL of a Redis store begins with"),
+        (lambda: REDIS("redis://h", prefix=3), "prefix must be a non-empty string"),
+        (lambda: REDIS("redis://h", timeout=5), r"timeout=timedelta\(seconds=5\)"),
+        (lambda: REDIS("redis://h", codec="json"), "codec must be a Codec"),
+    ],
+)
+def test_a_store_is_not_made_of_values_of_other_kinds(make: Callable[[], Store], what: str) -> None:
+    with pytest.raises(TasksError, match=what):
+        make()
 
 
 @pytest.mark.parametrize(

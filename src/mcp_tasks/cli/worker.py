@@ -51,6 +51,14 @@ Exit codes: 0 stopped in order, 2 wrong usage, 10 the store cannot be used,
 """
 
 
+class _Seconds(click.FloatRange):
+    name = "number of seconds"
+
+
+class _Count(click.IntRange):
+    name = "whole number"
+
+
 def _a_number(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
     # No range leaves it out: it is neither too small nor too large.
     if value is not None and isnan(value):
@@ -60,11 +68,11 @@ def _a_number(ctx: click.Context, param: click.Parameter, value: float | None) -
 
 @click.command(epilog=EPILOG)
 @click.argument("spec", metavar="MODULE:SERVER")
-@click.option("--concurrency", type=click.IntRange(min=1), metavar="N", help="How many tools run here at a time.")
+@click.option("--concurrency", type=_Count(min=1), metavar="N", help="How many tools run here at a time.")
 @click.option("--queues", metavar="NAME,...", help="Run only tools of these queues.  [default: all]")
 @click.option(
     "--drain",
-    type=click.FloatRange(min=0, max=LONGEST_DRAIN),
+    type=_Seconds(min=0, max=LONGEST_DRAIN),
     callback=_a_number,
     metavar="SECONDS",
     help=f"How long tools may run on when it is told to stop.  [default: as the server's Settings say, or "

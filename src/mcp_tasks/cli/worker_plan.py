@@ -50,10 +50,10 @@ async def plan_of(worker: Worker, runtime: TaskRuntime) -> Plan:
         server=worker.server.name,
         namespace=runtime.namespace,
         store=repr(runtime.store),
-        engine="local: this process alone" if isinstance(runtime.engine, LocalEngine) else repr(runtime.engine),
+        engine="local: processes of this machine" if isinstance(runtime.engine, LocalEngine) else repr(runtime.engine),
         queues=None if runtime.queues is None else sorted(runtime.queues),
         concurrency=getattr(runtime.engine, "concurrency", None),
-        drain=runtime.settings.drain_timeout.total_seconds(),
+        drain=runtime.settings.drains_for.total_seconds(),
         tools=await runtime.tools(),
     )
 

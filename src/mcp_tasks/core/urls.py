@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Final
+from urllib.parse import urlsplit
 
 POSTGRES: Final = ("postgresql://", "postgres://")
 REDIS: Final = ("redis://", "rediss://", "valkey://", "valkeys://")
@@ -16,6 +17,14 @@ def with_plain_scheme(url: str) -> str:
     """The URL with its scheme in small letters, as the drivers want it: to everybody else the case is the same."""
     scheme, separator, rest = url.partition("://")
     return f"{scheme.lower()}{separator}{rest}" if separator else url
+
+
+def names_redis_database(url: str) -> bool:
+    """Whether what a URL has after the host is the number of a database, or nothing. Anything else is left out by
+    redis-py, which would take another database than the one that was meant."""
+    parts = urlsplit(url)
+    number = "" if parts.scheme == "unix" else parts.path.strip("/")
+    return not number or (number.isascii() and number.isdigit())
 
 
 def shown(url: str) -> str:

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from redis.asyncio import ConnectionPool, Redis
 from redis.exceptions import NoPermissionError, RedisClusterException, RedisError
 
+from mcp_tasks.core.urls import names_redis_database
 from mcp_tasks.errors import StoreUnavailable, UsageError
 
 FAULTS: Final = (RedisError, RedisClusterException, OSError)
@@ -65,13 +66,22 @@ class Server:
         )
 
 
+_NO_URL: Final = (
+    "a URL that Redis cannot be reached by: write redis://[USER:PASSWORD@]HOST[:PORT]/DATABASE, where the database is "
+    "a number, and what is special in the password percent-encoded (/ is %2F, @ is %40, # is %23)"
+)
+
+
 def _of_redis(url: str) -> str:
     """The URL as redis-py has it, with room for as many connections as there may be requests at a time."""
-    parts = urlsplit(url)
-    options = {"max_connections": "1000", **dict(parse_qsl(parts.query, keep_blank_values=True))}
-    url = urlunsplit(parts._replace(scheme=parts.scheme.replace("valkey", "redis"), query=urlencode(options)))
     try:
-        ConnectionPool.from_url(url)
-    except (TypeError, ValueError) as exc:
-        raise UsageError(f"a URL that Redis cannot be reached by: {exc}") from exc
-    return url
+        parts = urlsplit(url)
+        options = {"max_connections": "1000", **dict(parse_qsl(parts.query, keep_blank_values=True))}
+        plain = urlunsplit(parts._replace(scheme=parts.scheme.replace("valkey", "redis"), query=urlencode(options)))
+        ConnectionPool.from_url(plain)
+    except (TypeError, ValueError):
+        # What is wrong is not passed on: it may quote the password.
+        raise UsageError(_NO_URL) from None
+    if not names_redis_database(plain):
+        raise UsageError(_NO_URL)
+    return plain

@@ -38,6 +38,9 @@ class LocalEngine:
         self._again: dict[str, tuple[str | None, int]] = {}
         self._in_line: set[asyncio.Timeout] = set()
 
+    def __repr__(self) -> str:
+        return f"LocalEngine({self.concurrency})"
+
     @property
     def backlog(self) -> int:
         """How many ids of the lane `again` wait for a slot."""

@@ -21,7 +21,7 @@ DRAIN_LOOK = 0.05
 async def drain(runtime: TaskRuntime) -> None:
     """Give running tools their time. What a run that only waits is waiting for may take days: it is let go at once, and
     so is one that comes to such a wait meanwhile."""
-    draining = asyncio.create_task(runtime.engine.drain(runtime.settings.drain_timeout))
+    draining = asyncio.create_task(runtime.engine.drain(runtime.settings.drains_for))
     try:
         while not draining.done():
             await runtime.parking.park_all()

@@ -262,7 +262,7 @@ class Lifecycle:
         self._body = ToolBody(host, self._state, self.open_calls)
         runtime = await self._new_runtime(server_name, host)
         await runtime.start()
-        logger.info("tasks of %r are kept in %s", server_name, runtime.store)
+        logger.info("tasks of %r are kept in %s, and run by %s", server_name, runtime.store, runtime.engine)
         return runtime
 
     async def _new_runtime(self, server_name: str, host: ToolHost) -> TaskRuntime:

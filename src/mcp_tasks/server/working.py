@@ -51,6 +51,11 @@ class Worker:
         return self._setup.parts.store
 
     @property
+    def drain(self) -> timedelta:
+        """How long it lets tools run on when it is told to stop."""
+        return (self._setup.settings or Settings()).drains_for
+
+    @property
     def has_started(self) -> bool:
         """Whether tasks have ever been taken."""
         return self._runtime is not None
@@ -189,7 +194,7 @@ class Working:
 
         Args:
             concurrency: As for `work`; so are `queues` and `drain`.
-            usual_drain: What holds without a `drain` if the `Tasks` object has no `settings`.
+            usual_drain: What holds without a `drain` if the `settings` of the `Tasks` object do not say it either.
 
         Raises:
             InvalidOption: An option has a value that it cannot have.
@@ -200,10 +205,11 @@ class Working:
             setup = replace(setup, queues=chosen_queues(queues))
         if concurrency is not None:
             setup = replace(setup, parts=setup.parts.with_concurrency(concurrency))
-        limit = usual_drain if drain is None and setup.settings is None else drain
+        settings = setup.settings or Settings()
+        limit = usual_drain if drain is None and settings.drain_timeout is None else drain
         if limit is not None:
             check_duration("drain", limit, zero=True)
-            setup = replace(setup, settings=replace(setup.settings or Settings(), drain_timeout=limit))
+            setup = replace(setup, settings=replace(settings, drain_timeout=limit))
         return Worker(self._lifecycle, server, setup)
 
     async def work(

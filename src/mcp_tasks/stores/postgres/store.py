@@ -21,26 +21,27 @@ Weaknesses:
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 
+from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.statement import database_place
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import StoreError, TaskUnreadable, UsageError
+from mcp_tasks.core.values import check_instance, check_number
+from mcp_tasks.errors import StoreError, TaskUnreadable
 from mcp_tasks.stores.base import Backlog, Handing, Hint, IdPage, Limits, Page, Ready, Share, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest, encode_cursor
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request, in_thread_if
 from mcp_tasks.stores.postgres import queries, writes
+from mcp_tasks.stores.postgres.address import name_of
 from mcp_tasks.stores.postgres.creating import Create
 from mcp_tasks.stores.postgres.database import Connection, Database, Row, Session, keeping_alive
 from mcp_tasks.stores.postgres.failures import is_passing, translate
@@ -52,11 +53,6 @@ from mcp_tasks.stores.together import LARGEST
 from mcp_tasks.stores.unreadable import UnreadableLog
 
 T = TypeVar("T")
-
-_NO_URL: Final = (
-    "this is not the URL of a Postgres database. It is postgresql://USER:PASSWORD@HOST:PORT/DATABASE, where special "
-    "characters of user and password are written with a percent sign (%40 for @, %2F for /)"
-)
 
 
 class PostgresStore:
@@ -81,10 +77,12 @@ class PostgresStore:
         connections: int = 10,
         patience: timedelta = timedelta(seconds=10),
     ) -> None:
-        if connections < 1:
-            raise UsageError(f"connections must be at least 1, got {connections}")
+        check_number("connections", connections, 1)
+        check_duration("patience", patience, zero=True)
+        if codec is not None:
+            check_instance("codec", codec, Codec)
         self._url = url
-        self._name = _name_of(url)
+        self._name = name_of(url)
         self.place: str = database_place(url)
         self._codec = codec or Codec()
         self._patience = patience.total_seconds()
@@ -383,22 +381,3 @@ def _page(rows: Sequence[Row], limit: int) -> IdPage:
 def _deletion(task_id: str) -> str:
     quoted = to_text(task_id).replace("'", "''")
     return f"DELETE FROM mcp_tasks_tasks WHERE id = '{quoted}'"  # noqa: S608 - for people to read
-
-
-def _name_of(url: str) -> str:
-    """The URL as it may be shown.
-
-    Raises:
-        UsageError: It is not the URL of a Postgres. What is wrong with it is not said in the driver's words: they
-            show parts of it, and if the password has an @ or a / in it, parts of that.
-    """
-    try:
-        parts = conninfo_to_dict(url)
-    except psycopg.ProgrammingError:
-        raise UsageError(_NO_URL) from None
-    user, host, port = (str(parts.get(name) or "") for name in ("user", "host", "port"))
-    name = str(parts.get("dbname") or "")
-    # A password with such a character in it is read as host, port or database, and would be shown.
-    if not re.fullmatch(r"[\d,]*", port) or set("@/:") & set(name):
-        raise UsageError(_NO_URL)
-    return f"postgresql://{f'{user}@' if user else ''}{host}{f':{port}' if port else ''}/{name}"

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from redis.asyncio.connection import parse_url
 
+from mcp_tasks.core.urls import names_redis_database
 from mcp_tasks.errors import UsageError
 
 _SCHEMES: Final = {"redis": "redis", "valkey": "redis", "rediss": "rediss", "valkeys": "rediss", "unix": "unix"}
@@ -18,17 +19,21 @@ def driver_url(url: str) -> str:
     Raises:
         UsageError: It is no URL of a server. What it says is not repeated: there may be a password in it.
     """
-    scheme, separator, rest = url.partition("://")
+    # Not always a string: it is what authors pass.
+    scheme, separator, rest = str(url).partition("://")
     if not separator or scheme not in _SCHEMES:
         raise UsageError("the URL of a Redis store begins with redis://, rediss:// (TLS), valkey:// or valkeys://")
     plain = f"{_SCHEMES[scheme]}://{rest}"
     try:
         parse_url(plain)
+        is_read = names_redis_database(plain)
     except ValueError:
+        is_read = False
+    if not is_read:
         raise UsageError(
-            "the URL of the Redis store cannot be read: write redis://[USER:PASSWORD@]HOST[:PORT]/DATABASE, and what "
-            "is special in the password percent-encoded (/ is %2F, @ is %40, # is %23)"
-        ) from None
+            "the URL of the Redis store cannot be read: write redis://[USER:PASSWORD@]HOST[:PORT]/DATABASE, where the "
+            "database is a number, and what is special in the password percent-encoded (/ is %2F, @ is %40, # is %23)"
+        )
     return plain
 
 

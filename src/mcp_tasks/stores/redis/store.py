@@ -34,11 +34,12 @@ from typing import Any, TypeVar
 
 import anyio
 
+from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.core.values import check_number
+from mcp_tasks.core.values import check_instance, check_number, check_text
 from mcp_tasks.errors import InvalidOption, TaskUnreadable
 from mcp_tasks.stores.base import (
     MOST_COUNTED,
@@ -90,9 +91,13 @@ class RedisStore:
         max_connections: int = 32,
         timeout: timedelta = timedelta(seconds=5),
     ) -> None:
-        if not prefix or not prefix.isprintable() or set(prefix) & set("{}"):
+        check_text("prefix", prefix)
+        if not prefix.isprintable() or set(prefix) & set("{}"):
             raise InvalidOption(f"prefix must be a non-empty string without braces, got {prefix!r}")
         check_number("max_connections", max_connections, 1)
+        check_duration("timeout", timeout)
+        if codec is not None:
+            check_instance("codec", codec, Codec)
         self._connection = Connection(
             url,
             prefix=b"{" + prefix.encode() + b"}:",
