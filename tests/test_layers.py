@@ -37,8 +37,10 @@ PARTS: Mapping[str, Sequence[str]] = {
     # An error of ours that is one of the SDK's as well: for those who raise it.
     "failure": ("errors",),
     "wire": ("errors", "core"),
-    "stores": ("errors", "core"),
-    "engines": ("errors", "core"),
+    # What the pools of connections of both rooms may log.
+    "pool_log": (),
+    "stores": ("errors", "core", "pool_log"),
+    "engines": ("errors", "core", "pool_log"),
     # Not `wire`: the runtime knows no dialect.
     "runtime": _BELOW_RUNTIME,
     "protocol": _BELOW_PROTOCOL,

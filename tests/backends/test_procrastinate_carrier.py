@@ -15,7 +15,6 @@ import psycopg
 import pytest
 from procrastinate.schema import SchemaManager
 
-from mcp_tasks.core.pool_log import keep_pools_quiet
 from mcp_tasks.core.statement import Statement, database_place
 from mcp_tasks.engines import Route, Serves
 from mcp_tasks.engines.base import WritesJobs
@@ -23,6 +22,7 @@ from mcp_tasks.engines.procrastinate import Pace, ProcrastinateCarrier, Procrast
 from mcp_tasks.engines.procrastinate_jobs import TRIES, queue_of
 from mcp_tasks.engines.procrastinate_schema import prepare
 from mcp_tasks.errors import InvalidOption, StoreUnavailable, UsageError
+from mcp_tasks.pool_log import keep_pools_quiet
 from mcp_tasks.testing._engine_work import LONG, WAIT, Work, at_work, serving
 from tests.backends.procrastinate_child import QUICK
 from tests.helpers.databases import Postgres, postgres
@@ -356,7 +356,7 @@ async def test_a_database_that_is_away_is_told_of_in_few_lines(
             await asyncio.to_thread(server.start)
     told = [(record.name, record.getMessage()) for record in caplog.records]
     assert 1 <= len(told) <= 2, told
-    assert {name for name, _ in told} <= {"mcp_tasks.engines.remote", "mcp_tasks.core.pool_log"}
+    assert {name for name, _ in told} <= {"mcp_tasks.engines.remote", "mcp_tasks.pool_log"}
 
 
 def test_the_pools_of_others_are_heard_as_before(caplog: pytest.LogCaptureFixture) -> None:

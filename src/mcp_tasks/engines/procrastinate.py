@@ -18,7 +18,6 @@ from procrastinate.manager import JobManager
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
 
-from mcp_tasks.core.pool_log import POOL_NAME, Pooled, keep_pools_quiet
 from mcp_tasks.core.statement import Statement, database_place
 from mcp_tasks.core.values import check_number
 from mcp_tasks.engines.base import Abilities, Lane, Route, Serves
@@ -29,6 +28,7 @@ from mcp_tasks.engines.procrastinate_schema import SCHEMA, prepare
 from mcp_tasks.engines.procrastinate_worker import Pace, Worker
 from mcp_tasks.engines.remote import Deliver, RemoteEngine
 from mcp_tasks.errors import StoreUnavailable, UsageError
+from mcp_tasks.pool_log import POOL_NAME, Pooled, keep_pools_quiet
 
 __all__ = ["Pace", "ProcrastinateCarrier", "ProcrastinateEngine"]
 

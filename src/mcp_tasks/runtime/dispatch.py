@@ -21,7 +21,7 @@ from mcp_tasks.core.record import DEFAULT_QUEUE, TaskRecord
 from mcp_tasks.engines.base import Lane, Route, Serves, WritesJobs
 from mcp_tasks.errors import StoreError
 from mcp_tasks.runtime.policy import ToolPolicy
-from mcp_tasks.stores.base import Handing, Limits, Ready, Share
+from mcp_tasks.stores.shares import Handing, Limits, Ready, Share
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime

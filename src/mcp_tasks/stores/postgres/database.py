@@ -17,8 +17,8 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
-from mcp_tasks.core.pool_log import POOL_NAME, Pooled, keep_pools_quiet
 from mcp_tasks.errors import StoreError, UsageError
+from mcp_tasks.pool_log import POOL_NAME, Pooled, keep_pools_quiet
 from mcp_tasks.stores.postgres.failures import is_collision, is_lost, translate
 
 T = TypeVar("T")
