@@ -30,8 +30,8 @@ from bench.report import print_facts
 from bench.store import make_request
 from mcp_tasks.core import TaskRecord, TaskStatus
 from mcp_tasks.stores import OwnedBy, Store
-from mcp_tasks.stores.base import Handing, Limits, Share
 from mcp_tasks.stores.postgres import PostgresStore
+from mcp_tasks.stores.shares import Handing, Limits, Share
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.helpers.databases import Postgres, postgres
 

@@ -15,8 +15,9 @@ import pytest
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskStatus
 from mcp_tasks.core.statement import Statement
 from mcp_tasks.errors import LimitReached, StoreUnavailable, TaskExists, VersionConflict
-from mcp_tasks.stores.base import Handing, Hint, Limits, Share
+from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.postgres import PostgresStore
+from mcp_tasks.stores.shares import Handing, Limits, Share
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
 from tests.helpers.databases import Postgres, postgres

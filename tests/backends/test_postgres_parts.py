@@ -12,9 +12,10 @@ import pytest
 
 from mcp_tasks.core import JournalEntry, Outcome, TaskRequest
 from mcp_tasks.errors import StoreCorrupt, TaskUnreadable
-from mcp_tasks.stores.base import EVERYBODY, Share
+from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.postgres import PostgresStore
+from mcp_tasks.stores.shares import Share
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
 from tests.helpers.cipher import AesCipher

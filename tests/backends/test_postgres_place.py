@@ -14,9 +14,10 @@ import pytest
 
 from mcp_tasks.core.statement import Statement, database_place
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable, UsageError, ValueNotStorable
-from mcp_tasks.stores.base import Handing, Hint, Share
+from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.postgres.schema import migrations
+from mcp_tasks.stores.shares import Handing, Share
 from mcp_tasks.stores.url import store_from_url
 from mcp_tasks.testing import make_record, make_request
 from tests.helpers.databases import Postgres, postgres

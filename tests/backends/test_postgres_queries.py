@@ -12,8 +12,9 @@ import psycopg
 import pytest
 
 from mcp_tasks.core import TaskStatus
-from mcp_tasks.stores.base import EVERYBODY, UNOWNED, ChildrenOf, InSession, OwnedBy, Share, Whose
+from mcp_tasks.stores.base import EVERYBODY, UNOWNED, ChildrenOf, InSession, OwnedBy, Whose
 from mcp_tasks.stores.postgres import PostgresStore, database, handing, queries
+from mcp_tasks.stores.shares import Share
 from mcp_tasks.testing.clock import NOON
 from tests.helpers.databases import postgres
 from tests.helpers.postgres_store import new_store_url

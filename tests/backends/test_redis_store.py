@@ -18,9 +18,10 @@ from redis.crc import key_slot
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskStatus
 from mcp_tasks.errors import InvalidOption, UsageError
 from mcp_tasks.stores import Store
-from mcp_tasks.stores.base import EVERYBODY, Handing, Hint, InSession, Limits, Share
+from mcp_tasks.stores.base import EVERYBODY, Hint, InSession
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.redis import RedisStore
+from mcp_tasks.stores.shares import Handing, Limits, Share
 from mcp_tasks.stores.url import store_from_url
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON

@@ -16,7 +16,8 @@ import pytest
 
 from mcp_tasks.core import InputBook, InputRequest, JournalEntry, Outcome, Progress, TaskRecord, TaskStatus
 from mcp_tasks.errors import StoreCorrupt, TaskUnreadable
-from mcp_tasks.stores.base import EVERYBODY, OwnedBy, Share, Whose
+from mcp_tasks.stores.base import EVERYBODY, OwnedBy, Whose
+from mcp_tasks.stores.shares import Share
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON

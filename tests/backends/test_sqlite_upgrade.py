@@ -18,7 +18,8 @@ import pytest
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.errors import LimitReached, StoreUnavailable, TaskUnreadable
-from mcp_tasks.stores.base import EVERYBODY, Backlog, ChildrenOf, InSession, Limits, Share
+from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession
+from mcp_tasks.stores.shares import Backlog, Limits, Share
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.sqlite.schema import migrations, prepare
 from mcp_tasks.testing import make_record

@@ -16,7 +16,7 @@ from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.errors import VersionConflict
 from mcp_tasks.stores import Store
-from mcp_tasks.stores.base import Limits
+from mcp_tasks.stores.shares import Limits
 
 Fence: TypeAlias = Literal["kept", "slow", "removed"]
 

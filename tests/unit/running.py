@@ -23,8 +23,9 @@ from mcp_tasks.runtime import Body, Ending, Observer, Run, Settings, Success, Ta
 from mcp_tasks.runtime.launching import new_task_id
 from mcp_tasks.runtime.lease import uptime
 from mcp_tasks.stores import MemoryStore, Store
-from mcp_tasks.stores.base import Hint, Limits
+from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.hints import LocalNotifier
+from mcp_tasks.stores.shares import Limits
 
 LIMIT = 5.0
 """Seconds after which a test that waits has failed."""

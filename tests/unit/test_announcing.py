@@ -14,7 +14,7 @@ from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import TaskExists, UnknownTask
 from mcp_tasks.runtime import AskedOnCall, Ending, Run, TaskRuntime, ToolPolicy
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.base import Limits
+from mcp_tasks.stores.shares import Limits
 from tests.unit.running import (
     FailingStore,
     answer,

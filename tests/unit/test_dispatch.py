@@ -18,7 +18,7 @@ from mcp_tasks.errors import InvalidOption
 from mcp_tasks.runtime import Ending, Run, Settings, TaskRuntime, ToolPolicy
 from mcp_tasks.server.options import TaskOptions
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.base import Share
+from mcp_tasks.stores.shares import Share
 from tests.unit.carrying import Broker, carrying_engine
 from tests.unit.running import (
     LIMIT,

@@ -16,7 +16,7 @@ from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.life import State
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.base import Limits
+from mcp_tasks.stores.shares import Limits
 from tests.unit.running import CLIENT, ONCE, RERUN, launch, ok, running, settle, until, until_final
 from tests.unit.virtual_time import VirtualTimeLoop
 

@@ -19,7 +19,7 @@ from mcp_tasks.errors import QuestionTooLarge
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.questions import LARGEST_QUESTION
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.base import Limits
+from mcp_tasks.stores.shares import Limits
 from mcp_tasks.testing import FakeClock
 from tests.unit.running import (
     CLIENT,

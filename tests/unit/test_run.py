@@ -21,7 +21,7 @@ from mcp_tasks.core import JournalEntry, Progress, TaskRecord, TaskStatus
 from mcp_tasks.core.record import Outcome
 from mcp_tasks.runtime import Ending, Failure, Run, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.base import Limits
+from mcp_tasks.stores.shares import Limits
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.unit.running import (
     CLIENT,

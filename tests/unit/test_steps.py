@@ -17,7 +17,7 @@ from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import InvalidOption, UsageError, ValueNotStorable
 from mcp_tasks.runtime import Body, Ending, Retry, Run, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.base import Limits
+from mcp_tasks.stores.shares import Limits
 from tests.unit.running import (
     FailingStore,
     Finished,

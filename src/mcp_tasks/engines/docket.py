@@ -65,7 +65,7 @@ RECONNECT: Final = timedelta(milliseconds=500)
 REACHED: Final = 5.0
 """Seconds that the server may take to be reached at the start."""
 
-AT_ONCE: Final = 0.9
+AT_ONCE: Final = 0.6
 """Seconds that the server may take to be reached after it was away. Less than a carrier that has failed must go on for
 before it counts as working again (`RemoteEngine`)."""
 

@@ -18,8 +18,9 @@ from mcp_tasks.core.machine import apply
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.errors import StaleRun, TaskUnreadable, UnknownTask, VersionConflict
 from mcp_tasks.runtime.observing import Observed, Observers, TaskChange
-from mcp_tasks.stores.base import Handing, Hint, Limits, Store
+from mcp_tasks.stores.base import Hint, Store
 from mcp_tasks.stores.hints import HintFan
+from mcp_tasks.stores.shares import Handing, Limits
 
 logger: Final = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from mcp_tasks.core.record import DEFAULT_QUEUE, TaskRecord
 from mcp_tasks.engines.base import Lane, Route, Serves, WritesJobs
 from mcp_tasks.errors import StoreError
 from mcp_tasks.runtime.policy import ToolPolicy
-from mcp_tasks.stores.base import Handing, Limits, Ready, Share
+from mcp_tasks.stores.shares import Handing, Limits, Ready, Share
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
@@ -74,15 +74,10 @@ class Dispatch:
     async def served(self, tools: Mapping[str, ToolPolicy]) -> Serves:
         """What this process takes from an engine: tasks of its queues, and of the tools that it has."""
         homes = {name: policy.queue for name, policy in tools.items()}
-        queues = self._runtime.queues
-        if queues is None:
+        queues: set[str] = set(self._runtime.queues or (DEFAULT_QUEUE, *homes.values()))
+        if self._runtime.queues is None and self._is_remote:
             # Those in which something waits, too: a tool may have had another queue when a task of it was made.
-            left = (
-                await self._runtime.store.backlog(self._runtime.namespace, self._runtime.now())
-                if self._is_remote
-                else {}
-            )
-            queues = {DEFAULT_QUEUE, *homes.values(), *left}
+            queues.update(await self._runtime.store.backlog(self._runtime.namespace, self._runtime.now()))
         return Serves(namespace=self._runtime.namespace, queues=sorted(queues), tools=sorted(tools), homes=homes)
 
     def limits(self, policy: ToolPolicy) -> Limits | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from mcp_tasks.stores import Store
-from mcp_tasks.stores.base import Backlog
+from mcp_tasks.stores.shares import Backlog
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,7 +20,7 @@ from mcp_tasks.core.pacing import is_expired
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import LimitReached, TaskExists, VersionConflict
-from mcp_tasks.stores.base import Backlog, Handing, Hint, IdPage, Limits, Page, Ready, Share, Whose
+from mcp_tasks.stores.base import Hint, IdPage, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import decode_cursor, encode_cursor, to_micros
 from mcp_tasks.stores.encoding import Line, encoded_entries, encoded_request, in_thread_if
@@ -39,6 +39,7 @@ from mcp_tasks.stores.places import (
     tool_of,
     wait_of,
 )
+from mcp_tasks.stores.shares import Backlog, Handing, Limits, Ready, Share
 
 
 class MemoryStore:

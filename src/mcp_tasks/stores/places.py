@@ -9,10 +9,11 @@ from itertools import islice, takewhile
 from typing import Any, TypeAlias
 
 from mcp_tasks.core.record import ALWAYS, TaskRecord
-from mcp_tasks.stores.base import EVERYBODY, MOST_COUNTED, Backlog, ChildrenOf, InSession, OwnedBy, Ready, Share, Whose
+from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, OwnedBy, Whose
 from mcp_tasks.stores.columns import earliest, expiry, is_at_work, queued_since, ready, sort_key, to_micros
 from mcp_tasks.stores.fairness import TOOL_METHOD, Room, Route, Step, ready_of
 from mcp_tasks.stores.ordered import Ordered, Place
+from mcp_tasks.stores.shares import MOST_COUNTED, Backlog, Ready, Share
 
 _AT_ANY_TIME = to_micros(ALWAYS)
 

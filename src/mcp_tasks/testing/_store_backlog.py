@@ -7,7 +7,8 @@ from datetime import timedelta
 
 from mcp_tasks.core.record import ALWAYS
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.stores.base import Backlog, Store
+from mcp_tasks.stores.base import Store
+from mcp_tasks.stores.shares import Backlog
 from mcp_tasks.testing._store_handing import PLENTY, claim, hand_out, save, task
 from mcp_tasks.testing._store_tests import StoreTests, create_all
 from mcp_tasks.testing.clock import NOON

@@ -15,7 +15,8 @@ from mcp_tasks.core.record import ALWAYS, TaskRecord
 from mcp_tasks.core.statement import Statement
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskExists, VersionConflict
-from mcp_tasks.stores.base import Handing, Ready, Share, Store
+from mcp_tasks.stores.base import Store
+from mcp_tasks.stores.shares import Handing, Ready, Share
 from mcp_tasks.testing._store_sweeps import swept
 from mcp_tasks.testing._store_tests import REQUEST, StoreTests, create_all
 from mcp_tasks.testing.clock import NOON

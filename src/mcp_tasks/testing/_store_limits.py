@@ -13,7 +13,8 @@ from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import LimitReached, VersionConflict
-from mcp_tasks.stores.base import Limits, Store
+from mcp_tasks.stores.base import Store
+from mcp_tasks.stores.shares import Limits
 from mcp_tasks.testing._store_handing import create_at_once, task
 from mcp_tasks.testing._store_races import race
 from mcp_tasks.testing._store_sweeps import swept

@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.stores.base import Share, Store
+from mcp_tasks.stores.base import Store
+from mcp_tasks.stores.shares import Share
 from mcp_tasks.testing._store_handing import PLENTY, create_at_once, hand_out, in_hand, save, task
 from mcp_tasks.testing._store_tests import REQUEST, StoreTests, create_all
 from mcp_tasks.testing.clock import NOON

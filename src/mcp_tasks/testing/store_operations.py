@@ -14,8 +14,9 @@ import anyio.lowlevel
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.record import ALWAYS
 from mcp_tasks.errors import LimitReached, TaskExists, VersionConflict
-from mcp_tasks.stores.base import Handing, Limits, Share, Store
+from mcp_tasks.stores.base import Store
 from mcp_tasks.stores.memory import MemoryStore
+from mcp_tasks.stores.shares import Handing, Limits, Share
 from mcp_tasks.testing.strategies import WORKERS
 
 NOTED = "demo"

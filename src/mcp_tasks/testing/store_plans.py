@@ -13,7 +13,7 @@ from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskRequest, apply
 from mcp_tasks.core.events import RunStarted
 from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.errors import TransitionRefused
-from mcp_tasks.stores.base import Limits, Share
+from mcp_tasks.stores.shares import Limits, Share
 from mcp_tasks.testing.clock import FakeClock
 from mcp_tasks.testing.records import make_record
 from mcp_tasks.testing.store_operations import (

@@ -11,8 +11,9 @@ from mcp_tasks.core import JournalEntry, TaskRecord
 from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.base import Hint, Limits
+from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.hints import LocalNotifier
+from mcp_tasks.stores.shares import Limits
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.statement import Statement
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskExists
-from mcp_tasks.stores.base import Handing, Share
 from mcp_tasks.stores.fairness import TOOL_METHOD
 from mcp_tasks.stores.postgres.database import Query, Row, Session
 from mcp_tasks.stores.postgres.failures import is_collision, is_lost
 from mcp_tasks.stores.postgres.queries import OF_OWNER, OF_TOOL
 from mcp_tasks.stores.postgres.text import to_key
 from mcp_tasks.stores.postgres.writes import identity_of, row_of
+from mcp_tasks.stores.shares import Handing, Share
 
 logger: Final = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from mcp_tasks.stores.base import Ready, Share
 from mcp_tasks.stores.fairness import TOOL_METHOD, Choice, Place, Room, Route, Step, Turns
 from mcp_tasks.stores.postgres.database import Query, Row, Session
 from mcp_tasks.stores.postgres.queries import AT_ANY_TIME, OF_OWNER, OF_TOOL
 from mcp_tasks.stores.postgres.text import from_owner, from_text, to_owner, to_text
 from mcp_tasks.stores.postgres.writes import lock_number
+from mcp_tasks.stores.shares import Ready, Share
 
 MOST_GROUPS: Final = 2_000
 """Groups of one queue in one look: some ten milliseconds."""

@@ -12,10 +12,11 @@ from datetime import datetime
 from typing import Any, Final
 
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.stores.base import EVERYBODY, MOST_COUNTED, ChildrenOf, InSession, OwnedBy, Whose
+from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, OwnedBy, Whose
 from mcp_tasks.stores.columns import decode_cursor, to_micros
 from mcp_tasks.stores.postgres.database import Query
 from mcp_tasks.stores.postgres.text import to_owner, to_text
+from mcp_tasks.stores.shares import MOST_COUNTED
 
 AT_ANY_TIME: Final = -62135596800000000
 """`ready` of a task that can be started at any time, the earliest instant there is. It is written out in statements as

@@ -36,7 +36,7 @@ from mcp_tasks.core.statement import database_place
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.values import check_instance, check_number
 from mcp_tasks.errors import StoreError, TaskUnreadable
-from mcp_tasks.stores.base import Backlog, Handing, Hint, IdPage, Limits, Page, Ready, Share, Whose
+from mcp_tasks.stores.base import Hint, IdPage, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest, encode_cursor
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request, in_thread_if
@@ -49,6 +49,7 @@ from mcp_tasks.stores.postgres.handing import HandingOut
 from mcp_tasks.stores.postgres.notifier import PostgresNotifier
 from mcp_tasks.stores.postgres.schema import prepare, schema_of
 from mcp_tasks.stores.postgres.text import from_owner, from_text, to_text
+from mcp_tasks.stores.shares import Backlog, Handing, Limits, Ready, Share
 from mcp_tasks.stores.together import LARGEST
 from mcp_tasks.stores.unreadable import UnreadableLog
 

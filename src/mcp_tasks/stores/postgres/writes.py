@@ -18,12 +18,12 @@ from typing import Any, Final
 
 from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.errors import LimitReached, VersionConflict
-from mcp_tasks.stores.base import Limits
 from mcp_tasks.stores.columns import expiry, is_at_work, queued_since, ready, sort_key
 from mcp_tasks.stores.encoding import Line
 from mcp_tasks.stores.postgres.database import Session
 from mcp_tasks.stores.postgres.queries import AT_ANY_TIME, OF_OWNER, OF_TOOL
 from mcp_tasks.stores.postgres.text import to_optional, to_owner, to_text
+from mcp_tasks.stores.shares import Limits
 
 MARK_BYTES: Final = 8
 MARKS_KEPT: Final = 8

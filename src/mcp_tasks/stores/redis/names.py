@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from mcp_tasks.core.record import ALWAYS, TaskRecord
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, OwnedBy, Share, Whose
+from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, OwnedBy, Whose
 from mcp_tasks.stores.columns import expiry, is_at_work, ready, sort_key, to_micros
+from mcp_tasks.stores.shares import Share
 
 _AT_ANY_TIME = to_micros(ALWAYS)
 _OFFSET = 2**63

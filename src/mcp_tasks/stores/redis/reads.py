@@ -9,12 +9,13 @@ from itertools import islice
 from typing import Final
 
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.stores.base import Hint, IdPage, Share, Whose
+from mcp_tasks.stores.base import Hint, IdPage, Whose
 from mcp_tasks.stores.columns import decode_cursor, encode_cursor, to_micros
 from mcp_tasks.stores.redis import names
 from mcp_tasks.stores.redis.connection import Argument, Connection
 from mcp_tasks.stores.redis.names import PLACE, from_bytes, place, to_bytes
 from mcp_tasks.stores.redis.writes import Row
+from mcp_tasks.stores.shares import Share
 
 LOOKS: Final = 1_000
 """Tasks beyond those asked for that one look passes over, because they have expired or are gone: nothing else runs on

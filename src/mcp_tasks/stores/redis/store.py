@@ -41,18 +41,7 @@ from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.values import check_instance, check_number, check_text
 from mcp_tasks.errors import InvalidOption, TaskUnreadable
-from mcp_tasks.stores.base import (
-    MOST_COUNTED,
-    Backlog,
-    Handing,
-    Hint,
-    IdPage,
-    Limits,
-    Page,
-    Ready,
-    Share,
-    Whose,
-)
+from mcp_tasks.stores.base import Hint, IdPage, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest, to_micros
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request, in_thread_if
@@ -63,6 +52,7 @@ from mcp_tasks.stores.redis.names import from_bytes, to_bytes
 from mcp_tasks.stores.redis.notifier import RedisNotifier
 from mcp_tasks.stores.redis.reads import Reads
 from mcp_tasks.stores.redis.writes import Writes
+from mcp_tasks.stores.shares import MOST_COUNTED, Backlog, Handing, Limits, Ready, Share
 from mcp_tasks.stores.together import LARGEST
 from mcp_tasks.stores.unreadable import UnreadableLog
 

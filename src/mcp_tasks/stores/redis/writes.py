@@ -12,13 +12,14 @@ from typing import Final, TypeAlias
 
 from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.errors import LimitReached, TaskExists, ValueNotStorable, VersionConflict
-from mcp_tasks.stores.base import Handing, Hint, Limits
+from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.columns import expiry, queued_since, sort_key
 from mcp_tasks.stores.encoding import Line
 from mcp_tasks.stores.redis import names
 from mcp_tasks.stores.redis.connection import Argument, Connection
 from mcp_tasks.stores.redis.names import to_bytes
 from mcp_tasks.stores.redis.notifier import RedisNotifier
+from mcp_tasks.stores.shares import Handing, Limits
 
 Row: TypeAlias = tuple[bytes, bytes | None, bytes, bytes | None]
 """Id, owner, namespace and state of a task."""

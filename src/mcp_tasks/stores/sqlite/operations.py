@@ -16,10 +16,10 @@ from typing import Any, TypeAlias
 from mcp_tasks.core.record import ALWAYS, Outcome, TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import LimitReached, StoreError, TaskExists, VersionConflict
-from mcp_tasks.stores.base import Limits, Ready, Share
 from mcp_tasks.stores.columns import expiry, is_at_work, queued_since, ready, sort_key
 from mcp_tasks.stores.encoding import Line
 from mcp_tasks.stores.fairness import Turns
+from mcp_tasks.stores.shares import Limits, Ready, Share
 from mcp_tasks.stores.sqlite.connection import fetch, to_text
 from mcp_tasks.stores.sqlite.queries import NOTE
 from mcp_tasks.stores.sqlite.reader import Read

@@ -12,8 +12,9 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.stores.base import EVERYBODY, MOST_COUNTED, ChildrenOf, InSession, OwnedBy, Whose
+from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, OwnedBy, Whose
 from mcp_tasks.stores.columns import decode_cursor, to_micros
+from mcp_tasks.stores.shares import MOST_COUNTED
 from mcp_tasks.stores.sqlite.connection import Values, to_text
 
 Query: TypeAlias = tuple[str, Values]

@@ -36,11 +36,12 @@ from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskUnreadable, UsageError
-from mcp_tasks.stores.base import Backlog, Handing, Hint, IdPage, Limits, Page, Ready, Share, Whose
+from mcp_tasks.stores.base import Hint, IdPage, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest, encode_cursor
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request
 from mcp_tasks.stores.fairness import Turns
+from mcp_tasks.stores.shares import Backlog, Handing, Limits, Ready, Share
 from mcp_tasks.stores.sqlite import operations, queries
 from mcp_tasks.stores.sqlite.connection import Values, connect, from_text, retry_while_busy, to_text, translate
 from mcp_tasks.stores.sqlite.notifier import SqliteNotifier

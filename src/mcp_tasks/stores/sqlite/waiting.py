@@ -8,8 +8,8 @@ from operator import neg
 from typing import Any, Final, TypeAlias
 
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.stores.base import Ready, Share
 from mcp_tasks.stores.fairness import TOOL_METHOD, Choice, Place, Room, Route, Step, Turns, ready_of
+from mcp_tasks.stores.shares import Ready, Share
 from mcp_tasks.stores.sqlite.connection import from_text, to_text
 from mcp_tasks.stores.sqlite.reader import Read
 
