@@ -45,7 +45,8 @@ def _running(command: str, folder: Path, *more: str) -> Generator[subprocess.Pop
     assert command in COMMANDS
     program, *arguments = shlex.split(command)
     words = [sys.executable, "-m", program.replace("-", "_"), *arguments, *more]
-    environment = {**ENVIRONMENT, "TASKS_URL": f"sqlite:///{folder / 'tasks.db'}"}
+    url = f"sqlite:///{folder / 'tasks.db'}"
+    environment = {**ENVIRONMENT, "TASKS_URL": url, "MCP_TASKS_URL": url, "RUNS_TOOLS": "no"}
     process = subprocess.Popen(words, cwd=folder, env=environment)
     try:
         yield process
@@ -93,10 +94,10 @@ async def test_each_pool_of_workers_runs_what_is_in_its_queue(tmp_path: Path) ->
 
         await answers(f"http://127.0.0.1:{port}", is_alive)
         async with connected(f"http://127.0.0.1:{port}/mcp") as client:
-            rendered = await started(client, "render", scene="forest")
+            rendered = await started(client, "render", frames=1)
             previewed = await started(client, "preview", scene="forest")
             assert (await rendered.result(timeout=LIMIT)).structured_content == {
-                "result": f"forest, by process {gpu.pid}"
+                "result": f"1 frames, by process {gpu.pid}"
             }
             assert (await previewed.result(timeout=LIMIT)).structured_content == {
                 "result": f"forest in small, by process {usual.pid}"

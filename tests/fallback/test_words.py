@@ -19,6 +19,7 @@ from mcp_tasks.errors import (
     JournalUnreadable,
     LostTooOften,
     NeverAnnounced,
+    OtherVersion,
     RanTooLong,
     ReplayMismatch,
     RequestUnreadable,
@@ -184,6 +185,7 @@ STOPPED: list[RunStopped] = [
     NeverAnnounced("render"),
     LostTooOften("render", 3),
     CannotStart("render"),
+    OtherVersion("render", "1", "2"),
     RequestUnreadable("render"),
     JournalUnreadable("render"),
 ]

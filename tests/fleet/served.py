@@ -74,7 +74,8 @@ def build(options: argparse.Namespace) -> tuple[MCPServer, Tasks]:
     fence: Fence = options.fence
     tasks = Tasks(
         options.url if fence == "kept" else delayed(store_from_url(options.url), fence),
-        engine=options.url,
+        # A store that is wrapped does not say which engine goes with it.
+        engine="local" if options.url.startswith("sqlite:") else options.url,
         concurrency=options.concurrency,
         settings=settings(options),
         runs_tools=options.role == "worker" or not options.serves_only,

@@ -112,6 +112,7 @@ _ADVICE: Final[dict[str, str]] = {
     "max_wait": f"{_IN_PART} Call {{tool}} again only when somebody is there to answer it.",
     "unannounced": f"{_IN_PART} {_CHECK}",
     "lost": f"{_IN_PART} Do not call {{tool}} again: the same is likely to happen. Tell the user.",
+    "tool_version": "If the user wants it still, call {tool} again: the server has another version of it by now.",
     "cannot_start": "Do not call {tool} again for now. Tell the user that the server cannot run it.",
     "request": "Call {tool} again if the work is still wanted.",
     "journal": f"{_IN_PART} {_CHECK}",
