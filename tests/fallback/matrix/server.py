@@ -197,8 +197,9 @@ def _add_waiting_tools(server: MCPServer[Any], tasks: Tasks, log: Log) -> None:
     @tasks.task(fallback=SHORT_OF_LEGS)
     async def long(job: str) -> str:
         """Take longer than anybody waits."""
-        log.note("start", job)
+        # Before the start, which is what is waited for.
         log.note(f"task={current_task().id}", job)
+        log.note("start", job)
         try:
             await log.gate(job)
         except asyncio.CancelledError:
