@@ -187,6 +187,6 @@ async def test_what_an_engine_carries_is_not_submitted_because_of_hints(new_stor
         running(at_once, store=new_store(), engine=RoomyEngine(BrokerCarrier(broker))),
     ):
         await settle()
-        task = await launch(front)
+        task = await front.launch(REQUEST, owner=None, retention=None)
         await anyio.sleep(A_FEW_LOOKS)
         assert broker.submitted == {task.id: 1}
