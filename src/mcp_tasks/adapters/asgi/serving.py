@@ -9,11 +9,13 @@ from typing import Any, Final, Protocol, TypeAlias, cast
 
 from mcp.server import Server
 from mcp.server.runner import modern_error_data
+from mcp.server.subscriptions import ListenHandler
 from mcp.shared.inbound import x_mcp_header_map
 from mcp_types import INTERNAL_ERROR, SERVER_INFO_META_KEY, ErrorData
 from starlette.types import Send
 
 from mcp_tasks.adapters.asgi.counts import HandedOver, Handover
+from mcp_tasks.adapters.asgi.listening import Listener, Listeners
 from mcp_tasks.adapters.asgi.wire import RpcRequest, send_error, send_result
 from mcp_tasks.adapters.sdk import request_of
 from mcp_tasks.core.record import TaskRecord, TaskRequest
@@ -27,6 +29,10 @@ logger: Final = logging.getLogger(__name__)
 
 _CALL_PARAMS: Final = frozenset({"name", "arguments", "_meta"})
 """What a plain call has. With anything else it may be one of several requests, or asks for something rare."""
+
+_LISTEN_PARAMS: Final = frozenset({"notifications", "_meta"})
+_TASKS_ALONE: Final = frozenset({"taskIds"})
+"""What a stream is about that is served here: nothing of the SDK's own."""
 
 Launch: TypeAlias = Callable[[], Awaitable[TaskRecord]]
 """Makes a task. Once it has begun, the call is answered by who began it, also with an error: were the call handed over
@@ -47,29 +53,39 @@ class Launches(Protocol):
 
 
 class Serving:
-    """Serves the methods for one server."""
+    """Serves the methods for one server.
 
-    def __init__(self, server: Server[Any], protocol: TasksProtocol, launches: Launches) -> None:
+    Args:
+        listeners: Where streams are kept; None if they are all the SDK's.
+    """
+
+    def __init__(
+        self, server: Server[Any], protocol: TasksProtocol, launches: Launches, listeners: Listeners | None
+    ) -> None:
         self._server = server
         self._protocol = protocol
         self._launches = launches
+        self._listeners = listeners
         # As the SDK puts it into every result. It is fixed when a server is made.
         self._meta: Mapping[str, Any] = {SERVER_INFO_META_KEY: server.server_info_stamp}
         self._texts = Texts(self._meta)
         self._schemas: dict[str, tuple[Mapping[str, Any], bool]] = {}
 
-    async def serve(self, request: RpcRequest, caller: Caller, send: Send) -> None:
-        """Answer one request.
+    async def serve(self, request: RpcRequest, caller: Caller, send: Send) -> Listener | None:
+        """Answer one request. If that begins a stream, give it to be seen to its end.
 
         Raises:
             HandedOver: It is for the SDK. Nothing has been sent, and nothing done that would be done twice.
         """
         try:
+            if request.method == "subscriptions/listen":
+                return await self._listen(request, caller, send)
             text = await self._answer(request, caller)
         except _Failed as exc:
             await send_error(send, request.id, exc.error)
         else:
             await send_result(send, request.id, text)
+        return None
 
     async def _answer(self, request: RpcRequest, caller: Caller) -> bytes:
         protocol = self._protocol
@@ -122,6 +138,22 @@ class Serving:
         if known is None or known[0] is not schema:
             known = self._schemas[tool] = (schema, bool(x_mcp_header_map(schema)))
         return known[1]
+
+    async def _listen(self, request: RpcRequest, caller: Caller, send: Send) -> Listener:
+        listeners, handler = self._listeners, self._server.get_request_handler("subscriptions/listen")
+        if listeners is None or handler is None or not isinstance(handler.handler, ListenHandler):
+            raise HandedOver(Handover.SERVER)
+        wanted = request.params.get("notifications")
+        if (
+            not request.params.keys() <= _LISTEN_PARAMS
+            or not isinstance(wanted, dict)
+            or cast("dict[str, Any]", wanted).keys() != _TASKS_ALONE
+        ):
+            raise HandedOver(Handover.PARAMS)
+        listeners.require_room()
+        with _refusals_handed_over(request):
+            listening = await self._protocol.listen(caller, request.params)
+        return await listeners.open(listening, request.id, send)
 
     def _encoded(self, message: Message) -> bytes:
         meta = {**message.fields.get("_meta", {}), **self._meta}
