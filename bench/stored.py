@@ -190,9 +190,9 @@ def verbs(store: Store, ids: Iterator[str]) -> Mapping[str, Callable[[], Awaitab
         "queued, handed out": lambda: store.queued("bench", handed_out=True, limit=PAGE),
         "due": lambda: store.due("bench", now, limit=PAGE),
         "claimed": lambda: store.claimed("worker-1", limit=PAGE),
-        "expired": lambda: store.expired(now, limit=PAGE),
+        "forget_expired": lambda: store.forget_expired(now, limit=0),
         "hand_out": lambda: store.hand_out("bench", SHARE, mark=False, limit=PAGE),
-        "backlog": lambda: store.backlog("bench"),
+        "backlog": lambda: store.backlog("bench", now),
         "workers": lambda: store.workers("bench"),
         "list, of an owner": lambda: store.list("bench", OwnedBy("owner-1"), now=now, limit=PAGE),
     }

@@ -15,7 +15,7 @@ import pytest
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.stores import Hint
 from mcp_tasks.stores.base import EVERYBODY, UNOWNED, ChildrenOf, InSession, OwnedBy, Whose
-from mcp_tasks.stores.sqlite import SqliteStore, queries, waiting
+from mcp_tasks.stores.sqlite import SqliteStore, expiring, queries, waiting
 from mcp_tasks.testing import make_record, make_request
 
 REQUEST = make_request()
@@ -106,7 +106,6 @@ async def test_polls_listings_sweeps_and_listeners_never_touch_what_is_beside_a_
     assert list((await store.claimed("worker", limit=9)).ids) == [record.id]
     assert list((await store.queued("demo", limit=9)).ids) == []
     assert list((await store.due("demo", NOW, limit=9)).ids) == []
-    assert list(await store.expired(NOW, limit=9)) == []
     assert await store.versions([record.id]) == {record.id: 1}
     assert await store.workers("demo") == {"worker": 0}
     await store.save(replace(record, version=2), expected=1)
@@ -122,7 +121,7 @@ SWEEPS: dict[str, tuple[queries.Query, str]] = {
     "not handed out": (queries.queued("x", handed_out=False, cursor="1.x", limit=1), "tasks_queued"),
     "due": (queries.due("x", NOW, cursor="1.x", limit=1), "tasks_due"),
     "claimed": (queries.claimed("x", cursor="1.x", limit=1), "tasks_claimed"),
-    "expired": (queries.expired(NOW, limit=1), "tasks_expires"),
+    "any expired": (expiring.any_expired(NOW), "tasks_expires"),
 }
 
 
@@ -171,3 +170,11 @@ async def test_a_backlog_is_read_from_its_index(store: SqliteStore) -> None:
     searches = [step for step in plan_of(store, queries.backlog("x", NOW)) if "tasks" in step]
     assert len(searches) == 5
     assert all(step.startswith("SEARCH tasks USING COVERING INDEX tasks_backlog (namespace=?") for step in searches)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("sql", [expiring.IDS, expiring.STATES, expiring.DELETE])
+async def test_what_has_expired_is_found_and_removed_by_seeks(store: SqliteStore, sql: str) -> None:
+    plan = plan_of(store, (sql, (1, 1)))
+    assert [step for step in plan if step.startswith("SCAN") or "TEMP" in step] == []
+    assert [step for step in plan if "tasks_expires (expires<?)" in step]

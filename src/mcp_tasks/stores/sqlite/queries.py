@@ -1,6 +1,6 @@
 """The reads of the store. Each names its index, so that no statistic can make one a scan of all tasks.
 
-Sweeps (`queued`, `due`, `claimed`, `expired`) read from their index alone and give ids: what a task holds is not
+Sweeps (`queued`, `due`, `claimed`) read from their index alone and give ids: what a task holds is not
 touched, so that it costs nothing, and that no damage in it stops a sweep. Nothing but `REQUEST`, `OUTCOME` and
 `JOURNAL` reads what is kept beside a task's row.
 """
@@ -127,10 +127,6 @@ WHERE worker = :worker AND (created, id) > (:place, :id)
 ORDER BY created, id LIMIT :limit
 """
 
-_EXPIRED = """
-SELECT id, version FROM tasks INDEXED BY tasks_expires WHERE expires <= ? ORDER BY expires, created, id LIMIT ?
-"""
-
 _VERSIONS = "SELECT id, version FROM tasks WHERE id IN ({places})"
 
 _FIRST = -(2**63)
@@ -155,11 +151,6 @@ def due(namespace: str, now: datetime, *, cursor: str | None, limit: int) -> Que
 def claimed(worker: str, *, cursor: str | None, limit: int) -> Query:
     """The query for the tasks of a worker."""
     return _CLAIMED, {"worker": to_text(worker), "limit": limit, **_after(cursor)}
-
-
-def expired(now: datetime, *, limit: int) -> Query:
-    """The query for tasks whose time after the end is over."""
-    return _EXPIRED, (to_micros(now), limit)
 
 
 def versions(task_ids: Collection[str]) -> Iterator[Query]:

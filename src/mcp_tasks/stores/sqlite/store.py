@@ -36,20 +36,20 @@ from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskUnreadable, UsageError
-from mcp_tasks.stores.base import Hint, IdPage, Page, Whose
+from mcp_tasks.stores.base import Forgotten, IdPage, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest, encode_cursor
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request
 from mcp_tasks.stores.fairness import Turns
 from mcp_tasks.stores.shares import Backlog, Handing, Limits, Ready, Share
-from mcp_tasks.stores.sqlite import operations, queries
+from mcp_tasks.stores.sqlite import expiring, operations, queries
 from mcp_tasks.stores.sqlite.connection import Values, connect, from_text, retry_while_busy, to_text, translate
 from mcp_tasks.stores.sqlite.notifier import SqliteNotifier
 from mcp_tasks.stores.sqlite.reader import Reader
 from mcp_tasks.stores.sqlite.schema import prepare
 from mcp_tasks.stores.sqlite.waiting import SqliteWaiting
 from mcp_tasks.stores.sqlite.writer import Writer
-from mcp_tasks.stores.unreadable import UnreadableLog
+from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
 
 T = TypeVar("T")
 
@@ -252,10 +252,16 @@ class SqliteStore:
         """Tasks that `worker` has, in the order of creation."""
         return _page(self._rows(*queries.claimed(worker, cursor=cursor, limit=limit + 1)), limit)
 
-    async def expired(self, now: datetime, *, limit: int) -> Sequence[Hint]:
-        """Id and version of tasks whose time after the end is over, longest overdue first."""
-        rows = self._rows(*queries.expired(now, limit=limit))
-        return [Hint(from_text(task_id), version) for task_id, version in rows]
+    async def forget_expired(self, now: datetime, *, limit: int, records: bool = False) -> Sequence[Forgotten]:
+        """Forget tasks whose time after the end is over, longest overdue first."""
+        # Mostly there is none, and a write, even of nothing, waits for the disk.
+        if not self._rows(*expiring.any_expired(now)):
+            return []
+        rows = await self._opened(self._writer).run(expiring.forget_expired(now, limit=limit, states=records))
+        return [
+            Forgotten(from_text(row[0]), version, if_readable(self._record, *row) if records else None)
+            for version, *row in rows
+        ]
 
     async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
         """The version of each of these tasks; those that are gone are left out."""
