@@ -42,6 +42,7 @@ QUERIES: dict[str, queries.Query] = {
     "outcome": (queries.OUTCOME, {"id": "x", "limit": 1}),
     "journal": (queries.JOURNAL, {"id": "x", "after": 3, "limit": 1}),
     "note": (queries.NOTE, ("x", "y")),
+    "version": (queries.VERSION, ("x",)),
     "versions": next(queries.versions(["x", "y"])),
 }
 

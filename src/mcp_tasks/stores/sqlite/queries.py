@@ -23,6 +23,8 @@ Query: TypeAlias = tuple[str, Values]
 MAX_VARIABLES = 500
 """Ids in one statement; builds of SQLite from before 2020 take 999."""
 
+VERSION = "SELECT version FROM tasks WHERE id = ?"
+
 GET = "SELECT owner, namespace, state FROM tasks WHERE id = ?"
 
 # What may be large is given only up to :limit bytes, with its size. The size of a blob is read without the blob.
