@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import anyio
@@ -87,10 +88,27 @@ LISTINGS: dict[str, tuple[Whose, TaskStatus | None, str]] = {
 @pytest.mark.parametrize("name", LISTINGS)
 async def test_a_listing_looks_only_at_what_is_on_its_page(store: SqliteStore, name: str) -> None:
     whose, status, index = LISTINGS[name]
-    query = queries.listing("x", whose, now=NOW, status=status, cursor="1.x", limit=1)
-    # One step: found by all that is asked for, from where the last page ended, and in order, so nothing is sorted.
-    (step,) = plan_of(store, query)
-    assert step == f"SEARCH tasks USING INDEX {index} (created,id)>(?,?))"
+    listing = queries.Listing("x", whose, now=NOW, status=status, cursor="1.x", limit=1)
+    # Found by all that is asked for, from where the last page ended, and in order: nothing is sorted, or kept.
+    plan = plan_of(store, listing.page)
+    assert [step.split(" ", 1)[0] for step in plan] == ["CO-ROUTINE", "SEARCH", "SCAN"]
+    assert plan[1] == f"SEARCH tasks USING INDEX {index} (created,id)>(?,?))"
+    # The end of what was looked at is found in the index alone.
+    assert plan_of(store, listing.last) == [f"SEARCH tasks USING COVERING INDEX {index} (created,id)>(?,?))"]
+
+
+@pytest.mark.anyio
+async def test_a_listing_that_passes_over_many_gives_a_short_page_and_goes_on_behind_them(store: SqliteStore) -> None:
+    over = make_record(status=TaskStatus.COMPLETED, finished_at=NOW, retention=timedelta(0), session="s", owner="a")
+    ids = [f"t{number:05}" for number in range(queries.LOOKS * 2)]
+    last = replace(over, id="u", retention=None, version=1)
+    await asyncio.gather(*(store.create(replace(over, id=task_id), REQUEST) for task_id in ids))
+    await store.create(last, REQUEST)
+    for whose in (EVERYBODY, OwnedBy("a"), InSession("s")):
+        pages = [await store.list("", whose, now=NOW, limit=5)]
+        while pages[-1].cursor is not None:
+            pages.append(await store.list("", whose, now=NOW, limit=5, cursor=pages[-1].cursor))
+        assert [list(page.records) for page in pages] == [[], [last]]
 
 
 @pytest.mark.anyio

@@ -168,12 +168,10 @@ class MemoryStore:
         limit: int = 100,
     ) -> Page:
         """Tasks of the namespace in the order of creation, in one status or any."""
-        group, is_theirs = listing(namespace, whose)
-        records = (self._records[task_id] for _, task_id in self._order.after(group, _after(cursor)))
+        places = self._order.after(listing(namespace, whose), _after(cursor))
+        records = (self._records[task_id] for _, task_id in places)
         wanted = (
-            record
-            for record in records
-            if is_theirs(record) and (status is None or record.status is status) and not is_expired(record, now)
+            record for record in records if (status is None or record.status is status) and not is_expired(record, now)
         )
         found = list(islice(wanted, limit + 1))
         standing = [created_place(record) for record in found]

@@ -207,9 +207,14 @@ class SqliteStore:
     ) -> Page:
         """Tasks of the namespace in the order of creation, in one status or any."""
         # One more than asked for tells whether there is a next page.
-        query = queries.listing(namespace, whose, now=now, status=status, cursor=cursor, limit=limit + 1)
-        rows = self._rows(*query)
-        return Page(records=self._readable(rows[:limit]), cursor=_cursor(rows, limit))
+        listing = queries.Listing(namespace, whose, now=now, status=status, cursor=cursor, limit=limit + 1)
+        rows = self._rows(*listing.page)
+        following = _cursor(rows, limit)
+        if len(rows) <= limit:
+            # Short of what was asked for, perhaps because much was passed over: there may be more behind it.
+            for created, task_id in self._rows(*listing.last):
+                following = encode_cursor(created, from_text(task_id))
+        return Page(records=self._readable(rows[:limit]), cursor=following)
 
     async def hand_out(
         self, namespace: str, share: Share, *, queues: Collection[str] | None = None, mark: bool = True, limit: int
