@@ -97,8 +97,8 @@ def _measure(install: Install, mode: Mode, cases: Sequence[Case], folder: Path, 
     if not cases:
         return []
     # Both installs and the memory have to fit into the time that is promised, on a slow machine too.
-    until = time.monotonic() + (25 if quick else 130)
-    plan = Plan(rounds=5, operations=160, until=until) if quick else Plan(rounds=15, operations=320, until=until)
+    until = time.monotonic() + (40 if quick else 130)
+    plan = Plan(rounds=6, operations=96, until=until) if quick else Plan(rounds=40, operations=128, until=until)
     with rigged(mode, install, folder, cases) as rig:
         rows = measure(rig, mode, install, cases, plan)
         print_rows(rows)
