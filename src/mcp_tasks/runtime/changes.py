@@ -53,6 +53,7 @@ class Changes:
         self._saw = saw
         self._origin = origin
         self._written: dict[str, int] = {}
+        self._being_written: dict[str, int] = {}
         self._is_over = False
 
     def end(self) -> None:
@@ -71,7 +72,13 @@ class Changes:
     ) -> TaskRecord:
         """Keep a new task to which `events` have happened already; or the task that stands under the key."""
         history = _apply(record, events, record.created_at)
-        created = await self._store.create(history[-1], request, key=key, key_until_end=key_until_end, handing=handing)
+        self._being_written[record.id] = history[-1].version
+        try:
+            created = await self._store.create(
+                history[-1], request, key=key, key_until_end=key_until_end, handing=handing
+            )
+        finally:
+            self._being_written.pop(record.id, None)
         if created.id == record.id:
             self._remember(created)
             self._observe(None, TaskCreated(), record, actor)
@@ -103,7 +110,13 @@ class Changes:
         history = _apply(record, events, self._now())
         changed = history[-1]
         if changed is not record:
-            await self._store.save(changed, expected=record.version, entries=entries, outcome=outcome, limits=limits)
+            self._being_written[record.id] = changed.version
+            try:
+                await self._store.save(
+                    changed, expected=record.version, entries=entries, outcome=outcome, limits=limits
+                )
+            finally:
+                self._being_written.pop(record.id, None)
             self._remember(changed)
             self._saw(changed)
             self._observe_all(history, events, actor)
@@ -162,11 +175,12 @@ class Changes:
             return None
 
     def wrote(self, hint: Hint) -> bool:
-        """Whether the change was made here, or one after it, as far as is remembered.
+        """Whether the change was made here, or one after it, as far as is remembered; or is just being made here.
 
-        A store that finds changes by looking gives a process hints of its own changes too.
+        A store that finds changes by looking gives a process hints of its own changes too, and may see one before the
+        process has been told that it is made. If another's change was first after all, whoever makes ours is told so.
         """
-        return hint.version <= self._written.get(hint.task_id, 0)
+        return hint.version <= max(self._written.get(hint.task_id, 0), self._being_written.get(hint.task_id, 0))
 
     def _remember(self, record: TaskRecord) -> None:
         # Newest last, so that the one that is forgotten is the one whose hint has long come.

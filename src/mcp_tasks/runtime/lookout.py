@@ -101,7 +101,7 @@ class Lookout:
         run = self._runtime.run_of(hint.task_id)
         if run is None:
             self._consider(hint, unseen)
-        elif hint.version > run.record.version:
+        elif hint.version > run.record.version and not self._runtime.changes.wrote(hint):
             await self._refresh(run)
 
     def _consider(self, hint: Hint, unseen: MemoryObjectSendStream[str]) -> None:
