@@ -167,6 +167,16 @@ class Changes:
         if record is not None:
             self._observe(record, TaskDeleted(), None, actor)
 
+    async def forget_expired(self, *, limit: int, actor: Actor) -> int:
+        """Forget some tasks whose time after the end is over; how many."""
+        told = self._observers.want(TaskDeleted)
+        forgotten = await self._store.forget_expired(self._now(), limit=limit, records=told)
+        for task in forgotten:
+            # Of what cannot be read there is no record to be shown.
+            if task.record is not None:
+                self._observe(task.record, TaskDeleted(), None, actor)
+        return len(forgotten)
+
     async def _last_seen(self, task_id: str) -> TaskRecord | None:
         try:
             return await self._store.get(task_id)
