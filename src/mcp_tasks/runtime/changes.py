@@ -55,6 +55,7 @@ class Changes:
         self._origin = origin
         # Not a dict: finding the first of one from which many were taken takes the longer the more there were.
         self._written: OrderedDict[str, int] = OrderedDict()
+        self._being_written: dict[str, int] = {}
         self._is_over = False
 
     def end(self) -> None:
@@ -106,7 +107,13 @@ class Changes:
         history = _apply(record, events, self._now())
         changed = history[-1]
         if changed is not record:
-            await self._store.save(changed, expected=record.version, entries=entries, outcome=outcome, limits=limits)
+            self._being_written[record.id] = changed.version
+            try:
+                await self._store.save(
+                    changed, expected=record.version, entries=entries, outcome=outcome, limits=limits
+                )
+            finally:
+                self._being_written.pop(record.id, None)
             self._remember(changed)
             self._saw(changed)
             self._observe_all(history, events, actor)
@@ -175,11 +182,12 @@ class Changes:
             return None
 
     def wrote(self, hint: Hint) -> bool:
-        """Whether the change was made here, or one after it, as far as is remembered.
+        """Whether the change was made here, or one after it, as far as is remembered; or is just being made here.
 
-        A store that finds changes by looking gives a process hints of its own changes too.
+        A store that finds changes by looking gives a process hints of its own changes too, and may see one before the
+        process has been told that it is made. If another's change was first after all, whoever makes ours is told so.
         """
-        return hint.version <= self._written.get(hint.task_id, 0)
+        return hint.version <= max(self._written.get(hint.task_id, 0), self._being_written.get(hint.task_id, 0))
 
     def _remember(self, record: TaskRecord) -> None:
         # Newest last, so that the one that is forgotten is the one whose hint has long come.
