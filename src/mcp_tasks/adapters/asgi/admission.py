@@ -86,13 +86,17 @@ class HeaderCheck:
         self._manager = manager
         self._verdicts: Remembered[Admitted | Handover] = Remembered()
 
+    def known(self, headers: Sequence[tuple[bytes, bytes]]) -> Admitted | Handover | None:
+        """What was said of headers like these, as far as they are the same on all requests of a client."""
+        return self._verdicts.find(self._key(headers))
+
     async def judge(self, scope: Scope, headers: Sequence[tuple[bytes, bytes]]) -> Admitted | Handover:
-        """Whether headers like these pass, as far as they are the same on all requests of a client."""
-        judged = tuple([header for header in headers if header[0] in _JUDGED])
-        key = (judged, self._rules())
-        return self._verdicts.find(key) or self._verdicts.keep(
-            key, await self._judge(scope), sum(len(name) + len(value) for name, value in judged)
-        )
+        """Whether headers like these pass."""
+        size = sum(len(name) + len(value) for name, value in headers if name in _JUDGED)
+        return self._verdicts.keep(self._key(headers), await self._judge(scope), size)
+
+    def _key(self, headers: Sequence[tuple[bytes, bytes]]) -> object:
+        return tuple([header for header in headers if header[0] in _JUDGED]), self._rules()
 
     def _rules(self) -> object:
         rules = self._manager.security_settings
