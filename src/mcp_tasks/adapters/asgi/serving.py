@@ -103,15 +103,14 @@ class Serving:
         await self._send(request, self._protocol.created(caller, record), send)
 
     async def _planned(self, request: RpcRequest, caller: Caller) -> Launch:
-        name, arguments = request.params.get("name"), request.params.get("arguments", {})
-        if (
-            not (request.params.keys() <= _CALL_PARAMS and type(name) is str and type(arguments) is dict)
-            # The SDK decodes a name that is encoded; there is no need to, for a name that is not.
-            or caller.headers.get(NAME_HEADER) != name
-            or self._has_header_params(name, arguments)
-        ):
+        name, told = request.params.get("name"), request.params.get("arguments", {})
+        if not (request.params.keys() <= _CALL_PARAMS and type(name) is str and type(told) is dict):
             raise HandedOver(Handover.PARAMS)
-        asked = request_of(request.method, request.meta, caller, name=name, arguments=cast("dict[str, Any]", arguments))
+        arguments = cast("dict[str, Any]", told)
+        # The SDK decodes a name that is encoded; one that is not needs no decoding.
+        if caller.headers.get(NAME_HEADER) != name or self._has_header_params(name, arguments):
+            raise HandedOver(Handover.PARAMS)
+        asked = request_of(request.method, request.meta, caller, name=name, arguments=arguments)
         launch = await self._launches.plan(caller, asked)
         if launch is None:
             raise HandedOver(Handover.CALL)

@@ -38,17 +38,21 @@ def parse_request(data: bytes) -> RpcRequest | None:
     """The request in a body; None if it is anything but a plain one: then it is for the SDK to say what it is."""
     try:
         # Where it does not agree with the standard library, it refuses.
-        message = from_json(data)
+        message = _object(from_json(data))
     except ValueError:
         return None
-    if type(message) is not dict or message.keys() != _MEMBERS or message["jsonrpc"] != "2.0":
+    if message is None or message.keys() != _MEMBERS or message["jsonrpc"] != "2.0":
         return None
-    request_id, method, params = message["id"], message["method"], message["params"]
+    request_id, method, params = message["id"], message["method"], _object(message["params"])
+    meta = None if params is None else _object(params.get("_meta"))
     is_named = type(request_id) is str or (type(request_id) is int and -_SAFE < request_id < _SAFE)
-    if not is_named or type(method) is not str or type(params) is not dict:
+    if not is_named or type(method) is not str or params is None or meta is None:
         return None
-    meta = cast("dict[str, Any]", params).get("_meta")
-    return RpcRequest(request_id, method, params, meta) if type(meta) is dict else None
+    return RpcRequest(request_id, method, params, meta)
+
+
+def _object(value: Any) -> dict[str, Any] | None:
+    return cast("dict[str, Any]", value) if type(value) is dict else None
 
 
 async def send_result(send: Send, request_id: str | int, result: bytes) -> None:
