@@ -13,7 +13,7 @@ from typing import Final
 from tests.short.raw import Answer, exchange
 from tests.short.requests import Step
 from tests.short.servers import Setup, Stage, Twins, Way, Written
-from tests.short.standing import neutral, put
+from tests.short.standing import STAND_IN, STATES, neutral, put
 
 SETUPS: Final = [
     Setup(),
@@ -63,7 +63,8 @@ class Comparison:
         self.stage.run(self._compare(pair, number, steps))
 
     async def _compare(self, pair: Twins, number: int, steps: Sequence[Step]) -> None:
-        await put(pair, number)
+        named = repr(steps)
+        await put(pair, number, {name: state for name, state in STATES.items() if f"{STAND_IN}{name}" in named})
         for step in steps:
             pair.clock.advance(timedelta(milliseconds=step.wait_ms))
             counts = pair.short.tasks.short_way

@@ -120,19 +120,21 @@ def _add_tools(server: MCPServer[Any], tasks: Tasks) -> None:
         return f"{value} {number}"
 
     def add(name: str, **options: Any) -> None:
-        tasks.mark(name, **options)
+        tasks.task(name=name, **options)(marked)
         server.add_tool(marked, name=name)
 
     server.add_tool(marked, name="plain")
-    server.tool(name="marked")(tasks.task()(marked))
-    server.tool(name="repeatable", annotations=ToolAnnotations(idempotent_hint=True))(tasks.task(name="repeatable")(marked))
+    add("marked")
+    tasks.task(name="repeatable")(marked)
+    server.add_tool(marked, name="repeatable", annotations=ToolAnnotations(idempotent_hint=True))
     add("required", mode="required", ttl=timedelta(minutes=5))
     add("forbidden", mode="forbidden")
     add("graceful", grace=timedelta(milliseconds=2))
     add("limited", max_at_work=1, queue="slow", priority=7, poll_interval=timedelta(seconds=3), version="2")
     add("kept", ttl=None)
     add("joined", join_running=True)
-    add("größe")
+    tasks.mark("größe")
+    server.add_tool(marked, name="größe")
 
     @server.tool()
     @tasks.task()
