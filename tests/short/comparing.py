@@ -10,8 +10,8 @@ from datetime import timedelta
 from itertools import count
 from typing import Final
 
+from tests.short.drafts import Step
 from tests.short.raw import Answer, exchange
-from tests.short.requests import Step
 from tests.short.servers import Setup, Stage, Twins, Way, Written
 from tests.short.standing import STAND_IN, STATES, neutral, put
 
@@ -48,9 +48,9 @@ class Tally:
 class Comparison:
     """Sends requests both ways to servers that stay alive from one request to the next, as real ones do."""
 
-    def __init__(self) -> None:
+    def __init__(self, tally: Tally | None = None) -> None:
         self.stage = Stage()
-        self.tally = Tally()
+        self.tally = Tally() if tally is None else tally
         self._numbers = count()
 
     def compare(self, setup: Setup, steps: Sequence[Step]) -> None:

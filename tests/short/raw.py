@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from starlette.types import ASGIApp, Message
@@ -43,7 +44,7 @@ class Sent:
     def messages(self) -> list[Message]:
         """What the server hands to the app."""
         edges = [0, *sorted(cut % (len(self.body) + 1) for cut in self.cuts), len(self.body)]
-        pieces = [self.body[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+        pieces = [self.body[start:end] for start, end in pairwise(edges)]
         messages: list[Message] = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
         if self.is_cut_off:
             return [*messages[:-1], {"type": "http.disconnect"}]

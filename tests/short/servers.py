@@ -31,9 +31,7 @@ NAME = "twins"
 USERS = {"alice": ("app", "alice"), "bob": ("app", "bob"), "robot": ("robot", None)}
 """Token to OAuth client and user."""
 
-STILL = Settings(
-    lease_duration=timedelta(hours=1), sweep_interval=timedelta(hours=1), drain_timeout=timedelta(0)
-)
+STILL = Settings(lease_duration=timedelta(hours=1), sweep_interval=timedelta(hours=1), drain_timeout=timedelta(0))
 """Nothing happens to a task but what a request does to it."""
 
 
@@ -211,7 +209,9 @@ async def _way(setup: Setup, clock: FakeClock, store: WatchedStore, *, short: bo
     app = server.streamable_http_app(
         json_response=setup.json_response,
         max_request_body_size=setup.max_body,
-        transport_security=security if setup.guarded else TransportSecuritySettings(enable_dns_rebinding_protection=False),
+        transport_security=security
+        if setup.guarded
+        else TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
     async with app.router.lifespan_context(app):
         yield Way(tasks, server, app)
