@@ -23,7 +23,7 @@ from mcp_tasks.fallback.room import FallbackRoom
 from mcp_tasks.protocol import Caller, RpcError, TasksProtocol
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server.catalogue import Catalogue
-from mcp_tasks.server.marks import Mark
+from mcp_tasks.server.marks import Mark, ServedTool
 from mcp_tasks.server.options import TaskOptions
 from mcp_tasks.tools.before_body import settle_parameters
 from mcp_tasks.tools.creation import ANNOUNCE_AFTER, CallAnswer, answer_call
@@ -91,11 +91,12 @@ class Calls:
         """Whether calls of the tool are known not to become tasks."""
         return self._augment is None and self._catalogue.is_plain(name)
 
-    async def plan(self, caller: Caller, request: TaskRequest) -> Launch | None:
+    def plan(self, caller: Caller, request: TaskRequest) -> Launch | None:
         """How to make the task of a call that becomes one at once; None for any other call."""
         if self._augment is not None or self._fallback.is_companion(request.name):
             return None
-        mark = await self._mark_of(request.name)
+        tool = self._catalogue.known_tool(request.name)
+        mark = None if tool is None else _that_makes_tasks(tool)
         if mark is None or not self._protocol.takes_tasks(caller):
             return None
         if mark.resolves or mark.asks_first or mark.options.join_running or not mark.takes(request.arguments):
@@ -173,23 +174,20 @@ class Calls:
 
     async def _mark_for(self, params: CallToolRequestParams) -> Mark | None:
         """What makes this call a task, or None for one that stays a plain call."""
-        if self._augment is None:
-            return await self._mark_of(params.name)
         tool = await self._catalogue.tool(params.name)
         if tool is None:
             return None
         if tool.mark is None:
-            return Mark(name=params.name, options=TaskOptions(), schema=tool.schema) if self._augment(params) else None
-        mode = tool.mark.options.mode
-        if mode == "optional" and not self._augment(params):
+            agreed = self._augment is not None and self._augment(params)
+            return Mark(name=params.name, options=TaskOptions(), schema=tool.schema) if agreed else None
+        if tool.mark.options.mode == "optional" and self._augment is not None and not self._augment(params):
             return None
-        return None if mode == "forbidden" else tool.mark
+        return _that_makes_tasks(tool)
 
-    async def _mark_of(self, name: str) -> Mark | None:
-        """What makes calls of a tool tasks where no rule is asked."""
-        tool = await self._catalogue.tool(name)
-        mark = None if tool is None else tool.mark
-        return None if mark is None or mark.options.mode == "forbidden" else mark
+
+def _that_makes_tasks(tool: ServedTool) -> Mark | None:
+    """The mark of a tool, if it has one and it does not forbid tasks."""
+    return None if tool.mark is None or tool.mark.options.mode == "forbidden" else tool.mark
 
 
 def _key_of(mark: Mark, name: str, arguments: Mapping[str, Any]) -> str | None:

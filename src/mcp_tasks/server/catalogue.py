@@ -28,6 +28,7 @@ class Catalogue:
         self.marks: Marks = Marks(default)
         self.reads: Reads = Reads(default)
         self._host: ToolHost | None = None
+        self._policies: dict[str, tuple[ServedTool, ToolPolicy]] = {}
 
     async def open(self, host: ToolHost) -> None:
         """Take the tools of a server that is about to start, and warn of marks that belong to none of them."""
@@ -43,15 +44,21 @@ class Catalogue:
         tool = self.marks.find(name)
         return tool is not None and tool.mark is None
 
-    async def tool(self, name: str) -> ServedTool | None:
-        """The tool that clients call by this name; None if the server is known to have none."""
+    def known_tool(self, name: str) -> ServedTool | None:
+        """The tool that clients call by this name; None if it has not been listed since it was added or marked."""
         if self._host is None or not self._host.publishes_schemas:
             # Names are all there is, so there is no need to ask the author's own listing on every call.
             return self.marks.named(name)
-        if self.marks.find(name) is None:
+        return self.marks.find(name)
+
+    async def tool(self, name: str) -> ServedTool | None:
+        """The tool that clients call by this name; None if the server is known to have none."""
+        known = self.known_tool(name)
+        if known is None and self._host is not None:
             # Added or marked while the server runs.
             await self._list_tools(self._host)
-        return self.marks.find(name)
+            return self.known_tool(name)
+        return known
 
     async def tools(self) -> Sequence[ServedTool]:
         """Every tool that is known, with what was said of it; of a server that may not list all, also what was said of
@@ -75,10 +82,20 @@ class Catalogue:
         if method != "tools/call":
             read = await self.read(method, name)
             return None if read is None else read.policy(self.usual)
-        if self.marks.find(name) is None and self._host is not None:
+        listed = self.marks.find(name)
+        known = self._policies.get(name)
+        if known is not None and known[0] is listed:
+            return known[1]
+        if listed is None and self._host is not None:
             await self._list_tools(self._host)
         tool = await self.tool(name)
-        return None if tool is None else tool.policy(self.usual)
+        if tool is None:
+            return None
+        policy = tool.policy(self.usual)
+        if (listed := self.marks.find(name)) is not None:
+            # Made once for as long as the tools are what they are: it is asked for on every call.
+            self._policies[name] = listed, policy
+        return policy
 
     async def read(self, method: str, name: str) -> ServedRead | None:
         """The prompt of that name, or the resource of that URI; None if the server is known to have none."""
@@ -89,6 +106,7 @@ class Catalogue:
     async def _list_tools(self, host: ToolHost) -> bool:
         """Look at the tools anew; whether there are any."""
         tools = await host.tools()
+        self._policies.clear()
         if host.publishes_schemas:
             self.marks.serve(tools)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, cast
 
 from mcp.server import MCPServer, Server
@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mcp_tasks.adapters.asgi.admission import Admitted, EnvelopeCheck, HeaderCheck
 from mcp_tasks.adapters.asgi.body import LARGEST, read_body
 from mcp_tasks.adapters.asgi.counts import Counts, HandedOver, Handover
+from mcp_tasks.adapters.asgi.listening import MOST_LISTENERS, Listener, Listeners
 from mcp_tasks.adapters.asgi.serving import Launches, Serving
 from mcp_tasks.adapters.asgi.standing import Standing
 from mcp_tasks.adapters.asgi.tracing import is_traced, traced
@@ -33,15 +34,25 @@ class ShortWay:
     Args:
         protocol: What answers.
         launches: Which calls become tasks.
+        stopping: Returns once the process is told to stop; streams end then.
+        max_listeners: How many streams there may be at a time.
 
     Attributes:
         counts: How many were answered, and why others were not.
     """
 
-    def __init__(self, protocol: TasksProtocol, launches: Launches) -> None:
+    def __init__(
+        self,
+        protocol: TasksProtocol,
+        launches: Launches,
+        stopping: Callable[[], Awaitable[object]],
+        max_listeners: int = MOST_LISTENERS,
+    ) -> None:
         self.counts: Counts = Counts()
         self._protocol = protocol
         self._launches = launches
+        self._stopping = stopping
+        self._max_listeners = max_listeners
 
     def put_before(self, server: MCPServer[Any] | Server[Any], harmless: frozenset[str]) -> None:
         """Stand before the SDK's app of a server that starts, if it serves Streamable HTTP; once, however often.
@@ -56,7 +67,10 @@ class ShortWay:
             return
         inner: object = manager.asgi_app
         if not isinstance(inner, _App):
-            serving = Serving(manager.app, self._protocol, self._launches)
+            # A low-level server's listen handler is its author's: closing it has to end every stream, so it has them.
+            own = isinstance(server, MCPServer)
+            listeners = Listeners(self._stopping, self.counts, self._max_listeners) if own else None
+            serving = Serving(manager.app, self._protocol, self._launches, listeners)
             app = _App(cast(ASGIApp, inner), manager, Standing(manager.app, harmless), serving, self)
             # Any ASGI app does; the SDK only says so less generally than it means it.
             manager.asgi_app = cast(Any, app)
@@ -87,11 +101,19 @@ class _App:
         self._way = way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        stream = await self._take(scope, receive, send)
+        if stream is not None:
+            # Out here nothing of the request is left but this: a stream lasts long.
+            await stream.stay(receive)
+
+    async def _take(self, scope: Scope, receive: Receive, send: Send) -> Listener | None:
+        """Answer a request, or hand it over. Gives the stream that it began, if it did."""
+        stream: Listener | None = None
         try:
             admitted = await self._admit(scope)
             body = await read_body(receive, self._largest)
             receive = body.replay
-            await self._answer(admitted, body.data, scope, send)
+            stream = await self._answer(admitted, body.data, scope, send)
         except HandedOver as exc:
             self._way.counts.handed_over[exc.reason] += 1
             handed_over = True
@@ -101,6 +123,7 @@ class _App:
         if handed_over:
             # Out of the block above: what goes wrong in there has nothing to do with what was looked at here.
             await self._app(scope, receive, send)
+        return stream
 
     async def _admit(self, scope: Scope) -> Admitted:
         """See from the headers alone whether the request may be answered here."""
@@ -112,12 +135,14 @@ class _App:
             raise HandedOver(admitted)
         if not self._standing.serves(admitted.method):
             raise HandedOver(Handover.SERVER)
+        if admitted.method == "subscriptions/listen" and not admitted.takes_streams:
+            raise HandedOver(Handover.HEADERS)
         name = _single_name(headers, self._largest)
         if admitted.method == "tools/call" and (name is None or self._way.is_plain(name.decode("latin-1"))):
             raise HandedOver(Handover.HEADERS if name is None else Handover.OTHER_METHOD)
         return admitted
 
-    async def _answer(self, admitted: Admitted, data: bytes | None, scope: Scope, send: Send) -> None:
+    async def _answer(self, admitted: Admitted, data: bytes | None, scope: Scope, send: Send) -> Listener | None:
         request = None if data is None else parse_request(data)
         if request is None:
             raise HandedOver(Handover.BODY)
@@ -125,11 +150,15 @@ class _App:
             raise HandedOver(Handover.ENVELOPE)
         caller = modern_caller(admitted.version, request.meta, Headers(raw=scope["headers"]))
         if not (self._standing.makes_spans and is_traced()):
-            await self._serving.serve(request, caller, send)
-            return
+            return await self._serving.serve(request, caller, send)
         with traced(request, admitted.version) as span:
-            await self._serving.serve(request, caller, send)
-            span.end()
+            stream = await self._serving.serve(request, caller, send)
+            if stream is None:
+                span.end()
+            else:
+                # Of a stream, the span is its whole life, as the SDK has it.
+                stream.when_over(span.end)
+        return stream
 
 
 def _single_name(headers: Sequence[tuple[bytes, bytes]], largest: int) -> bytes | None:

@@ -10,16 +10,17 @@ from typing import Any, Final, Protocol, TypeAlias, cast
 from mcp.server import Server
 from mcp.server.runner import modern_error_data
 from mcp.shared.inbound import x_mcp_header_map
-from mcp_types import SERVER_INFO_META_KEY
+from mcp_types import INTERNAL_ERROR, SERVER_INFO_META_KEY, ErrorData
 from starlette.types import Send
 
 from mcp_tasks.adapters.asgi.counts import HandedOver, Handover
+from mcp_tasks.adapters.asgi.listening import Listener, Listeners
 from mcp_tasks.adapters.asgi.wire import RpcRequest, send_error, send_result
 from mcp_tasks.adapters.sdk import request_of
-from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.errors import TasksError
 from mcp_tasks.protocol import Caller, Message, RpcError, TasksProtocol, Texts
+from mcp_tasks.protocol.errors import to_error_data
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 from mcp_tasks.wire.headers import NAME_HEADER
 
@@ -30,6 +31,10 @@ _CALL_PARAMS: Final = frozenset({"name", "arguments", "_meta"})
 
 _ENCODED: Final = "=?base64?"
 """How a name begins that is written in another way. A tool might be called so, and would be taken for another."""
+
+_LISTEN_PARAMS: Final = frozenset({"notifications", "_meta"})
+_TASKS_ALONE: Final = frozenset({"taskIds"})
+"""What a stream is about that is served here: nothing of the SDK's own."""
 
 Launch: TypeAlias = Callable[[], Awaitable[TaskRecord]]
 """Makes a task. Once it has begun, the call is answered by who began it, also with an error: were the call handed over
@@ -43,69 +48,72 @@ class Launches(Protocol):
         """Whether calls of the tool are known not to become tasks. Asked before a call is read."""
         ...
 
-    async def plan(self, caller: Caller, request: TaskRequest) -> Launch | None:
+    def plan(self, caller: Caller, request: TaskRequest) -> Launch | None:
         """How to make the task of this call, if it becomes one at once and whatever its tool does; None for any other
         call. Nothing has been done then."""
         ...
 
 
 class Serving:
-    """Serves the methods for one server."""
+    """Serves the methods for one server.
 
-    def __init__(self, server: Server[Any], protocol: TasksProtocol, launches: Launches) -> None:
+    Args:
+        listeners: Where streams are kept; None if they are all the SDK's.
+    """
+
+    def __init__(
+        self, server: Server[Any], protocol: TasksProtocol, launches: Launches, listeners: Listeners | None
+    ) -> None:
         self._server = server
         self._protocol = protocol
         self._launches = launches
+        self._listeners = listeners
         # As the SDK puts it into every result. It is fixed when a server is made.
         self._meta: Mapping[str, Any] = {SERVER_INFO_META_KEY: server.server_info_stamp}
         self._texts = Texts(self._meta)
         self._schemas: dict[str, tuple[Mapping[str, Any], bool]] = {}
 
-    async def serve(self, request: RpcRequest, caller: Caller, send: Send) -> None:
-        """Answer one request.
+    async def serve(self, request: RpcRequest, caller: Caller, send: Send) -> Listener | None:
+        """Answer one request. If that begins a stream, give it to be seen to its end.
 
         Raises:
             HandedOver: It is for the SDK. Nothing has been sent, and nothing done that would be done twice.
         """
-        match request.method:
-            case "tasks/get":
-                with _refusals_handed_over(request):
-                    text = await self._protocol.get_text(caller, request.params, self._texts)
-                await send_result(send, request.id, text)
-            case "tools/call":
-                await self._call(request, caller, send)
-            case "tasks/update":
-                await self._acknowledge(self._protocol.update, request, caller, send)
-            case "tasks/cancel":
-                await self._acknowledge(self._protocol.cancel, request, caller, send)
-            case _:
-                raise HandedOver(Handover.OTHER_METHOD)
-
-    async def _acknowledge(
-        self,
-        method: Callable[[Caller, JsonObject], Awaitable[Message]],
-        request: RpcRequest,
-        caller: Caller,
-        send: Send,
-    ) -> None:
-        # Handed over after it failed half-way it is done again, which changes nothing: an answer that was taken stays,
-        # and so does a cancellation.
-        with _refusals_handed_over(request):
-            message = await method(caller, request.params)
-        await self._send(request, message, send)
-
-    async def _call(self, request: RpcRequest, caller: Caller, send: Send) -> None:
-        with _refusals_handed_over(request):
-            launch = await self._planned(request, caller)
         try:
-            record = await launch()
+            if request.method == "subscriptions/listen":
+                return await self._listen(request, caller, send)
+            text = await self._answer(request, caller)
+        except _Failed as exc:
+            await send_error(send, request.id, exc.error)
+        else:
+            await send_result(send, request.id, text)
+        return None
+
+    async def _answer(self, request: RpcRequest, caller: Caller) -> bytes:
+        protocol = self._protocol
+        if request.method == "tools/call":
+            return await self._call(request, caller)
+        with _refusals_handed_over(request):
+            match request.method:
+                case "tasks/get":
+                    return await protocol.get_text(caller, request.params, self._texts)
+                case "tasks/update":
+                    return self._encoded(await protocol.update(caller, request.params))
+                case "tasks/cancel":
+                    return self._encoded(await protocol.cancel(caller, request.params))
+                case _:
+                    raise HandedOver(Handover.OTHER_METHOD)
+
+    async def _call(self, request: RpcRequest, caller: Caller) -> bytes:
+        with _refusals_handed_over(request):
+            launch = self._planned(request, caller)
+        try:
+            return self._encoded(self._protocol.created(caller, await launch()))
         except Exception as exc:
             told = to_mcp_error(exc) if isinstance(exc, RpcError | TasksError) else exc
-            await send_error(send, request.id, modern_error_data(told))
-            return
-        await self._send(request, self._protocol.created(caller, record), send)
+            raise _Failed(modern_error_data(told)) from exc
 
-    async def _planned(self, request: RpcRequest, caller: Caller) -> Launch:
+    def _planned(self, request: RpcRequest, caller: Caller) -> Launch:
         name, told = request.params.get("name"), request.params.get("arguments", {})
         if not (request.params.keys() <= _CALL_PARAMS and type(name) is str and type(told) is dict):
             raise HandedOver(Handover.PARAMS)
@@ -114,7 +122,7 @@ class Serving:
         if caller.headers.get(NAME_HEADER) != name or self._has_header_params(name, arguments):
             raise HandedOver(Handover.PARAMS)
         asked = request_of(request.method, request.meta, caller, name=name, arguments=arguments)
-        launch = await self._launches.plan(caller, asked)
+        launch = self._launches.plan(caller, asked)
         if launch is None:
             raise HandedOver(Handover.CALL)
         return launch
@@ -133,21 +141,48 @@ class Serving:
             known = self._schemas[tool] = (schema, bool(x_mcp_header_map(schema)))
         return known[1]
 
-    async def _send(self, request: RpcRequest, message: Message, send: Send) -> None:
+    async def _listen(self, request: RpcRequest, caller: Caller, send: Send) -> Listener:
+        listeners = self._listeners
+        if listeners is None:
+            raise HandedOver(Handover.SERVER)
+        wanted = request.params.get("notifications")
+        if (
+            not request.params.keys() <= _LISTEN_PARAMS
+            or not isinstance(wanted, dict)
+            or cast("dict[str, Any]", wanted).keys() != _TASKS_ALONE
+        ):
+            raise HandedOver(Handover.PARAMS)
+        listeners.require_room()
+        with _refusals_handed_over(request):
+            listening = await self._protocol.listen(caller, request.params)
+        return await listeners.open(listening, request.id, send)
+
+    def _encoded(self, message: Message) -> bytes:
         meta = {**message.fields.get("_meta", {}), **self._meta}
-        stamped = Message(fields={**message.fields, "_meta": meta}, large=message.large)
-        await send_result(send, request.id, stamped.encode())
+        return Message(fields={**message.fields, "_meta": meta}, large=message.large).encode()
+
+
+class _Failed(Exception):
+    """The request is answered with an error, here."""
+
+    def __init__(self, error: ErrorData) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
 @contextmanager
 def _refusals_handed_over(request: RpcRequest) -> Generator[None]:
-    """In here, whatever goes wrong is for the SDK to answer: it asks again, and words the refusal."""
+    """In here, what is refused is for the SDK to answer: it asks again, and words the refusal.
+
+    What fails for a reason of the server's is not asked again: a store that is away would be waited for twice.
+    """
     try:
         yield
     except HandedOver:
         raise
     except (RpcError, TasksError) as exc:
-        raise HandedOver(Handover.REFUSED) from exc
+        error = to_error_data(exc)
+        raise (_Failed(error) if error.code == INTERNAL_ERROR else HandedOver(Handover.REFUSED)) from exc
     except Exception as exc:
         logger.debug("%s was handed over after a failure", request.method, exc_info=True)
         raise HandedOver(Handover.FAILED) from exc

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from mcp.server import Server
 from mcp.server.context import ServerMiddleware
 from mcp.server.request_state import RequestStateBoundary
+from mcp.server.subscriptions import ListenHandler
 
 from mcp_tasks.wire import EXTENSION_ID
 
@@ -36,9 +38,16 @@ class Standing:
         server = self._server
         if server.middleware != self._middleware:
             self._look_at_middleware()
-        if not self._is_known or method in server.cache_hints:
+        entry = server.get_request_handler(method)
+        if entry is None or not self._is_known or method in server.cache_hints:
             return False
-        return method != "tools/call" or server.extensions.keys() <= self._harmless
+        match method:
+            case "tools/call":
+                return server.extensions.keys() <= self._harmless
+            case "subscriptions/listen":
+                return type(entry.handler) is ListenHandler
+            case _:
+                return _is_ours(entry.handler)
 
     def _look_at_middleware(self) -> None:
         self._middleware = list(self._server.middleware)
@@ -46,7 +55,7 @@ class Standing:
         self.makes_spans = any(type(each) in self._tracing for each in self._middleware)
 
 
-def _is_ours(middleware: ServerMiddleware[Any]) -> bool:
+def _is_ours(each: Callable[..., Any]) -> bool:
     """Whether it is of this package: then what it does to a request is done here as well, or not needed."""
-    function: object = getattr(middleware, "__func__", middleware)
+    function: object = getattr(each, "__func__", each)
     return getattr(function, "__module__", "").partition(".")[0] == _OURS
