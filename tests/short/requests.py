@@ -221,7 +221,7 @@ _PLAIN_CALLS = st.one_of(
     st.builds(_call_without, st.sampled_from(TOOLS)), st.builds(_call, st.sampled_from(TOOLS), st.just({"value": 1}))
 )
 _MORE: Final[Sequence[Mapping[str, Any]]] = (
-    *({}, {}, {}),
+    *({}, {}, {}, {}, {}, {}, {}, {}),
     {"toolsListChanged": True},
     {"toolsListChanged": False},
     {"resourceSubscriptions": []},
