@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_tasks.adapters.asgi.admission import Admitted, EnvelopeCheck, HeaderCheck
-from mcp_tasks.adapters.asgi.body import read_body
+from mcp_tasks.adapters.asgi.body import LARGEST, read_body
 from mcp_tasks.adapters.asgi.counts import Counts, HandedOver, Handover
 from mcp_tasks.adapters.asgi.listening import MOST_LISTENERS, Listener, Listeners
 from mcp_tasks.adapters.asgi.serving import Launches, Serving
@@ -24,6 +24,8 @@ from mcp_tasks.wire.headers import NAME_HEADER
 
 _NAME: Final = NAME_HEADER.encode()
 _PARAM: Final = b"mcp-param-"
+_DIGITS: Final = 20
+"""More than the length of any body has."""
 
 
 class ShortWay:
@@ -91,6 +93,8 @@ class _App:
     ) -> None:
         self._app = app
         self._headers = HeaderCheck(manager)
+        # What the SDK refuses for its size is not answered here either.
+        self._largest = min(LARGEST, manager.max_request_body_size)
         self._envelopes = EnvelopeCheck()
         self._standing = standing
         self._serving = serving
@@ -107,7 +111,7 @@ class _App:
         stream: Listener | None = None
         try:
             admitted = await self._admit(scope)
-            body = await read_body(receive)
+            body = await read_body(receive, self._largest)
             receive = body.replay
             stream = await self._answer(admitted, body.data, scope, send)
         except HandedOver as exc:
@@ -133,7 +137,7 @@ class _App:
             raise HandedOver(Handover.SERVER)
         if admitted.method == "subscriptions/listen" and not admitted.takes_streams:
             raise HandedOver(Handover.HEADERS)
-        name = _single_name(headers)
+        name = _single_name(headers, self._largest)
         if admitted.method == "tools/call" and (name is None or self._way.is_plain(name.decode("latin-1"))):
             raise HandedOver(Handover.HEADERS if name is None else Handover.OTHER_METHOD)
         return admitted
@@ -157,11 +161,12 @@ class _App:
         return stream
 
 
-def _single_name(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
+def _single_name(headers: Sequence[tuple[bytes, bytes]], largest: int) -> bytes | None:
     """What is named in the headers, if anything.
 
     Raises:
-        HandedOver: There is a header that is rare, or one twice that readers would disagree about.
+        HandedOver: There is a header that is rare, or one twice that readers would disagree about, or one that says
+            that the body is large.
     """
     name: bytes | None = None
     for header, value in headers:
@@ -169,6 +174,9 @@ def _single_name(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
             if name is not None:
                 raise HandedOver(Handover.HEADERS)
             name = value
+        elif header == b"content-length":
+            if not (value.isdigit() and len(value) <= _DIGITS and int(value) <= largest):
+                raise HandedOver(Handover.HEADERS)
         elif header == b"transfer-encoding" or header.startswith(_PARAM):
             raise HandedOver(Handover.HEADERS)
     return name

@@ -28,6 +28,9 @@ logger: Final = logging.getLogger(__name__)
 _CALL_PARAMS: Final = frozenset({"name", "arguments", "_meta"})
 """What a plain call has. With anything else it may be one of several requests, or asks for something rare."""
 
+_ENCODED: Final = "=?base64?"
+"""How a name begins that is written in another way. A tool might be called so, and would be taken for another."""
+
 _LISTEN_PARAMS: Final = frozenset({"notifications", "_meta"})
 _TASKS_ALONE: Final = frozenset({"taskIds"})
 """What a stream is about that is served here: nothing of the SDK's own."""
