@@ -28,7 +28,7 @@ from mcp_tasks.protocol import Listening, Message
 logger: Final = logging.getLogger(__name__)
 
 MOST_LISTENERS: Final = 10_000
-"""Streams at a time, unless the author says otherwise: some 250 MB of memory."""
+"""Streams at a time, unless the author says otherwise: some 170 MB of memory."""
 
 KEEP_ALIVE: Final = 15.0
 """Seconds of silence after which a stream is given a comment, as the SDK does: proxies close what is silent."""
