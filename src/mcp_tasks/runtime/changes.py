@@ -7,6 +7,7 @@ run of the task, if it is at work in this process, listeners and other processes
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Final
@@ -52,7 +53,9 @@ class Changes:
         self._observers = observers
         self._saw = saw
         self._origin = origin
-        self._written: dict[str, int] = {}
+        # Not a dict: finding the first of one from which many were taken takes the longer the more there were.
+        self._written: OrderedDict[str, int] = OrderedDict()
+        self._being_written: dict[str, int] = {}
         self._is_over = False
 
     def end(self) -> None:
@@ -71,9 +74,10 @@ class Changes:
     ) -> TaskRecord:
         """Keep a new task to which `events` have happened already; or the task that stands under the key."""
         history = _apply(record, events, record.created_at)
+        # Before it is written: a look at the store may find it there before this goes on. No other has such an id.
+        self._remember(history[-1])
         created = await self._store.create(history[-1], request, key=key, key_until_end=key_until_end, handing=handing)
         if created.id == record.id:
-            self._remember(created)
             self._observe(None, TaskCreated(), record, actor)
             self._observe_all(history, events, actor)
             if handing is None and created.is_queued(self._now()):
@@ -103,7 +107,13 @@ class Changes:
         history = _apply(record, events, self._now())
         changed = history[-1]
         if changed is not record:
-            await self._store.save(changed, expected=record.version, entries=entries, outcome=outcome, limits=limits)
+            self._being_written[record.id] = changed.version
+            try:
+                await self._store.save(
+                    changed, expected=record.version, entries=entries, outcome=outcome, limits=limits
+                )
+            finally:
+                self._being_written.pop(record.id, None)
             self._remember(changed)
             self._saw(changed)
             self._observe_all(history, events, actor)
@@ -154,6 +164,16 @@ class Changes:
         if record is not None:
             self._observe(record, TaskDeleted(), None, actor)
 
+    async def forget_expired(self, *, limit: int, actor: Actor) -> int:
+        """Forget some tasks whose time after the end is over; how many."""
+        told = self._observers.want(TaskDeleted)
+        forgotten = await self._store.forget_expired(self._now(), limit=limit, records=told)
+        for task in forgotten:
+            # Of what cannot be read there is no record to be shown.
+            if task.record is not None:
+                self._observe(task.record, TaskDeleted(), None, actor)
+        return len(forgotten)
+
     async def _last_seen(self, task_id: str) -> TaskRecord | None:
         try:
             return await self._store.get(task_id)
@@ -162,18 +182,19 @@ class Changes:
             return None
 
     def wrote(self, hint: Hint) -> bool:
-        """Whether the change was made here, or one after it, as far as is remembered.
+        """Whether the change was made here, or one after it, as far as is remembered; or is just being made here.
 
-        A store that finds changes by looking gives a process hints of its own changes too.
+        A store that finds changes by looking gives a process hints of its own changes too, and may see one before the
+        process has been told that it is made. If another's change was first after all, whoever makes ours is told so.
         """
-        return hint.version <= self._written.get(hint.task_id, 0)
+        return hint.version <= max(self._written.get(hint.task_id, 0), self._being_written.get(hint.task_id, 0))
 
     def _remember(self, record: TaskRecord) -> None:
         # Newest last, so that the one that is forgotten is the one whose hint has long come.
-        self._written.pop(record.id, None)
         self._written[record.id] = record.version
+        self._written.move_to_end(record.id)
         if len(self._written) > MAX_REMEMBERED:
-            del self._written[next(iter(self._written))]
+            self._written.popitem(last=False)
 
     def _observe_all(self, history: Sequence[TaskRecord], events: Sequence[Event], actor: Actor) -> None:
         for before, event, after in zip(history, events, history[1:], strict=False):

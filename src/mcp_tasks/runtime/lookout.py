@@ -97,16 +97,20 @@ class Lookout:
                 starting.cancel()
 
     async def _hear(self, hint: Hint, unseen: MemoryObjectSendStream[str]) -> None:
+        if self._runtime.changes.wrote(hint):
+            # Runs and listeners of this process were told then, or are about to be.
+            return
         self._runtime.hints.put(hint)
         run = self._runtime.run_of(hint.task_id)
         if run is None:
             self._consider(hint, unseen)
-        elif hint.version > run.record.version:
+        elif hint.version > run.record.version and not run.recording.is_writing:
+            # A run that writes hears of it by that: either the change is its own, or it loses against it and reads it.
             await self._refresh(run)
 
     def _consider(self, hint: Hint, unseen: MemoryObjectSendStream[str]) -> None:
         """Have a task looked at that another process may have queued, if it could be started here."""
-        if self._could_start(hint.task_id) and not self._runtime.changes.wrote(hint):
+        if self._could_start(hint.task_id):
             with contextlib.suppress(anyio.WouldBlock):
                 unseen.send_nowait(hint.task_id)
 

@@ -9,7 +9,6 @@ from typing import Any, Final, Protocol, TypeAlias, cast
 
 from mcp.server import Server
 from mcp.server.runner import modern_error_data
-from mcp.server.subscriptions import ListenHandler
 from mcp.shared.inbound import x_mcp_header_map
 from mcp_types import INTERNAL_ERROR, SERVER_INFO_META_KEY, ErrorData
 from starlette.types import Send
@@ -140,8 +139,8 @@ class Serving:
         return known[1]
 
     async def _listen(self, request: RpcRequest, caller: Caller, send: Send) -> Listener:
-        listeners, handler = self._listeners, self._server.get_request_handler("subscriptions/listen")
-        if listeners is None or handler is None or not isinstance(handler.handler, ListenHandler):
+        listeners = self._listeners
+        if listeners is None:
             raise HandedOver(Handover.SERVER)
         wanted = request.params.get("notifications")
         if (

@@ -9,17 +9,13 @@ from itertools import islice
 from typing import Final
 
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.stores.base import Hint, IdPage, Whose
+from mcp_tasks.stores.base import IdPage, Whose
 from mcp_tasks.stores.columns import decode_cursor, encode_cursor, to_micros
 from mcp_tasks.stores.redis import names
 from mcp_tasks.stores.redis.connection import Argument, Connection
 from mcp_tasks.stores.redis.names import PLACE, from_bytes, place, to_bytes
-from mcp_tasks.stores.redis.writes import Row
+from mcp_tasks.stores.redis.writes import LOOKS, Row
 from mcp_tasks.stores.shares import Share
-
-LOOKS: Final = 1_000
-"""Tasks beyond those asked for that one look passes over, because they have expired or are gone: nothing else runs on
-the server meanwhile."""
 
 AT_ONCE: Final = 1_000
 """Ids in one script."""
@@ -70,13 +66,6 @@ class Reads:
         members: list[bytes] = list(islice(merge(*found), limit + 1))
         ids = [from_bytes(member[PLACE:]) for member in members[:limit]]
         return IdPage(ids=ids, cursor=_cursor(members[limit - 1]) if len(members) > limit > 0 else None)
-
-    async def expired(self, now: datetime, limit: int) -> Sequence[Hint]:
-        """Id and version of tasks that have expired."""
-        found = await self._connection.run("expired", place(to_micros(now) + 1), limit, limit + LOOKS)
-        return [
-            Hint(from_bytes(task_id), int(version)) for task_id, version in zip(found[::2], found[1::2], strict=True)
-        ]
 
     async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
         """The version of each of these tasks."""
