@@ -127,7 +127,7 @@ class Tasks(LocalCalls, Working, Extension):
             known already, and stands above it.
         short_way: Whether polls, calls that become tasks and the like are answered before the SDK's own handling of a
             request, over Streamable HTTP. The answers are the same, and cost a fraction.
-        max_listeners: How many streams of `subscriptions/listen` a process serves in that way at a time, at some 25 KiB
+        max_listeners: How many streams of `subscriptions/listen` a process serves in that way at a time, at some 17 KiB
             each. Those beyond it are left to the SDK, which has a limit of its own: 1,024.
 
     Raises:
