@@ -14,7 +14,7 @@ Rules of this file:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeAlias
 
@@ -259,7 +259,7 @@ def apply(record: TaskRecord, event: Event, now: datetime) -> TaskRecord:
     if fields is None:
         return record
     updated_at = max(now, record.updated_at) if rule.visible else record.updated_at
-    return replace(record, version=record.version + 1, updated_at=updated_at, **fields)
+    return record.but(version=record.version + 1, updated_at=updated_at, **fields)
 
 
 def _check_attempt(record: TaskRecord, event: Event) -> None:

@@ -13,7 +13,7 @@ import gc
 import inspect
 from collections.abc import Iterator
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 _WAITING_FOR_TASKS = frozenset(
     {
@@ -41,7 +41,7 @@ class Branches:
         self._mark = mark
         self._value = value
         self._own: asyncio.Task[Any] | None = None
-        self._known: WeakSet[asyncio.Task[Any]] = WeakSet()
+        self._known: set[asyncio.Task[Any]] = set()
         self._in_our_hands: set[asyncio.Task[Any]] = set()
         self._rested = asyncio.Event()
         self._giving_up: set[asyncio.Task[Any]] = set()
@@ -149,6 +149,7 @@ class Branches:
             task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._known.discard(task)
         if task.cancelled():
             self.cancelled += 1
 

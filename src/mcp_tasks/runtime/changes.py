@@ -7,6 +7,7 @@ run of the task, if it is at work in this process, listeners and other processes
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Final
@@ -52,7 +53,8 @@ class Changes:
         self._observers = observers
         self._saw = saw
         self._origin = origin
-        self._written: dict[str, int] = {}
+        # Not a dict: finding the first of one from which many were taken takes the longer the more there were.
+        self._written: OrderedDict[str, int] = OrderedDict()
         self._is_over = False
 
     def end(self) -> None:
@@ -71,9 +73,10 @@ class Changes:
     ) -> TaskRecord:
         """Keep a new task to which `events` have happened already; or the task that stands under the key."""
         history = _apply(record, events, record.created_at)
+        # Before it is written: a look at the store may find it there before this goes on. No other has such an id.
+        self._remember(history[-1])
         created = await self._store.create(history[-1], request, key=key, key_until_end=key_until_end, handing=handing)
         if created.id == record.id:
-            self._remember(created)
             self._observe(None, TaskCreated(), record, actor)
             self._observe_all(history, events, actor)
             if handing is None and created.is_queued(self._now()):
@@ -180,10 +183,10 @@ class Changes:
 
     def _remember(self, record: TaskRecord) -> None:
         # Newest last, so that the one that is forgotten is the one whose hint has long come.
-        self._written.pop(record.id, None)
         self._written[record.id] = record.version
+        self._written.move_to_end(record.id)
         if len(self._written) > MAX_REMEMBERED:
-            del self._written[next(iter(self._written))]
+            self._written.popitem(last=False)
 
     def _observe_all(self, history: Sequence[TaskRecord], events: Sequence[Event], actor: Actor) -> None:
         for before, event, after in zip(history, events, history[1:], strict=False):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from mcp_tasks.core.actor import Actor
-from mcp_tasks.core.events import RunReleased, RunStarted, RunStartedOver, TrialPassed
+from mcp_tasks.core.events import RunStarted, RunStartedOver, TrialPassed
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.engines.base import Slot
@@ -87,13 +87,13 @@ class Claims:
         self._trials = Trials(runtime.settings.trial_duration)
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._calls: set[asyncio.Task[None]] = set()
-        self._made: dict[str, tuple[TaskRecord, TaskRequest]] = {}
+        self._made: dict[str, tuple[TaskRecord, TaskRequest, ToolPolicy]] = {}
         self._crowded_out = CrowdedOut()
         self._together = runtime.store if isinstance(runtime.store, ReadsTogether) else None
 
-    def add_made(self, record: TaskRecord, request: TaskRequest) -> None:
+    def add_made(self, record: TaskRecord, request: TaskRequest, policy: ToolPolicy) -> None:
         """A task that was made as claimed, and is about to be run."""
-        self._made[record.id] = record, request
+        self._made[record.id] = record, request, policy
 
     def has_made(self, task_id: str) -> bool:
         """Whether the task is about to be run for the first time."""
@@ -105,10 +105,9 @@ class Claims:
 
     async def claim(self, task_id: str, slot: Slot) -> Run | None:
         """A run of the task, if it is there to be run."""
-        if task_id in self._made:
-            policy = await self._policy_of_made(self._made[task_id][0])
-            if (made := self._made.pop(task_id, None)) is not None:
-                return self._run(*made, slot, policy or ToolPolicy(), Replay())
+        if (made := self._made.pop(task_id, None)) is not None:
+            record, request, policy = made
+            return self._run(record, request, slot, policy, Replay())
         runtime = self._runtime
         record, request = await self._look(task_id)
         if record is None or record.namespace != runtime.namespace or not record.is_queued(runtime.now()):
@@ -145,7 +144,7 @@ class Claims:
         made = self._made.pop(record.id, None)
         if made is not None and record.worker == self._runtime.worker:
             # Still ours to begin. Looked up again it would seem to be at work, and nobody would ever begin it.
-            self._made[record.id] = record, made[1]
+            self._made[record.id] = record, *made[1:]
         if record.trial is None:
             self._trials.passed(record.id)
             self._call(self._trials.called())
@@ -241,15 +240,6 @@ class Claims:
         if policy is None:
             runtime.janitor.troubles.note_missing_tool(record.name)
         return policy
-
-    async def _policy_of_made(self, record: TaskRecord) -> ToolPolicy | None:
-        try:
-            return await self._runtime.policy(record.method, record.name)
-        except Exception:
-            # It never began, so it is queued as if it had not been claimed.
-            released = RunReleased(attempt=record.attempt, begun=False)
-            await self._runtime.changes.change(record, released, actor=self._actor)
-            raise
 
     async def _replay_of(self, record: TaskRecord, change: JournalEntry | None) -> Replay | None:
         """What earlier runs recorded, and this one does with its claim; None if it cannot be read."""

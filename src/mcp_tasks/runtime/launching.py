@@ -62,6 +62,7 @@ class Launching:
         runtime = self._runtime
         now = runtime.now()
         policy = await self._policy_of(request)
+        treated = policy or ToolPolicy()
         record = TaskRecord(
             id=task_id or self._new_id(),
             owner=owner,
@@ -74,26 +75,27 @@ class Launching:
             announced=announced,
             session=session,
             parent=parent,
-            queue=policy.queue,
-            priority=policy.priority,
+            queue=treated.queue,
+            priority=treated.priority,
             namespace=runtime.namespace,
         )
         create = partial(runtime.changes.create, actor=Actor("client", owner), key=key, key_until_end=key_until_end)
-        slot = self._reserve(policy)
+        slot = None if policy is None else self._reserve(policy)
         if slot is not None:
-            return await self._start_in(slot, record, request, policy, create)
+            return await self._start_in(slot, record, request, treated, create)
         handing = runtime.dispatch.handing(record)
         created = await create(record, request, handing=handing)
         if created.id == record.id:
             await runtime.dispatch.created(created, handing)
         return created
 
-    async def _policy_of(self, request: TaskRequest) -> ToolPolicy:
+    async def _policy_of(self, request: TaskRequest) -> ToolPolicy | None:
+        """How the tool is treated; None if that could not be looked up."""
         try:
             return await self._runtime.policy(request.method, request.name) or ToolPolicy()
         except Exception:
-            # Whoever claims the task asks again, and says what is wrong.
-            return ToolPolicy()
+            # The task is queued. Whoever claims it asks again, and says what is wrong.
+            return None
 
     def _reserve(self, policy: ToolPolicy) -> ReservedSlot | None:
         runtime = self._runtime
@@ -127,7 +129,7 @@ class Launching:
         if created.id != record.id:
             slot.release()
             return created
-        runtime.claims.add_made(created, request)
+        runtime.claims.add_made(created, request, policy)
         if not slot.start(created.id):
             # The server stops. The tool never began, so the next process may simply start it.
             runtime.claims.forget_made(created.id)

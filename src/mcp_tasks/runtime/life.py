@@ -78,10 +78,8 @@ class Life:
 
     def __init__(self) -> None:
         self.state: State = State.STARTING
-        self.over: asyncio.Event = asyncio.Event()
-        """Set once what the tool says does not count any more."""
-        self._decided = asyncio.Event()
-        self._decided.set()
+        self._over: asyncio.Event | None = None
+        self._decided: asyncio.Event | None = None
 
     def take(self, turn: Turn) -> bool:
         """Let it happen; False, and nothing changes, if it cannot any more."""
@@ -90,16 +88,26 @@ class Life:
             return False
         self.state = following
         if following is State.PARKING:
-            self._decided.clear()
-        else:
+            self._decided = asyncio.Event()
+        elif self._decided is not None:
             self._decided.set()
-        if not self.counts:
-            self.over.set()
+        if self._over is not None and not self.counts:
+            self._over.set()
         return True
+
+    @property
+    def over(self) -> asyncio.Event:
+        """Set once what the tool says does not count any more."""
+        if self._over is None:
+            self._over = asyncio.Event()
+            if not self.counts:
+                self._over.set()
+        return self._over
 
     async def parking_decided(self) -> None:
         """Return when the run is not between staying and leaving."""
-        await self._decided.wait()
+        if self._decided is not None:
+            await self._decided.wait()
 
     @property
     def counts(self) -> bool:

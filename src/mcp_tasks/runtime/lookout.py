@@ -101,7 +101,8 @@ class Lookout:
         run = self._runtime.run_of(hint.task_id)
         if run is None:
             self._consider(hint, unseen)
-        elif hint.version > run.record.version:
+        elif hint.version > run.record.version and not run.recording.is_writing:
+            # A run that writes hears of it by that: either the change is its own, or it loses against it and reads it.
             await self._refresh(run)
 
     def _consider(self, hint: Hint, unseen: MemoryObjectSendStream[str]) -> None:

@@ -37,9 +37,12 @@ class Recording:
     def __init__(self, run: Run, host: Host) -> None:
         self._run = run
         self._host = host
-        self._tool = Actor("run", host.worker)
-        self._process = Actor("worker", host.worker)
         self._writing = asyncio.Lock()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether something is on its way to the store."""
+        return self._writing.locked()
 
     async def record(
         self, *events: Event, entries: Sequence[JournalEntry] = (), outcome: Outcome | None = None
@@ -64,7 +67,7 @@ class Recording:
 
     async def write_leaving(self, *events: Event, outcome: Outcome | None = None) -> bool:
         """The same for what the process does with the run: park it, or give it up."""
-        return await self._write(Write(events=events, actor=self._process, outcome=outcome))
+        return await self._write(Write(events=events, actor=Actor("worker", self._host.worker), outcome=outcome))
 
     @asynccontextmanager
     async def giving_up(self, result: ResultId) -> AsyncGenerator[None]:
@@ -96,7 +99,7 @@ class Recording:
     def _by_tool(
         self, events: Sequence[Event], entries: Sequence[JournalEntry] = (), outcome: Outcome | None = None
     ) -> Write:
-        return Write(events=events, actor=self._tool, entries=entries, outcome=outcome)
+        return Write(events=events, actor=Actor("run", self._host.worker), entries=entries, outcome=outcome)
 
     async def _finish(self, writing: Coroutine[Any, Any, bool]) -> None:
         if not await uncancelled(writing, context=self._run.outside()):

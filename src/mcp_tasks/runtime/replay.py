@@ -8,7 +8,7 @@ order. What the tool was handed (the ends of steps, questions and timers) has an
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -98,13 +98,13 @@ class Replay:
         """What the tool was handed, in the order in which it was."""
         self.begun: dict[ResultId, Mapping[str, Any]] = {}
         """Questions and timers that the tool came to and had not been handed the end of."""
-        self._given_up: Counter[ResultId] = Counter()
+        self._given_up: dict[ResultId, int] = defaultdict(int)
         self._asks: dict[str, list[Ask]] = {}
         self._asked = 0
         self._keys: set[str] = set()
         self._timers: dict[str, datetime] = {}
-        self._met: Counter[str] = Counter()
-        self._came: Counter[str] = Counter()
+        self._met: dict[str, int] = defaultdict(int)
+        self._came: dict[str, int] = defaultdict(int)
         self._steps: set[str] = set()
         self.recorded_with: dict[ResultId, str | None] = {}
         """Of what another version of the tool recorded, which version it was."""
@@ -114,6 +114,8 @@ class Replay:
         """Steps that an earlier run began and did not end, as far as something happened in them."""
         self.read_up_to: int = max((entry.number for entry in entries), default=0)
         """The number of the last entry of the journal that has been read."""
+        if not entries:
+            return
         for entry in self._of_open_steps(self._since_start(entries)):
             self._add(entry)
         for result in list(self.begun):

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any, Final, NoReturn, TypeAlias
 
 import anyio
@@ -87,31 +87,22 @@ class Run:
         self.branches: Branches = Branches(current_run, self)
         # Taken before the tool's context is entered: what runs in it is not a branch of the tool.
         self._context = contextvars.copy_context()
-        self.deliveries: Deliveries = Deliveries(
-            replay.results,
-            replay.begun,
-            self.branches,
-            self._context,
-            self._refuse,
-            recorded_with=replay.recorded_with,
-            version=policy.version,
-        )
         self.rest: Rest = Rest(self.life, slot, self.branches, host.parking.room, self._context)
         self.recording: Recording = Recording(self, host)
         self.leaving: Leaving = Leaving(self, host)
         self.now: Callable[[], datetime] = host.now
         self.alarms: Alarms = host.alarms
-        self.children: Children = Children(self, starts_over=replay.starts_over)
-        self.stopped: asyncio.Event = asyncio.Event()
+        self.is_cancelled: bool = False
+        """Whether the work should stop. Also for the thread of a sync tool."""
+        self._replay = replay
         self._host = host
-        self._questions = Questions(self, replay)
-        self._timers = Timers(self, replay)
-        self._steps = Steps(self, replay)
-        self._progress = ProgressThrottle(self._write_progress, host.settings.progress_interval)
         self._scope = anyio.CancelScope()
-        self._cancelled = threading.Event()
-        self._helpers = Helpers(record.id)
         self._verdict: Failure | None = None
+        # Parts that a tool which just returns has no use for: most do, and each run would pay for them.
+        self._deliveries: Deliveries | None = None
+        self._questions: Questions | None = None
+        self._progress: ProgressThrottle | None = None
+        self._helpers: Helpers | None = None
 
     async def execute(self, body: Body) -> None:
         """Run the tool and write down how it ended."""
@@ -129,9 +120,40 @@ class Run:
             self._clear_up()
 
     @property
-    def is_cancelled(self) -> bool:
-        """Whether the work should stop. Also for the thread of a sync tool."""
-        return self._cancelled.is_set()
+    def deliveries(self) -> Deliveries:
+        """In which order the tool learns of things."""
+        if self._deliveries is None:
+            self._deliveries = Deliveries(
+                self._replay.results,
+                self._replay.begun,
+                self.branches,
+                self._context,
+                self._refuse,
+                recorded_with=self._replay.recorded_with,
+                version=self.policy.version,
+            )
+        return self._deliveries
+
+    @cached_property
+    def children(self) -> Children:
+        """The tasks that it starts, and waits for."""
+        return Children(self, starts_over=self._replay.starts_over)
+
+    @cached_property
+    def stopped(self) -> asyncio.Event:
+        """Set once the work should stop."""
+        stopped = asyncio.Event()
+        if self.is_cancelled:
+            stopped.set()
+        return stopped
+
+    @cached_property
+    def _timers(self) -> Timers:
+        return Timers(self, self._replay)
+
+    @cached_property
+    def _steps(self) -> Steps:
+        return Steps(self, self._replay)
 
     @property
     def place(self) -> Place:
@@ -147,17 +169,19 @@ class Run:
 
     async def report(self, progress: Progress) -> None:
         """Keep the newest progress; it reaches the store at once or a moment later, never per call."""
+        if self._progress is None:
+            self._progress = ProgressThrottle(self._write_progress, self._host.settings.progress_interval)
         if self._progress.put(progress):
             self.help(self._progress.flush())
         await anyio.lowlevel.checkpoint()
 
     async def ask(self, request: InputRequest, asking: Asking | None = None) -> JsonValue:
         """Put a question to the client and wait for the answer, however long it takes."""
-        return await self._questions.ask(request, asking or asking_now())
+        return await self._asked().ask(request, asking or asking_now())
 
     async def ask_all(self, requests: Mapping[str, InputRequest]) -> dict[str, JsonValue]:
         """Put several questions together and wait for all answers, under the caller's own labels."""
-        answers = await self._questions.ask_all(list(requests.values()))
+        answers = await self._asked().ask_all(list(requests.values()))
         await anyio.lowlevel.checkpoint()
         return dict(zip(requests, answers, strict=True))
 
@@ -206,7 +230,7 @@ class Run:
         self.record = record
         if record.is_final or record.attempt != self.attempt or record.worker is None:
             self.stop()
-        else:
+        elif self._questions is not None:
             self._questions.look(record)
 
     def stop(self) -> None:
@@ -223,7 +247,7 @@ class Run:
         if not self.life.take(Turn.JUDGED):
             return
         self._verdict = Failure(self._host.describe(verdict), verdict.reason)
-        self._cancelled.set()
+        self.is_cancelled = True
         # Written at once, and not when the body has ended: a thread may take its time to notice.
         await self._finish(self._verdict)
         self._cancel()
@@ -242,7 +266,8 @@ class Run:
     def may_park(self, branches: set[asyncio.Task[Any]]) -> bool:
         """Whether the run only waits, given the asyncio tasks that belong to it. One that nobody was told of yet stays:
         if that does not change, it is to be ended."""
-        alone = branches <= {self.branches.own} and not self.rest.in_steps and not self._questions.is_writing
+        is_writing = self._questions is not None and self._questions.is_writing
+        alone = branches <= {self.branches.own} and not self.rest.in_steps and not is_writing
         return self.leaving.is_possible and alone and self.record.announced
 
     async def park(self) -> None:
@@ -276,11 +301,18 @@ class Run:
 
     def help(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something beside the tool, until the run is over."""
+        if self._helpers is None:
+            self._helpers = Helpers(self.record.id)
         return self._helpers.start(work, self.outside())
+
+    def _asked(self) -> Questions:
+        if self._questions is None:
+            self._questions = Questions(self, self._replay)
+        return self._questions
 
     def reported(self) -> list[Event]:
         """Progress that had no time to be written: it goes along, in one write."""
-        progress = self._progress.take()
+        progress = None if self._progress is None else self._progress.take()
         return [] if progress is None else [self._progress_event(progress)]
 
     def _progress_event(self, progress: Progress) -> Event:
@@ -336,7 +368,7 @@ class Run:
         self.help(self.judge(mismatch))
 
     def _cancel(self) -> None:
-        self._cancelled.set()
+        self.is_cancelled = True
         self.stopped.set()
         self._scope.cancel()
         # The scope does not reach a branch of its own making, nor a question of a thread that a step waits for.
@@ -346,8 +378,10 @@ class Run:
         self.life.take(Turn.ENDED)
         self.leaving.stay()
         self.rest.end()
-        self.deliveries.close()
-        self._helpers.cancel()
+        if self._deliveries is not None:
+            self._deliveries.close()
+        if self._helpers is not None:
+            self._helpers.cancel()
         self.branches.cancel_leftovers()
 
 

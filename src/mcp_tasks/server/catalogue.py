@@ -28,6 +28,7 @@ class Catalogue:
         self.marks: Marks = Marks(default)
         self.reads: Reads = Reads(default)
         self._host: ToolHost | None = None
+        self._policies: dict[str, tuple[ServedTool, ToolPolicy]] = {}
 
     async def open(self, host: ToolHost) -> None:
         """Take the tools of a server that is about to start, and warn of marks that belong to none of them."""
@@ -81,10 +82,20 @@ class Catalogue:
         if method != "tools/call":
             read = await self.read(method, name)
             return None if read is None else read.policy(self.usual)
-        if self.marks.find(name) is None and self._host is not None:
+        listed = self.marks.find(name)
+        known = self._policies.get(name)
+        if known is not None and known[0] is listed:
+            return known[1]
+        if listed is None and self._host is not None:
             await self._list_tools(self._host)
         tool = await self.tool(name)
-        return None if tool is None else tool.policy(self.usual)
+        if tool is None:
+            return None
+        policy = tool.policy(self.usual)
+        if (listed := self.marks.find(name)) is not None:
+            # Made once for as long as the tools are what they are: it is asked for on every call.
+            self._policies[name] = listed, policy
+        return policy
 
     async def read(self, method: str, name: str) -> ServedRead | None:
         """The prompt of that name, or the resource of that URI; None if the server is known to have none."""
@@ -95,6 +106,7 @@ class Catalogue:
     async def _list_tools(self, host: ToolHost) -> bool:
         """Look at the tools anew; whether there are any."""
         tools = await host.tools()
+        self._policies.clear()
         if host.publishes_schemas:
             self.marks.serve(tools)
         else:

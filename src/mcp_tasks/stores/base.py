@@ -152,8 +152,11 @@ class Store(Protocol):
         key: str | None = None,
         key_until_end: bool = False,
         handing: Handing | None = None,
+        outcome: Outcome | None = None,
     ) -> TaskRecord:
         """Keep a new task with its request, and return it.
+
+        With an `outcome` it has ended already: all three are kept, or nothing is.
 
         With `handing` it is marked as handed out if it is queued and within the share, and `handing` is told. Where the
         task that stands under the key is returned, nothing is handed out.

@@ -77,6 +77,7 @@ class MemoryStore:
         key: str | None = None,
         key_until_end: bool = False,
         handing: Handing | None = None,
+        outcome: Outcome | None = None,
     ) -> TaskRecord:
         """Keep a new task, unless one stands under its key."""
         if handing is not None:
@@ -96,6 +97,8 @@ class MemoryStore:
         self._put(record)
         self._requests[record.id] = encoded
         self._journals[record.id] = []
+        if outcome is not None:
+            self._outcomes[record.id] = outcome
         if under is not None:
             self._keys[under] = record.id
             self._key_of[record.id] = under

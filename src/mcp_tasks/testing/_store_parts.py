@@ -12,9 +12,10 @@ from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import ValueNotStorable, VersionConflict
+from mcp_tasks.errors import TaskExists, ValueNotStorable, VersionConflict
 from mcp_tasks.stores.base import Store
 from mcp_tasks.testing._store_tests import ANY_VALUE, REQUEST, StoreTests, entries_of
+from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.records import make_record, make_request
 
 ANSWER = JournalEntry(kind="answer", key="q1", value={"action": "accept", "content": {"ok": True}})
@@ -92,6 +93,22 @@ class PartTests(StoreTests):
         assert await store.outcome(other.id) is None
         await store.save(ended(other), expected=1, outcome=Outcome(body=b'{"code":-32603,"message":"broken"}'))
         assert await store.outcome(other.id) == Outcome(body=b'{"code":-32603,"message":"broken"}', meta=None)
+
+    async def test_a_task_may_be_created_as_ended_with_its_outcome(self, store: Store) -> None:
+        for outcome in (RESULT, Outcome(body=b'{"code":-32603,"message":"broken"}')):
+            record = ended(make_record(), finished_at=NOON)
+            assert await store.create(record, FULL_REQUEST, outcome=outcome) == record
+            assert await store.get(record.id) == record
+            assert (await store.request(record.id), await store.outcome(record.id)) == (FULL_REQUEST, outcome)
+            with pytest.raises(TaskExists):
+                await store.create(record, FULL_REQUEST, outcome=Outcome(body=b"{}"))
+            assert await store.outcome(record.id) == outcome
+
+    async def test_a_task_that_stands_under_a_key_keeps_its_own_outcome(self, store: Store) -> None:
+        standing, late = make_record(), ended(make_record(), finished_at=NOON)
+        await store.create(standing, REQUEST, key="once")
+        assert (await store.create(late, REQUEST, key="once", outcome=RESULT)).id == standing.id
+        assert (await store.outcome(standing.id), await store.outcome(late.id)) == (None, None)
 
     async def test_an_outcome_is_kept_byte_by_byte(self, store: Store) -> None:
         # Nothing of it is parsed, so its spaces and escapes are still there.

@@ -1,4 +1,4 @@
-"""Making a task: its row, its request, what stands under its key, and its job.
+"""Making a task: its row, its request, its outcome if it has ended, what stands under its key, and its job.
 
 One round trip makes a task or finds the one under its key; with a job that is written beside it, two. One more where a
 task under the key has to give way first.
@@ -14,7 +14,7 @@ from typing import Final
 
 import psycopg
 
-from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.core.statement import Statement
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskExists
@@ -42,7 +42,12 @@ task AS (
     INSERT INTO mcp_tasks_requests (task, request) SELECT key, %(request)s FROM task
 )
 """
-_CREATE = f"WITH {_TASK} SELECT true, handed FROM task"
+_OUTCOME = """
+, outcome AS (
+    INSERT INTO mcp_tasks_outcomes (task, body, meta) SELECT key, %(body)s, %(meta)s FROM task
+)
+"""
+_CREATE = f"WITH {_TASK} {{outcome}} SELECT true, handed FROM task"
 
 # Who comes second under a key waits, and finds nothing: the task was not there yet when it began to look.
 _STANDING = """
@@ -50,7 +55,7 @@ SELECT id, owner, namespace, state, version, status, expires FROM mcp_tasks_task
 WHERE idempotency_key = %(key)s AND namespace = %(namespace)s AND owner = %(owner)s
 """
 _CREATE_UNDER_KEY = f"""
-WITH standing AS ({_STANDING}), {_TASK}
+WITH standing AS ({_STANDING}), {_TASK} {{outcome}}
 SELECT true, handed, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM task
 UNION ALL SELECT false, false, id, owner, namespace, state, version, status, expires FROM standing
 """
@@ -87,15 +92,22 @@ class Create:
         key_until_end: bool,
         handing: Handing | None,
         job: Statement | None,
+        outcome: Outcome | None,
     ) -> None:
         self._record = record
         self._until_end = key_until_end
         self._handing = handing
         self._job = job
         self._values = row_of(record, state=state) | identity_of(record) | {"key": to_key(key), "request": request}
+        if outcome is not None:
+            self._values |= {"body": outcome.body, "meta": outcome.meta}
         handed = "false" if handing is None or not self._values["queued"] else self._within(handing.share)
         sql = _CREATE if key is None else _CREATE_UNDER_KEY
-        self._sql = sql.format(handed=handed, unless="" if key is None else _UNLESS_STANDING).encode()
+        self._sql = sql.format(
+            handed=handed,
+            unless="" if key is None else _UNLESS_STANDING,
+            outcome="" if outcome is None else _OUTCOME,
+        ).encode()
         self.standing: Row | None = None
 
     async def run(self, session: Session) -> None:

@@ -135,6 +135,7 @@ class PostgresStore:
         key: str | None = None,
         key_until_end: bool = False,
         handing: Handing | None = None,
+        outcome: Outcome | None = None,
     ) -> TaskRecord:
         """Keep a new task, unless one stands under its key; its job with it, if that is for this database."""
         job = None
@@ -143,8 +144,16 @@ class PostgresStore:
             job = handing.job if handing.job is not None and handing.job.place == self.place else None
         state = self._codec.encode_state(record)
         encoded = await encoded_request(self._codec, record.id, request)
+        kept = await encoded_outcome(self._codec, record.id, outcome)
         new = Create(
-            record, state=state, request=encoded, key=key, key_until_end=key_until_end, handing=handing, job=job
+            record,
+            state=state,
+            request=encoded,
+            key=key,
+            key_until_end=key_until_end,
+            handing=handing,
+            job=job,
+            outcome=kept,
         )
         await self._database.run(new.run)
         return record if new.standing is None else self._record(*new.standing)

@@ -138,12 +138,14 @@ class RedisStore:
         key: str | None = None,
         key_until_end: bool = False,
         handing: Handing | None = None,
+        outcome: Outcome | None = None,
     ) -> TaskRecord:
         """Keep a new task, unless one stands under its key."""
         state = self._codec.encode_state(record)
         encoded = await encoded_request(self._codec, record.id, request)
+        kept = await encoded_outcome(self._codec, record.id, outcome)
         standing = await self._writes.create(
-            record, state=state, request=encoded, key=key, key_until_end=key_until_end, handing=handing
+            record, state=state, request=encoded, outcome=kept, key=key, key_until_end=key_until_end, handing=handing
         )
         return record if standing is None else self._record(*standing)
 

@@ -52,12 +52,14 @@ class Writes:
         *,
         state: bytes,
         request: bytes,
+        outcome: Outcome | None,
         key: str | None,
         key_until_end: bool,
         handing: Handing | None,
     ) -> Row | None:
-        """Keep a task with its request; gives the one that stands under the key instead."""
-        _check_sizes(state, request)
+        """Keep a task with its request and its outcome; gives the one that stands under the key instead."""
+        parts = _parts(outcome)
+        _check_sizes(state, request, *parts)
         answer = await self._connection.run(
             "create",
             to_bytes(record.id),
@@ -74,6 +76,7 @@ class Writes:
             int(key_until_end),
             *names.indexed(record, sort_key(record)).arguments(),
             *names.share_arguments(None if handing is None else handing.share),
+            *_list(parts),
             *self._hint(record),
         )
         match answer:
@@ -97,7 +100,7 @@ class Writes:
         limits: Limits | None,
     ) -> None:
         """Replace a task, append to its journal and keep its outcome."""
-        parts = () if outcome is None else (outcome.body, *(() if outcome.meta is None else (outcome.meta,)))
+        parts = _parts(outcome)
         entries = [part for kind, key, value in lines for part in (kind.encode(), to_bytes(key), value)]
         _check_sizes(state, *parts, *entries)
         answer = await self._connection.run(
@@ -141,6 +144,11 @@ class Writes:
 
     def _hint(self, record: TaskRecord) -> tuple[Argument, ...]:
         return self._notifier.message(Hint(record.id, record.version))
+
+
+def _parts(outcome: Outcome | None) -> tuple[bytes, ...]:
+    """What is kept of an outcome: its body, and its meta if it has any."""
+    return () if outcome is None else (outcome.body, *(() if outcome.meta is None else (outcome.meta,)))
 
 
 def _fate(record: TaskRecord) -> tuple[Argument, ...]:

@@ -112,11 +112,12 @@ def create(
     *,
     state: bytes,
     request: bytes,
+    outcome: Outcome | None = None,
     key: str | None = None,
     key_until_end: bool = False,
     share: Share | None = None,
 ) -> Operation[Created]:
-    """Insert a task and its request, unless a task stands under the key."""
+    """Insert a task with its request and its outcome, unless a task stands under the key."""
     place = under, namespace, owner = _optional_text(key), to_text(record.namespace), _optional_text(record.owner)
     waits = _Waits(record)
     row = (
@@ -149,6 +150,8 @@ def create(
         if cursor.execute(_INSERT_TASK, (*row, waits.since, HANDED if handed else waits.hand)).rowcount == 0:
             return TaskExists(record.id)
         cursor.execute(_INSERT_REQUEST, (cursor.lastrowid, request))
+        if outcome is not None:
+            cursor.execute(_INSERT_OUTCOME, (outcome.body, outcome.meta, row[0]))
         return Created(handed=handed)
 
     return run

@@ -116,15 +116,25 @@ class SqliteStore:
         key: str | None = None,
         key_until_end: bool = False,
         handing: Handing | None = None,
+        outcome: Outcome | None = None,
     ) -> TaskRecord:
         """Keep a new task, unless one stands under its key."""
         if handing is not None:
             handing.handed = handing.carried = False
         state = self._codec.encode_state(record)
         encoded = await encoded_request(self._codec, record.id, request)
+        kept = await encoded_outcome(self._codec, record.id, outcome)
         share = None if handing is None else handing.share
         created = await self._opened(self._writer).run(
-            operations.create(record, state=state, request=encoded, key=key, key_until_end=key_until_end, share=share)
+            operations.create(
+                record,
+                state=state,
+                request=encoded,
+                outcome=kept,
+                key=key,
+                key_until_end=key_until_end,
+                share=share,
+            )
         )
         if handing is not None:
             handing.handed = created.handed

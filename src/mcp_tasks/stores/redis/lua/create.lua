@@ -5,7 +5,7 @@ local id, token, version, namespace, owner = take(), take(), take(), take(), tak
 local state, request, status, ended = take(), take(), take(), take()
 local created, expires, milliseconds = tonumber(take()), optional(take()), optional(take())
 local key, until_end = optional(take()), take() == '1'
-local indexed, share, hint = take_indexed(), take_share(), take_list()
+local indexed, share, outcome, hint = take_indexed(), take_share(), take_list(), take_list()
 
 local row = P .. 't:' .. id
 
@@ -41,7 +41,10 @@ end
 
 local packed = pack(indexed)
 local fields = { 'v', version, 's', state, 'n', namespace, 'st', status, 'r', request, 'w', token, 'ix', packed }
-for field, value in pairs({ o = owner[1], f = optional(ended), e = expires, k = key, h = handed and '1' or nil }) do
+local others = {
+  o = owner[1], f = optional(ended), e = expires, k = key, h = handed and '1' or nil, b = outcome[1], m = outcome[2],
+}
+for field, value in pairs(others) do
   fields[#fields + 1] = field
   fields[#fields + 1] = value
 end
