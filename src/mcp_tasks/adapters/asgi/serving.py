@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 from mcp.server import Server
@@ -90,7 +89,7 @@ class Serving:
         protocol = self._protocol
         if request.method == "tools/call":
             return await self._call(request, caller)
-        with _refusals_handed_over(request):
+        with _RefusalsHandedOver(request.method):
             match request.method:
                 case "tasks/get":
                     return await protocol.get_text(caller, request.params, self._texts)
@@ -102,7 +101,7 @@ class Serving:
                     raise HandedOver(Handover.OTHER_METHOD)
 
     async def _call(self, request: RpcRequest, caller: Caller) -> bytes:
-        with _refusals_handed_over(request):
+        with _RefusalsHandedOver(request.method):
             launch = self._planned(request, caller)
         try:
             return self._encoded(self._protocol.created(caller, await launch()))
@@ -150,7 +149,7 @@ class Serving:
         ):
             raise HandedOver(Handover.PARAMS)
         listeners.require_room()
-        with _refusals_handed_over(request):
+        with _RefusalsHandedOver(request.method):
             listening = await self._protocol.listen(caller, request.params)
         return await listeners.open(listening, request.id, send)
 
@@ -167,19 +166,25 @@ class _Failed(Exception):
         self.error = error
 
 
-@contextmanager
-def _refusals_handed_over(request: RpcRequest) -> Generator[None]:
+class _RefusalsHandedOver:
     """In here, what is refused is for the SDK to answer: it asks again, and words the refusal.
 
     What fails for a reason of the server's is not asked again: a store that is away would be waited for twice.
     """
-    try:
-        yield
-    except HandedOver:
-        raise
-    except (RpcError, TasksError) as exc:
-        error = to_error_data(exc)
-        raise (_Failed(error) if error.code == INTERNAL_ERROR else HandedOver(Handover.REFUSED)) from exc
-    except Exception as exc:
-        logger.debug("%s was handed over after a failure", request.method, exc_info=True)
+
+    __slots__ = ("_method",)
+
+    def __init__(self, method: str) -> None:
+        self._method = method
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
+        if exc is None or isinstance(exc, HandedOver) or not isinstance(exc, Exception):
+            return
+        if isinstance(exc, RpcError | TasksError):
+            error = to_error_data(exc)
+            raise (_Failed(error) if error.code == INTERNAL_ERROR else HandedOver(Handover.REFUSED)) from exc
+        logger.debug("%s was handed over after a failure", self._method, exc_info=exc)
         raise HandedOver(Handover.FAILED) from exc
