@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, TypeAlias, cast
 from mcp.server import Server
 from mcp.server.runner import modern_error_data
 from mcp.shared.inbound import x_mcp_header_map
-from mcp_types import INTERNAL_ERROR, SERVER_INFO_META_KEY, ErrorData
+from mcp_types import INTERNAL_ERROR, SERVER_INFO_META_KEY
 from starlette.types import Send
 
 from mcp_tasks.adapters.asgi.counts import HandedOver, Handover
@@ -20,7 +20,6 @@ from mcp_tasks.adapters.sdk import request_of
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.errors import TasksError
 from mcp_tasks.protocol import Caller, Message, RpcError, TasksProtocol, Texts
-from mcp_tasks.protocol.errors import to_error_data
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 from mcp_tasks.wire.headers import NAME_HEADER
 
@@ -73,8 +72,13 @@ class Serving:
         self._texts = Texts(self._meta)
         self._schemas: dict[str, tuple[Mapping[str, Any], bool]] = {}
 
-    async def serve(self, request: RpcRequest, caller: Caller, send: Send) -> Listener | None:
+    async def serve(
+        self, request: RpcRequest, caller: Caller, send: Send, failed: Callable[[Exception], None] | None = None
+    ) -> Listener | None:
         """Answer one request. If that begins a stream, give it to be seen to its end.
+
+        Args:
+            failed: Called with what a request comes to that is answered with an error.
 
         Raises:
             HandedOver: It is for the SDK. Nothing has been sent, and nothing done that would be done twice.
@@ -84,7 +88,9 @@ class Serving:
                 return await self._listen(request, caller, send)
             text = await self._answer(request, caller)
         except _Failed as exc:
-            await send_error(send, request.id, exc.error)
+            if failed is not None:
+                failed(exc.told)
+            await send_error(send, request.id, modern_error_data(exc.told))
         else:
             await send_result(send, request.id, text)
         return None
@@ -111,7 +117,7 @@ class Serving:
             return self._encoded(self._protocol.created(caller, await launch()))
         except Exception as exc:
             told = to_mcp_error(exc) if isinstance(exc, RpcError | TasksError) else exc
-            raise _Failed(modern_error_data(told)) from exc
+            raise _Failed(told) from exc
 
     def _planned(self, request: RpcRequest, caller: Caller) -> Launch:
         name, told = request.params.get("name"), request.params.get("arguments", {})
@@ -119,7 +125,8 @@ class Serving:
             raise HandedOver(Handover.PARAMS)
         arguments = cast("dict[str, Any]", told)
         # The SDK decodes a name that is encoded; one that is not needs no decoding.
-        if caller.headers.get(NAME_HEADER) != name or self._has_header_params(name, arguments):
+        is_named = caller.headers.get(NAME_HEADER) == name and not name.startswith(_ENCODED)
+        if not is_named or self._has_header_params(name, arguments):
             raise HandedOver(Handover.PARAMS)
         asked = request_of(request.method, request.meta, caller, name=name, arguments=arguments)
         launch = self._launches.plan(caller, asked)
@@ -165,9 +172,9 @@ class Serving:
 class _Failed(Exception):
     """The request is answered with an error, here."""
 
-    def __init__(self, error: ErrorData) -> None:
-        super().__init__(error.message)
-        self.error = error
+    def __init__(self, told: Exception) -> None:
+        super().__init__(told)
+        self.told = told
 
 
 @contextmanager
@@ -181,8 +188,8 @@ def _refusals_handed_over(request: RpcRequest) -> Generator[None]:
     except HandedOver:
         raise
     except (RpcError, TasksError) as exc:
-        error = to_error_data(exc)
-        raise (_Failed(error) if error.code == INTERNAL_ERROR else HandedOver(Handover.REFUSED)) from exc
+        told = to_mcp_error(exc)
+        raise (_Failed(told) if told.error.code == INTERNAL_ERROR else HandedOver(Handover.REFUSED)) from exc
     except Exception as exc:
         logger.debug("%s was handed over after a failure", request.method, exc_info=True)
         raise HandedOver(Handover.FAILED) from exc
