@@ -87,13 +87,15 @@ class HeaderCheck:
         self._manager = manager
         self._verdicts: Remembered[Admitted | Handover] = Remembered()
 
+    def known(self, headers: Sequence[tuple[bytes, bytes]]) -> Admitted | Handover | None:
+        """What was said of headers like these, as far as they are the same on all requests of a client."""
+        return self._verdicts.find((_judged(headers), self._rules()))
+
     async def judge(self, scope: Scope, headers: Sequence[tuple[bytes, bytes]]) -> Admitted | Handover:
-        """Whether headers like these pass, as far as they are the same on all requests of a client."""
-        judged = tuple([header for header in headers if header[0] in _JUDGED])
-        key = (judged, self._rules())
-        return self._verdicts.find(key) or self._verdicts.keep(
-            key, await self._judge(scope, judged), sum(len(name) + len(value) for name, value in judged)
-        )
+        """Whether headers like these pass."""
+        judged = _judged(headers)
+        size = sum(len(name) + len(value) for name, value in judged)
+        return self._verdicts.keep((judged, self._rules()), await self._judge(scope, judged), size)
 
     def _rules(self) -> object:
         json_response, rules = self._manager.json_response, self._manager.security_settings
@@ -122,6 +124,10 @@ class HeaderCheck:
         ):
             return Handover.HEADERS
         return Admitted(method, version, has_sse)
+
+
+def _judged(headers: Sequence[tuple[bytes, bytes]]) -> tuple[tuple[bytes, bytes], ...]:
+    return tuple([header for header in headers if header[0] in _JUDGED])
 
 
 class EnvelopeCheck:

@@ -69,10 +69,10 @@ class ShortWay:
         inner: object = manager.asgi_app
         if not isinstance(inner, _App):
             # A low-level server's listen handler is its author's: closing it has to end every stream, so it has them.
-            own = isinstance(server, MCPServer)
-            listeners = Listeners(self._stopping, self.counts, self._max_listeners) if own else None
+            standing = Standing(manager.app, harmless, has_streams=isinstance(server, MCPServer))
+            listeners = Listeners(self._stopping, self.counts, self._max_listeners)
             serving = Serving(manager.app, self._protocol, self._launches, listeners)
-            app = _App(cast(ASGIApp, inner), manager, Standing(manager.app, harmless), serving, self)
+            app = _App(cast(ASGIApp, inner), manager, standing, serving, self)
             # Any ASGI app does; the SDK only says so less generally than it means it.
             manager.asgi_app = cast(Any, app)
 
@@ -131,7 +131,7 @@ class _App:
         if scope["type"] != "http" or scope["method"] != "POST":
             raise HandedOver(Handover.OTHER_WIRE)
         headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
-        admitted = await self._headers.judge(scope, headers)
+        admitted = self._headers.known(headers) or await self._headers.judge(scope, headers)
         if isinstance(admitted, Handover):
             raise HandedOver(admitted)
         if not self._standing.serves(admitted.method):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 from mcp.server import Server
@@ -19,7 +18,7 @@ from mcp_tasks.adapters.asgi.wire import RpcRequest, send_error, send_result
 from mcp_tasks.adapters.sdk import request_of
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.errors import TasksError
-from mcp_tasks.protocol import Caller, Message, RpcError, TasksProtocol, Texts
+from mcp_tasks.protocol import Caller, Listening, Message, RpcError, TasksProtocol, Texts
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 from mcp_tasks.wire.headers import NAME_HEADER
 
@@ -57,12 +56,10 @@ class Serving:
     """Serves the methods for one server.
 
     Args:
-        listeners: Where streams are kept; None if they are all the SDK's.
+        listeners: Where streams are kept.
     """
 
-    def __init__(
-        self, server: Server[Any], protocol: TasksProtocol, launches: Launches, listeners: Listeners | None
-    ) -> None:
+    def __init__(self, server: Server[Any], protocol: TasksProtocol, launches: Launches, listeners: Listeners) -> None:
         self._server = server
         self._protocol = protocol
         self._launches = launches
@@ -84,40 +81,40 @@ class Serving:
             HandedOver: It is for the SDK. Nothing has been sent, and nothing done that would be done twice.
         """
         try:
-            if request.method == "subscriptions/listen":
-                return await self._listen(request, caller, send)
-            text = await self._answer(request, caller)
-        except _Failed as exc:
+            answer = await self._answer(request, caller)
+        except Exception as exc:
+            told = _told_in_place_of(exc)
             if failed is not None:
-                failed(exc.told)
-            await send_error(send, request.id, modern_error_data(exc.told))
-        else:
-            await send_result(send, request.id, text)
+                failed(told)
+            await send_error(send, request.id, modern_error_data(told))
+            return None
+        if isinstance(answer, Listening):
+            return await self._listeners.open(answer, request.id, send)
+        await send_result(send, request.id, answer)
         return None
 
-    async def _answer(self, request: RpcRequest, caller: Caller) -> bytes:
+    async def _answer(self, request: RpcRequest, caller: Caller) -> bytes | Listening:
         protocol = self._protocol
-        if request.method == "tools/call":
-            return await self._call(request, caller)
-        with _refusals_handed_over(request):
-            match request.method:
-                case "tasks/get":
-                    return await protocol.get_text(caller, request.params, self._texts)
-                case "tasks/update":
-                    return self._encoded(await protocol.update(caller, request.params))
-                case "tasks/cancel":
-                    return self._encoded(await protocol.cancel(caller, request.params))
-                case _:
-                    raise HandedOver(Handover.OTHER_METHOD)
+        match request.method:
+            case "tasks/get":
+                return await protocol.get_text(caller, request.params, self._texts)
+            case "tools/call":
+                return await self._call(request, caller)
+            case "tasks/update":
+                return self._encoded(await protocol.update(caller, request.params))
+            case "tasks/cancel":
+                return self._encoded(await protocol.cancel(caller, request.params))
+            case "subscriptions/listen":
+                return await self._listen(request, caller)
+            case _:
+                raise HandedOver(Handover.OTHER_METHOD)
 
     async def _call(self, request: RpcRequest, caller: Caller) -> bytes:
-        with _refusals_handed_over(request):
-            launch = self._planned(request, caller)
+        launch = self._planned(request, caller)
         try:
             return self._encoded(self._protocol.created(caller, await launch()))
         except Exception as exc:
-            told = to_mcp_error(exc) if isinstance(exc, RpcError | TasksError) else exc
-            raise _Failed(told) from exc
+            raise _Failed(to_mcp_error(exc) if isinstance(exc, RpcError | TasksError) else exc) from exc
 
     def _planned(self, request: RpcRequest, caller: Caller) -> Launch:
         name, told = request.params.get("name"), request.params.get("arguments", {})
@@ -148,10 +145,7 @@ class Serving:
             known = self._schemas[tool] = (schema, bool(x_mcp_header_map(schema)))
         return known[1]
 
-    async def _listen(self, request: RpcRequest, caller: Caller, send: Send) -> Listener:
-        listeners = self._listeners
-        if listeners is None:
-            raise HandedOver(Handover.SERVER)
+    async def _listen(self, request: RpcRequest, caller: Caller) -> Listening:
         wanted = request.params.get("notifications")
         if (
             not request.params.keys() <= _LISTEN_PARAMS
@@ -159,10 +153,8 @@ class Serving:
             or cast("dict[str, Any]", wanted).keys() != _TASKS_ALONE
         ):
             raise HandedOver(Handover.PARAMS)
-        listeners.require_room()
-        with _refusals_handed_over(request):
-            listening = await self._protocol.listen(caller, request.params)
-        return await listeners.open(listening, request.id, send)
+        self._listeners.require_room()
+        return await self._protocol.listen(caller, request.params)
 
     def _encoded(self, message: Message) -> bytes:
         meta = {**message.fields.get("_meta", {}), **self._meta}
@@ -177,19 +169,25 @@ class _Failed(Exception):
         self.told = told
 
 
-@contextmanager
-def _refusals_handed_over(request: RpcRequest) -> Generator[None]:
-    """In here, what is refused is for the SDK to answer: it asks again, and words the refusal.
+def _told_in_place_of(exc: Exception) -> Exception:
+    """What the SDK would meet, and answer with an error, where this was raised.
 
-    What fails for a reason of the server's is not asked again: a store that is away would be waited for twice.
+    What fails for a reason of the server's is answered here: asked again, a store that is away would be waited for
+    twice.
+
+    Raises:
+        HandedOver: It is refused, or was not understood after all. The SDK asks again, and words the refusal.
     """
-    try:
-        yield
-    except HandedOver:
-        raise
-    except (RpcError, TasksError) as exc:
-        told = to_mcp_error(exc)
-        raise (_Failed(told) if told.error.code == INTERNAL_ERROR else HandedOver(Handover.REFUSED)) from exc
-    except Exception as exc:
-        logger.debug("%s was handed over after a failure", request.method, exc_info=True)
-        raise HandedOver(Handover.FAILED) from exc
+    match exc:
+        case HandedOver():
+            raise exc
+        case _Failed():
+            return exc.told
+        case RpcError() | TasksError():
+            told = to_mcp_error(exc)
+            if told.error.code == INTERNAL_ERROR:
+                return told
+            raise HandedOver(Handover.REFUSED) from exc
+        case _:
+            logger.debug("a request was handed over after a failure", exc_info=exc)
+            raise HandedOver(Handover.FAILED) from exc
