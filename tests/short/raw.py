@@ -20,7 +20,10 @@ PATIENCE = 30.0
 """Seconds that one answer may take. Nothing here takes long; a test that hangs should say where."""
 
 LOOK = 0.02
-"""Seconds without anything new on a stream, after which its client has seen all there is."""
+"""Seconds between looks at a stream on which everything may have been said."""
+
+QUIET = 3.0
+"""Seconds without anything new on a stream of which more is expected: then nothing comes any more."""
 
 _ANY = {b"content-length", b"date"}
 """Headers that follow from the rest."""
@@ -135,6 +138,21 @@ class _Client:
         self.answered.append(message)
 
     @property
+    def body(self) -> bytes:
+        """What came so far."""
+        return b"".join(message.get("body", b"") for message in self.answered[1:])
+
+    @property
+    def expects(self) -> int:
+        """How many events there are to come on a stream: its first one says which tasks are told of, each at once."""
+        events = self.body.split(b"\r\n\r\n")[:-1]
+        if not events:
+            return 1
+        first = json.loads(events[0].partition(b"data: ")[2] or b"{}")
+        told: dict[str, Any] = first.get("params", {}).get("notifications", {})
+        return 1 + len(told.get("taskIds", ())) - len(events)
+
+    @property
     def is_streaming(self) -> bool:
         """Whether a stream of events has begun."""
         return bool(self.answered) and (b"content-type", b"text/event-stream") in self.answered[0].get("headers", ())
@@ -144,19 +162,20 @@ async def exchange(app: ASGIApp, sent: Sent) -> Answer:
     """Send a request and give the answer; a stream is left once nothing comes any more."""
     client = _Client(sent)
     running = asyncio.ensure_future(app(_scope(sent), client.receive, client.send))
-    seen, waited = -1, 0.0
+    seen, waited, quiet = -1, 0.0, 0.0
     while not (await asyncio.wait({running}, timeout=LOOK))[0]:
         waited += LOOK
-        if client.is_streaming and seen == len(client.answered):
-            client.gone.set()
+        quiet = quiet + LOOK if seen == len(client.answered) else 0.0
         seen = len(client.answered)
+        if client.is_streaming and quiet and (client.expects <= 0 or quiet > QUIET):
+            client.gone.set()
         assert waited < PATIENCE, f"no answer to {sent}"
     error = running.exception()
     start: Message = client.answered[0] if client.answered else {}
     return Answer(
         status=start.get("status"),
         headers=list(start.get("headers", ())),
-        body=b"".join(message.get("body", b"") for message in client.answered[1:]),
+        body=client.body,
         raised=None if error is None else type(error).__name__,
     )
 

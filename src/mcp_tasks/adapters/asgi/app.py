@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final, cast
 
 from mcp.server import MCPServer, Server
@@ -16,7 +17,7 @@ from mcp_tasks.adapters.asgi.counts import Counts, HandedOver, Handover
 from mcp_tasks.adapters.asgi.listening import MOST_LISTENERS, Listener, Listeners
 from mcp_tasks.adapters.asgi.serving import Launches, Serving
 from mcp_tasks.adapters.asgi.standing import Standing
-from mcp_tasks.adapters.asgi.tracing import is_traced, traced
+from mcp_tasks.adapters.asgi.tracing import is_traced, note_failure, traced
 from mcp_tasks.adapters.asgi.wire import parse_request
 from mcp_tasks.adapters.sdk import modern_caller
 from mcp_tasks.protocol import TasksProtocol
@@ -152,7 +153,7 @@ class _App:
         if not (self._standing.makes_spans and is_traced()):
             return await self._serving.serve(request, caller, send)
         with traced(request, admitted.version) as span:
-            stream = await self._serving.serve(request, caller, send)
+            stream = await self._serving.serve(request, caller, send, partial(note_failure, span))
             if stream is None:
                 span.end()
             else:

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, TypeAlias, cast
 from mcp.server import Server
 from mcp.server.runner import modern_error_data
 from mcp.shared.inbound import x_mcp_header_map
-from mcp_types import INTERNAL_ERROR, SERVER_INFO_META_KEY, ErrorData
+from mcp_types import INTERNAL_ERROR, SERVER_INFO_META_KEY
 from starlette.types import Send
 
 from mcp_tasks.adapters.asgi.counts import HandedOver, Handover
@@ -19,7 +19,6 @@ from mcp_tasks.adapters.sdk import request_of
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.errors import TasksError
 from mcp_tasks.protocol import Caller, Listening, Message, RpcError, TasksProtocol, Texts
-from mcp_tasks.protocol.errors import to_error_data
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 from mcp_tasks.wire.headers import NAME_HEADER
 
@@ -70,8 +69,13 @@ class Serving:
         self._texts = Texts(self._meta)
         self._schemas: dict[str, tuple[Mapping[str, Any], bool]] = {}
 
-    async def serve(self, request: RpcRequest, caller: Caller, send: Send) -> Listener | None:
+    async def serve(
+        self, request: RpcRequest, caller: Caller, send: Send, failed: Callable[[Exception], None] | None = None
+    ) -> Listener | None:
         """Answer one request. If that begins a stream, give it to be seen to its end.
+
+        Args:
+            failed: Called with what a request comes to that is answered with an error.
 
         Raises:
             HandedOver: It is for the SDK. Nothing has been sent, and nothing done that would be done twice.
@@ -79,7 +83,10 @@ class Serving:
         try:
             answer = await self._answer(request, caller)
         except Exception as exc:
-            await send_error(send, request.id, _error_in_place_of(exc))
+            told = _told_in_place_of(exc)
+            if failed is not None:
+                failed(told)
+            await send_error(send, request.id, modern_error_data(told))
             return None
         if isinstance(answer, Listening):
             return await self._listeners.open(answer, request.id, send)
@@ -107,8 +114,7 @@ class Serving:
         try:
             return self._encoded(self._protocol.created(caller, await launch()))
         except Exception as exc:
-            told = to_mcp_error(exc) if isinstance(exc, RpcError | TasksError) else exc
-            raise _Failed(modern_error_data(told)) from exc
+            raise _Failed(to_mcp_error(exc) if isinstance(exc, RpcError | TasksError) else exc) from exc
 
     def _planned(self, request: RpcRequest, caller: Caller) -> Launch:
         name, told = request.params.get("name"), request.params.get("arguments", {})
@@ -116,7 +122,8 @@ class Serving:
             raise HandedOver(Handover.PARAMS)
         arguments = cast("dict[str, Any]", told)
         # The SDK decodes a name that is encoded; one that is not needs no decoding.
-        if caller.headers.get(NAME_HEADER) != name or self._has_header_params(name, arguments):
+        is_named = caller.headers.get(NAME_HEADER) == name and not name.startswith(_ENCODED)
+        if not is_named or self._has_header_params(name, arguments):
             raise HandedOver(Handover.PARAMS)
         asked = request_of(request.method, request.meta, caller, name=name, arguments=arguments)
         launch = self._launches.plan(caller, asked)
@@ -157,13 +164,13 @@ class Serving:
 class _Failed(Exception):
     """The request is answered with an error, here."""
 
-    def __init__(self, error: ErrorData) -> None:
-        super().__init__(error.message)
-        self.error = error
+    def __init__(self, told: Exception) -> None:
+        super().__init__(told)
+        self.told = told
 
 
-def _error_in_place_of(exc: Exception) -> ErrorData:
-    """The error with which a request is answered for which this was raised.
+def _told_in_place_of(exc: Exception) -> Exception:
+    """What the SDK would meet, and answer with an error, where this was raised.
 
     What fails for a reason of the server's is answered here: asked again, a store that is away would be waited for
     twice.
@@ -175,11 +182,11 @@ def _error_in_place_of(exc: Exception) -> ErrorData:
         case HandedOver():
             raise exc
         case _Failed():
-            return exc.error
+            return exc.told
         case RpcError() | TasksError():
-            error = to_error_data(exc)
-            if error.code == INTERNAL_ERROR:
-                return error
+            told = to_mcp_error(exc)
+            if told.error.code == INTERNAL_ERROR:
+                return told
             raise HandedOver(Handover.REFUSED) from exc
         case _:
             logger.debug("a request was handed over after a failure", exc_info=exc)
