@@ -65,8 +65,8 @@ class Calls:
 
 
 def killed_in_between(place: Site, server: Server, calls: Calls) -> int | None:
-    """Kill the server when a tool has run whose task cannot be written. The number of that call; None if its tool waited
-    for the write, because the last run was not quick: a busy machine has such moments."""
+    """Kill the server when a tool has run whose task cannot be written. The number of that call; None if its tool
+    waited for the write, because the last run was not quick: a busy machine has such moments."""
     number = calls.one() + 1
     with nothing_written(place):
         calling = threading.Thread(target=calls.until_gone)
