@@ -51,6 +51,16 @@ def task_get(task_id: str) -> bytes:
     return _request("tasks/get", task_id, {"taskId": task_id})
 
 
+def task_update(task_id: str, **answers: Any) -> bytes:
+    """A `tasks/update`, ready to be sent."""
+    return _request("tasks/update", task_id, {"taskId": task_id, "inputResponses": answers})
+
+
+def task_cancel(task_id: str) -> bytes:
+    """A `tasks/cancel`, ready to be sent."""
+    return _request("tasks/cancel", task_id, {"taskId": task_id})
+
+
 def method_call(method: str) -> bytes:
     """A request of a method without params, ready to be sent."""
     return _request(method, None, {})
@@ -59,6 +69,36 @@ def method_call(method: str) -> bytes:
 def listen(task_ids: Sequence[str]) -> bytes:
     """A `subscriptions/listen` for these tasks, ready to be sent."""
     return _request("subscriptions/listen", None, {"notifications": {"taskIds": list(task_ids)}})
+
+
+def answer_in(received: bytes | bytearray) -> bytes | None:
+    """The body of an answer, or its one event if it is a stream; None while the answer is not there as a whole.
+
+    Raises:
+        BenchError: The answer has another status than 200, or no end that can be told.
+    """
+    end = received.find(b"\r\n\r\n")
+    if end < 0:
+        return None
+    head = bytes(received[: end + 2])
+    length = _LENGTH.search(head)
+    if head.startswith(b"HTTP/1.1 200") and length is not None:
+        whole = end + 4 + int(length[1])
+        return bytes(received[end + 4 : whole]) if len(received) >= whole else None
+    if head.startswith(b"HTTP/1.1 200") and _CHUNKED in head.lower():
+        return _event(received) if received.endswith(_LAST_CHUNK) else None
+    raise BenchError(f"unexpected answer: {bytes(received[:500])!r}")
+
+
+def _event(received: bytes | bytearray) -> bytes:
+    return bytes(received).partition(b"data: ")[2].partition(b"\r\n")[0]
+
+
+def connect_to(port: int) -> socket.socket:
+    """A connection to a server on this machine."""
+    connected = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connected
 
 
 def older_tool_call(connection: Connection, tool: str, **arguments: Any) -> bytes:
@@ -97,13 +137,13 @@ class Connection:
     """A blocking HTTP/1.1 connection that sends what is ready and reads one answer."""
 
     def __init__(self, port: int) -> None:
-        self._port = port
-        self._socket = self._connect()
+        self.port = port
+        self._socket = connect_to(self.port)
 
     def renew(self) -> None:
         """Hang up and call again: a server hangs up by itself on a connection that was not used for five seconds."""
         self._socket.close()
-        self._socket = self._connect()
+        self._socket = connect_to(self.port)
 
     def exchange(self, request: bytes, *, status: int = 200) -> bytes:
         """Send a request and return the body of its answer, or the one event of an answer that is a stream.
@@ -147,7 +187,7 @@ class Connection:
     def _read_event(self, rest: bytes) -> bytes:
         while not rest.endswith(_LAST_CHUNK):
             rest += self._receive()
-        return rest.partition(b"data: ")[2].partition(b"\r\n")[0]
+        return _event(rest)
 
     def first_notification(self, request: bytes, method: str) -> None:
         """Send a request that is answered with a stream, and return once a notification of `method` is on it.
@@ -176,11 +216,6 @@ class Connection:
     def close(self) -> None:
         """Hang up."""
         self._socket.close()
-
-    def _connect(self) -> socket.socket:
-        connected = socket.create_connection(("127.0.0.1", self._port), timeout=TIMEOUT)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connected
 
     def _read_head(self) -> tuple[bytes, bytes]:
         received = self._receive()

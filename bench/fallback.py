@@ -20,7 +20,7 @@ from bench.cases import PLAIN
 from bench.client import older_tool_call, plain_tool_call
 from bench.machine import machine_facts
 from bench.report import print_facts
-from bench.servers import Mode, Server, bare_server, mixed_server
+from bench.servers import Mode, Server, bare_server, task_server
 from bench.side_by_side import BARE, CONTROL, MODES, OPERATIONS, Contender, add_options, begin, compare
 
 MARKED = "noop"
@@ -43,14 +43,14 @@ def main() -> None:
 
 
 def _contenders(mode: Mode, era: str, folder: Path) -> dict[str, Contender]:
-    ours = partial(mixed_server, mode, folder)
+    ours = partial(task_server, mode, folder)
     bare = Contender(partial(bare_server, mode), _call(era, PLAIN))
     marked = _call(era, MARKED)
     return {
         BARE: bare,
         CONTROL: bare,
         "not marked, SQLite": Contender(ours, _call(era, PLAIN), UNMARKED_LIMIT),
-        'marked, fallback="inline", SQLite': Contender(partial(ours, inline=True), marked),
+        'marked, fallback="inline", SQLite': Contender(partial(ours, flags=["--inline"]), marked),
         "marked, memory": Contender(partial(ours, memory=True), marked),
         "marked, SQLite": Contender(ours, marked),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import sqlite3
@@ -19,7 +18,7 @@ def machine_facts(folder: Path) -> dict[str, str]:
         "CPU": f"{_cpu_model()}, {os.cpu_count()} logical",
         "load": _load(),
         "system": platform.platform(),
-        "Python": f"{platform.python_version()}, mcp {version('mcp')}, uvicorn {version('uvicorn')}, {_http_layer()}",
+        "Python": f"{platform.python_version()}, mcp {version('mcp')}, uvicorn {version('uvicorn')}",
         "store": f"SQLite {sqlite3.sqlite_version}, WAL, synchronous=FULL",
         "disk": f"{_file_system(folder)} at {folder}, a 4 KiB write with fsync takes {_sync_time(folder) * 1e3:.2f} ms",
     }
@@ -37,15 +36,6 @@ def _cpu_model() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
-
-
-def _http_layer() -> str:
-    # uvicorn takes these two by itself where they are installed, for both servers alike.
-    loop, parser = (
-        name if importlib.util.find_spec(name) else other
-        for name, other in (("uvloop", "asyncio"), ("httptools", "h11"))
-    )
-    return f"{loop} + {parser}"
 
 
 def _file_system(folder: Path) -> str:

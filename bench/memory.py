@@ -36,7 +36,7 @@ def measure_memory(folder: Path, tasks: int) -> list[Growth]:
 
 
 def _grow(name: str, title: str, folder: Path, tasks: int, *, concurrency: int) -> Growth:
-    with task_server("sse", folder, concurrency=concurrency) as server:
+    with task_server("sse", folder, flags=["--concurrency", str(concurrency)]) as server:
         _park(server, WARM_UP, all_start=concurrency > 1)
         before = server.resident()
         _park(server, tasks, all_start=concurrency > 1)

@@ -19,7 +19,7 @@ from bench.cases import PLAIN
 from bench.client import older_tool_call, tool_call
 from bench.machine import machine_facts
 from bench.report import print_facts
-from bench.servers import ROOT, Mode, Server, bare_server, mixed_server
+from bench.servers import ROOT, Mode, Server, bare_server, task_server
 from bench.side_by_side import BARE, CONTROL, MODES, OPERATIONS, Contender, add_options, begin, compare
 
 LIMIT = 1.05
@@ -45,7 +45,7 @@ def _contenders(mode: Mode, era: str, folder: Path, sources: Sequence[Path]) -> 
         return tool_call(PLAIN) if era == "newer" else older_tool_call(server.connection, PLAIN)
 
     bare = Contender(partial(bare_server, mode), call)
-    ours = {str(src): Contender(partial(mixed_server, mode, folder, src), call, LIMIT) for src in sources}
+    ours = {str(src): Contender(partial(task_server, mode, folder, src), call, LIMIT) for src in sources}
     return {BARE: bare, CONTROL: bare, **ours}
 
 

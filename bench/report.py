@@ -7,12 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from bench.cases import CONNECTIONS, Install, Way
 from bench.memory import Growth
 from bench.rounds import Row
 from bench.servers import Mode
 
+_INSTALLS: Mapping[Install, str] = {
+    "stock": "Stock install (asyncio, h11)",
+    "fast": "With the extra fast on both sides (uvloop, httptools)",
+}
 _MODES: Mapping[Mode, str] = {"sse": "SSE responses (the SDK's default)", "json": "JSON responses"}
-_HEAD = f"  {'':30}{'CPU µs':>9}{'x bare':>8}{'quartiles':>14}{'p50 ms':>9}{'p99 ms':>9}   target"
+_WAYS: Mapping[Way | None, str] = {
+    None: "",
+    "short": "the short way",
+    "early": "the short way, early start",
+    "long": "through the SDK (short_way=False)",
+}
+_HEAD = f"{'CPU µs':>9}{'x bare':>8}{'quartiles':>14}{'p50 ms':>9}{'p99 ms':>9}{'polls':>7}   target"
 
 
 def print_facts(facts: Mapping[str, str]) -> None:
@@ -21,21 +32,28 @@ def print_facts(facts: Mapping[str, str]) -> None:
         print(f"{name + ':':9}{fact}")
 
 
-def print_rows(mode: Mode, rows: Sequence[Row]) -> None:
-    """One mode's table. CPU is the server's, for one operation; a wait is the client's, for one answer."""
-    print(f"\n{_MODES[mode]}, medians of {rows[-1].rounds} rounds\n{_HEAD}")
+def print_rows(rows: Sequence[Row]) -> None:
+    """One install's table. CPU is the server's, for one operation; a wait is the client's, for one operation too."""
+    install, mode = rows[0].install, rows[0].mode
+    print(f"\n{_INSTALLS[install]}, {_MODES[mode]}, {CONNECTIONS} connections, medians of {rows[-1].rounds} rounds")
+    print(f"  {'':34}{_HEAD}")
+    way: Way | None = None
     for row in rows:
+        if row.way != way:
+            way = row.way
+            print(f"  {_WAYS[way]}")
         quartiles = f"{row.ratio_low:.2f}..{row.ratio_high:.2f}"
-        line = (
-            f"  {row.title:30}{row.cpu:9.0f}{row.ratio:8.2f}{quartiles:>14}{row.p50:9.2f}{row.p99:9.2f}   {_note(row)}"
-        )
-        print(line.rstrip())
+        polls = f"{row.polls:.1f}" if row.polls else ""
+        numbers = f"{row.cpu:9.0f}{row.ratio:8.2f}{quartiles:>14}{row.p50:9.2f}{row.p99:9.2f}{polls:>7}"
+        target = "" if row.limit is None else f"≤ {row.limit:g}  {row.verdict}"
+        print(f"  {'  ' if way else ''}{row.title:{32 if way else 34}}{numbers}   {target}".rstrip(), flush=True)
 
 
-def _note(row: Row) -> str:
-    if row.limit is not None:
-        return f"≤ {row.limit:g}  {row.verdict}"
-    return f"({row.polls:.1f} polls each)" if row.polls else ""
+def print_answered(answered: int, handed_over: Mapping[str, int]) -> None:
+    """How many of the requests for tasks went the short way."""
+    every = answered + sum(handed_over.values())
+    reasons = "".join(f", {reason} {count:,}" for reason, count in handed_over.items())
+    print(f"  the short way answered {answered:,} of {every:,} requests ({answered / every:.2%}){reasons}")
 
 
 def print_memory(growths: Sequence[Growth]) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from bench.cases import Case, Rig, Sample, bare_call
+from bench.cases import Case, Install, Rig, Sample, Way, bare_call
 from bench.servers import Mode
 
 BARE = "bare"
@@ -29,19 +29,21 @@ class Plan:
 
 @dataclass(frozen=True)
 class Row:
-    """One case in one mode. CPU in microseconds for one operation; waits in milliseconds and polls for one."""
+    """One case on one install. CPU in microseconds for one operation; waits in milliseconds and polls for one."""
 
+    install: Install
     mode: Mode
+    way: Way | None
     name: str
     title: str
-    cpu: float
-    ratio: float
-    ratio_low: float
-    ratio_high: float
-    p50: float
-    p99: float
-    rounds: int
-    polls: float
+    cpu: float = 0
+    ratio: float = 0
+    ratio_low: float = 0
+    ratio_high: float = 0
+    p50: float = 0
+    p99: float = 0
+    rounds: int = 0
+    polls: float = 0
     limit: float | None = None
 
     @property
@@ -49,38 +51,41 @@ class Row:
         """Whether the target is met; nothing where there is none."""
         if self.limit is None:
             return ""
-        return "PASS" if self.ratio <= self.limit else "MISS"
+        return "ok" if self.ratio <= self.limit else "MISSED"
 
 
-def measure_mode(rig: Rig, mode: Mode, cases: Sequence[Case], plan: Plan) -> list[Row]:
-    """All rounds of one response mode, as rows: the bare server's first."""
+def measure(rig: Rig, mode: Mode, install: Install, cases: Sequence[Case], plan: Plan) -> list[Row]:
+    """All rounds of one install, as rows: the bare server's first."""
     _warm_up(rig, cases, plan.operations)
     bare = [bare_call(rig, plan.operations)]
-    ours: dict[str, list[Sample]] = {case.name: [] for case in cases}
-    ratios: dict[str, list[float]] = {case.name: [] for case in cases}
+    ours: list[list[Sample]] = [[] for _ in cases]
+    ratios: list[list[float]] = [[] for _ in cases]
     for _ in range(plan.rounds):
-        if time.monotonic() > plan.until and all(ours.values()):
+        if time.monotonic() > plan.until and all(ours):
             break
-        for case in cases:
-            ours[case.name].append(case.run(rig, plan.operations))
+        for case, samples, over_bare in zip(cases, ours, ratios, strict=True):
+            samples.append(case.run(rig.ours[case.way], plan.operations))
             bare.append(bare_call(rig, plan.operations))
-            ratios[case.name].append(_cpu(ours[case.name][-1]) / statistics.mean(map(_cpu, bare[-2:])))
-    first = _row(mode, Case(BARE, "bare SDK, plain tools/call", bare_call), bare, [1.0])
-    return [first, *(_row(mode, case, ours[case.name], ratios[case.name]) for case in cases)]
+            over_bare.append(_cpu(samples[-1]) / statistics.mean(map(_cpu, bare[-2:])))
+    first = _row(Row(install, mode, None, BARE, "bare SDK, plain tools/call"), bare, [1.0])
+    rows = [
+        Row(install, mode, case.way, case.name, case.title, limit=case.limits.get(install) if mode == "sse" else None)
+        for case in cases
+    ]
+    return [first, *map(_row, rows, ours, ratios)]
 
 
 def _warm_up(rig: Rig, cases: Sequence[Case], operations: int) -> None:
-    for run in (bare_call, *(case.run for case in cases)):
-        run(rig, operations // 2)
+    bare_call(rig, operations // 2)
+    for case in cases:
+        case.run(rig.ours[case.way], operations // 2)
 
 
-def _row(mode: Mode, case: Case, samples: Sequence[Sample], ratios: Sequence[float]) -> Row:
+def _row(row: Row, samples: Sequence[Sample], ratios: Sequence[float]) -> Row:
     waits = sorted(wait for sample in samples for wait in sample.waits)
     low, high = _quartiles(ratios)
-    return Row(
-        mode=mode,
-        name=case.name,
-        title=case.title,
+    return replace(
+        row,
         cpu=statistics.median(map(_cpu, samples)),
         ratio=statistics.median(ratios),
         ratio_low=low,
@@ -89,7 +94,6 @@ def _row(mode: Mode, case: Case, samples: Sequence[Sample], ratios: Sequence[flo
         p99=waits[len(waits) * 99 // 100] / 1e6,
         rounds=len(samples),
         polls=statistics.median(sample.polls / sample.operations for sample in samples),
-        limit=case.limit,
     )
 
 

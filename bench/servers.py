@@ -21,7 +21,13 @@ Mode: TypeAlias = Literal["sse", "json"]
 START_LIMIT = 300.0
 """Seconds to wait until a server listens; only one that hangs, or that starts with a large backlog, needs them."""
 
+SETTLE = 0.005
+"""Seconds for a server to finish what it does after its last answer, before its CPU is read."""
+
 ROOT = Path(__file__).parent.parent
+FAST = Path(sys.prefix) / "fast"
+"""Where `make setup` puts what the extra `fast` is made of: beside the environment, so that a server that is not told
+to use it is served as on a stock install."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -50,37 +56,32 @@ class Server:
 
 
 @contextmanager
-def bare_server(mode: Mode) -> Generator[Server]:
+def bare_server(mode: Mode, *, fast: bool = False) -> Generator[Server]:
     """The bare SDK server, while the block lasts."""
-    with _serving(["bench.bare_server", *_json_flag(mode)], db=Path(os.devnull)) as server:
+    with _serving(["bench.serve", *_flags(mode, fast)], db=Path(os.devnull), fast=fast) as server:
         yield server
 
 
 @contextmanager
-def mixed_server(
-    mode: Mode, folder: Path, src: Path | None = None, *, memory: bool = False, inline: bool = False
+def task_server(
+    mode: Mode,
+    folder: Path,
+    src: Path | None = None,
+    *,
+    fast: bool = False,
+    memory: bool = False,
+    flags: Sequence[str] = (),
 ) -> Generator[Server]:
-    """The same server with tasks, one of its two tools still plain, while the block lasts; of the tree at `src`.
+    """The same server with tasks, while the block lasts; of the tree at `src`.
 
     Args:
-        memory: Whether its tasks are kept in memory instead of a new SQLite file.
-        inline: Whether callers that speak no tasks get plain calls of the other tool as well.
+        fast: Whether it runs on uvloop and httptools.
+        memory: Whether its tasks are kept in memory instead of a new SQLite file in `folder`.
+        flags: What else to tell it, of the options of `bench.serve`.
     """
-    db = _new_db(folder)
+    db = folder / f"tasks-{time.monotonic_ns()}.db"
     store = ["--memory"] if memory else ["--db", str(db)]
-    command = ["bench.bare_server", *store, *(["--inline"] if inline else []), *_json_flag(mode)]
-    with _serving(command, db=db, src=src) as server:
-        yield server
-
-
-@contextmanager
-def task_server(mode: Mode, folder: Path, *, concurrency: int | None = None) -> Generator[Server]:
-    """The fixture server with a new SQLite file in `folder`, while the block lasts."""
-    db = _new_db(folder)
-    command = ["mcp_tasks.testing.fixture_server", "--db", str(db), *_json_flag(mode)]
-    if concurrency is not None:
-        command += ["--concurrency", str(concurrency)]
-    with _serving(command, db=db) as server:
+    with _serving(["bench.serve", *store, *_flags(mode, fast), *flags], db=db, src=src, fast=fast) as server:
         yield server
 
 
@@ -103,19 +104,15 @@ def fleet_worker(url: str) -> Generator[int]:
         process.wait()
 
 
-def _new_db(folder: Path) -> Path:
-    return folder / f"tasks-{time.monotonic_ns()}.db"
-
-
-def _json_flag(mode: Mode) -> list[str]:
-    return ["--json"] if mode == "json" else []
+def _flags(mode: Mode, fast: bool) -> list[str]:
+    return [*(["--json"] if mode == "json" else []), *(["--fast"] if fast else [])]
 
 
 @contextmanager
-def _serving(command: Sequence[str], *, db: Path, src: Path | None = None) -> Generator[Server]:
+def _serving(command: Sequence[str], *, db: Path, src: Path | None = None, fast: bool = False) -> Generator[Server]:
     port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-m", *command, "--port", str(port)], cwd=ROOT, env=environment(src or ROOT / "src")
+        [sys.executable, "-m", *command, "--port", str(port)], cwd=ROOT, env=environment(src or ROOT / "src", fast=fast)
     )
     try:
         connection = connect(process, port)
@@ -129,9 +126,9 @@ def _serving(command: Sequence[str], *, db: Path, src: Path | None = None) -> Ge
         process.wait()
 
 
-def environment(src: Path) -> dict[str, str]:
-    """What makes a child process import the `mcp_tasks` in `src`, whichever is installed."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(src), str(ROOT)])}
+def environment(src: Path, *, fast: bool = False) -> dict[str, str]:
+    """What makes a child process import the `mcp_tasks` in `src`, whichever is installed; and the extra `fast`."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [src, ROOT, *([FAST] if fast else [])]))}
 
 
 def free_port() -> int:

@@ -3,7 +3,8 @@
 Stores of all sizes are open at once and measured in turns, so that a neighbour on the machine slows all of them. Most
 of what is stored has ended; as many tasks are queued, handed out, parked, due and claimed in each. With `--all` what
 waits grows as well: a tenth of all tasks is queued. The tasks are made by the store; the many are copies of them, made
-by the database, with ids of their own.
+by the database, with ids of their own. A start opens a store and a runtime on it as a server does, until it serves; a
+sweep is all that the runtime looks for from time to time. What expiry does to the event loop is `bench.expiry`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import sqlite3
 import statistics
 import sys
@@ -19,17 +21,22 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
 import psycopg
+from mcp.server import MCPServer
 
 from bench.machine import machine_facts
 from bench.report import print_facts
 from bench.store import make_request
+from mcp_tasks import Tasks
 from mcp_tasks.core import TaskRecord, TaskStatus
-from mcp_tasks.stores import OwnedBy, Store
+from mcp_tasks.engines import LocalEngine
+from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.stores import EVERYBODY, UNOWNED, InSession, OwnedBy, Store, Whose
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.shares import Handing, Limits, Share
 from mcp_tasks.stores.sqlite import SqliteStore
@@ -37,6 +44,21 @@ from tests.helpers.databases import Postgres, postgres
 
 PAGE = 10
 """Ids that a sweep asks for: as many are there in each store."""
+
+OWNER = OwnedBy("owner-1")
+LISTINGS: Mapping[str, tuple[Whose, TaskStatus | None]] = {
+    "of an owner": (OWNER, None),
+    "of an owner, ended": (OWNER, TaskStatus.COMPLETED),
+    "of an owner, waiting": (OWNER, TaskStatus.INPUT_REQUIRED),
+    "of an owner, failed": (OWNER, TaskStatus.FAILED),
+    "of nobody, ended": (UNOWNED, TaskStatus.COMPLETED),
+    "of everybody": (EVERYBODY, None),
+    "of everybody, failed": (EVERYBODY, TaskStatus.FAILED),
+    "of a session, failed": (InSession("session-1"), TaskStatus.FAILED),
+}
+"""What is listed. Of most kinds there are many, of the failed there are none."""
+
+STARTS = 5
 
 SHARE = Share(owner=1_000_000)
 REQUEST = make_request(100)
@@ -65,7 +87,6 @@ async def fill(store: Store) -> None:
     kinds: list[tuple[int, dict[str, Any]]] = [
         (140, {**ended, "retention": timedelta(days=30)}),
         (20, {}),
-        (PAGE, {**ended, "finished_at": now - timedelta(days=2), "retention": timedelta(days=1)}),
         (PAGE, {"status": TaskStatus.INPUT_REQUIRED, "wake_at": now - timedelta(days=1)}),
         (PAGE, {"status": TaskStatus.INPUT_REQUIRED, "wake_at": now + timedelta(days=1)}),
         (PAGE, {**claimed, "worker": "worker-1"}),
@@ -173,6 +194,14 @@ def verbs(store: Store, ids: Iterator[str]) -> Mapping[str, Callable[[], Awaitab
         took["create"] = time.perf_counter() - began
         await store.delete(record.id, expected=1)
 
+    async def forget() -> None:
+        over = {"status": TaskStatus.COMPLETED, "finished_at": now - timedelta(days=2), "retention": timedelta(days=1)}
+        await asyncio.gather(*(store.create(new_record(**over), REQUEST) for _ in range(PAGE)))
+        began = time.perf_counter()
+        forgotten = await store.forget_expired(now, limit=PAGE)
+        took["forget_expired"] = time.perf_counter() - began
+        assert len(forgotten) == PAGE
+
     took: dict[str, float] = {}
 
     def own(act: Callable[[], Awaitable[None]], name: str) -> Callable[[], Awaitable[float]]:
@@ -184,17 +213,21 @@ def verbs(store: Store, ids: Iterator[str]) -> Mapping[str, Callable[[], Awaitab
 
     return {
         "get": lambda: store.get(next(ids)),
+        "versions, of one": lambda: store.versions([next(ids)]),
         "create": own(create, "create"),
         "claim within limits": own(claim, "claim within limits"),
         "queued": lambda: store.queued("bench", limit=PAGE),
         "queued, handed out": lambda: store.queued("bench", handed_out=True, limit=PAGE),
         "due": lambda: store.due("bench", now, limit=PAGE),
         "claimed": lambda: store.claimed("worker-1", limit=PAGE),
-        "expired": lambda: store.expired(now, limit=PAGE),
+        "forget_expired": own(forget, "forget_expired"),
         "hand_out": lambda: store.hand_out("bench", SHARE, mark=False, limit=PAGE),
-        "backlog": lambda: store.backlog("bench"),
+        "backlog": lambda: store.backlog("bench", now),
         "workers": lambda: store.workers("bench"),
-        "list, of an owner": lambda: store.list("bench", OwnedBy("owner-1"), now=now, limit=PAGE),
+        **{
+            f"list, {name}": partial(store.list, "bench", whose, now=now, status=status, limit=PAGE)
+            for name, (whose, status) in LISTINGS.items()
+        },
     }
 
 
@@ -246,6 +279,34 @@ async def run(kind: str, sizes: list[int], rounds: int, where: str, server: Post
     await measure(stores, rounds)
     for store, _ in stores.values():
         await store.close()
+    print("\n| | start | a sweep |\n|---|---|---|")
+    for size, (store, _) in stores.items():
+        print(f"| {size:,} tasks | {await start(store)} |")
+
+
+async def new_runtime(store: Store) -> TaskRuntime:
+    """A runtime of a server without tools, as a server has it."""
+    server, tasks = MCPServer("bench"), Tasks(store)
+    # The many tasks are of tools that the server lacks, and it would say so.
+    logging.getLogger("mcp_tasks").setLevel(logging.ERROR)
+    return await tasks.runtime_for(server, store=store, engine=LocalEngine(16), clock=lambda: datetime.now(UTC))
+
+
+async def start(store: Store) -> str:
+    """How long a start takes, the median of some, and a sweep after it; the first start is the one with cold caches."""
+    starts: list[float] = []
+    sweeps: list[float] = []
+    for _ in range(STARTS):
+        runtime = await new_runtime(store)
+        began = time.perf_counter()
+        await runtime.start()
+        starts.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        await runtime.janitor.sweep()
+        sweeps.append(time.perf_counter() - began)
+        await runtime.stop()
+    started, swept = (f"{statistics.median(times) * 1e3:.1f} ms" for times in (starts, sweeps))
+    return f"{starts[0] * 1e3:.1f} ms, and again {started} | {swept}"
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench.client import BenchError
 from bench.compat import list_tasks
+from bench.serve import NAME
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.stores.sqlite import SqliteStore
 
@@ -18,10 +19,6 @@ LIMIT = 60.0
 
 PAUSE = 0.005
 """Seconds between two looks: short beside a sample."""
-
-
-NAMESPACE = "mcp-tasks-fixture"
-"""The name of the server that is measured."""
 
 
 class Watch:
@@ -40,10 +37,10 @@ class Watch:
         self._until_false(self._any_queued)
 
     async def _several_working(self) -> bool:
-        return len(await list_tasks(self._store, NAMESPACE, status=TaskStatus.WORKING, limit=2)) > 1
+        return len(await list_tasks(self._store, NAME, status=TaskStatus.WORKING, limit=2)) > 1
 
     async def _any_queued(self) -> bool:
-        return bool((await self._store.queued(NAMESPACE, limit=1)).ids)
+        return bool((await self._store.queued(NAME, limit=1)).ids)
 
     def _until_false(self, question: Callable[[], Awaitable[bool]]) -> None:
         self._runner.run(_poll(question))

@@ -6,11 +6,12 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 
 import psycopg
 import pytest
 
-from mcp_tasks.core import JournalEntry, Outcome, TaskRequest
+from mcp_tasks.core import JournalEntry, Outcome, TaskRequest, TaskStatus
 from mcp_tasks.errors import StoreCorrupt, TaskUnreadable
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.stores.codec import Codec
@@ -92,6 +93,18 @@ async def test_a_damaged_row_is_one_unreadable_task(
     assert await store.versions(["bad"]) == {"bad": 2}
     await store.delete("bad", expected=2)
     assert await store.get("bad") is None
+
+
+async def test_what_cannot_be_read_expires_like_any_other(store: PostgresStore, url: str) -> None:
+    over = {"status": TaskStatus.FAILED, "finished_at": NOON, "retention": timedelta(0)}
+    for task_id in ("before", "bad"):
+        record = make_record(id=task_id, namespace="demo", owner="alice", version=3, **over)
+        await store.save(record, expected=2)
+    readable = await store.get("before")
+    assert execute(url, DAMAGES["not UTF-8"]) == 1
+    forgotten = await store.forget_expired(NOON, limit=9, records=True)
+    assert {task.task_id: task.record for task in forgotten} == {"before": readable, "bad": None}
+    assert await store.versions(IDS) == {"behind": 2}
 
 
 async def test_a_damaged_part_is_told_by_the_verb_that_reads_it(store: PostgresStore, url: str) -> None:

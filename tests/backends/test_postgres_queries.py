@@ -13,7 +13,7 @@ import pytest
 
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.stores.base import EVERYBODY, UNOWNED, ChildrenOf, InSession, OwnedBy, Whose
-from mcp_tasks.stores.postgres import PostgresStore, database, handing, queries
+from mcp_tasks.stores.postgres import PostgresStore, database, handing, queries, writes
 from mcp_tasks.stores.shares import Share
 from mcp_tasks.testing.clock import NOON
 from tests.helpers.databases import postgres
@@ -67,7 +67,7 @@ STATEMENTS: dict[str, tuple[database.Query, set[str]]] = {
     "not handed out": (queries.queued("demo", handed_out=False, cursor=None, limit=10), {"queued"}),
     "due": (queries.due("demo", NOON, cursor="5.x", limit=10), {"due"}),
     "claimed": (queries.claimed("w", cursor="5.x", limit=10), {"claimed"}),
-    "expired": (queries.expired(NOON, limit=10), {"expires"}),
+    "forget expired": (writes.forget_expired(NOON, limit=10, states=False), {"expires", "id"}),
     "hand out": ((handing.LOOK, LOOK), {"waiting", "in_hand_of_owner", "in_hand_of_tool"}),
     "everybody": (listing(EVERYBODY), {"status"}),
     "everybody in a status": (listing(EVERYBODY, TaskStatus.WORKING), {"status"}),

@@ -227,6 +227,21 @@ async def test_damaged_places_stop_neither_the_task_nor_others(store: RedisStore
     assert [record.id for record in await listed(store)] == ["before", "after"]
 
 
+@pytest.mark.parametrize("field", ["s", "ix", "n", "o"])
+async def test_what_cannot_be_read_expires_like_any_other(store: RedisStore, redis: Any, bad: str, field: str) -> None:
+    over = {"status": TaskStatus.FAILED, "finished_at": NOON, "retention": timedelta(0)}
+    for record in (BEFORE, BAD):
+        await store.save(replace(record, version=2, **over), expected=1)
+    readable = await store.get("before")
+    await redis.hset(bad, field, b"\xc1 no such thing")
+    forgotten = await store.forget_expired(NOON, limit=9, records=True)
+    assert [(task.task_id, task.version) for task in forgotten] == [("before", 2), ("bad", 2)]
+    assert forgotten[0].record == readable
+    assert forgotten[1].record is None or field != "s"
+    assert await store.versions(["before", "bad", "after"]) == {"after": 1}
+    assert list(await store.forget_expired(NOON, limit=9)) == []
+
+
 async def test_anybody_may_publish_anything(store: RedisStore, redis: Any, server: Valkey, prefix: str) -> None:
     peer = RedisStore(server.url, prefix=prefix)
     await peer.open()

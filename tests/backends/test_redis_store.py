@@ -18,9 +18,10 @@ from redis.crc import key_slot
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskStatus
 from mcp_tasks.errors import InvalidOption, UsageError
 from mcp_tasks.stores import Store
-from mcp_tasks.stores.base import EVERYBODY, Hint, InSession
+from mcp_tasks.stores.base import EVERYBODY, Forgotten, Hint, InSession
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.redis import RedisStore
+from mcp_tasks.stores.redis.writes import LOOKS
 from mcp_tasks.stores.shares import Handing, Limits, Share
 from mcp_tasks.stores.url import store_from_url
 from mcp_tasks.testing import make_record, make_request
@@ -154,7 +155,7 @@ def verbs_on(store: RedisStore, record: TaskRecord) -> list[Callable[[], Awaitab
         lambda: store.queued("", limit=9),
         lambda: store.due("", NOON, limit=9),
         lambda: store.claimed("worker", limit=9),
-        lambda: store.expired(NOON, limit=9),
+        lambda: store.forget_expired(NOON, limit=9),
         lambda: store.hand_out("", Share(owner=1), limit=9),
         lambda: store.hand_back(record.id),
         lambda: store.backlog("", NOON),
@@ -245,11 +246,20 @@ async def test_what_the_server_removed_leaves_the_indexes_with_the_next_sweep(
     assert await store.get("1") is None
     again = make_record(id="again")
     assert await store.create(again, REQUEST, key="1") == again
-    assert list(await store.expired(NOON + DAY, limit=1)) == [Hint("kept", 1)]
-    await store.delete("kept", expected=1)
+    assert list(await store.forget_expired(NOON + DAY, limit=1)) == [Forgotten("kept", 1)]
     await store.delete("again", expected=1)
     left = {key.split(":", 1)[1] for key in await keys_of(redis, prefix)}
     assert left == {"meta"}
+
+
+@pytest.mark.anyio
+async def test_what_the_server_removed_hides_nothing_behind_it(store: RedisStore, redis: Any, prefix: str) -> None:
+    gone = [make_record(id=f"{number}", retention=timedelta(0)) for number in range(LOOKS + 5)]
+    await asyncio.gather(*(store.create(replace(ended(record), version=1), REQUEST) for record in gone))
+    await redis.delete(*(row(prefix, record.id) for record in gone))
+    last = make_record(id="last", retention=timedelta(seconds=1))
+    await store.create(replace(ended(last), version=1), REQUEST)
+    assert list(await store.forget_expired(NOON + DAY, limit=1)) == [Forgotten("last", 1)]
 
 
 class WatchedCipher:

@@ -16,7 +16,7 @@ import pytest
 
 from mcp_tasks.core import InputBook, InputRequest, JournalEntry, Outcome, Progress, TaskRecord, TaskStatus
 from mcp_tasks.errors import StoreCorrupt, TaskUnreadable
-from mcp_tasks.stores.base import EVERYBODY, OwnedBy, Whose
+from mcp_tasks.stores.base import EVERYBODY, Forgotten, OwnedBy, Whose
 from mcp_tasks.stores.shares import Share
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record, make_request
@@ -104,6 +104,18 @@ async def test_a_damaged_row_is_one_unreadable_task(store: SqliteStore, damage: 
     assert await store.versions(["bad", "after"]) == {"bad": 1, "after": 1}
     await store.delete("bad", expected=1)
     assert await store.get("bad") is None
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_what_cannot_be_read_expires_like_any_other(store: SqliteStore, damage: str) -> None:
+    over = {"status": TaskStatus.FAILED, "finished_at": NOON, "retention": timedelta(0)}
+    for record in (BEFORE, BAD):
+        await store.save(replace(record, version=2, **over), expected=1)
+    execute(store, DAMAGES[damage])
+    forgotten = await store.forget_expired(NOON, limit=9, records=True)
+    assert list(forgotten) == [Forgotten("before", 2, replace(BEFORE, version=2, **over)), Forgotten("bad", 2)]
+    assert await store.versions(["before", "bad", "after"]) == {"after": 1}
+    assert await steps_of(store, "bad") == []
 
 
 WRONG_FIELDS: Sequence[dict[str, Any]] = [

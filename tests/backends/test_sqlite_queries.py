@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import anyio
@@ -15,7 +16,7 @@ import pytest
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.stores import Hint
 from mcp_tasks.stores.base import EVERYBODY, UNOWNED, ChildrenOf, InSession, OwnedBy, Whose
-from mcp_tasks.stores.sqlite import SqliteStore, queries, waiting
+from mcp_tasks.stores.sqlite import SqliteStore, expiring, queries, waiting
 from mcp_tasks.testing import make_record, make_request
 
 REQUEST = make_request()
@@ -42,6 +43,7 @@ QUERIES: dict[str, queries.Query] = {
     "outcome": (queries.OUTCOME, {"id": "x", "limit": 1}),
     "journal": (queries.JOURNAL, {"id": "x", "after": 3, "limit": 1}),
     "note": (queries.NOTE, ("x", "y")),
+    "version": (queries.VERSION, ("x",)),
     "versions": next(queries.versions(["x", "y"])),
 }
 
@@ -86,10 +88,27 @@ LISTINGS: dict[str, tuple[Whose, TaskStatus | None, str]] = {
 @pytest.mark.parametrize("name", LISTINGS)
 async def test_a_listing_looks_only_at_what_is_on_its_page(store: SqliteStore, name: str) -> None:
     whose, status, index = LISTINGS[name]
-    query = queries.listing("x", whose, now=NOW, status=status, cursor="1.x", limit=1)
-    # One step: found by all that is asked for, from where the last page ended, and in order, so nothing is sorted.
-    (step,) = plan_of(store, query)
-    assert step == f"SEARCH tasks USING INDEX {index} (created,id)>(?,?))"
+    listing = queries.Listing("x", whose, now=NOW, status=status, cursor="1.x", limit=1)
+    # Found by all that is asked for, from where the last page ended, and in order: nothing is sorted, or kept.
+    plan = plan_of(store, listing.page)
+    assert [step.split(" ", 1)[0] for step in plan] == ["CO-ROUTINE", "SEARCH", "SCAN"]
+    assert plan[1] == f"SEARCH tasks USING INDEX {index} (created,id)>(?,?))"
+    # The end of what was looked at is found in the index alone.
+    assert plan_of(store, listing.last) == [f"SEARCH tasks USING COVERING INDEX {index} (created,id)>(?,?))"]
+
+
+@pytest.mark.anyio
+async def test_a_listing_that_passes_over_many_gives_a_short_page_and_goes_on_behind_them(store: SqliteStore) -> None:
+    over = make_record(status=TaskStatus.COMPLETED, finished_at=NOW, retention=timedelta(0), session="s", owner="a")
+    ids = [f"t{number:05}" for number in range(queries.LOOKS * 2)]
+    last = replace(over, id="u", retention=None, version=1)
+    await asyncio.gather(*(store.create(replace(over, id=task_id), REQUEST) for task_id in ids))
+    await store.create(last, REQUEST)
+    for whose in (EVERYBODY, OwnedBy("a"), InSession("s")):
+        pages = [await store.list("", whose, now=NOW, limit=5)]
+        while pages[-1].cursor is not None:
+            pages.append(await store.list("", whose, now=NOW, limit=5, cursor=pages[-1].cursor))
+        assert [list(page.records) for page in pages] == [[], [last]]
 
 
 @pytest.mark.anyio
@@ -106,7 +125,6 @@ async def test_polls_listings_sweeps_and_listeners_never_touch_what_is_beside_a_
     assert list((await store.claimed("worker", limit=9)).ids) == [record.id]
     assert list((await store.queued("demo", limit=9)).ids) == []
     assert list((await store.due("demo", NOW, limit=9)).ids) == []
-    assert list(await store.expired(NOW, limit=9)) == []
     assert await store.versions([record.id]) == {record.id: 1}
     assert await store.workers("demo") == {"worker": 0}
     await store.save(replace(record, version=2), expected=1)
@@ -122,7 +140,7 @@ SWEEPS: dict[str, tuple[queries.Query, str]] = {
     "not handed out": (queries.queued("x", handed_out=False, cursor="1.x", limit=1), "tasks_queued"),
     "due": (queries.due("x", NOW, cursor="1.x", limit=1), "tasks_due"),
     "claimed": (queries.claimed("x", cursor="1.x", limit=1), "tasks_claimed"),
-    "expired": (queries.expired(NOW, limit=1), "tasks_expires"),
+    "any expired": (expiring.any_expired(NOW), "tasks_expires"),
 }
 
 
@@ -171,3 +189,11 @@ async def test_a_backlog_is_read_from_its_index(store: SqliteStore) -> None:
     searches = [step for step in plan_of(store, queries.backlog("x", NOW)) if "tasks" in step]
     assert len(searches) == 5
     assert all(step.startswith("SEARCH tasks USING COVERING INDEX tasks_backlog (namespace=?") for step in searches)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("sql", [expiring.IDS, expiring.STATES, expiring.DELETE])
+async def test_what_has_expired_is_found_and_removed_by_seeks(store: SqliteStore, sql: str) -> None:
+    plan = plan_of(store, (sql, (1, 1)))
+    assert [step for step in plan if step.startswith("SCAN") or "TEMP" in step] == []
+    assert [step for step in plan if "tasks_expires (expires<?)" in step]

@@ -142,7 +142,7 @@ async def test_tasks_of_the_first_release_are_found_by_the_server_that_opens_the
         assert list((await store.queued("demo", limit=9)).ids) == ["queued", "lone \ud800 surrogate"]
         assert list((await store.due("demo", TOMORROW, limit=9)).ids) == ["asleep"]
         assert list((await store.claimed("a process of yesterday", limit=9)).ids) == ["held"]
-        assert [hint.task_id for hint in await store.expired(TOMORROW, limit=9)] == ["ended"]
+        assert [task.task_id for task in await store.forget_expired(TOMORROW, limit=9)] == ["ended"]
         # When it was last alive by a clock of then says nothing now.
         assert await store.workers("demo") == {"a process of yesterday": 0}
 
@@ -158,7 +158,7 @@ async def test_tasks_of_the_second_schema_are_found_where_they_were(second: Path
         assert {record.id for record in page.records} == {
             fields["id"] for fields in SCHEMA_2.tasks if fields["namespace"] == "demo"
         }
-        expired = {hint.task_id for hint in await store.expired(TOMORROW, limit=9)}
+        expired = {task.task_id for task in await store.forget_expired(TOMORROW, limit=9)}
         assert expired == {"completed", "failed", "cancelled", "large"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 
@@ -90,6 +91,11 @@ class FailingStore(MemoryStore):
         if self.fails:
             raise self.failure
         return await super().get(task_id)
+
+    async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
+        if self.fails:
+            raise self.failure
+        return await super().versions(task_ids)
 
 
 @pytest.mark.requirement("errors/internal")

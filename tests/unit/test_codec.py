@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from cryptography.exceptions import InvalidTag
@@ -25,13 +28,13 @@ from mcp_tasks.core import (
     TaskRequest,
     TaskStatus,
 )
-from mcp_tasks.core.json_bytes import is_large
+from mcp_tasks.core.json_bytes import encode_json, is_large
 from mcp_tasks.errors import TaskUnreadable, ValueNotStorable
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import decode_cursor, encode_cursor, expiry, from_micros, ready, sort_key, to_micros
 from mcp_tasks.stores.sqlite.old_rows import add_functions
 from mcp_tasks.testing import make_record, make_request
-from mcp_tasks.testing.strategies import entries, outcomes, records, requests
+from mcp_tasks.testing.strategies import entries, json_values, outcomes, records, requests
 from tests.helpers.cipher import AesCipher
 
 CREATED = datetime(2026, 2, 28, 23, 59, 59, 999_999, tzinfo=UTC)
@@ -279,6 +282,63 @@ def test_what_is_no_json_cannot_be_stored() -> None:
         CODEC.encode_request("task", make_request(arguments={"x": object()}))
     with pytest.raises(ValueNotStorable, match="cannot be written as JSON"):
         CODEC.encode_value("task", {1, 2}, False)
+
+
+@pytest.mark.parametrize("odd", [CREATED, b"bytes", {"a set"}, Decimal(1), UUID(int=1), Path("/")], ids=repr)
+@pytest.mark.parametrize("field", ["status_message", "session", "progress"])
+def test_nothing_that_is_no_json_is_made_json_of(field: str, odd: Any) -> None:
+    value = Progress(progress=odd) if field == "progress" else odd
+    with pytest.raises(ValueNotStorable):
+        Codec().encode_state(make_record(**{field: value}))
+
+
+ODD_JSON: Sequence[bytes] = [
+    *(b'"\\ud800"', b'"\\ud83d\\ude00"', b'"\xed\xa0\x80"', b'"\xff"', b'"\x01"', b'"\\u0000"', b'"\\x"', b'"open'),
+    *(
+        b"NaN",
+        b"-NaN",
+        b"nan",
+        b"[Infinity,-Infinity]",
+        b"-Inf",
+        b"1e999",
+        b"0.1e-400",
+        b"5e-324",
+        b"-0",
+        b"-0.0",
+        b"01",
+    ),
+    *(b"1.", b"+1", b"1e5", b"9007199254740993", b"1" * 40, b"-" + b"9" * 5_000, b"2.2250738585072011e-308"),
+    *(
+        b"",
+        b" 1 ",
+        b"\xef\xbb\xbf1",
+        b"\x00",
+        b"tru",
+        b"[1,]",
+        b"{'a':1}",
+        b'{"a":1,"a":2}',
+        b'{"a":1} x',
+        b"[" * 300 + b"]" * 300,
+    ),
+    *("[1]".encode("utf-16"), b'{"a":1,}', b"//1\n1", b"[" * 100_000),
+]
+
+
+@pytest.mark.parametrize("data", ODD_JSON, ids=lambda data: repr(data[:20]))
+def test_bytes_are_read_as_the_standard_library_reads_them(data: bytes) -> None:
+    try:
+        expected = repr(json.loads(data))
+    except (ValueError, RecursionError):
+        with pytest.raises(TaskUnreadable):
+            Codec().decode_entry("task", "step", "key", data, number=1)
+    else:
+        assert repr(Codec().decode_entry("task", "step", "key", data, number=1).value) == expected
+
+
+@given(value=json_values())
+def test_values_are_read_as_the_standard_library_reads_them(value: Any) -> None:
+    data = encode_json(value)
+    assert repr(Codec().decode_entry("task", "step", "key", data, number=1).value) == repr(json.loads(data))
 
 
 def test_a_newer_format_is_refused_with_its_number() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from itertools import pairwise
 
 import anyio
@@ -15,7 +16,7 @@ from mcp_tasks.errors import StoreUnavailable, UnknownTask
 from mcp_tasks.runtime import Ending, Run
 from mcp_tasks.runtime.expiry import PER_SWEEP, SLICE
 from mcp_tasks.runtime.queue_sweep import BATCH
-from mcp_tasks.stores import MemoryStore
+from mcp_tasks.stores import Forgotten, MemoryStore
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.testing import FakeClock
 from tests.unit.losing import ANOTHER, HOUR, SECOND, claimed_by, sweep_for
@@ -412,9 +413,10 @@ class CountingStore(MemoryStore):
         super().__init__()
         self.removed = 0
 
-    async def delete(self, task_id: str, *, expected: int) -> None:
-        await super().delete(task_id, expected=expected)
-        self.removed += 1
+    async def forget_expired(self, now: datetime, *, limit: int, records: bool = False) -> Sequence[Forgotten]:
+        forgotten = await super().forget_expired(now, limit=limit, records=records)
+        self.removed += len(forgotten)
+        return forgotten
 
 
 async def test_a_start_does_not_wait_for_expired_tasks_and_sweeps_remove_so_many_at_a_time() -> None:

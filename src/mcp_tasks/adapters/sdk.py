@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 from mcp.server import ServerRequestContext
+from mcp.server.auth.middleware.auth_context import get_access_token
+from mcp.server.auth.provider import principal_components
 from mcp.server.context import CallNext, HandlerResult
 from mcp.server.extension import MethodBinding
-from mcp.server.request_state import authenticated_principal
+from mcp.server.request_state import compact_json
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, CallToolRequestParams
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel
@@ -33,21 +35,27 @@ _RESERVED = "io.modelcontextprotocol/"
 def caller_of(ctx: RequestContext) -> Caller:
     """Who calls, as the SDK knows it."""
     if ctx.protocol_version in _MODERN:
-        # As they came, not dumped from the SDK's models again: a run has them parsed by the SDK, as this call had.
-        envelope = request_meta(ctx)
-        info = envelope.get(CLIENT_INFO_META_KEY)
-        capabilities = envelope.get(CLIENT_CAPABILITIES_META_KEY)
-    else:
-        handshake = ctx.session.client_params
-        info = None if handshake is None else _dumped(handshake.client_info)
-        capabilities = None if handshake is None else _dumped(handshake.capabilities)
+        # Starlette's headers: by lower-case name, and found in whatever case they are asked for.
+        return modern_caller(ctx.protocol_version, request_meta(ctx), getattr(ctx.request, "headers", {}))
+    handshake = ctx.session.client_params
     return Caller(
         protocol_version=ctx.protocol_version,
-        principal=authenticated_principal(ctx),
-        capabilities=_object(capabilities) or {},
-        client_info=_object(info),
-        # Starlette's: by lower-case name, and found in whatever case they are asked for.
+        principal=_principal(),
+        capabilities={} if handshake is None else _dumped(handshake.capabilities),
+        client_info=None if handshake is None else _dumped(handshake.client_info),
         headers=getattr(ctx.request, "headers", {}),
+    )
+
+
+def modern_caller(version: str, meta: Mapping[str, Any], headers: Mapping[str, str]) -> Caller:
+    """Who calls on a wire where every request says so itself, in its `_meta`."""
+    # As they came, not dumped from the SDK's models again: a run has them parsed by the SDK, as this call had.
+    return Caller(
+        protocol_version=version,
+        principal=_principal(),
+        capabilities=_object(meta.get(CLIENT_CAPABILITIES_META_KEY)) or {},
+        client_info=_object(meta.get(CLIENT_INFO_META_KEY)),
+        headers=headers,
     )
 
 
@@ -56,17 +64,19 @@ def task_request(params: CallToolRequestParams, ctx: RequestContext, caller: Cal
 
     The legacy `params.task` is left out: SEP-2663 has servers treat it as unknown.
     """
-    request = request_of(ctx, caller, name=params.name, arguments=params.arguments or {})
+    request = request_of(ctx.method, request_meta(ctx), caller, name=params.name, arguments=params.arguments or {})
     return replace(request, input_responses=_responses(params), request_state=params.request_state)
 
 
-def request_of(ctx: RequestContext, caller: Caller, *, name: str, arguments: Mapping[str, Any]) -> TaskRequest:
+def request_of(
+    method: str, meta: Mapping[str, Any], caller: Caller, *, name: str, arguments: Mapping[str, Any]
+) -> TaskRequest:
     """What a run needs of any request, whichever method it is of, with the `_meta` that is the caller's own."""
-    own = {key: value for key, value in request_meta(ctx).items() if not key.startswith(_RESERVED)}
+    own = {key: value for key, value in meta.items() if not key.startswith(_RESERVED)}
     # It ends with the request, or is kept by whoever goes on to use it.
     own.pop("progressToken", None)
     return TaskRequest(
-        method=ctx.method,
+        method=method,
         name=name,
         arguments=arguments,
         meta=own,
@@ -177,6 +187,13 @@ def request_meta(ctx: RequestContext) -> Mapping[str, Any]:
     """The `_meta` of a request as it came; empty if there is none."""
     meta = (ctx.params or {}).get("_meta")
     return cast("Mapping[str, Any]", meta) if isinstance(meta, Mapping) else {}
+
+
+def _principal() -> str | None:
+    """The identity that the request was authenticated with, in the SDK's words for it (`authenticated_principal`, for
+    who has no context of a request)."""
+    token = get_access_token()
+    return None if token is None else compact_json(principal_components(token))
 
 
 def _object(value: Any) -> dict[str, Any] | None:

@@ -11,5 +11,16 @@ from mcp_tasks.protocol.listen import Listening
 from mcp_tasks.protocol.message import Message
 from mcp_tasks.protocol.methods import TasksProtocol
 from mcp_tasks.protocol.modern import ModernDialect
+from mcp_tasks.protocol.texts import Texts
 
-__all__ = ["Caller", "Dialect", "Dialects", "Listening", "Message", "ModernDialect", "RpcError", "TasksProtocol"]
+__all__ = [
+    "Caller",
+    "Dialect",
+    "Dialects",
+    "Listening",
+    "Message",
+    "ModernDialect",
+    "RpcError",
+    "TasksProtocol",
+    "Texts",
+]

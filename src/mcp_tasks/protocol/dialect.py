@@ -81,6 +81,10 @@ class Dialect(Protocol):
         """The answer to `tasks/get`."""
         ...
 
+    def moving(self, record: TaskRecord, now: datetime) -> JsonObject:
+        """Those fields of the answer to `tasks/get` that depend on when it is given."""
+        ...
+
     def acknowledgement(self) -> Message:
         """The answer to `tasks/update` and `tasks/cancel`."""
         ...

@@ -24,6 +24,7 @@ from mcp_tasks.protocol.errors import RpcError, refusing
 from mcp_tasks.protocol.listen import Listening, honoured
 from mcp_tasks.protocol.message import Message
 from mcp_tasks.protocol.outcome import outcome_of
+from mcp_tasks.protocol.texts import Texts
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.wire.headers import NAME_HEADER, decode_header
 
@@ -93,14 +94,21 @@ class TasksProtocol:
 
     async def get(self, caller: Caller, params: JsonObject) -> Message:
         """`tasks/get`: the task with its outcome or its open questions."""
-        dialect = self.enter(caller, "tasks/get")
-        task_id, runtime = dialect.parse_task_id(params), self._runtime()
-        self._check_name_header(caller, task_id)
-        with refusing():
-            record, outcome = await runtime.reading.get_with_outcome(task_id, owner=self.owner(caller))
-            _check_method(record, dialect)
-            outcome = outcome or await outcome_of(runtime, record)
-        return dialect.task(record, outcome, runtime.now())
+        dialect, task_id = self._asked_for(caller, params)
+        _, answer = await self._look(dialect, task_id, self.owner(caller))
+        return answer
+
+    async def get_text(self, caller: Caller, params: JsonObject, texts: Texts) -> bytes:
+        """The same as JSON: what was said before, if the task is still as it was then."""
+        dialect, task_id = self._asked_for(caller, params)
+        owner, runtime = self.owner(caller), self._runtime()
+        text = texts.find(task_id)
+        if text is not None:
+            with refusing():
+                if await runtime.reading.is_current(text.record, owner=owner):
+                    return text.at(runtime.now())
+        record, answer = await self._look(dialect, task_id, owner)
+        return texts.add(dialect, record, answer).at(runtime.now())
 
     async def update(self, caller: Caller, params: JsonObject) -> Message:
         """`tasks/update`: take answers to open questions. Acknowledged once they are durable."""
@@ -120,6 +128,20 @@ class TasksProtocol:
         with refusing():
             await self._runtime().cancel(record, CANCELLED_BY_CLIENT, actor=actor_of(record))
         return dialect.acknowledgement()
+
+    def _asked_for(self, caller: Caller, params: JsonObject) -> tuple[Dialect, str]:
+        dialect = self.enter(caller, "tasks/get")
+        task_id = dialect.parse_task_id(params)
+        self._check_name_header(caller, task_id)
+        return dialect, task_id
+
+    async def _look(self, dialect: Dialect, task_id: str, owner: str | None) -> tuple[TaskRecord, Message]:
+        runtime = self._runtime()
+        with refusing():
+            record, outcome = await runtime.reading.get_with_outcome(task_id, owner=owner)
+            _check_method(record, dialect)
+            outcome = outcome or await outcome_of(runtime, record)
+        return record, dialect.task(record, outcome, runtime.now())
 
     # subscriptions/listen
 

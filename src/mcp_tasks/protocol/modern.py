@@ -19,6 +19,7 @@ from mcp_tasks.wire import (
     EXTENSION_ID,
     render_created,
     render_detailed,
+    render_moving,
     render_outcome,
     render_result,
     render_task,
@@ -99,6 +100,10 @@ class ModernDialect:
     def task(self, record: TaskRecord, outcome: Outcome | None, now: datetime) -> Message:
         """`GetTaskResult`."""
         return Message(fields=render_task(record, now), large=render_outcome(record, outcome))
+
+    def moving(self, record: TaskRecord, now: datetime) -> JsonObject:
+        """`ttlMs` and `pollIntervalMs`."""
+        return render_moving(record, now)
 
     def acknowledgement(self) -> Message:
         """An empty result: no task fields."""

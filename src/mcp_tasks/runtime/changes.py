@@ -58,6 +58,7 @@ class Changes:
         self._origin = origin
         # Not a dict: finding the first of one from which many were taken takes the longer the more there were.
         self._written: OrderedDict[str, int] = OrderedDict()
+        self._being_written: dict[str, int] = {}
         self._is_over = False
 
     def end(self) -> None:
@@ -116,7 +117,13 @@ class Changes:
         history = _apply(record, events, self._now())
         changed = history[-1]
         if changed is not record:
-            await self._store.save(changed, expected=record.version, entries=entries, outcome=outcome, limits=limits)
+            self._being_written[record.id] = changed.version
+            try:
+                await self._store.save(
+                    changed, expected=record.version, entries=entries, outcome=outcome, limits=limits
+                )
+            finally:
+                self._being_written.pop(record.id, None)
             self._remember(changed)
             self._saw(changed)
             self._observe_all(history, events, actor)
@@ -167,6 +174,16 @@ class Changes:
         if record is not None:
             self._observe(record, TaskDeleted(), None, actor)
 
+    async def forget_expired(self, *, limit: int, actor: Actor) -> int:
+        """Forget some tasks whose time after the end is over; how many."""
+        told = self._observers.want(TaskDeleted)
+        forgotten = await self._store.forget_expired(self._now(), limit=limit, records=told)
+        for task in forgotten:
+            # Of what cannot be read there is no record to be shown.
+            if task.record is not None:
+                self._observe(task.record, TaskDeleted(), None, actor)
+        return len(forgotten)
+
     async def _last_seen(self, task_id: str) -> TaskRecord | None:
         try:
             return await self._store.get(task_id)
@@ -175,11 +192,12 @@ class Changes:
             return None
 
     def wrote(self, hint: Hint) -> bool:
-        """Whether the change was made here, or one after it, as far as is remembered.
+        """Whether the change was made here, or one after it, as far as is remembered; or is just being made here.
 
-        A store that finds changes by looking gives a process hints of its own changes too.
+        A store that finds changes by looking gives a process hints of its own changes too, and may see one before the
+        process has been told that it is made. If another's change was first after all, whoever makes ours is told so.
         """
-        return hint.version <= self._written.get(hint.task_id, 0)
+        return hint.version <= max(self._written.get(hint.task_id, 0), self._being_written.get(hint.task_id, 0))
 
     def _remember(self, record: TaskRecord) -> None:
         # Newest last, so that the one that is forgotten is the one whose hint has long come.

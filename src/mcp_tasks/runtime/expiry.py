@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import anyio
 
 from mcp_tasks.core.actor import Actor
-from mcp_tasks.errors import VersionConflict
-from mcp_tasks.stores.base import Hint
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
 
-logger: Final = logging.getLogger(__name__)
-
-SLICE = 50
-"""Tasks that are removed together: enough for a store that groups its commits, few enough for everybody else."""
+SLICE = 100
+"""Tasks that are removed at once: others wait with their writes for as long as that takes."""
 
 PER_SWEEP = 1_000
 """Tasks that one sweep removes at most."""
@@ -39,22 +33,16 @@ class Expiry:
 
     async def sweep(self) -> None:
         """Remove the next ones."""
-        runtime = self._runtime
         self.is_behind = False
-        for _ in range(0, PER_SWEEP, SLICE):
-            expired = await runtime.store.expired(runtime.now(), limit=SLICE)
-            await asyncio.gather(*(self._remove(task) for task in expired))
-            if len(expired) < SLICE:
+        removed = 0
+        while removed < PER_SWEEP:
+            slice_ = await self._runtime.changes.forget_expired(limit=SLICE, actor=self._actor)
+            if not slice_:
                 return
+            removed += slice_
             await anyio.sleep(BETWEEN_SLICES)
         self.is_behind = True
 
     async def catch_up(self) -> None:
         """Go on with what one sweep did not do."""
         await self.sweep()
-
-    async def _remove(self, task: Hint) -> None:
-        try:
-            await self._runtime.changes.delete(task.task_id, expected=task.version, actor=self._actor)
-        except VersionConflict:
-            logger.debug("task %s… was removed by another process", task.task_id[:12])

@@ -97,6 +97,9 @@ class Lookout:
                 starting.cancel()
 
     async def _hear(self, hint: Hint, unseen: MemoryObjectSendStream[str]) -> None:
+        if self._runtime.changes.wrote(hint):
+            # Runs and listeners of this process were told then, or are about to be.
+            return
         self._runtime.hints.put(hint)
         run = self._runtime.run_of(hint.task_id)
         if run is None:
@@ -107,7 +110,7 @@ class Lookout:
 
     def _consider(self, hint: Hint, unseen: MemoryObjectSendStream[str]) -> None:
         """Have a task looked at that another process may have queued, if it could be started here."""
-        if self._could_start(hint.task_id) and not self._runtime.changes.wrote(hint):
+        if self._could_start(hint.task_id):
             with contextlib.suppress(anyio.WouldBlock):
                 unseen.send_nowait(hint.task_id)
 

@@ -69,6 +69,18 @@ class Reading:
             return _owned(self._here(task_id, record), owner), outcome
         return await self.get(task_id, owner=owner), None
 
+    async def is_current(self, record: TaskRecord, *, owner: str | None) -> bool:
+        """Whether a task that was read before is still as it was then. No more of it is read than its version.
+
+        Raises:
+            UnknownTask: There is no such task for this owner, by now or at all.
+        """
+        version = (await self._runtime.store.versions((record.id,))).get(record.id)
+        if version is not None and version != record.version:
+            return False
+        _owned(self._here(record.id, None if version is None else record), owner)
+        return True
+
     def _here(self, task_id: str, record: TaskRecord | None) -> TaskRecord:
         runtime = self._runtime
         if record is None or record.namespace != runtime.namespace or is_expired(record, runtime.now()):

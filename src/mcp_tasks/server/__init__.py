@@ -1,5 +1,6 @@
 """What authors of servers use: the `Tasks` object, its options, and its life with the server."""
 
+from mcp_tasks.adapters.asgi import Counts, Handover
 from mcp_tasks.fallback.hosts import HOSTS, Host
 from mcp_tasks.fallback.ways import Fallback, ShownTo, Ways
 from mcp_tasks.protocol import Caller
@@ -16,7 +17,9 @@ __all__ = [
     "HOSTS",
     "Caller",
     "ChangesWiring",
+    "Counts",
     "Fallback",
+    "Handover",
     "Host",
     "Lifespan",
     "ListChanges",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
 from functools import partial
 from hashlib import sha256
 from typing import Any, TypeAlias
@@ -12,7 +13,9 @@ from mcp.server import ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
 from mcp_types import CallToolRequestParams
 
+from mcp_tasks.adapters.asgi import Launch
 from mcp_tasks.adapters.sdk import SdkAdapter, caller_of, task_request
+from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.errors import TasksError
 from mcp_tasks.fallback.calls import ToolCall
 from mcp_tasks.fallback.legs import comes_back
@@ -20,10 +23,10 @@ from mcp_tasks.fallback.room import FallbackRoom
 from mcp_tasks.protocol import Caller, RpcError, TasksProtocol
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server.catalogue import Catalogue
-from mcp_tasks.server.marks import Mark
+from mcp_tasks.server.marks import Mark, ServedTool
 from mcp_tasks.server.options import TaskOptions
 from mcp_tasks.tools.before_body import settle_parameters
-from mcp_tasks.tools.creation import ANNOUNCE_AFTER, answer_call
+from mcp_tasks.tools.creation import ANNOUNCE_AFTER, CallAnswer, answer_call
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
@@ -57,7 +60,7 @@ class Calls:
             if answer is not None:
                 return answer
         # First, because a tool that is not marked pays for this on every call.
-        if self._augment is None and self._catalogue.is_plain(params.name) and not comes_back():
+        if self.is_plain(params.name) and not comes_back():
             return await call_next(ctx)
         mark = await self._mark_for(params)
         if comes_back():
@@ -84,6 +87,22 @@ class Calls:
         except (RpcError, TasksError) as exc:
             raise to_mcp_error(exc) from exc
 
+    def is_plain(self, name: str) -> bool:
+        """Whether calls of the tool are known not to become tasks."""
+        return self._augment is None and self._catalogue.is_plain(name)
+
+    def plan(self, caller: Caller, request: TaskRequest) -> Launch | None:
+        """How to make the task of a call that becomes one at once; None for any other call."""
+        if self._augment is not None or self._fallback.is_companion(request.name):
+            return None
+        tool = self._catalogue.known_tool(request.name)
+        mark = None if tool is None else _that_makes_tasks(tool)
+        if mark is None or not self._protocol.takes_tasks(caller):
+            return None
+        if mark.resolves or mark.asks_first or mark.options.join_running or not mark.takes(request.arguments):
+            return None
+        return None if self._grace(mark, request.arguments) else partial(self._make_task, mark, caller, request)
+
     def can_become_task(self, mark: Mark | None) -> bool:
         """Whether any call of a tool with this mark can become a task."""
         return self._augment is not None if mark is None else mark.options.mode != "forbidden"
@@ -91,23 +110,36 @@ class Calls:
     async def _answer_with_task(
         self, mark: Mark, params: CallToolRequestParams, ctx: RequestContext, caller: Caller
     ) -> HandlerResult:
+        request = task_request(params, ctx, caller)
+        answer = await self._launch(mark, caller, request, self._grace(mark, request.arguments))
+        return await self._adapter.answer(caller, answer)
+
+    async def _make_task(self, mark: Mark, caller: Caller, request: TaskRequest) -> TaskRecord:
+        answer = await self._launch(mark, caller, request, None)
+        if not isinstance(answer, TaskRecord):
+            raise TypeError(f"a call that is answered with its task at once came to {type(answer).__name__}")
+        return answer
+
+    async def _launch(self, mark: Mark, caller: Caller, request: TaskRequest, grace: timedelta | None) -> CallAnswer:
         options, usual = mark.options, self._catalogue.usual
-        grace = options.grace_before_task(usual)
-        if mark.may_refuse(params.arguments or {}):
-            # It shows as soon as the tool begins; then the refusal is the answer, and no task is left.
-            grace = max(grace or ANNOUNCE_AFTER, ANNOUNCE_AFTER)
-        answer = await answer_call(
+        return await answer_call(
             self._runtime(),
-            task_request(params, ctx, caller),
+            request,
             owner=self._protocol.owner(caller),
             retention=options.retention(usual),
             poll_interval=options.poll_interval,
             asks_first=mark.asks_first,
             grace=grace,
-            key=_key_of(mark, params),
+            key=_key_of(mark, request.name, request.arguments),
             joins=mark.options.join_running,
         )
-        return await self._adapter.answer(caller, answer)
+
+    def _grace(self, mark: Mark, arguments: Mapping[str, Any]) -> timedelta | None:
+        grace = mark.options.grace_before_task(self._catalogue.usual)
+        if mark.may_refuse(arguments):
+            # It shows as soon as the tool begins; then the refusal is the answer, and no task is left.
+            return max(grace or ANNOUNCE_AFTER, ANNOUNCE_AFTER)
+        return grace
 
     async def _without_tasks(
         self,
@@ -128,7 +160,7 @@ class Calls:
                 poll_interval=mark.options.poll_interval,
                 settle=settle,
                 asks_first=mark.asks_first,
-                key=_key_of(mark, params),
+                key=_key_of(mark, params.name, params.arguments or {}),
                 max_wait=mark.options.max_wait or self._catalogue.usual.max_wait,
             )
             return await self._fallback.answer(call)
@@ -148,15 +180,19 @@ class Calls:
         if tool.mark is None:
             agreed = self._augment is not None and self._augment(params)
             return Mark(name=params.name, options=TaskOptions(), schema=tool.schema) if agreed else None
-        mode = tool.mark.options.mode
-        if mode == "optional" and self._augment is not None and not self._augment(params):
+        if tool.mark.options.mode == "optional" and self._augment is not None and not self._augment(params):
             return None
-        return None if mode == "forbidden" else tool.mark
+        return _that_makes_tasks(tool)
 
 
-def _key_of(mark: Mark, params: CallToolRequestParams) -> str | None:
+def _that_makes_tasks(tool: ServedTool) -> Mark | None:
+    """The mark of a tool, if it has one and it does not forbid tasks."""
+    return None if tool.mark is None or tool.mark.options.mode == "forbidden" else tool.mark
+
+
+def _key_of(mark: Mark, name: str, arguments: Mapping[str, Any]) -> str | None:
     """What makes the call the same as another one of its owner, for a tool that is to be started once for both."""
     if not mark.options.join_running:
         return None
-    told = json.dumps([params.name, params.arguments or {}], sort_keys=True)
+    told = json.dumps([name, arguments], sort_keys=True)
     return f"call:{sha256(told.encode()).hexdigest()}"

@@ -51,15 +51,21 @@ class Catalogue:
         tool = self.marks.find(name)
         return tool is not None and tool.mark is None
 
-    async def tool(self, name: str) -> ServedTool | None:
-        """The tool that clients call by this name; None if the server is known to have none."""
+    def known_tool(self, name: str) -> ServedTool | None:
+        """The tool that clients call by this name; None if it has not been listed since it was added or marked."""
         if self._host is None or not self._host.publishes_schemas:
             # Names are all there is, so there is no need to ask the author's own listing on every call.
             return self.marks.named(name)
-        if self.marks.find(name) is None:
+        return self.marks.find(name)
+
+    async def tool(self, name: str) -> ServedTool | None:
+        """The tool that clients call by this name; None if the server is known to have none."""
+        known = self.known_tool(name)
+        if known is None and self._host is not None:
             # Added or marked while the server runs.
             await self._list_tools(self._host)
-        return self.marks.find(name)
+            return self.known_tool(name)
+        return known
 
     async def tools(self) -> Sequence[ServedTool]:
         """Every tool that is known, with what was said of it; of a server that may not list all, also what was said of

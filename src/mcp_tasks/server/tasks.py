@@ -21,10 +21,11 @@ from mcp.server.context import CallNext, HandlerResult
 from mcp.server.extension import Extension, MethodBinding, compose_tool_call_handler
 from mcp_types import CallToolRequestParams
 
+from mcp_tasks.adapters.asgi import MOST_LISTENERS, Counts, ShortWay
 from mcp_tasks.adapters.era import EraParts
 from mcp_tasks.adapters.sdk import SdkAdapter
 from mcp_tasks.core.durations import check_duration
-from mcp_tasks.core.values import check_choice, check_flag, check_function, check_instance, check_text
+from mcp_tasks.core.values import check_choice, check_flag, check_function, check_instance, check_number, check_text
 from mcp_tasks.engines import Engine
 from mcp_tasks.errors import InvalidMark, WiringError
 from mcp_tasks.fallback.hosts import Host, check_hosts
@@ -59,6 +60,7 @@ from mcp_tasks.server.wiring import (
     check_lifespan,
     half_wired,
     lifespan_of,
+    looks_at_no_calls,
     without_tasks,
 )
 from mcp_tasks.server.working import Working
@@ -125,6 +127,10 @@ class Tasks(LocalCalls, Working, Extension):
         companion_prefix: What the names of the companion tools begin with, where a server has tools of those names.
         hosts: How long hosts wait for a call, by `clientInfo.name`; `"*"` for those that are not known. Adds to what is
             known already, and stands above it.
+        short_way: Whether polls, calls that become tasks and the like are answered before the SDK's own handling of a
+            request, over Streamable HTTP. The answers are the same, and cost a fraction.
+        max_listeners: How many streams of `subscriptions/listen` a process serves in that way at a time, at some 17 KiB
+            each. Those beyond it are left to the SDK, which has a limit of its own: 1,024.
 
     Raises:
         InvalidDuration: A duration is not a `timedelta`, or not a positive one.
@@ -161,6 +167,8 @@ class Tasks(LocalCalls, Working, Extension):
         companions: ShownTo = "auto",
         companion_prefix: str = "",
         hosts: Mapping[str, Host] | None = None,
+        short_way: bool = True,
+        max_listeners: int = MOST_LISTENERS,
     ) -> None:
         check_function("clock", clock, "lambda: datetime.now(UTC)")
         check_function("principal", principal, "lambda caller: caller.principal")
@@ -174,6 +182,8 @@ class Tasks(LocalCalls, Working, Extension):
             check_text("namespace", namespace)
         check_flag("runs_tools", runs_tools)
         check_flag("require_name_header", require_name_header)
+        check_flag("short_way", short_way)
+        check_number("max_listeners", max_listeners, 0)
         ttl = chosen_ttl(default_ttl_ms, default_ttl)
         check_duration("max_ttl", max_ttl)
         check_choice("companions", companions, get_args(ShownTo))
@@ -228,6 +238,11 @@ class Tasks(LocalCalls, Working, Extension):
         lifecycle.check_start = lambda: room.prepare(tools.names())
         lifecycle.on_start = [*(era.start for era in eras), room.start]
         self._calls = Calls(self._catalogue, protocol, self._adapter, lifecycle.runtime, room, augment)
+        self._short_way = ShortWay(protocol, self._calls, lifecycle.stopping, max_listeners)
+        self._harmless: set[str] = set()
+        if short_way:
+            # The last to be put before the SDK's app, and so the first to see a request.
+            lifecycle.on_start = [*lifecycle.on_start, self._put_short_way]
         self._is_wired = False
 
     # What the author calls
@@ -255,6 +270,7 @@ class Tasks(LocalCalls, Working, Extension):
         if lifespan is not None:
             check_lifespan(lifespan)
         self._is_wired = True
+        self._harmless = {each.identifier for each in extensions if looks_at_no_calls(each)}
         own = self._lifecycle.lifespan if lifespan is None else self._lifecycle.around(lifespan)
         return {"extensions": [*extensions, self], "lifespan": TasksLifespan(self, own, MCPServerHost)}
 
@@ -357,6 +373,11 @@ class Tasks(LocalCalls, Working, Extension):
         else:
             self._catalogue.reads.set(kind, name, chosen)
 
+    @property
+    def short_way(self) -> Counts:
+        """How many requests were answered before the SDK saw them, by method, and why others were handed over to it."""
+        return self._short_way.counts
+
     async def rotate_state_key(self) -> None:
         """Use a new key from now on for what calls of clients without tasks bring along when they come back. What was
         sealed under earlier ones is still taken, for as long as it is valid. The key is kept in the store: one process
@@ -382,6 +403,9 @@ class Tasks(LocalCalls, Working, Extension):
         return await self._lifecycle.new_runtime(
             host, lambda: state, server_name=server.name, store=store, engine=engine, clock=clock
         )
+
+    def _put_short_way(self, server: MCPServer[Any] | Server[Any]) -> None:
+        self._short_way.put_before(server, frozenset(self._harmless))
 
     # What the SDK calls
 

@@ -66,6 +66,19 @@ class Hint:
 
 
 @dataclass(frozen=True, slots=True)
+class Forgotten:
+    """A task that is not there any more, as it was last.
+
+    Attributes:
+        record: All of it, if that was wanted and could be read.
+    """
+
+    task_id: str
+    version: int
+    record: TaskRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class OwnedBy:
     """The tasks of one owner."""
 
@@ -299,8 +312,19 @@ class Store(Protocol):
         """Tasks that `worker` has, in the order of creation."""
         ...
 
-    async def expired(self, now: datetime, *, limit: int) -> Sequence[Hint]:
-        """Id and version of tasks of all namespaces whose time after the end is over, longest overdue first."""
+    async def forget_expired(self, now: datetime, *, limit: int, records: bool = False) -> Sequence[Forgotten]:
+        """Forget tasks of all namespaces whose time after the end is over, with all that is kept beside them.
+
+        Those longest overdue go first, and are given in that order. It is one act of the backend, whatever the limit,
+        so one that is asked for few at a time holds nobody up. Of many that ask at once, each is given other tasks.
+        Fewer than `limit` are taken where they are large, or where others are at work on some; none only if nothing is
+        left to take.
+
+        What cannot be read is forgotten too. An act whose answer is lost (a connection broke) may be told to nobody.
+
+        Args:
+            records: Whether to give the records, for who has somebody to show them to.
+        """
         ...
 
     async def versions(self, task_ids: Collection[str]) -> dict[str, int]:

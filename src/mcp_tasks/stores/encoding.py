@@ -45,8 +45,9 @@ async def in_thread_if(large: bool, act: Callable[..., T], *values: Any) -> T:
 
 
 async def _encoded_value(codec: Codec, task_id: str, value: JsonValue) -> bytes:
-    large = is_large(value)
-    return await in_thread_if(large, codec.encode_value, task_id, value, large)
+    if is_large(value):
+        return await asyncio.to_thread(codec.encode_value, task_id, value, True)
+    return codec.encode_value(task_id, value, False)
 
 
 def _size(outcome: Outcome) -> int:

@@ -28,11 +28,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, TypeAlias, cast
 
 from mcp_tasks.core.inputs import InputBook, InputRequest
-from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.json import JsonObject, JsonValue
 from mcp_tasks.core.record import DEFAULT_QUEUE, Progress, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.stores.columns import MICROSECOND, from_micros, to_micros
@@ -44,6 +44,9 @@ READABLE = 5
 
 NOT_OURS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 """What reading fields may raise that this file did not write."""
+
+_NOTHING: JsonObject = MappingProxyType({})
+_NO_INPUTS = InputBook()
 
 _Types: TypeAlias = Mapping[str, type | tuple[type, ...]]
 
@@ -113,7 +116,7 @@ def request_fields(request: TaskRequest) -> dict[str, Any]:
 
 def request_from(fields: JsonObject) -> TaskRequest:
     """The request with these fields; raises one of `NOT_OURS` if they are damaged."""
-    fields = _checked(fields, _REQUEST_TYPES)
+    _checked(fields, _REQUEST_TYPES)
     return TaskRequest(
         method=fields["method"],
         name=fields["name"],
@@ -171,7 +174,7 @@ def state_fields(record: TaskRecord) -> dict[str, Any]:
         state["toolVersion"] = record.tool_version
     _put_times(state, record)
     # Last: a newer format stays the one that it is.
-    return state | dict(record.unknown)
+    return {**state, **record.unknown} if record.unknown else state
 
 
 def is_readable(fields: JsonObject) -> bool:
@@ -181,9 +184,9 @@ def is_readable(fields: JsonObject) -> bool:
 
 def record_from(task_id: str, namespace: str, fields: JsonObject) -> TaskRecord:
     """The record with these fields; raises one of `NOT_OURS` if they are damaged."""
-    fields = _checked(fields, _STATE_TYPES)
-    progress = fields.get("progress")
-    inputs = fields.get("inputs")
+    unknown = _checked(fields, _STATE_TYPES)
+    get = fields.get
+    progress, inputs = get("progress"), get("inputs")
     return TaskRecord(
         id=task_id,
         namespace=namespace,
@@ -191,36 +194,35 @@ def record_from(task_id: str, namespace: str, fields: JsonObject) -> TaskRecord:
         method=fields["method"],
         name=fields["name"],
         status=TaskStatus(fields["status"]),
-        status_message=fields.get("message"),
+        status_message=get("message"),
         progress=None if progress is None else _progress_from(*progress),
-        inputs=InputBook() if inputs is None else _inputs_from(inputs),
-        is_error=fields.get("isError", False),
+        inputs=_NO_INPUTS if inputs is None else _inputs_from(inputs),
+        is_error=get("isError", False),
         created_at=from_micros(fields["created"]),
         updated_at=from_micros(fields["updated"]),
-        finished_at=_instant(fields.get("finished")),
-        started_at=_instant(fields.get("started")),
-        wake_at=_instant(fields.get("wake")),
-        retention=_duration(fields.get("retention")),
-        poll_interval=_duration(fields.get("poll")),
+        finished_at=_instant(get("finished")),
+        started_at=_instant(get("started")),
+        wake_at=_instant(get("wake")),
+        retention=_duration(get("retention")),
+        poll_interval=_duration(get("poll")),
         attempt=fields["attempt"],
-        worker=fields.get("worker"),
-        lost=fields.get("lost", 0),
-        trial=fields.get("trial"),
-        announced=fields.get("announced", True),
-        session=fields.get("session"),
-        parent=fields.get("parent"),
-        queue=fields.get("queue", DEFAULT_QUEUE),
-        priority=fields.get("priority", 0),
-        tool_version=fields.get("toolVersion"),
-        unknown=_unknown(fields),
+        worker=get("worker"),
+        lost=get("lost", 0),
+        trial=get("trial"),
+        announced=get("announced", True),
+        session=get("session"),
+        parent=get("parent"),
+        queue=get("queue", DEFAULT_QUEUE),
+        priority=get("priority", 0),
+        tool_version=get("toolVersion"),
+        unknown=unknown if fields["format"] <= FORMAT else _of_newer(fields, unknown),
         version=fields["version"],
     )
 
 
-def _unknown(fields: JsonObject) -> JsonObject:
-    """What this release does not know; of a newer format, also which it is."""
-    unknown = {key: value for key, value in fields.items() if key not in _STATE_TYPES}
-    return unknown if fields["format"] <= FORMAT else unknown | {key: fields[key] for key in ("format", "readable")}
+def _of_newer(fields: JsonObject, unknown: JsonObject) -> JsonObject:
+    """What this release does not know of a newer format: also which it is."""
+    return {**unknown, "format": fields["format"], "readable": fields["readable"]}
 
 
 def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,11 +255,17 @@ def _put_times(state: dict[str, Any], record: TaskRecord) -> None:
 
 
 def _checked(fields: JsonObject, types: _Types) -> JsonObject:
-    """The fields, unless one is of another type than is ever written."""
+    """The fields that are not known, unless one that is is of another type than is ever written."""
+    unknown: dict[str, JsonValue] | None = None
     for key, value in fields.items():
-        if key in types and not isinstance(value, types[key]):
+        expected = types.get(key)
+        if type(value) is expected:
+            continue
+        if expected is None:
+            unknown = {**(unknown or {}), key: value}
+        elif not isinstance(value, expected):
             raise TypeError(f"{key!r} is of the type {type(value).__name__}")
-    return fields
+    return _NOTHING if unknown is None else unknown
 
 
 def _progress_from(progress: float, total: float | None, message: str | None) -> Progress:

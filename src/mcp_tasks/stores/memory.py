@@ -20,7 +20,7 @@ from mcp_tasks.core.pacing import is_expired
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import LimitReached, TaskExists, VersionConflict
-from mcp_tasks.stores.base import Hint, IdPage, Page, Whose
+from mcp_tasks.stores.base import Forgotten, IdPage, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import decode_cursor, encode_cursor, to_micros
 from mcp_tasks.stores.encoding import Line, encoded_entries, encoded_request, in_thread_if
@@ -171,12 +171,10 @@ class MemoryStore:
         limit: int = 100,
     ) -> Page:
         """Tasks of the namespace in the order of creation, in one status or any."""
-        group, is_theirs = listing(namespace, whose)
-        records = (self._records[task_id] for _, task_id in self._order.after(group, _after(cursor)))
+        places = self._order.after(listing(namespace, whose), _after(cursor))
+        records = (self._records[task_id] for _, task_id in places)
         wanted = (
-            record
-            for record in records
-            if is_theirs(record) and (status is None or record.status is status) and not is_expired(record, now)
+            record for record in records if (status is None or record.status is status) and not is_expired(record, now)
         )
         found = list(islice(wanted, limit + 1))
         standing = [created_place(record) for record in found]
@@ -218,11 +216,14 @@ class MemoryStore:
         """Tasks that `worker` has, in the order of creation."""
         return _page(self._order.after(("claimed", worker), _after(cursor)), limit)
 
-    async def expired(self, now: datetime, *, limit: int) -> Sequence[Hint]:
-        """Id and version of tasks whose time after the end is over, longest overdue first."""
+    async def forget_expired(self, now: datetime, *, limit: int, records: bool = False) -> Sequence[Forgotten]:
+        """Forget tasks whose time after the end is over, longest overdue first."""
         instant = to_micros(now)
         overdue = takewhile(lambda place: place[0] <= instant, self._order.after("expiring"))
-        return [Hint(task_id, self._records[task_id].version) for _, _, task_id in islice(overdue, limit)]
+        found = [self._records[task_id] for _, _, task_id in islice(overdue, limit)]
+        for record in found:
+            self._forget(record.id)
+        return [Forgotten(record.id, record.version, record if records else None) for record in found]
 
     async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
         """The version of each of these tasks; those that are gone are left out."""

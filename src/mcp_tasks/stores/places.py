@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice, takewhile
@@ -48,6 +48,7 @@ def places(record: TaskRecord, wait: Wait | None) -> Iterator[tuple[Hashable, Pl
     """Where the task is to be found, and at which place there."""
     namespace, created, expires = record.namespace, created_place(record), expiry(record)
     yield ("listed", namespace), created
+    yield ("owned", namespace, owner_of(record)), created
     if record.session is not None:
         yield ("session", namespace, record.session), created
     if record.parent is not None:
@@ -100,14 +101,15 @@ def route_of(record: TaskRecord) -> Route:
     return record.queue, owner_of(record), tool_of(record)
 
 
-def listing(namespace: str, whose: Whose) -> tuple[Hashable, Callable[[TaskRecord], bool]]:
-    """Where to look for the tasks of a listing, and which of those there are in it."""
+def listing(namespace: str, whose: Whose) -> Hashable:
+    """Where to look for the tasks of a listing."""
     if isinstance(whose, InSession):
-        return ("session", namespace, whose.session), lambda _: True
+        return "session", namespace, whose.session
     if isinstance(whose, ChildrenOf):
-        return ("parent", namespace, whose.parent), lambda _: True
-    owner = whose.owner if isinstance(whose, OwnedBy) else None
-    return ("listed", namespace), lambda record: whose is EVERYBODY or record.owner == owner
+        return "parent", namespace, whose.parent
+    if whose is EVERYBODY:
+        return "listed", namespace
+    return "owned", namespace, (whose.owner,) if isinstance(whose, OwnedBy) else ()
 
 
 def backlog_of(order: Ordered, namespace: str, now: datetime) -> dict[str, Backlog]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
+from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import TaskUnreadable
 
 MAX_REPORTED = 1_000
@@ -40,3 +41,11 @@ class UnreadableLog:
             self._place,
             self._deletion(unreadable.task_id),
         )
+
+
+def if_readable(decode: Callable[..., TaskRecord], *row: Any) -> TaskRecord | None:
+    """The record of a row, or None: for one that is gone, and needs no deleting any more."""
+    try:
+        return decode(*row)
+    except TaskUnreadable:
+        return None

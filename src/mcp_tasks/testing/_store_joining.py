@@ -93,7 +93,7 @@ class JoiningTests(StoreTests):
         await store.create(expired, REQUEST, key="key")
         second = make_record()
         assert await join(store, second) == second
-        assert [hint.task_id for hint in await store.expired(NOON, limit=9)] == [expired.id]
+        assert [task.task_id for task in await store.forget_expired(NOON, limit=9)] == [expired.id]
 
     async def test_who_does_not_join_still_gets_the_ended_task(self, store: Store) -> None:
         ended = await ended_under(store)

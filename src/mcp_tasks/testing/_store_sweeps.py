@@ -1,4 +1,4 @@
-"""Store suite: what processes look for. `queued`, `due` and `claimed` with their cursors, `expired`, and `versions`."""
+"""Store suite: what processes look for. `queued`, `due` and `claimed` with their cursors, and `versions`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from mcp_tasks.core.record import ALWAYS, TaskRecord
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.stores.base import Hint, IdPage, Store
+from mcp_tasks.stores.base import Forgotten, IdPage, Store
 from mcp_tasks.testing._store_tests import REQUEST, StoreTests, create_all, ids
 from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.records import make_record
@@ -43,11 +43,6 @@ async def swept(sweep: Sweep, *, limit: int = 100) -> list[str]:
 def parked(**overrides: Any) -> TaskRecord:
     """A task of the server `demo` that sleeps."""
     return make_record(**{"namespace": "demo", "wake_at": NOON, **overrides})
-
-
-def finished(finished_at: datetime, *, retention: timedelta | None, **overrides: Any) -> TaskRecord:
-    """A completed task."""
-    return make_record(status=TaskStatus.COMPLETED, finished_at=finished_at, retention=retention, **overrides)
 
 
 KINDS = ("queued", "due", "claimed")
@@ -176,22 +171,6 @@ class SweepTests(StoreTests):
         with pytest.raises(ValueError, match="cursor"):
             await sweep_of(store, kind)(limit=1, cursor="nonsense")
 
-    async def test_expired_are_the_ended_ones_whose_time_is_over_longest_overdue_first(self, store: Store) -> None:
-        minute = timedelta(minutes=1)
-        due_now = finished(NOON - minute, retention=minute, version=7, namespace="demo")
-        overdue = finished(NOON - minute, retention=SECOND)
-        await create_all(
-            store,
-            due_now,
-            overdue,
-            finished(NOON - minute, retention=minute + MICROSECOND),
-            finished(NOON - minute, retention=None),
-            make_record(created_at=NOON - timedelta(days=999), retention=SECOND),
-        )
-        assert list(await store.expired(NOON, limit=10)) == [Hint(overdue.id, 1), Hint(due_now.id, 7)]
-        assert list(await store.expired(NOON, limit=1)) == [Hint(overdue.id, 1)]
-        assert list(await store.expired(NOON - MICROSECOND, limit=10)) == [Hint(overdue.id, 1)]
-
     async def test_a_save_moves_a_task_from_one_sweep_to_the_next(self, store: Store) -> None:
         record = make_record(namespace="demo", retention=SECOND)
         claimed = replace(record, version=2, worker="worker", attempt=1)
@@ -200,17 +179,18 @@ class SweepTests(StoreTests):
 
         async def seen() -> list[str]:
             sweeps = {kind: await swept(sweep_of(store, kind)) for kind in KINDS}
-            sweeps["expired"] = [hint.task_id for hint in await store.expired(LATER, limit=9)]
             assert all(found in ([], [record.id]) for found in sweeps.values())
             return [kind for kind, found in sweeps.items() if found]
 
         await store.create(record, REQUEST)
         assert await seen() == ["queued"]
-        for changed, kind in ((claimed, "claimed"), (asleep, "due"), (ended, "expired")):
+        for changed, kind in ((claimed, "claimed"), (asleep, "due")):
             await store.save(changed, expected=changed.version - 1)
             assert await seen() == [kind]
-        await store.delete(record.id, expected=4)
+            assert list(await store.forget_expired(LATER, limit=9)) == []
+        await store.save(ended, expected=3)
         assert await seen() == []
+        assert list(await store.forget_expired(LATER, limit=9)) == [Forgotten(record.id, 4)]
 
     async def test_versions_are_those_of_the_tasks_that_are_there(self, store: Store) -> None:
         await create_all(store, make_record(id="one"), make_record(id="forty", version=40), make_record(id="gone"))

@@ -103,6 +103,13 @@ class StoreMachine(RuleBasedStateMachine):
         if coming:
             self.clock.advance(min(coming) - self.clock())
 
+    @rule(place=st.integers(0, 3), limit=st.sampled_from([1, 2, 100]))
+    def what_has_expired_is_forgotten(self, place: int, limit: int) -> None:
+        """In one store; the same tasks as in the reference, and in the same order."""
+        now, store = self.clock(), self.stores[place % len(self.stores)]
+        forgotten = list(self.runner.run(store.forget_expired(now, limit=limit, records=True)))
+        assert forgotten == list(self.runner.run(self.oracle.forget_expired(now, limit=limit, records=True)))
+
     @rule()
     def all_is_closed_and_opened_again(self) -> None:
         """Start again in another event loop; nothing may be lost."""
@@ -168,8 +175,6 @@ class StoreMachine(RuleBasedStateMachine):
             for status, whose in zip(TaskStatus, _OWNERS, strict=True):
                 listing = partial(store.list, namespace, whose, now=now, status=status)
                 readings[f"tasks {namespace} {whose} {status}"] = await _list_all(listing, limit=3)
-        for limit in (2, 100):
-            readings[f"expired {limit}"] = list(await store.expired(now, limit=limit))
         return readings
 
 

@@ -11,8 +11,8 @@
                 await store.close()
 
 The tests run with anyio's pytest plugin on asyncio; nothing else needs to be set up. They live in modules by
-subject: records, what is kept beside them, idempotency keys, listings, sweeps, what is handed out, how many may be at
-work, what waits, heartbeats, notes, and what processes share.
+subject: records, what is kept beside them, idempotency keys, listings, sweeps, what has expired, what is handed out,
+how many may be at work, what waits, heartbeats, notes, and what processes share.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ import pytest
 
 # Before the imports that follow: an `assert` in a module that is not a test says nothing unless rewritten.
 _MODULES = (
-    *("records", "parts", "keys", "joining", "races", "listings", "sweeps", "handing", "turns", "limits"),
-    *("backlog", "heartbeats", "notes", "hints"),
+    *("records", "parts", "keys", "joining", "races", "listings", "sweeps", "expiry", "handing", "turns"),
+    *("limits", "backlog", "heartbeats", "notes", "hints"),
 )
 pytest.register_assert_rewrite(*(f"mcp_tasks.testing._store_{name}" for name in _MODULES))
 
 from mcp_tasks.testing._store_backlog import BacklogTests  # noqa: E402
+from mcp_tasks.testing._store_expiry import ExpiryTests  # noqa: E402
 from mcp_tasks.testing._store_handing import HandingTests  # noqa: E402
 from mcp_tasks.testing._store_heartbeats import HeartbeatTests  # noqa: E402
 from mcp_tasks.testing._store_hints import HintTests  # noqa: E402
@@ -52,6 +53,7 @@ class StoreSuite(
     RaceTests,
     ListingTests,
     SweepTests,
+    ExpiryTests,
     HandingTests,
     TurnTests,
     LimitTests,

@@ -8,7 +8,15 @@ from mcp_tasks.wire.models import (
     GetTaskParams,
     UpdateTaskParams,
 )
-from mcp_tasks.wire.render import ACK, render_created, render_detailed, render_outcome, render_result, render_task
+from mcp_tasks.wire.render import (
+    ACK,
+    render_created,
+    render_detailed,
+    render_moving,
+    render_outcome,
+    render_result,
+    render_task,
+)
 
 __all__ = [
     "ACK",
@@ -20,6 +28,7 @@ __all__ = [
     "UpdateTaskParams",
     "render_created",
     "render_detailed",
+    "render_moving",
     "render_outcome",
     "render_result",
     "render_task",

@@ -97,15 +97,22 @@ def number_text(number: float) -> str:
     return str(number) if isinstance(number, int) else f"{Decimal(f'{number:.15g}'):f}"
 
 
-def _task(record: TaskRecord, now: datetime) -> dict[str, Any]:
+def render_moving(record: TaskRecord, now: datetime) -> dict[str, int | None]:
+    """The fields of a task that depend on when it is looked at. All others are the same for one version of it."""
     kept = lifetime(record, now)
+    return {
+        "ttlMs": None if kept is None else milliseconds(kept),
+        "pollIntervalMs": milliseconds(poll_interval(record, now)),
+    }
+
+
+def _task(record: TaskRecord, now: datetime) -> dict[str, Any]:
     task: dict[str, Any] = {
         "taskId": record.id,
         "status": record.status.value,
         "createdAt": timestamp(record.created_at),
         "lastUpdatedAt": timestamp(record.updated_at),
-        "ttlMs": None if kept is None else milliseconds(kept),
-        "pollIntervalMs": milliseconds(poll_interval(record, now)),
+        **render_moving(record, now),
     }
     message = status_message(record)
     if message is not None:

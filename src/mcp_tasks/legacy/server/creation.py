@@ -90,7 +90,7 @@ class Creation:
         caller, session, runtime = caller_of(ctx), self._sessions.of(ctx), self._parts.runtime()
         with refusing():
             record = await runtime.launch(
-                request_of(ctx, caller, name=name, arguments=arguments),
+                request_of(ctx.method, request_meta(ctx), caller, name=name, arguments=arguments),
                 owner=self._parts.protocol.owner(caller),
                 retention=parse_retention(task, offer),
                 poll_interval=offer.poll_interval,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol, cast
+from weakref import WeakSet
 
 from mcp.server import MCPServer, Server
 from mcp.server.streamable_http import LAST_EVENT_ID_HEADER, MCP_SESSION_ID_HEADER
@@ -39,6 +40,7 @@ class Streams:
     def __init__(self, watcher: StreamWatcher) -> None:
         self._watcher = watcher
         self._open: Counter[str] = Counter()
+        self._watched: WeakSet[StreamableHTTPSessionManager] = WeakSet()
 
     def watch(self, server: MCPServer[Any] | Server[Any]) -> None:
         """See the streams of the server from now on, if it serves Streamable HTTP; once, however often it starts."""
@@ -47,10 +49,10 @@ class Streams:
         except RuntimeError:
             # It has none: it serves something else.
             return
-        inner: object = manager.asgi_app
-        if not isinstance(inner, _WatchedApp):
+        if manager not in self._watched:
+            self._watched.add(manager)
             # Any ASGI app does; the SDK only says so less generally than it means it.
-            manager.asgi_app = cast(Any, _WatchedApp(cast(ASGIApp, inner), manager, self))
+            manager.asgi_app = cast(Any, _WatchedApp(cast(ASGIApp, manager.asgi_app), manager, self))
 
     def is_open(self, http_session: str) -> bool:
         """Whether the session has a stream of its own now."""

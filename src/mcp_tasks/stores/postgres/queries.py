@@ -1,6 +1,6 @@
 """The reads of the store. Each has an index that gives its rows in their order (see `database.py`).
 
-Sweeps (`queued`, `due`, `claimed`, `expired`) give ids: what a task holds is not decoded, so that no damage in it stops
+Sweeps (`queued`, `due`, `claimed`) give ids: what a task holds is not decoded, so that no damage in it stops
 a sweep. Nothing but `REQUEST`, `OUTCOME` and `JOURNAL` reads what is kept beside a task's row.
 """
 
@@ -132,10 +132,6 @@ WHERE worker = %(worker)s AND (created, id) > (%(place)s, %(after)s)
 ORDER BY created, id LIMIT %(limit)s
 """
 
-_EXPIRED = b"""
-SELECT id, version FROM mcp_tasks_tasks WHERE expires <= %(now)s ORDER BY expires, created, id LIMIT %(limit)s
-"""
-
 _FIRST: Final = -(2**63)
 """Before every place in a listing."""
 
@@ -159,11 +155,6 @@ def due(namespace: str, now: datetime, *, cursor: str | None, limit: int) -> Que
 def claimed(worker: str, *, cursor: str | None, limit: int) -> Query:
     """The query for the tasks of a worker."""
     return _CLAIMED, {"worker": to_text(worker), "limit": limit, **_after(cursor)}
-
-
-def expired(now: datetime, *, limit: int) -> Query:
-    """The query for tasks whose time after the end is over."""
-    return _EXPIRED, {"now": to_micros(now), "limit": limit}
 
 
 def listing(

@@ -36,7 +36,7 @@ from mcp_tasks.core.statement import database_place
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.values import check_instance, check_number
 from mcp_tasks.errors import StoreError, TaskUnreadable
-from mcp_tasks.stores.base import Hint, IdPage, Page, Whose
+from mcp_tasks.stores.base import Forgotten, IdPage, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest, encode_cursor
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request, in_thread_if
@@ -51,7 +51,7 @@ from mcp_tasks.stores.postgres.schema import prepare, schema_of
 from mcp_tasks.stores.postgres.text import from_owner, from_text, to_text
 from mcp_tasks.stores.shares import Backlog, Handing, Limits, Ready, Share
 from mcp_tasks.stores.together import LARGEST
-from mcp_tasks.stores.unreadable import UnreadableLog
+from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
 
 T = TypeVar("T")
 
@@ -292,10 +292,13 @@ class PostgresStore:
         """Tasks that `worker` has, in the order of creation."""
         return _page(await self._database.rows(*queries.claimed(worker, cursor=cursor, limit=limit + 1)), limit)
 
-    async def expired(self, now: datetime, *, limit: int) -> Sequence[Hint]:
-        """Id and version of tasks whose time after the end is over, longest overdue first."""
-        rows = await self._database.rows(*queries.expired(now, limit=limit))
-        return [Hint(from_text(task_id), version) for task_id, version in rows]
+    async def forget_expired(self, now: datetime, *, limit: int, records: bool = False) -> Sequence[Forgotten]:
+        """Forget tasks whose time after the end is over, longest overdue first. One round trip."""
+        rows = await self._database.rows(*writes.forget_expired(now, limit=limit, states=records))
+        return [
+            Forgotten(from_text(row[0]), version, if_readable(self._record, *row) if records else None)
+            for version, *row in rows
+        ]
 
     async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
         """The version of each of these tasks; those that are gone are left out."""

@@ -14,13 +14,14 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Final
 
 from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.errors import LimitReached, VersionConflict
-from mcp_tasks.stores.columns import expiry, is_at_work, queued_since, ready, sort_key
+from mcp_tasks.stores.columns import expiry, is_at_work, queued_since, ready, sort_key, to_micros
 from mcp_tasks.stores.encoding import Line
-from mcp_tasks.stores.postgres.database import Session
+from mcp_tasks.stores.postgres.database import Query, Session
 from mcp_tasks.stores.postgres.queries import AT_ANY_TIME, OF_OWNER, OF_TOOL
 from mcp_tasks.stores.postgres.text import to_optional, to_owner, to_text
 from mcp_tasks.stores.shares import Limits
@@ -83,6 +84,16 @@ _LOCKS = b"SELECT pg_advisory_xact_lock(lock) FROM unnest(%(locks)s::bigint[]) A
 
 _IS_MINE = b"SELECT position(%(mark)s::bytea IN writes) > 0 FROM mcp_tasks_tasks WHERE id = %(id)s"
 _DELETE = b"DELETE FROM mcp_tasks_tasks WHERE id = %(id)s AND version = %(expected)s RETURNING key"
+# Of those who ask at once, each takes what no other has its hands on. What was saved meanwhile is looked at again.
+_FORGET_EXPIRED = """
+WITH expired AS (
+    SELECT id FROM mcp_tasks_tasks WHERE expires <= %(now)s ORDER BY expires, created, id LIMIT %(limit)s
+    FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM mcp_tasks_tasks t USING expired WHERE t.id = expired.id RETURNING t.*
+)
+SELECT {wanted} FROM gone ORDER BY expires, created, id
+"""
 _EXISTS = b"SELECT FROM mcp_tasks_tasks WHERE id = %(id)s"
 HAND_BACK = f"UPDATE mcp_tasks_tasks SET handed = false WHERE id = %(id)s AND handed AND ready = {AT_ANY_TIME}".encode()
 BEAT = b"""
@@ -203,6 +214,15 @@ def lock_number(*name: str) -> int:
 async def is_mine(session: Session, values: dict[str, Any]) -> bool:
     """Whether the row has the mark of this write."""
     return await session.rows(_IS_MINE, {"id": values["id"], "mark": values["mark"]}) == [(True,)]
+
+
+def forget_expired(now: datetime, *, limit: int, states: bool) -> Query:
+    """The statement that removes tasks that have expired, and gives version and id, and all that a record is made from.
+
+    A trigger removes what is kept beside them.
+    """
+    wanted = "version, id, owner, namespace, state" if states else "version, id"
+    return _FORGET_EXPIRED.format(wanted=wanted).encode(), {"now": to_micros(now), "limit": max(limit, 0)}
 
 
 async def delete(session: Session, task_id: str, *, expected: int) -> None:

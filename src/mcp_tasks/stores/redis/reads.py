@@ -9,17 +9,13 @@ from itertools import islice
 from typing import Final
 
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.stores.base import Hint, IdPage, Whose
+from mcp_tasks.stores.base import IdPage, Whose
 from mcp_tasks.stores.columns import decode_cursor, encode_cursor, to_micros
 from mcp_tasks.stores.redis import names
 from mcp_tasks.stores.redis.connection import Argument, Connection
 from mcp_tasks.stores.redis.names import PLACE, from_bytes, place, to_bytes
-from mcp_tasks.stores.redis.writes import Row
+from mcp_tasks.stores.redis.writes import LOOKS, Row
 from mcp_tasks.stores.shares import Share
-
-LOOKS: Final = 1_000
-"""Tasks beyond those asked for that one look passes over, because they have expired or are gone: nothing else runs on
-the server meanwhile."""
 
 AT_ONCE: Final = 1_000
 """Ids in one script."""
@@ -71,17 +67,14 @@ class Reads:
         ids = [from_bytes(member[PLACE:]) for member in members[:limit]]
         return IdPage(ids=ids, cursor=_cursor(members[limit - 1]) if len(members) > limit > 0 else None)
 
-    async def expired(self, now: datetime, limit: int) -> Sequence[Hint]:
-        """Id and version of tasks that have expired."""
-        found = await self._connection.run("expired", place(to_micros(now) + 1), limit, limit + LOOKS)
-        return [
-            Hint(from_bytes(task_id), int(version)) for task_id, version in zip(found[::2], found[1::2], strict=True)
-        ]
-
     async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
         """The version of each of these tasks."""
         ids = list(dict.fromkeys(task_ids))
         versions: dict[str, int] = {}
+        if len(ids) == 1:
+            # The look on the path of every poll needs no script.
+            (version,) = await self.row(ids[0], b"v")
+            return versions if version is None else {ids[0]: int(version)}
         for start in range(0, len(ids), AT_ONCE):
             some = ids[start : start + AT_ONCE]
             found = await self._connection.run("versions", *map(to_bytes, some))

@@ -17,7 +17,7 @@ _NEEDED: Final[Mapping[str, Sequence[str]]] = {
     "create": ("indexes", "keeping", "tokens", "shares"),
     "save": ("indexes", "keeping", "tokens"),
     "delete": ("indexes", "keeping"),
-    "expired": ("indexes",),
+    "forget_expired": ("indexes", "keeping"),
     "hand_out": ("indexes", "shares"),
     "hand_back": ("indexes",),
 }

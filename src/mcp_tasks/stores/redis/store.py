@@ -41,7 +41,7 @@ from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.values import check_instance, check_number, check_text
 from mcp_tasks.errors import InvalidOption, TaskUnreadable
-from mcp_tasks.stores.base import Hint, IdPage, Page, Whose
+from mcp_tasks.stores.base import Forgotten, IdPage, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest, to_micros
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request, in_thread_if
@@ -54,7 +54,7 @@ from mcp_tasks.stores.redis.reads import Reads
 from mcp_tasks.stores.redis.writes import Writes
 from mcp_tasks.stores.shares import MOST_COUNTED, Backlog, Handing, Limits, Ready, Share
 from mcp_tasks.stores.together import LARGEST
-from mcp_tasks.stores.unreadable import UnreadableLog
+from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
 
 T = TypeVar("T")
 
@@ -289,9 +289,13 @@ class RedisStore:
         """Tasks that `worker` has, in the order of creation."""
         return await self._reads.ids([names.name("claimed", worker)], cursor, limit)
 
-    async def expired(self, now: datetime, *, limit: int) -> Sequence[Hint]:
-        """Id and version of tasks whose time after the end is over, longest overdue first."""
-        return await self._reads.expired(now, limit)
+    async def forget_expired(self, now: datetime, *, limit: int, records: bool = False) -> Sequence[Forgotten]:
+        """Forget tasks whose time after the end is over, longest overdue first."""
+        rows = await self._writes.forget_expired(now, limit, states=records)
+        return [
+            Forgotten(from_bytes(row[0]), int(version), if_readable(self._record, *row) if records else None)
+            for version, *row in rows
+        ]
 
     async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
         """The version of each of these tasks; those that are gone are left out."""

@@ -6,14 +6,14 @@ What they write was encoded by their caller, so that a value that is no JSON fai
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from secrets import token_bytes
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.errors import LimitReached, TaskExists, ValueNotStorable, VersionConflict
 from mcp_tasks.stores.base import Hint
-from mcp_tasks.stores.columns import expiry, queued_since, sort_key
+from mcp_tasks.stores.columns import expiry, queued_since, sort_key, to_micros
 from mcp_tasks.stores.encoding import Line
 from mcp_tasks.stores.redis import names
 from mcp_tasks.stores.redis.connection import Argument, Connection
@@ -29,6 +29,10 @@ TOKEN: Final = 8
 
 LARGEST: Final = 512 * 1024 * 1024
 """Bytes of a value. Redis takes no larger one, unless it was told to (`proto-max-bulk-len`)."""
+
+LOOKS: Final = 1_000
+"""Tasks beyond those asked for that one look passes over, because they have expired or are gone: nothing else runs on
+the server meanwhile."""
 
 MILLISECOND: Final = timedelta(milliseconds=1)
 KEPT_BEYOND: Final = timedelta(days=1)
@@ -123,6 +127,15 @@ class Writes:
         """Forget a task with all that is kept beside it."""
         if await self._connection.run("delete", to_bytes(task_id), expected, again=True) != b"deleted":
             raise VersionConflict(task_id, expected)
+
+    async def forget_expired(self, now: datetime, limit: int, *, states: bool) -> Sequence[Any]:
+        """Forget tasks that have expired; gives version and id of each, and all that a record is made from."""
+        last = names.place(to_micros(now) + 1)
+        while True:
+            is_end, rows = await self._connection.run("forget_expired", last, limit, limit + LOOKS, int(states))
+            # None, and yet not the end: so many were gone by themselves.
+            if rows or is_end:
+                return rows
 
     async def set_note(self, note: bytes, value: bytes, *, seen: bytes | None) -> bool:
         """Keep a note if what is there is what was seen, byte by byte."""

@@ -58,14 +58,14 @@ class _Waits:
         self.is_queued = record.ready_at == ALWAYS
         self.since = queued_since(record) if self.is_queued else None
         self.hand = WAITS if self.is_queued else AT_WORK if is_at_work(record) else None
-        self._namespace = record.namespace
-        queue, tool = to_text(record.queue), tool_digest(record.method, record.name)
-        self._route = queue, owner_key(record.owner), tool
-        self.row = (queue, record.priority, tool)
+        self._record = record
+        self.row = (to_text(record.queue), record.priority, tool_digest(record.method, record.name))
 
     def fits(self, share: Share, read: Read) -> bool:
         """Whether the task is queued, and may be handed out within the share."""
-        return self.is_queued and InHand(read, self._namespace).room(share).has(self._route)
+        queue, _, tool = self.row
+        route = queue, owner_key(self._record.owner), tool
+        return self.is_queued and InHand(read, self._record.namespace).room(share).has(route)
 
 
 _INSERT_TASK = """
@@ -118,16 +118,16 @@ def create(
     share: Share | None = None,
 ) -> Operation[Created]:
     """Insert a task with its request and its outcome, unless a task stands under the key."""
-    place = (_optional_text(key), to_text(record.namespace), _optional_text(record.owner))
+    place = under, namespace, owner = _optional_text(key), to_text(record.namespace), _optional_text(record.owner)
     waits = _Waits(record)
     row = (
         to_text(record.id),
         record.version,
-        to_text(record.namespace),
-        _optional_text(record.owner),
+        namespace,
+        owner,
         _optional_text(record.session),
         _optional_text(record.parent),
-        _optional_text(key),
+        under,
         record.status.value,
         _optional_text(record.worker),
         sort_key(record),

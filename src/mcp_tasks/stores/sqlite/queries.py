@@ -1,6 +1,6 @@
 """The reads of the store. Each names its index, so that no statistic can make one a scan of all tasks.
 
-Sweeps (`queued`, `due`, `claimed`, `expired`) read from their index alone and give ids: what a task holds is not
+Sweeps (`queued`, `due`, `claimed`) read from their index alone and give ids: what a task holds is not
 touched, so that it costs nothing, and that no damage in it stops a sweep. Nothing but `REQUEST`, `OUTCOME` and
 `JOURNAL` reads what is kept beside a task's row.
 """
@@ -22,6 +22,12 @@ Query: TypeAlias = tuple[str, Values]
 
 MAX_VARIABLES = 500
 """Ids in one statement; builds of SQLite from before 2020 take 999."""
+
+VERSION = "SELECT version FROM tasks WHERE id = ?"
+
+LOOKS = 1_000
+"""Tasks beyond those asked for that a listing passes over, because they have expired or are in another status: the
+event loop waits meanwhile, a millisecond or two."""
 
 GET = "SELECT owner, namespace, state FROM tasks WHERE id = ?"
 
@@ -68,10 +74,17 @@ WHERE EXISTS (
 
 NOTE = "SELECT value FROM notes WHERE namespace = ? AND name = ?"
 
+# At most so many are looked at. The inner one gives its rows as the outer asks for them.
 _LISTING = """
-SELECT created, id, owner, namespace, state FROM tasks INDEXED BY {index}
-WHERE {where} AND (created, id) > (:place, :id) AND (expires IS NULL OR expires > :now)
-ORDER BY created, id LIMIT :limit
+SELECT created, id, owner, namespace, state FROM (
+    SELECT created, id, owner, namespace, state, status, expires FROM tasks INDEXED BY {index}
+    WHERE {where} AND (created, id) > (:place, :id) ORDER BY created, id LIMIT :looks
+)
+WHERE {wanted} LIMIT :limit
+"""
+_LAST_LOOKED_AT = """
+SELECT created, id FROM tasks INDEXED BY {index}
+WHERE {where} AND (created, id) > (:place, :id) ORDER BY created, id LIMIT 1 OFFSET :looks - 1
 """
 
 # The condition of a partial index is written out as in the schema: SQLite uses it only if it sees that it holds.
@@ -127,10 +140,6 @@ WHERE worker = :worker AND (created, id) > (:place, :id)
 ORDER BY created, id LIMIT :limit
 """
 
-_EXPIRED = """
-SELECT id, version FROM tasks INDEXED BY tasks_expires WHERE expires <= ? ORDER BY expires, created, id LIMIT ?
-"""
-
 _VERSIONS = "SELECT id, version FROM tasks WHERE id IN ({places})"
 
 _FIRST = -(2**63)
@@ -157,11 +166,6 @@ def claimed(worker: str, *, cursor: str | None, limit: int) -> Query:
     return _CLAIMED, {"worker": to_text(worker), "limit": limit, **_after(cursor)}
 
 
-def expired(now: datetime, *, limit: int) -> Query:
-    """The query for tasks whose time after the end is over."""
-    return _EXPIRED, (to_micros(now), limit)
-
-
 def versions(task_ids: Collection[str]) -> Iterator[Query]:
     """The queries for the versions of these tasks: one, unless they are very many."""
     ids = [to_text(task_id) for task_id in task_ids]
@@ -170,31 +174,41 @@ def versions(task_ids: Collection[str]) -> Iterator[Query]:
         yield _VERSIONS.format(places=", ".join("?" * len(some))), some
 
 
-def listing(
-    namespace: str, whose: Whose, *, now: datetime, status: TaskStatus | None, cursor: str | None, limit: int
-) -> Query:
-    """The query for one page of a listing.
+class Listing:
+    """The queries for one page of a listing.
+
+    Attributes:
+        page: The query for the tasks on the page.
+        last: The query for the last task that was looked at, if there may be more behind it.
 
     Raises:
         ValueError: The cursor is not one of ours.
     """
-    values: dict[str, Any] = {"namespace": to_text(namespace), "now": to_micros(now), "limit": limit, **_after(cursor)}
-    conditions = ["namespace = :namespace"]
-    if status is not None:
-        conditions.append("status = :status")
-        values["status"] = status.value
-    if isinstance(whose, InSession | ChildrenOf):
-        # A session, or a task, has few tasks: their statuses are read from the rows, and no index has to follow them.
-        column = "session" if isinstance(whose, InSession) else "parent"
-        conditions.append(f"{column} = :of")
-        values["of"] = to_text(whose.session if isinstance(whose, InSession) else whose.parent)
-        return _LISTING.format(index=f"tasks_{column}", where=" AND ".join(conditions)), values
-    parts = ["tasks", *([] if whose is EVERYBODY else ["owner"]), *([] if status is None else ["status"])]
-    if whose is not EVERYBODY:
-        conditions.append("owner IS :owner")
-        values["owner"] = to_text(whose.owner) if isinstance(whose, OwnedBy) else None
-    index = "_".join(parts) if len(parts) > 1 else "tasks_created"
-    return _LISTING.format(index=index, where=" AND ".join(conditions)), values
+
+    def __init__(
+        self, namespace: str, whose: Whose, *, now: datetime, status: TaskStatus | None, cursor: str | None, limit: int
+    ) -> None:
+        values: dict[str, Any] = {"namespace": to_text(namespace), "looks": limit + LOOKS, **_after(cursor)}
+        found, wanted = ["namespace = :namespace"], ["(expires IS NULL OR expires > :now)"]
+        parts = ["tasks"]
+        if isinstance(whose, InSession | ChildrenOf):
+            # A session, or a task, has few tasks: their statuses are read from the rows, no index has to follow them.
+            column = "session" if isinstance(whose, InSession) else "parent"
+            found.append(f"{column} = :of")
+            values["of"] = to_text(whose.session if isinstance(whose, InSession) else whose.parent)
+            parts.append(column)
+        elif whose is not EVERYBODY:
+            found.append("owner IS :of")
+            values["of"] = to_text(whose.owner) if isinstance(whose, OwnedBy) else None
+            parts.append("owner")
+        if status is not None:
+            (wanted if isinstance(whose, InSession | ChildrenOf) else found).append("status = :status")
+            parts += [] if isinstance(whose, InSession | ChildrenOf) else ["status"]
+        index = "_".join(parts) if len(parts) > 1 else "tasks_created"
+        words = {"index": index, "where": " AND ".join(found), "wanted": " AND ".join(wanted)}
+        more = {} if status is None else {"status": status.value}
+        self.page: Query = _LISTING.format(**words), {**values, **more, "now": to_micros(now), "limit": limit}
+        self.last: Query = _LAST_LOOKED_AT.format(**words), {**values, **more}
 
 
 def _after(cursor: str | None) -> Mapping[str, Any]:

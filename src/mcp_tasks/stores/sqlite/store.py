@@ -36,20 +36,20 @@ from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskUnreadable, UsageError
-from mcp_tasks.stores.base import Hint, IdPage, Page, Whose
+from mcp_tasks.stores.base import Forgotten, IdPage, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest, encode_cursor
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request
 from mcp_tasks.stores.fairness import Turns
 from mcp_tasks.stores.shares import Backlog, Handing, Limits, Ready, Share
-from mcp_tasks.stores.sqlite import operations, queries
+from mcp_tasks.stores.sqlite import expiring, operations, queries
 from mcp_tasks.stores.sqlite.connection import Values, connect, from_text, retry_while_busy, to_text, translate
 from mcp_tasks.stores.sqlite.notifier import SqliteNotifier
 from mcp_tasks.stores.sqlite.reader import Reader
 from mcp_tasks.stores.sqlite.schema import prepare
 from mcp_tasks.stores.sqlite.waiting import SqliteWaiting
 from mcp_tasks.stores.sqlite.writer import Writer
-from mcp_tasks.stores.unreadable import UnreadableLog
+from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
 
 T = TypeVar("T")
 
@@ -217,9 +217,14 @@ class SqliteStore:
     ) -> Page:
         """Tasks of the namespace in the order of creation, in one status or any."""
         # One more than asked for tells whether there is a next page.
-        query = queries.listing(namespace, whose, now=now, status=status, cursor=cursor, limit=limit + 1)
-        rows = self._rows(*query)
-        return Page(records=self._readable(rows[:limit]), cursor=_cursor(rows, limit))
+        listing = queries.Listing(namespace, whose, now=now, status=status, cursor=cursor, limit=limit + 1)
+        rows = self._rows(*listing.page)
+        following = _cursor(rows, limit)
+        if len(rows) <= limit:
+            # Short of what was asked for, perhaps because much was passed over: there may be more behind it.
+            for created, task_id in self._rows(*listing.last):
+                following = encode_cursor(created, from_text(task_id))
+        return Page(records=self._readable(rows[:limit]), cursor=following)
 
     async def hand_out(
         self, namespace: str, share: Share, *, queues: Collection[str] | None = None, mark: bool = True, limit: int
@@ -262,13 +267,24 @@ class SqliteStore:
         """Tasks that `worker` has, in the order of creation."""
         return _page(self._rows(*queries.claimed(worker, cursor=cursor, limit=limit + 1)), limit)
 
-    async def expired(self, now: datetime, *, limit: int) -> Sequence[Hint]:
-        """Id and version of tasks whose time after the end is over, longest overdue first."""
-        rows = self._rows(*queries.expired(now, limit=limit))
-        return [Hint(from_text(task_id), version) for task_id, version in rows]
+    async def forget_expired(self, now: datetime, *, limit: int, records: bool = False) -> Sequence[Forgotten]:
+        """Forget tasks whose time after the end is over, longest overdue first."""
+        # Mostly there is none, and a write, even of nothing, waits for the disk.
+        if not self._rows(*expiring.any_expired(now)):
+            return []
+        rows = await self._opened(self._writer).run(expiring.forget_expired(now, limit=limit, states=records))
+        return [
+            Forgotten(from_text(row[0]), version, if_readable(self._record, *row) if records else None)
+            for version, *row in rows
+        ]
 
     async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
         """The version of each of these tasks; those that are gone are left out."""
+        if len(task_ids) == 1:
+            # The look on the path of every poll.
+            (task_id,) = task_ids
+            rows = self._rows(queries.VERSION, (to_text(task_id),))
+            return {task_id: rows[0][0]} if rows else {}
         rows = [row for query in queries.versions(task_ids) for row in self._rows(*query)]
         return {from_text(task_id): version for task_id, version in rows}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from operator import neg
 from typing import Any, Final, TypeAlias
@@ -68,6 +69,7 @@ FIRST_PAGE = 2
 """Tasks of one owner that are read at first: mostly there are others who have their turns. Then ever more."""
 
 
+@lru_cache(maxsize=1_000)
 def tool_digest(method: str, name: str) -> bytes:
     """What the column `tool` has for a tool."""
     return blake2b(f"{method}\0{name}".encode("utf-8", "surrogatepass"), digest_size=16).digest()

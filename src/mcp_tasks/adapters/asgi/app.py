@@ -1,0 +1,183 @@
+"""One request on the short way: looked at from the outside in, and answered, or handed over as it came."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final, cast
+
+from mcp.server import MCPServer, Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mcp_tasks.adapters.asgi.admission import Admitted, EnvelopeCheck, HeaderCheck
+from mcp_tasks.adapters.asgi.body import LARGEST, read_body
+from mcp_tasks.adapters.asgi.counts import Counts, HandedOver, Handover
+from mcp_tasks.adapters.asgi.listening import MOST_LISTENERS, Listener, Listeners
+from mcp_tasks.adapters.asgi.serving import Launches, Serving
+from mcp_tasks.adapters.asgi.standing import Standing
+from mcp_tasks.adapters.asgi.tracing import is_traced, note_failure, traced
+from mcp_tasks.adapters.asgi.wire import parse_request
+from mcp_tasks.adapters.sdk import modern_caller
+from mcp_tasks.protocol import TasksProtocol
+from mcp_tasks.wire.headers import NAME_HEADER
+
+_NAME: Final = NAME_HEADER.encode()
+_PARAM: Final = b"mcp-param-"
+_DIGITS: Final = 20
+"""More than the length of any body has."""
+
+
+class ShortWay:
+    """Answers hot requests before the SDK's app sees them, for one `Tasks` object.
+
+    Args:
+        protocol: What answers.
+        launches: Which calls become tasks.
+        stopping: Returns once the process is told to stop; streams end then.
+        max_listeners: How many streams there may be at a time.
+
+    Attributes:
+        counts: How many were answered, and why others were not.
+    """
+
+    def __init__(
+        self,
+        protocol: TasksProtocol,
+        launches: Launches,
+        stopping: Callable[[], Awaitable[object]],
+        max_listeners: int = MOST_LISTENERS,
+    ) -> None:
+        self.counts: Counts = Counts()
+        self._protocol = protocol
+        self._launches = launches
+        self._stopping = stopping
+        self._max_listeners = max_listeners
+
+    def put_before(self, server: MCPServer[Any] | Server[Any], harmless: frozenset[str]) -> None:
+        """Stand before the SDK's app of a server that starts, if it serves Streamable HTTP; once, however often.
+
+        Args:
+            harmless: Other extensions that are known not to look at calls.
+        """
+        try:
+            manager = server.session_manager
+        except RuntimeError:
+            # It has none: it serves something else.
+            return
+        inner: object = manager.asgi_app
+        if not isinstance(inner, _App):
+            # A low-level server's listen handler is its author's: closing it has to end every stream, so it has them.
+            standing = Standing(manager.app, harmless, has_streams=isinstance(server, MCPServer))
+            listeners = Listeners(self._stopping, self.counts, self._max_listeners)
+            serving = Serving(manager.app, self._protocol, self._launches, listeners)
+            app = _App(cast(ASGIApp, inner), manager, standing, serving, self)
+            # Any ASGI app does; the SDK only says so less generally than it means it.
+            manager.asgi_app = cast(Any, app)
+
+    def is_plain(self, name: str) -> bool:
+        """Whether calls of the tool are known not to become tasks."""
+        return self._launches.is_plain(name)
+
+
+class _App:
+    """The SDK's ASGI app, with the short way before it."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        manager: StreamableHTTPSessionManager,
+        standing: Standing,
+        serving: Serving,
+        way: ShortWay,
+    ) -> None:
+        self._app = app
+        self._headers = HeaderCheck(manager)
+        # What the SDK refuses for its size is not answered here either.
+        self._largest = min(LARGEST, manager.max_request_body_size)
+        self._envelopes = EnvelopeCheck()
+        self._standing = standing
+        self._serving = serving
+        self._way = way
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        stream = await self._take(scope, receive, send)
+        if stream is not None:
+            # Out here nothing of the request is left but this: a stream lasts long.
+            await stream.stay(receive)
+
+    async def _take(self, scope: Scope, receive: Receive, send: Send) -> Listener | None:
+        """Answer a request, or hand it over. Gives the stream that it began, if it did."""
+        stream: Listener | None = None
+        try:
+            admitted = await self._admit(scope)
+            body = await read_body(receive, self._largest)
+            receive = body.replay
+            stream = await self._answer(admitted, body.data, scope, send)
+        except HandedOver as exc:
+            self._way.counts.handed_over[exc.reason] += 1
+            handed_over = True
+        else:
+            self._way.counts.answered[admitted.method] += 1
+            handed_over = False
+        if handed_over:
+            # Out of the block above: what goes wrong in there has nothing to do with what was looked at here.
+            await self._app(scope, receive, send)
+        return stream
+
+    async def _admit(self, scope: Scope) -> Admitted:
+        """See from the headers alone whether the request may be answered here."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            raise HandedOver(Handover.OTHER_WIRE)
+        headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
+        admitted = self._headers.known(headers) or await self._headers.judge(scope, headers)
+        if isinstance(admitted, Handover):
+            raise HandedOver(admitted)
+        if not self._standing.serves(admitted.method):
+            raise HandedOver(Handover.SERVER)
+        if admitted.method == "subscriptions/listen" and not admitted.takes_streams:
+            raise HandedOver(Handover.HEADERS)
+        name = _single_name(headers, self._largest)
+        if admitted.method == "tools/call" and (name is None or self._way.is_plain(name.decode("latin-1"))):
+            raise HandedOver(Handover.HEADERS if name is None else Handover.OTHER_METHOD)
+        return admitted
+
+    async def _answer(self, admitted: Admitted, data: bytes | None, scope: Scope, send: Send) -> Listener | None:
+        request = None if data is None else parse_request(data)
+        if request is None:
+            raise HandedOver(Handover.BODY)
+        if request.method != admitted.method or not self._envelopes.passes(admitted, request.meta):
+            raise HandedOver(Handover.ENVELOPE)
+        caller = modern_caller(admitted.version, request.meta, Headers(raw=scope["headers"]))
+        if not (self._standing.makes_spans and is_traced()):
+            return await self._serving.serve(request, caller, send)
+        with traced(request, admitted.version) as span:
+            stream = await self._serving.serve(request, caller, send, partial(note_failure, span))
+            if stream is None:
+                span.end()
+            else:
+                # Of a stream, the span is its whole life, as the SDK has it.
+                stream.when_over(span.end)
+        return stream
+
+
+def _single_name(headers: Sequence[tuple[bytes, bytes]], largest: int) -> bytes | None:
+    """What is named in the headers, if anything.
+
+    Raises:
+        HandedOver: There is a header that is rare, or one twice that readers would disagree about, or one that says
+            that the body is large.
+    """
+    name: bytes | None = None
+    for header, value in headers:
+        if header == _NAME:
+            if name is not None:
+                raise HandedOver(Handover.HEADERS)
+            name = value
+        elif header == b"content-length":
+            if not (value.isdigit() and len(value) <= _DIGITS and int(value) <= largest):
+                raise HandedOver(Handover.HEADERS)
+        elif header == b"transfer-encoding" or header.startswith(_PARAM):
+            raise HandedOver(Handover.HEADERS)
+    return name

@@ -1,0 +1,69 @@
+"""How many requests went the short way, and why others did not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+from typing import Final
+
+
+class Handover(StrEnum):
+    """Why a request was handed over to the SDK."""
+
+    OTHER_WIRE = "other wire"
+    """Not a POST of the newest version: an older era, a GET, a version that is not known."""
+
+    OTHER_METHOD = "other method"
+    """A method that has nothing to do with tasks, or a tool that is not marked."""
+
+    HEADERS = "headers"
+    """Headers that the SDK refuses, or that are rare: `Mcp-Param-*`, `Transfer-Encoding`, one that comes twice."""
+
+    BODY = "body"
+    """A body that is large, cut off, not JSON, or not a plain request."""
+
+    ENVELOPE = "envelope"
+    """A `_meta` that the SDK refuses, or that disagrees with the headers."""
+
+    PARAMS = "params"
+    """Params that are rare, or that would be refused."""
+
+    CALL = "call"
+    """A call that becomes no task at once: the tool asks first, has a grace, or its client takes no tasks."""
+
+    SERVER = "server"
+    """Something of the author's own has to see the request: middleware, another extension, a handler, a cache hint."""
+
+    REFUSED = "refused"
+    """The request is refused: the answer is the SDK's to give."""
+
+    LISTENERS = "listeners"
+    """There are as many listeners here as may be."""
+
+    FAILED = "failed"
+    """A defect here, which the log tells of once."""
+
+
+class HandedOver(Exception):
+    """The request is for the SDK."""
+
+    def __init__(self, reason: Handover) -> None:
+        super().__init__(reason)
+        self.reason: Handover = reason
+
+
+class Counts:
+    """What one server answered here, by method, and handed over, by reason: these only ever grow.
+
+    Attributes:
+        listeners: How many streams of `subscriptions/listen` are served here at this moment.
+    """
+
+    def __init__(self) -> None:
+        self.listeners: int = 0
+        self.answered: Final[Counter[str]] = Counter()
+        self.handed_over: Final[Counter[Handover]] = Counter()
+
+    def __repr__(self) -> str:
+        handed_over = {str(reason): count for reason, count in self.handed_over.items()}
+        return f"Counts(answered={dict(self.answered)}, handed_over={handed_over}, listeners={self.listeners})"

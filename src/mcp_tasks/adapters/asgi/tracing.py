@@ -1,0 +1,80 @@
+"""Spans of what is answered here, like those that the SDK makes of what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from mcp.shared.exceptions import MCPError
+from opentelemetry.context import Context
+from opentelemetry.propagate import extract
+from opentelemetry.trace import (
+    NoOpTracerProvider,
+    ProxyTracerProvider,
+    Span,
+    SpanKind,
+    StatusCode,
+    get_current_span,
+    get_tracer,
+    get_tracer_provider,
+    use_span,
+)
+
+from mcp_tasks.adapters.asgi.wire import RpcRequest
+
+_tracer: Final = get_tracer("mcp-tasks")
+
+_NOBODY_LOOKS: Final = (ProxyTracerProvider, NoOpTracerProvider)
+
+
+def is_traced() -> bool:
+    """Whether somebody collects spans in this process."""
+    return not isinstance(get_tracer_provider(), _NOBODY_LOOKS)
+
+
+@contextmanager
+def traced(request: RpcRequest, version: str) -> Generator[Span]:
+    """A span around one request. Whoever answers the request ends it: one that is handed over is the SDK's to show."""
+    method, tool = request.method, request.params.get("name")
+    target = tool if isinstance(tool, str) else None
+    attributes: dict[str, Any] = {
+        "mcp.method.name": method,
+        "mcp.protocol.version": version,
+        "jsonrpc.request.id": str(request.id),
+    }
+    if method == "tools/call":
+        attributes["gen_ai.operation.name"] = "execute_tool"
+        if target is not None:
+            attributes["gen_ai.tool.name"] = target
+    span = _tracer.start_span(
+        method if target is None else f"{method} {target}",
+        kind=SpanKind.SERVER,
+        attributes=attributes,
+        context=_parent(request.meta),
+        record_exception=False,
+        set_status_on_exception=False,
+    )
+    with use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
+        yield span
+
+
+def note_failure(span: Span, error: Exception) -> None:
+    """Say on a span that its request is answered with an error, in the way in which the SDK says it."""
+    if isinstance(error, MCPError):
+        code = str(error.error.code)
+        span.set_attributes({"error.type": code, "rpc.response.status_code": code})
+        span.set_status(StatusCode.ERROR, error.error.message)
+    else:
+        span.set_attribute("error.type", type(error).__qualname__)
+        span.record_exception(error)
+        span.set_status(StatusCode.ERROR, str(error))
+
+
+def _parent(meta: Mapping[str, Any]) -> Context | None:
+    """The trace that the client says it is in; None to go on with the one of this process, if any."""
+    try:
+        context = extract(meta)
+    except (ValueError, TypeError):
+        return None
+    return context if get_current_span(context).get_span_context().is_valid else None

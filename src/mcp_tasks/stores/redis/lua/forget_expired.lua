@@ -1,0 +1,25 @@
+-- Forget tasks that have expired before a place, the first ones. Gives whether it came to the end of those, and of each
+-- its version and its id, and if they are wanted its owner, its namespace and its state. Those that the server removed by
+-- itself leave the indexes.
+
+local before, limit, looks, states = take(), tonumber(take()), tonumber(take()), take() == '1'
+
+local found = {}
+for _ = 1, looks do
+  local member = #found < limit and call('ZRANGEBYLEX', P .. 'expiring', '-', '(' .. before, 'LIMIT', 0, 1)[1]
+  if not member then
+    return { 1, found }
+  end
+  local id = string.sub(member, 17)
+  local row = call('HMGET', P .. 't:' .. id, 'v', 'o', 'n', 's')
+  if row[1] then
+    found[#found + 1] = states and { row[1], id, row[2], row[3], row[4] } or { row[1], id }
+    forget(id)
+  else
+    reindex(id, unpacked(call('HGET', P .. 'left', id)), false, NOWHERE, false)
+    call('HDEL', P .. 'left', id)
+  end
+  -- Also where its places are damaged.
+  call('ZREM', P .. 'expiring', member)
+end
+return { 0, found }

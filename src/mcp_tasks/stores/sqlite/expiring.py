@@ -1,0 +1,71 @@
+"""Forgetting what has expired, a slice at a time: one statement removes it, and a trigger what is kept beside it.
+
+A slice is written together with whatever else waits to be written, so its size is what others wait for: a task of a few
+hundred bytes takes a tenth of a millisecond, most of it for the pages of indexes that it is taken from, and a megabyte
+beside one some milliseconds, because SQLite goes from page to page of it. So a slice is bounded by its bytes too.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from mcp_tasks.stores.columns import to_micros
+from mcp_tasks.stores.sqlite.connection import fetch
+from mcp_tasks.stores.sqlite.queries import Query
+from mcp_tasks.stores.sqlite.writer import Operation
+
+MOST_BYTES: Final = 1024 * 1024
+"""What is kept beside the tasks of one slice, together; or one task, whatever it has."""
+
+_ANY = "SELECT 1 FROM tasks INDEXED BY tasks_expires WHERE expires <= ? LIMIT 1"
+
+# Read from the index alone but for the sizes, which are in the first page of what they are the sizes of.
+EXPIRED: Final = """
+SELECT
+    ifnull((SELECT length(request) FROM requests WHERE task = t.key), 0)
+        + ifnull((SELECT length(body) + ifnull(length(meta), 0) FROM outcomes WHERE task = t.key), 0)
+        + ifnull((SELECT sum(length(value)) FROM journal INDEXED BY journal_task WHERE task = t.key), 0),
+    {wanted}
+FROM tasks t INDEXED BY tasks_expires WHERE t.expires <= ? ORDER BY t.expires, t.created, t.id LIMIT ?
+"""
+IDS: Final = EXPIRED.format(wanted="t.version, t.id")
+STATES: Final = EXPIRED.format(wanted="t.version, t.id, t.owner, t.namespace, t.state")
+
+# The same ones, in the same order: nobody else writes in between.
+DELETE: Final = """
+DELETE FROM tasks WHERE key IN (
+    SELECT key FROM tasks INDEXED BY tasks_expires WHERE expires <= ? ORDER BY expires, created, id LIMIT ?
+)
+"""
+
+
+def any_expired(now: datetime) -> Query:
+    """The query for whether there is a task that has expired."""
+    return _ANY, (to_micros(now),)
+
+
+def forget_expired(now: datetime, *, limit: int, states: bool) -> Operation[list[Any]]:
+    """Remove the next tasks that have expired; gives their rows: version and id, and all that a record is made from."""
+    instant = to_micros(now)
+
+    def run(cursor: sqlite3.Cursor) -> list[Any]:
+        rows = fetch(cursor.connection, STATES if states else IDS, (instant, max(limit, 0)))
+        count = _how_many([size for size, *_ in rows])
+        if count:
+            cursor.execute(DELETE, (instant, count))
+        return [row for _, *row in rows[:count]]
+
+    return run
+
+
+def _how_many(sizes: Sequence[int]) -> int:
+    """How many of the first may go at once."""
+    together = 0
+    for number, size in enumerate(sizes):
+        together += size
+        if together > MOST_BYTES:
+            return max(number, 1)
+    return len(sizes)
