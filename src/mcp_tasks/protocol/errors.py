@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, Final
 
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT, ErrorData
@@ -56,25 +57,22 @@ class RpcError(Exception):
         return self.error.data
 
 
-class Refusing:
-    """See `refusing`. A class, for it is entered on every poll: a generator would take several times as long."""
-
-    __slots__ = ()
+class _Refusing:
+    # A class, and one object for all: a generator would cost a poll more than its look at the store.
 
     def __enter__(self) -> None:
-        """Nothing is kept: one object does for all requests."""
+        pass
 
-    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
-        """Turn an error of ours into a refusal; any other stays what it is."""
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, _: TracebackType | None) -> None:
         if isinstance(exc, TasksError):
             error = to_error_data(exc)
             raise RpcError(error.code, error.message, error.data) from exc
 
 
-_REFUSING: Final = Refusing()
+_REFUSING = _Refusing()
 
 
-def refusing() -> Refusing:
+def refusing() -> _Refusing:
     """In here, whatever goes wrong in the runtime is the refusal of a request."""
     return _REFUSING
 

@@ -43,7 +43,6 @@ class Text:
 
     def at(self, now: datetime) -> bytes:
         """The whole answer, as of now."""
-        # Numbers and nothing else, of which there is one way to write them.
         return b"%b,%b" % (to_json(self._dialect.moving(self.record, now))[:-1], self._lasting)
 
 

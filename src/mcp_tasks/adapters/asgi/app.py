@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final, cast
 
 from mcp.server import MCPServer, Server
@@ -11,12 +12,12 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_tasks.adapters.asgi.admission import Admitted, EnvelopeCheck, HeaderCheck
-from mcp_tasks.adapters.asgi.body import read_body
+from mcp_tasks.adapters.asgi.body import LARGEST, read_body
 from mcp_tasks.adapters.asgi.counts import Counts, HandedOver, Handover
 from mcp_tasks.adapters.asgi.listening import MOST_LISTENERS, Listener, Listeners
 from mcp_tasks.adapters.asgi.serving import Launches, Serving
 from mcp_tasks.adapters.asgi.standing import Standing
-from mcp_tasks.adapters.asgi.tracing import is_traced, traced
+from mcp_tasks.adapters.asgi.tracing import is_traced, note_failure, traced
 from mcp_tasks.adapters.asgi.wire import parse_request
 from mcp_tasks.adapters.sdk import modern_caller
 from mcp_tasks.protocol import TasksProtocol
@@ -24,6 +25,8 @@ from mcp_tasks.wire.headers import NAME_HEADER
 
 _NAME: Final = NAME_HEADER.encode()
 _PARAM: Final = b"mcp-param-"
+_DIGITS: Final = 20
+"""More than the length of any body has."""
 
 
 class ShortWay:
@@ -66,10 +69,10 @@ class ShortWay:
         inner: object = manager.asgi_app
         if not isinstance(inner, _App):
             # A low-level server's listen handler is its author's: closing it has to end every stream, so it has them.
-            own = isinstance(server, MCPServer)
-            listeners = Listeners(self._stopping, self.counts, self._max_listeners) if own else None
+            standing = Standing(manager.app, harmless, has_streams=isinstance(server, MCPServer))
+            listeners = Listeners(self._stopping, self.counts, self._max_listeners)
             serving = Serving(manager.app, self._protocol, self._launches, listeners)
-            app = _App(cast(ASGIApp, inner), manager, Standing(manager.app, harmless), serving, self)
+            app = _App(cast(ASGIApp, inner), manager, standing, serving, self)
             # Any ASGI app does; the SDK only says so less generally than it means it.
             manager.asgi_app = cast(Any, app)
 
@@ -91,6 +94,8 @@ class _App:
     ) -> None:
         self._app = app
         self._headers = HeaderCheck(manager)
+        # What the SDK refuses for its size is not answered here either.
+        self._largest = min(LARGEST, manager.max_request_body_size)
         self._envelopes = EnvelopeCheck()
         self._standing = standing
         self._serving = serving
@@ -107,7 +112,7 @@ class _App:
         stream: Listener | None = None
         try:
             admitted = await self._admit(scope)
-            body = await read_body(receive)
+            body = await read_body(receive, self._largest)
             receive = body.replay
             stream = await self._answer(admitted, body.data, scope, send)
         except HandedOver as exc:
@@ -126,14 +131,14 @@ class _App:
         if scope["type"] != "http" or scope["method"] != "POST":
             raise HandedOver(Handover.OTHER_WIRE)
         headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
-        admitted = await self._headers.judge(scope, headers)
+        admitted = self._headers.known(headers) or await self._headers.judge(scope, headers)
         if isinstance(admitted, Handover):
             raise HandedOver(admitted)
         if not self._standing.serves(admitted.method):
             raise HandedOver(Handover.SERVER)
         if admitted.method == "subscriptions/listen" and not admitted.takes_streams:
             raise HandedOver(Handover.HEADERS)
-        name = _single_name(headers)
+        name = _single_name(headers, self._largest)
         if admitted.method == "tools/call" and (name is None or self._way.is_plain(name.decode("latin-1"))):
             raise HandedOver(Handover.HEADERS if name is None else Handover.OTHER_METHOD)
         return admitted
@@ -148,7 +153,7 @@ class _App:
         if not (self._standing.makes_spans and is_traced()):
             return await self._serving.serve(request, caller, send)
         with traced(request, admitted.version) as span:
-            stream = await self._serving.serve(request, caller, send)
+            stream = await self._serving.serve(request, caller, send, partial(note_failure, span))
             if stream is None:
                 span.end()
             else:
@@ -157,11 +162,12 @@ class _App:
         return stream
 
 
-def _single_name(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
+def _single_name(headers: Sequence[tuple[bytes, bytes]], largest: int) -> bytes | None:
     """What is named in the headers, if anything.
 
     Raises:
-        HandedOver: There is a header that is rare, or one twice that readers would disagree about.
+        HandedOver: There is a header that is rare, or one twice that readers would disagree about, or one that says
+            that the body is large.
     """
     name: bytes | None = None
     for header, value in headers:
@@ -169,6 +175,9 @@ def _single_name(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
             if name is not None:
                 raise HandedOver(Handover.HEADERS)
             name = value
+        elif header == b"content-length":
+            if not (value.isdigit() and len(value) <= _DIGITS and int(value) <= largest):
+                raise HandedOver(Handover.HEADERS)
         elif header == b"transfer-encoding" or header.startswith(_PARAM):
             raise HandedOver(Handover.HEADERS)
     return name
