@@ -1,16 +1,17 @@
 """How long expiry stalls an event loop: `python -m bench.expiry [--tasks 100000] [--outcome-bytes 200]`.
 
 A file of expired tasks, each with its request and its outcome, and a runtime that starts on it. A ticker on the same
-loop measures by how much its sleeps are late until the last of them is gone. A machine that is busy with other things
-delays a loop that does nothing at all, so the same ticker measures the loop at rest before, for as long as it takes; in
-the second half of the tasks somebody creates tasks meanwhile, and waits for the disk each time. Beside a stall stands
-what the process had of the CPU during it: a loop that was kept from its turn by its own process shows both.
+loop measures by how much its sleeps are late until the last of them is gone; during the second half somebody creates
+tasks meanwhile, and waits for the disk each time. A machine that is busy with other things delays a loop that does
+nothing at all, so the loop is measured at rest before; and Linux says for how long a thread was ready and had no CPU,
+which is not of this process's making and is taken off.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sqlite3
 import statistics
 import tempfile
@@ -24,7 +25,7 @@ from pathlib import Path
 from bench.machine import machine_facts
 from bench.report import print_facts
 from bench.stored import REQUEST, copy_in_sqlite, new_record, new_runtime
-from bench.ticker import Ticker
+from bench.ticker import TICK
 from mcp_tasks.core import Outcome, TaskStatus
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.sqlite import SqliteStore
@@ -34,6 +35,36 @@ MADE = 100
 
 REST = 10.0
 """Seconds for which the loop at rest is measured."""
+
+
+class Stalls:
+    """By how much the running loop's turns are late: each time, and without what its thread waited for a CPU."""
+
+    def __init__(self) -> None:
+        self._looks: list[tuple[float, float]] = []
+        # That of the thread which opens it, and so of the loop.
+        self._waited = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        self._ticking = asyncio.create_task(self._tick())
+
+    async def end(self, name: str) -> None:
+        """Measure no more, and print what was measured."""
+        self._ticking.cancel()
+        os.close(self._waited)
+        late, own = ([look[kind] * 1e3 for look in self._looks] for kind in (0, 1))
+        print(
+            f"{name:34}{max(own):9.1f} ms at most, p99.9 {statistics.quantiles(own, n=1000)[998]:.1f}; "
+            f"with what it waited for a CPU {max(late):.1f}; {len(late):,} looks"
+        )
+
+    async def _tick(self) -> None:
+        while True:
+            began, waited = time.perf_counter(), self._without_cpu()
+            await asyncio.sleep(TICK)
+            late = time.perf_counter() - began - TICK
+            self._looks.append((late, max(0.0, late - (self._without_cpu() - waited))))
+
+    def _without_cpu(self) -> float:
+        return int(os.pread(self._waited, 100, 0).split()[1]) / 1e9
 
 
 async def fill(path: Path, tasks: int, outcome_bytes: int) -> None:
@@ -73,10 +104,9 @@ async def create_some(store: Store, waits: list[float]) -> None:
 
 async def run(path: Path, tasks: int, outcome_bytes: int) -> None:
     """Measure and print."""
-    ticker = Ticker()
-    await ticker.start()
+    stalls = Stalls()
     await asyncio.sleep(REST)
-    print_stalls("at rest", await ticker.stop())
+    await stalls.end("at rest")
 
     await fill(path, tasks, outcome_bytes)
     size = await asyncio.to_thread(lambda: path.stat().st_size)
@@ -88,16 +118,16 @@ async def run(path: Path, tasks: int, outcome_bytes: int) -> None:
     wal, longest_wal = path.with_name(path.name + "-wal"), 0
     waits: list[float] = []
     creating: asyncio.Task[None] | None = None
-    await ticker.start()
+    stalls, name = Stalls(), "expiry alone"
     while left := await asyncio.to_thread(_left, path):
         longest_wal = max(longest_wal, wal.stat().st_size)
         if left < tasks // 2 and creating is None:
-            print_stalls("expiry alone", await ticker.stop())
-            await ticker.start()
+            await stalls.end(name)
+            stalls, name = Stalls(), "expiry beside creation"
             creating = asyncio.create_task(create_some(store, waits))
         await asyncio.sleep(0.25)
     wall, cpu = time.perf_counter() - began, time.process_time() - used
-    print_stalls("expiry beside creation", await ticker.stop())
+    await stalls.end(name)
     if creating is not None:
         creating.cancel()
     await runtime.stop()
@@ -114,18 +144,6 @@ def _left(path: Path) -> int:
 
 def _quantile(waits: Sequence[float], percent: int) -> float:
     return statistics.quantiles(waits, n=100)[percent - 1] * 1e3 if len(waits) > 1 else float("nan")
-
-
-def print_stalls(name: str, late: Sequence[tuple[float, float]]) -> None:
-    """The longest lateness with the CPU that the process used meanwhile, and how late the rest were."""
-    stall, used = max(late)
-    lates = [seconds for seconds, _ in late]
-    # What this process kept the loop from for sure: the stalls during which it was at work itself.
-    own = max(min(seconds, cpu) for seconds, cpu in late)
-    print(
-        f"{name:34}{stall * 1e3:9.1f} ms at most (CPU of this process meanwhile {used * 1e3:.1f}; at most of its own "
-        f"making {own * 1e3:.1f}), p99.9 {statistics.quantiles(lates, n=1000)[998] * 1e3:.2f}, {len(late):,} looks"
-    )
 
 
 def main() -> None:

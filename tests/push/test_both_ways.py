@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -201,6 +204,14 @@ async def test_a_stream_counts_once_it_is_acknowledged_and_is_gone_when_its_clie
             await anyio.lowlevel.checkpoint()
             assert (server.answered, server.tasks.short_way.listeners) == (1, 1)
         assert (server.answered, server.tasks.short_way.listeners) == (1, 0)
+
+
+async def test_the_span_of_a_stream_lasts_as_long_as_the_stream() -> None:
+    command = [sys.executable, "-m", "tests.push.spans"]
+    process = await anyio.run_process(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    short, long = json.loads(process.stdout)
+    assert (short.pop("answered"), long.pop("answered")) == (1, 0)
+    assert short == long == {"open": [[METHOD, 0]], "ended": [[METHOD, 1]]}
 
 
 async def test_beyond_the_limit_streams_are_the_sdks(desk: Desk) -> None:

@@ -139,6 +139,20 @@ async def test_a_client_that_leaves_leaves_nothing_behind(world: World) -> None:
     assert peer.statuses(task.id) == ["working"]
 
 
+async def test_a_request_that_the_web_server_cancels_leaves_nothing_behind(world: World) -> None:
+    task = await at_work(world)
+    before = asyncio.all_tasks()
+    stream = await world.open(world.listeners(), [task.id], Peer())
+    staying = asyncio.create_task(stream.stay(asyncio.Event().wait))  # pyright: ignore[reportArgumentType]
+    await settle()
+    staying.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await staying
+    assert world.nothing_is_left()
+    await settle()
+    assert asyncio.all_tasks() == before
+
+
 async def test_every_stream_ends_with_a_result_when_the_server_is_told_to_stop(world: World) -> None:
     task = await at_work(world)
     listeners = world.listeners()

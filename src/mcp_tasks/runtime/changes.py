@@ -10,7 +10,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import Event, TaskCreated, TaskDeleted
@@ -22,6 +22,9 @@ from mcp_tasks.runtime.observing import Observed, Observers, TaskChange
 from mcp_tasks.stores.base import Hint, Store
 from mcp_tasks.stores.hints import HintFan
 from mcp_tasks.stores.shares import Handing, Limits
+
+if TYPE_CHECKING:
+    from mcp_tasks.runtime.late_writes import Write
 
 logger: Final = logging.getLogger(__name__)
 
@@ -71,15 +74,22 @@ class Changes:
         key: str | None = None,
         key_until_end: bool = False,
         handing: Handing | None = None,
+        ending: Write | None = None,
     ) -> TaskRecord:
-        """Keep a new task to which `events` have happened already; or the task that stands under the key."""
+        """Keep a new task to which `events` have happened already, and its `ending`, if its run has ended; or the task
+        that stands under the key."""
         history = _apply(record, events, record.created_at)
+        ended = [] if ending is None else _apply(history[-1], ending.events, self._now())
+        kept = {} if ending is None else {"outcome": ending.outcome}
         # Before it is written: a look at the store may find it there before this goes on. No other has such an id.
-        self._remember(history[-1])
-        created = await self._store.create(history[-1], request, key=key, key_until_end=key_until_end, handing=handing)
+        new = ended[-1] if ended else history[-1]
+        self._remember(new)
+        created = await self._store.create(new, request, key=key, key_until_end=key_until_end, handing=handing, **kept)
         if created.id == record.id:
             self._observe(None, TaskCreated(), record, actor)
             self._observe_all(history, events, actor)
+            if ending is not None:
+                self._observe_all(ended, ending.events, ending.actor)
             if handing is None and created.is_queued(self._now()):
                 # Nobody listens to it yet, but a process that has room may start it. An engine that carries ids has
                 # been handed it, or will be.

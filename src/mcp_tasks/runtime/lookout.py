@@ -77,7 +77,7 @@ class Lookout:
         runs, hints = self._runtime.runs(), self._runtime.hints
         versions = await self._runtime.store.versions({run.record.id for run in runs} | set(hints.listened()))
         for run in runs:
-            if versions.get(run.record.id) != run.record.version:
+            if run.recording.is_written and versions.get(run.record.id) != run.record.version:
                 await self._refresh(run)
         for task_id in hints.listened():
             if task_id in versions and versions[task_id] != self._seen.get(task_id):

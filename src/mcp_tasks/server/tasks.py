@@ -112,6 +112,8 @@ class Tasks(LocalCalls, Working, Extension):
         settings: Leases, sweeps and time limits of the runtime.
         namespace: Which servers are the same server, and run each other's tasks; by default the server's name.
         max_wait: How long a question of any tool may stay unanswered before its task fails. Without it, for ever.
+        early_start: Whether a tool that may run again may start while its task is being written, if it was quick the
+            last time. A mark may say otherwise for its tool.
         max_lost_runs: How many runs of a tool in a row may die with their process, without getting any further, before
             the task fails.
         runs_tools: Whether a process that serves runs tools too. One that does not leaves the running to workers that
@@ -127,7 +129,7 @@ class Tasks(LocalCalls, Working, Extension):
             known already, and stands above it.
         short_way: Whether polls, calls that become tasks and the like are answered before the SDK's own handling of a
             request, over Streamable HTTP. The answers are the same, and cost a fraction.
-        max_listeners: How many streams of `subscriptions/listen` a process serves in that way at a time, at some 25 KiB
+        max_listeners: How many streams of `subscriptions/listen` a process serves in that way at a time, at some 17 KiB
             each. Those beyond it are left to the SDK, which has a limit of its own: 1,024.
 
     Raises:
@@ -157,6 +159,7 @@ class Tasks(LocalCalls, Working, Extension):
         namespace: str | None = None,
         max_wait: timedelta | None = None,
         max_lost_runs: int = 3,
+        early_start: bool = False,
         runs_tools: bool = True,
         queues: Collection[str] | None = None,
         observers: Sequence[Observer] = (),
@@ -186,7 +189,15 @@ class Tasks(LocalCalls, Working, Extension):
         check_choice("companions", companions, get_args(ShownTo))
         check_hosts({} if hosts is None else hosts)
         check_ways(fallback)
-        usual = TaskOptions(ttl=ttl, grace=grace, max_wait=max_wait, max_lost_runs=max_lost_runs, fallback=fallback)
+        check_flag("early_start", early_start)
+        usual = TaskOptions(
+            ttl=ttl,
+            grace=grace,
+            max_wait=max_wait,
+            max_lost_runs=max_lost_runs,
+            fallback=fallback,
+            early_start=early_start,
+        )
         self._catalogue = Catalogue(usual, default_mode)
         setup = Setup(
             parts=chosen_parts(store, engine, concurrency),

@@ -28,7 +28,7 @@ from mcp_tasks.protocol import Listening, Message
 logger: Final = logging.getLogger(__name__)
 
 MOST_LISTENERS: Final = 10_000
-"""Streams at a time, unless the author says otherwise: some 250 MB of memory."""
+"""Streams at a time, unless the author says otherwise: some 170 MB of memory."""
 
 KEEP_ALIVE: Final = 15.0
 """Seconds of silence after which a stream is given a comment, as the SDK does: proxies close what is silent."""
@@ -176,6 +176,7 @@ class Listener:
         "_id",
         "_is_due",
         "_is_ending",
+        "_is_over",
         "_is_telling",
         "_listeners",
         "_method",
@@ -190,13 +191,14 @@ class Listener:
         self._id = request_id
         self._send = send
         self._method = listening.method
+        # For who waits for the end. It is cancelled with them, so it does not say whether that has come.
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # As the request has it, for whatever the author has put around `send`.
         self._context = copy_context()
         self._teller: asyncio.Task[None] | None = None
         # From the start, until it has been acknowledged.
         self._is_telling = True
-        self._is_due = self._is_ending = self._has_ended = False
+        self._is_due = self._is_ending = self._has_ended = self._is_over = False
         self._when_over: Callable[[], None] | None = None
         self._following = listening.follow(self._wake)
 
@@ -217,16 +219,18 @@ class Listener:
 
     def when_over(self, call: Callable[[], None]) -> None:
         """Have this called when the stream is over, however it ends."""
-        if self._over.done():
+        if self._is_over:
             call()
         else:
             self._when_over = call
 
     def close(self) -> None:
         """Tell nothing more."""
-        if self._over.done():
+        if self._is_over:
             return
-        self._over.set_result(None)
+        self._is_over = True
+        if not self._over.done():
+            self._over.set_result(None)
         self._following.stop()
         self._listeners.left(self)
         if self._teller is not None:
@@ -248,7 +252,7 @@ class Listener:
 
     def tell(self) -> None:
         """Tell what there is to tell."""
-        if not self._over.done():
+        if not self._is_over:
             self._teller = asyncio.get_running_loop().create_task(self._tell(), context=self._context)
 
     def _wake(self) -> None:
@@ -317,7 +321,7 @@ class Listener:
     async def _write(self, body: bytes) -> None:
         self._is_due = False
         await self._send({"type": "http.response.body", "body": body, "more_body": not self._has_ended})
-        if not self._over.done():
+        if not self._is_over:
             self._listeners.spoke(self)
 
 
