@@ -69,9 +69,9 @@ class Comparison:
             pair.clock.advance(timedelta(milliseconds=step.wait_ms))
             counts = pair.short.tasks.short_way
             answered, handed_over = sum(counts.answered.values()), Counter(counts.handed_over)
-            short, short_writes = await _go(pair, pair.short, "a", number, step)
+            short, short_writes = await go(pair, pair.short, "a", number, step)
             is_answered = sum(counts.answered.values()) > answered
-            long, long_writes = await _go(pair, pair.long, "b", number, step)
+            long, long_writes = await go(pair, pair.long, "b", number, step)
             self.tally.pairs += 1
             self.tally.sent[step.method] += 1
             self.tally.answered[step.method] += is_answered
@@ -84,7 +84,8 @@ class Comparison:
         self.stage.close()
 
 
-async def _go(pair: Twins, way: Way, side: str, number: int, step: Step) -> tuple[Answer, list[Written]]:
+async def go(pair: Twins, way: Way, side: str, number: int, step: Step) -> tuple[Answer, list[Written]]:
+    """Send a request one way; gives what came back and what was written, as they would be on either side."""
     pair.store.written.clear()
     sent = step.draft(auth=pair.setup.auth).sent(side, number)
     answer = await exchange(way.app, sent)
