@@ -27,7 +27,7 @@ from bench.client import BenchError
 from bench.machine import machine_facts
 from bench.memory import Growth, measure_memory
 from bench.profiling import profile
-from bench.report import print_facts, print_memory, print_rows, write_json
+from bench.report import print_answered, print_facts, print_memory, print_rows, write_json
 from bench.rounds import Plan, Row, measure
 from bench.servers import FAST, Mode
 
@@ -97,11 +97,13 @@ def _measure(install: Install, mode: Mode, cases: Sequence[Case], folder: Path, 
     if not cases:
         return []
     # Both installs and the memory have to fit into the time that is promised, on a slow machine too.
-    until = time.monotonic() + (25 if quick else 130)
-    plan = Plan(rounds=5, operations=160, until=until) if quick else Plan(rounds=15, operations=320, until=until)
+    until = time.monotonic() + (40 if quick else 130)
+    plan = Plan(rounds=6, operations=96, until=until) if quick else Plan(rounds=40, operations=128, until=until)
     with rigged(mode, install, folder, cases) as rig:
         rows = measure(rig, mode, install, cases, plan)
-    print_rows(rows)
+        print_rows(rows)
+        if "short" in rig.ours:
+            print_answered(*rig.ours["short"].answered())
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -61,6 +62,14 @@ class Target:
     watch: Watch
     working: bytes
     finished: bytes
+
+    def answered(self) -> tuple[int, dict[str, int]]:
+        """How many requests the server has answered the short way, and how many it handed over to the SDK, by reason;
+        without those that have nothing to do with tasks."""
+        self.server.connection.renew()
+        told = self.server.connection.result(tool_call("answered"))["content"][0]["text"]
+        answered, handed_over = json.loads(told)
+        return answered, {reason: count for reason, count in handed_over.items() if reason != "other method"}
 
 
 @dataclass(frozen=True)

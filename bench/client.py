@@ -51,6 +51,16 @@ def task_get(task_id: str) -> bytes:
     return _request("tasks/get", task_id, {"taskId": task_id})
 
 
+def task_update(task_id: str, **answers: Any) -> bytes:
+    """A `tasks/update`, ready to be sent."""
+    return _request("tasks/update", task_id, {"taskId": task_id, "inputResponses": answers})
+
+
+def task_cancel(task_id: str) -> bytes:
+    """A `tasks/cancel`, ready to be sent."""
+    return _request("tasks/cancel", task_id, {"taskId": task_id})
+
+
 def method_call(method: str) -> bytes:
     """A request of a method without params, ready to be sent."""
     return _request(method, None, {})

@@ -70,12 +70,10 @@ def _print(written: Path, cpu: float) -> None:
     """Two lists: by what is spent in a function itself, and by what is spent in all that it calls."""
     # As pstats reads it, whose own tables are for terminals.
     stats: Mapping[tuple[str, int, str], tuple[int, int, float, float, Any]] = marshal.loads(written.read_bytes())
-    idle = ("epoll", "poll", "select")
-    busy = {key: row for key, row in stats.items() if not any(f"method '{word}'" in key[2] for word in idle)}
-    scale = cpu / sum(row[2] for row in busy.values())
+    scale = cpu / sum(row[2] for row in stats.values())
     for title, column in (("itself", 2), ("and all it calls", 3)):
         print(f"\n  {'µs each':>9}{'calls each':>12}  {title}")
-        for key, row in sorted(busy.items(), key=lambda item: -cast(float, item[1][column]))[:LINES]:
+        for key, row in sorted(stats.items(), key=lambda item: -cast(float, item[1][column]))[:LINES]:
             print(f"  {row[column] * scale:9.1f}{row[0] / OPERATIONS:12.2f}  {_name(key)}")
 
 

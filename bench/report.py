@@ -49,6 +49,13 @@ def print_rows(rows: Sequence[Row]) -> None:
         print(f"  {'  ' if way else ''}{row.title:{32 if way else 34}}{numbers}   {target}".rstrip(), flush=True)
 
 
+def print_answered(answered: int, handed_over: Mapping[str, int]) -> None:
+    """How many of the requests for tasks went the short way."""
+    every = answered + sum(handed_over.values())
+    reasons = "".join(f", {reason} {count:,}" for reason, count in handed_over.items())
+    print(f"  the short way answered {answered:,} of {every:,} requests ({answered / every:.2%}){reasons}")
+
+
 def print_memory(growths: Sequence[Growth]) -> None:
     """What a thousand tasks add to the server's resident memory."""
     print("\nMemory of the server for 1,000 tasks more")

@@ -6,6 +6,7 @@ In all of these a sweep comes once an hour. They begin when every process listen
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ import anyio
 import pytest
 
 from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.core.events import TaskCancelled
 from mcp_tasks.engines import LocalEngine, RemoteEngine
+from mcp_tasks.errors import VersionConflict
 from mcp_tasks.runtime import Ending, Run, ToolPolicy
 from mcp_tasks.stores import MemoryStore, Store
+from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.unit.carrying import Broker, BrokerCarrier, carrying_engine
 from tests.unit.running import CLIENT, answer, launch, ok, question, running, settle, until, until_asking, until_final
@@ -163,6 +167,43 @@ async def test_what_a_process_wrote_itself_it_does_not_look_at_again(new_store: 
         before = store.reads
         await anyio.sleep(A_FEW_LOOKS)
         assert store.reads == before
+
+
+class LateFile(CountingFile):
+    """Says that something is written when others have seen it for long."""
+
+    async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
+        created = await super().create(record, request, **options)
+        await anyio.sleep(A_FEW_LOOKS)
+        return created
+
+    async def save(self, record: TaskRecord, **options: Any) -> None:
+        await super().save(record, **options)
+        await anyio.sleep(A_FEW_LOOKS)
+
+
+async def test_what_a_process_is_writing_it_does_not_look_at_either(tmp_path: Path) -> None:
+    store = LateFile(tmp_path / "tasks.db")
+    async with running(at_once, store=store) as runtime:
+        await settle()
+        before = store.reads
+        await runtime.launch(REQUEST, owner=None, retention=None)
+        with anyio.fail_after(5):
+            while runtime.runs():  # noqa: ASYNC110 - nothing tells of the last one
+                await anyio.sleep(0.01)
+        assert store.reads == before
+
+
+async def test_what_another_wrote_first_is_looked_at(tmp_path: Path) -> None:
+    """A write that is refused leaves nothing behind that would hide the write that was first."""
+    store = LateFile(tmp_path / "tasks.db")
+    async with running(never_ending, store=store) as runtime:
+        task = await runtime.launch(REQUEST, owner=None, retention=None)
+        newer = replace(task, version=task.version + 1)
+        with pytest.raises(VersionConflict):
+            await runtime.changes.swap(newer, TaskCancelled(reason="enough"), actor=CLIENT)
+        assert runtime.changes.wrote(Hint(task.id, task.version))
+        assert not runtime.changes.wrote(Hint(task.id, newer.version + 1))
 
 
 async def test_a_task_of_another_server_is_left_alone(new_store: Callable[[], Store]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, Final
 
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT, ErrorData
@@ -56,14 +57,24 @@ class RpcError(Exception):
         return self.error.data
 
 
-@contextmanager
-def refusing() -> Generator[None]:
+class _Refusing:
+    # A class, and one object for all: a generator would cost a poll more than its look at the store.
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, _: TracebackType | None) -> None:
+        if isinstance(exc, TasksError):
+            error = to_error_data(exc)
+            raise RpcError(error.code, error.message, error.data) from exc
+
+
+_REFUSING = _Refusing()
+
+
+def refusing() -> _Refusing:
     """In here, whatever goes wrong in the runtime is the refusal of a request."""
-    try:
-        yield
-    except TasksError as exc:
-        error = to_error_data(exc)
-        raise RpcError(error.code, error.message, error.data) from exc
+    return _REFUSING
 
 
 @contextmanager

@@ -1,13 +1,13 @@
 """Listening to tasks (SEP-2663, "Task Status Notifications"): which ones, and what is told of them.
 
-Knows no stream. An adapter acknowledges `task_ids` and then sends what `states` gives, for as long as it is read. A
-reader that is slow gets fewer states, never older ones: what waits for it is at most one hint per task.
+Knows no stream. An adapter acknowledges `task_ids` and then sends what `states` or `follow` gives, for as long as it is
+read. A reader that is slow gets fewer states, never older ones: what waits for it is at most one hint per task.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Sequence, Set
 from typing import Final
 
 import anyio.lowlevel
@@ -17,6 +17,8 @@ from mcp_tasks.protocol.dialect import Dialect
 from mcp_tasks.protocol.message import Message
 from mcp_tasks.protocol.outcome import outcome_of
 from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.stores.base import Hint
+from mcp_tasks.stores.hints import Inbox
 
 logger: Final = logging.getLogger(__name__)
 
@@ -32,26 +34,72 @@ class Listening:
         method: The notification that carries a state.
     """
 
+    __slots__ = ("_dialect", "_runtime", "method", "task_ids")
+
     def __init__(self, runtime: TaskRuntime, dialect: Dialect, task_ids: Sequence[str]) -> None:
         self._runtime = runtime
         self._dialect = dialect
         self.task_ids: Sequence[str] = task_ids
         self.method: str = dialect.notification_method
 
+    def follow(self, wake: Callable[[], None] | None = None) -> Following:
+        """Follow the tasks from now on, to be stopped when done.
+
+        Args:
+            wake: Called whenever there may be something to tell, for who does not wait.
+        """
+        return Following(self._runtime, self._dialect, self.task_ids, wake)
+
     async def states(self) -> AsyncGenerator[Message]:
         """The state of each task at once, and then whenever it changed. Never ends by itself; close it when done."""
-        sent = dict.fromkeys(self.task_ids, 0)
-        with self._runtime.hints.listen(sent.keys()) as hints:
-            # As they are by now; a change before we listened would otherwise never be told.
-            for task_id in self.task_ids:
-                state, sent[task_id] = await self._newer(task_id, than=0)
-                if state is not None:
+        following = self.follow()
+        try:
+            while True:
+                while (state := await following.next()) is not None:
                     yield state
-            async for hint in hints:
-                if hint.version > sent[hint.task_id]:
-                    state, sent[hint.task_id] = await self._newer(hint.task_id, than=sent[hint.task_id])
-                    if state is not None:
-                        yield state
+                await following.wait()
+        finally:
+            following.stop()
+
+
+class Following:
+    """What one listener has been told of its tasks, and what it has yet to be told.
+
+    Args:
+        wake: Called whenever there may be something to tell.
+    """
+
+    __slots__ = ("_dialect", "_inbox", "_runtime", "_sent")
+
+    def __init__(
+        self, runtime: TaskRuntime, dialect: Dialect, task_ids: Sequence[str], wake: Callable[[], None] | None
+    ) -> None:
+        self._runtime = runtime
+        self._dialect = dialect
+        self._sent = dict.fromkeys(task_ids, 0)
+        self._inbox = Inbox(wake=wake)
+        for task_id in task_ids:
+            runtime.hints.add(self._inbox, task_id)
+            # As it is by now; a change before we listened would otherwise never be told.
+            self._inbox.put(Hint(task_id, 1))
+
+    async def next(self) -> Message | None:
+        """A state that is newer than what was told of its task; None if there is none now."""
+        while (hint := self._inbox.pop()) is not None:
+            told = self._sent[hint.task_id]
+            if hint.version > told:
+                state, self._sent[hint.task_id] = await self._newer(hint.task_id, than=told)
+                if state is not None:
+                    return state
+        return None
+
+    async def wait(self) -> None:
+        """Return when there may be something to tell."""
+        await self._inbox.wait()
+
+    def stop(self) -> None:
+        """Be told nothing more."""
+        self._runtime.hints.leave(self._inbox)
 
     async def _newer(self, task_id: str, *, than: int) -> tuple[Message | None, int]:
         """The task's state if it is newer, and the version that the listener has after it."""

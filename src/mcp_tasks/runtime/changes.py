@@ -10,7 +10,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import Event, TaskCreated, TaskDeleted
@@ -22,6 +22,9 @@ from mcp_tasks.runtime.observing import Observed, Observers, TaskChange
 from mcp_tasks.stores.base import Hint, Store
 from mcp_tasks.stores.hints import HintFan
 from mcp_tasks.stores.shares import Handing, Limits
+
+if TYPE_CHECKING:
+    from mcp_tasks.runtime.late_writes import Write
 
 logger: Final = logging.getLogger(__name__)
 
@@ -55,6 +58,7 @@ class Changes:
         self._origin = origin
         # Not a dict: finding the first of one from which many were taken takes the longer the more there were.
         self._written: OrderedDict[str, int] = OrderedDict()
+        self._being_written: dict[str, int] = {}
         self._is_over = False
 
     def end(self) -> None:
@@ -70,15 +74,22 @@ class Changes:
         key: str | None = None,
         key_until_end: bool = False,
         handing: Handing | None = None,
+        ending: Write | None = None,
     ) -> TaskRecord:
-        """Keep a new task to which `events` have happened already; or the task that stands under the key."""
+        """Keep a new task to which `events` have happened already, and its `ending`, if its run has ended; or the task
+        that stands under the key."""
         history = _apply(record, events, record.created_at)
+        ended = [] if ending is None else _apply(history[-1], ending.events, self._now())
+        kept = {} if ending is None else {"outcome": ending.outcome}
         # Before it is written: a look at the store may find it there before this goes on. No other has such an id.
-        self._remember(history[-1])
-        created = await self._store.create(history[-1], request, key=key, key_until_end=key_until_end, handing=handing)
+        new = ended[-1] if ended else history[-1]
+        self._remember(new)
+        created = await self._store.create(new, request, key=key, key_until_end=key_until_end, handing=handing, **kept)
         if created.id == record.id:
             self._observe(None, TaskCreated(), record, actor)
             self._observe_all(history, events, actor)
+            if ending is not None:
+                self._observe_all(ended, ending.events, ending.actor)
             if handing is None and created.is_queued(self._now()):
                 # Nobody listens to it yet, but a process that has room may start it. An engine that carries ids has
                 # been handed it, or will be.
@@ -106,7 +117,13 @@ class Changes:
         history = _apply(record, events, self._now())
         changed = history[-1]
         if changed is not record:
-            await self._store.save(changed, expected=record.version, entries=entries, outcome=outcome, limits=limits)
+            self._being_written[record.id] = changed.version
+            try:
+                await self._store.save(
+                    changed, expected=record.version, entries=entries, outcome=outcome, limits=limits
+                )
+            finally:
+                self._being_written.pop(record.id, None)
             self._remember(changed)
             self._saw(changed)
             self._observe_all(history, events, actor)
@@ -175,11 +192,12 @@ class Changes:
             return None
 
     def wrote(self, hint: Hint) -> bool:
-        """Whether the change was made here, or one after it, as far as is remembered.
+        """Whether the change was made here, or one after it, as far as is remembered; or is just being made here.
 
-        A store that finds changes by looking gives a process hints of its own changes too.
+        A store that finds changes by looking gives a process hints of its own changes too, and may see one before the
+        process has been told that it is made. If another's change was first after all, whoever makes ours is told so.
         """
-        return hint.version <= self._written.get(hint.task_id, 0)
+        return hint.version <= max(self._written.get(hint.task_id, 0), self._being_written.get(hint.task_id, 0))
 
     def _remember(self, record: TaskRecord) -> None:
         # Newest last, so that the one that is forgotten is the one whose hint has long come.

@@ -32,6 +32,7 @@ from mcp_tasks.errors import (
     UnknownTask,
     VersionConflict,
 )
+from mcp_tasks.runtime.early import Unwritten
 from mcp_tasks.runtime.ending import failed
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.replay import Replay, version_entry
@@ -87,13 +88,15 @@ class Claims:
         self._trials = Trials(runtime.settings.trial_duration)
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._calls: set[asyncio.Task[None]] = set()
-        self._made: dict[str, tuple[TaskRecord, TaskRequest, ToolPolicy]] = {}
+        self._made: dict[str, tuple[TaskRecord, TaskRequest, ToolPolicy, Unwritten | None]] = {}
         self._crowded_out = CrowdedOut()
         self._together = runtime.store if isinstance(runtime.store, ReadsTogether) else None
 
-    def add_made(self, record: TaskRecord, request: TaskRequest, policy: ToolPolicy) -> None:
-        """A task that was made as claimed, and is about to be run."""
-        self._made[record.id] = record, request, policy
+    def add_made(
+        self, record: TaskRecord, request: TaskRequest, policy: ToolPolicy, unwritten: Unwritten | None = None
+    ) -> None:
+        """A task that was made as claimed, and is about to be run; `unwritten` if it is not in the store yet."""
+        self._made[record.id] = record, request, policy, unwritten
 
     def has_made(self, task_id: str) -> bool:
         """Whether the task is about to be run for the first time."""
@@ -106,8 +109,8 @@ class Claims:
     async def claim(self, task_id: str, slot: Slot) -> Run | None:
         """A run of the task, if it is there to be run."""
         if (made := self._made.pop(task_id, None)) is not None:
-            record, request, policy = made
-            return self._run(record, request, slot, policy, Replay())
+            record, request, policy, unwritten = made
+            return self._run(record, request, slot, policy, Replay(), unwritten)
         runtime = self._runtime
         record, request = await self._look(task_id)
         if record is None or record.namespace != runtime.namespace or not record.is_queued(runtime.now()):
@@ -194,11 +197,21 @@ class Claims:
             self._watches[record.id] = asyncio.create_task(self._watch(run))
         return run
 
-    def _run(self, record: TaskRecord, request: TaskRequest, slot: Slot, policy: ToolPolicy, replay: Replay) -> Run:
+    def _run(
+        self,
+        record: TaskRecord,
+        request: TaskRequest,
+        slot: Slot,
+        policy: ToolPolicy,
+        replay: Replay,
+        unwritten: Unwritten | None = None,
+    ) -> Run:
         if policy.rerun and self._runtime.dispatch.limits(policy) is not None:
             # A run that waits in memory counts as at work, and keeps another from it. So it does not stay there.
             policy = replace(policy, park_after=timedelta(0))
-        return Run(record, request=request, host=self._runtime, slot=slot, policy=policy, replay=replay)
+        return Run(
+            record, request=request, host=self._runtime, slot=slot, policy=policy, replay=replay, unwritten=unwritten
+        )
 
     async def _look(self, task_id: str) -> tuple[TaskRecord | None, TaskRequest | None]:
         """The task, and what was asked for where that comes with it: of a new task, all that a claim has to read."""

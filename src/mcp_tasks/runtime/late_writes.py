@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mcp_tasks.core.actor import Actor
-from mcp_tasks.core.events import Event
+from mcp_tasks.core.events import Event, RunCompleted, RunFailed
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.errors import TransitionRefused, UnknownTask
@@ -27,6 +27,11 @@ class Write:
     actor: Actor
     entries: Sequence[JournalEntry] = ()
     outcome: Outcome | None = None
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it is how the run ended."""
+        return isinstance(self.events[-1], RunCompleted | RunFailed)
 
     async def to(self, changes: Changes, record: TaskRecord) -> TaskRecord:
         """Make the change."""

@@ -14,6 +14,7 @@ from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import RunReleased, RunStarted
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.engines.base import ReservedSlot, ReservesSlots
+from mcp_tasks.runtime.early import EarlyStart
 from mcp_tasks.runtime.policy import ToolPolicy
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Launching:
     def __init__(self, runtime: TaskRuntime, new_id: Callable[[], str]) -> None:
         self._runtime = runtime
         self._new_id = new_id
+        self.early: EarlyStart = EarlyStart(runtime)
         self._slots = runtime.engine if isinstance(runtime.engine, ReservesSlots) else None
 
     async def launch(
@@ -51,6 +53,7 @@ class Launching:
 
         If there is room for it right now, it is written as claimed by this process, which saves a write. A crash before
         the tool began is then a crash of the run: for a tool that may not run twice there is no telling the two apart.
+        One that may, and that its author wants to start early, is started before its task is written (`early.py`).
 
         Args:
             announced: Whether the caller is told of the task in any case. Otherwise its tool may still ask on the
@@ -81,8 +84,10 @@ class Launching:
         )
         create = partial(runtime.changes.create, actor=Actor("client", owner), key=key, key_until_end=key_until_end)
         slot = None if policy is None else self._reserve(policy)
-        if slot is not None:
+        if slot is not None and not self.early.is_for(record, treated, key=key):
             return await self._start_in(slot, record, request, treated, create)
+        if slot is not None and (early := await self.early.start(slot, record, request, treated, create)) is not None:
+            return early
         handing = runtime.dispatch.handing(record)
         created = await create(record, request, handing=handing)
         if created.id == record.id:

@@ -77,7 +77,7 @@ class Lookout:
         runs, hints = self._runtime.runs(), self._runtime.hints
         versions = await self._runtime.store.versions({run.record.id for run in runs} | set(hints.listened()))
         for run in runs:
-            if versions.get(run.record.id) != run.record.version:
+            if run.recording.is_written and versions.get(run.record.id) != run.record.version:
                 await self._refresh(run)
         for task_id in hints.listened():
             if task_id in versions and versions[task_id] != self._seen.get(task_id):
@@ -97,6 +97,9 @@ class Lookout:
                 starting.cancel()
 
     async def _hear(self, hint: Hint, unseen: MemoryObjectSendStream[str]) -> None:
+        if self._runtime.changes.wrote(hint):
+            # Runs and listeners of this process were told then, or are about to be.
+            return
         self._runtime.hints.put(hint)
         run = self._runtime.run_of(hint.task_id)
         if run is None:
@@ -107,7 +110,7 @@ class Lookout:
 
     def _consider(self, hint: Hint, unseen: MemoryObjectSendStream[str]) -> None:
         """Have a task looked at that another process may have queued, if it could be started here."""
-        if self._could_start(hint.task_id) and not self._runtime.changes.wrote(hint):
+        if self._could_start(hint.task_id):
             with contextlib.suppress(anyio.WouldBlock):
                 unseen.send_nowait(hint.task_id)
 

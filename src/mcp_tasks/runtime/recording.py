@@ -19,6 +19,7 @@ from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import StaleRun, StoreUnavailable, UnknownTask
+from mcp_tasks.runtime.early import TURNS, Unwritten
 from mcp_tasks.runtime.late_writes import Write
 from mcp_tasks.runtime.life import State
 from mcp_tasks.runtime.replay import GIVEN_UP, Place, ResultId, done_entry
@@ -34,15 +35,44 @@ logger: Final = logging.getLogger(__name__)
 class Recording:
     """What one run writes, and reads of its journal."""
 
-    def __init__(self, run: Run, host: Host) -> None:
+    def __init__(self, run: Run, host: Host, unwritten: Unwritten | None = None) -> None:
         self._run = run
         self._host = host
+        self._unwritten = unwritten
         self._writing = asyncio.Lock()
+        self._early_write: asyncio.Task[bool] | None = None
 
     @property
     def is_writing(self) -> bool:
         """Whether something is on its way to the store."""
-        return self._writing.locked()
+        return self._writing.locked() or not self.is_written
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the task itself is in the store."""
+        return self._unwritten is None
+
+    def write_task_soon(self, turns: int = TURNS) -> None:
+        """Have the task written, if it is not, when its tool had some turns of the event loop to end before that."""
+        if self._unwritten is None or self._writing.locked():
+            return
+        if turns:
+            asyncio.get_running_loop().call_soon(self.write_task_soon, turns - 1)
+        else:
+            # No helper of the run: those are cancelled when it is over.
+            self._early_write = asyncio.get_running_loop().create_task(self.write_task(), context=self._run.outside())
+
+    async def write_task(self) -> bool:
+        """Return when the task is in the store; False if it never will be."""
+        if self._unwritten is None:
+            return True
+        async with self._writing:
+            return await self._write_task()
+
+    def end(self) -> None:
+        """The run is over."""
+        if self._unwritten is not None:
+            self._unwritten.give_up()
 
     async def record(
         self, *events: Event, entries: Sequence[JournalEntry] = (), outcome: Outcome | None = None
@@ -135,6 +165,12 @@ class Recording:
 
     async def _write(self, write: Write) -> bool:
         async with self._writing:
+            if self._unwritten is not None:
+                with_task = write.is_ending
+                if not await self._write_task(write if with_task else None):
+                    return False
+                if with_task:
+                    return True
             try:
                 record = await write.to(self._host.changes, self._run.record)
             except (StaleRun, UnknownTask):
@@ -144,3 +180,15 @@ class Recording:
             self._run.reconcile(record)
         # What comes after the end of the task is passed over, and entries with it.
         return not (write.entries and record.is_final)
+
+    async def _write_task(self, ending: Write | None = None) -> bool:
+        """Write the task, unless it is in the store; with its ending, if there is one. Call it under the lock."""
+        if self._unwritten is None:
+            return True
+        record = await self._unwritten.write(ending)
+        if record is None:
+            self._run.stop()
+            return False
+        self._unwritten = None
+        self._run.reconcile(record)
+        return True

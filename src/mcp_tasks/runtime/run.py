@@ -37,6 +37,7 @@ from mcp_tasks.runtime.branches import Branches
 from mcp_tasks.runtime.children import Children
 from mcp_tasks.runtime.context import asking_now, current_run
 from mcp_tasks.runtime.deliveries import Deliveries
+from mcp_tasks.runtime.early import Unwritten
 from mcp_tasks.runtime.ending import Ending, Failure, failed, last_words
 from mcp_tasks.runtime.helpers import Helpers
 from mcp_tasks.runtime.host import Host
@@ -67,6 +68,7 @@ class Run:
         request: What was asked for.
         slot: The right to use the worker.
         replay: What earlier runs recorded.
+        unwritten: The task, if it is not in the store yet.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Run:
         slot: Slot,
         policy: ToolPolicy,
         replay: Replay,
+        unwritten: Unwritten | None = None,
     ) -> None:
         self.record: TaskRecord = record
         self.request = request
@@ -88,7 +91,7 @@ class Run:
         # Taken before the tool's context is entered: what runs in it is not a branch of the tool.
         self._context = contextvars.copy_context()
         self.rest: Rest = Rest(self.life, slot, self.branches, host.parking.room, self._context)
-        self.recording: Recording = Recording(self, host)
+        self.recording: Recording = Recording(self, host, unwritten)
         self.leaving: Leaving = Leaving(self, host)
         self.now: Callable[[], datetime] = host.now
         self.alarms: Alarms = host.alarms
@@ -110,6 +113,7 @@ class Run:
         current_run.set(self)
         if self.policy.max_runtime is not None:
             self.help(TimeLimit(self.policy.max_runtime, self.rest, self.judge).watch(self.record.name))
+        self.recording.write_task_soon()
         try:
             ending = await self._ending(body)
             # What a tool returns because it was told that its time is up does not count as a result.
@@ -277,9 +281,10 @@ class Run:
     # For its parts
 
     async def make_sure(self) -> None:
-        """Return only if the tool may still do something: the task is this run's, as far as the lease can tell."""
+        """Return only if the tool may still do something: the task is in the store, and this run's, as far as the lease
+        can tell."""
         await self._host.lease.make_sure()
-        if not self.life.counts:
+        if not await self.recording.write_task() or not self.life.counts:
             # It is being stopped; what it does on its way out (in a `finally`) is not part of the task any more.
             await self.go_no_further()
 

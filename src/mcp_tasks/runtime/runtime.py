@@ -122,7 +122,7 @@ class TaskRuntime:
             clock=uptime,
         )
         self._launching = Launching(self, new_id)
-        self._body = body
+        self._body = self._launching.early.timed(body)
         self._runs: dict[str, Run] = {}
         self._services: list[asyncio.Task[None]] = []
         self._open = False
@@ -372,6 +372,7 @@ class TaskRuntime:
                     await run.execute(self._body)
             finally:
                 del self._runs[task_id]
+                run.recording.end()
                 self.claims.end(task_id)
                 self.dispatch.ended(run.policy)
         except StoreUnavailable as exc:

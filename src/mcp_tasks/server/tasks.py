@@ -21,11 +21,11 @@ from mcp.server.context import CallNext, HandlerResult
 from mcp.server.extension import Extension, MethodBinding, compose_tool_call_handler
 from mcp_types import CallToolRequestParams
 
-from mcp_tasks.adapters.asgi import Counts, ShortWay
+from mcp_tasks.adapters.asgi import MOST_LISTENERS, Counts, ShortWay
 from mcp_tasks.adapters.era import EraParts
 from mcp_tasks.adapters.sdk import SdkAdapter
 from mcp_tasks.core.durations import check_duration
-from mcp_tasks.core.values import check_choice, check_flag, check_function, check_instance, check_text
+from mcp_tasks.core.values import check_choice, check_flag, check_function, check_instance, check_number, check_text
 from mcp_tasks.engines import Engine
 from mcp_tasks.errors import InvalidMark, WiringError
 from mcp_tasks.fallback.hosts import Host, check_hosts
@@ -112,6 +112,8 @@ class Tasks(LocalCalls, Working, Extension):
         settings: Leases, sweeps and time limits of the runtime.
         namespace: Which servers are the same server, and run each other's tasks; by default the server's name.
         max_wait: How long a question of any tool may stay unanswered before its task fails. Without it, for ever.
+        early_start: Whether a tool that may run again may start while its task is being written, if it was quick the
+            last time. A mark may say otherwise for its tool.
         max_lost_runs: How many runs of a tool in a row may die with their process, without getting any further, before
             the task fails.
         runs_tools: Whether a process that serves runs tools too. One that does not leaves the running to workers that
@@ -127,6 +129,8 @@ class Tasks(LocalCalls, Working, Extension):
             known already, and stands above it.
         short_way: Whether polls, calls that become tasks and the like are answered before the SDK's own handling of a
             request, over Streamable HTTP. The answers are the same, and cost a fraction.
+        max_listeners: How many streams of `subscriptions/listen` a process serves in that way at a time, at some 17 KiB
+            each. Those beyond it are left to the SDK, which has a limit of its own: 1,024.
 
     Raises:
         InvalidDuration: A duration is not a `timedelta`, or not a positive one.
@@ -155,6 +159,7 @@ class Tasks(LocalCalls, Working, Extension):
         namespace: str | None = None,
         max_wait: timedelta | None = None,
         max_lost_runs: int = 3,
+        early_start: bool = False,
         runs_tools: bool = True,
         queues: Collection[str] | None = None,
         observers: Sequence[Observer] = (),
@@ -163,6 +168,7 @@ class Tasks(LocalCalls, Working, Extension):
         companion_prefix: str = "",
         hosts: Mapping[str, Host] | None = None,
         short_way: bool = True,
+        max_listeners: int = MOST_LISTENERS,
     ) -> None:
         check_function("clock", clock, "lambda: datetime.now(UTC)")
         check_function("principal", principal, "lambda caller: caller.principal")
@@ -177,12 +183,21 @@ class Tasks(LocalCalls, Working, Extension):
         check_flag("runs_tools", runs_tools)
         check_flag("require_name_header", require_name_header)
         check_flag("short_way", short_way)
+        check_number("max_listeners", max_listeners, 0)
         ttl = chosen_ttl(default_ttl_ms, default_ttl)
         check_duration("max_ttl", max_ttl)
         check_choice("companions", companions, get_args(ShownTo))
         check_hosts({} if hosts is None else hosts)
         check_ways(fallback)
-        usual = TaskOptions(ttl=ttl, grace=grace, max_wait=max_wait, max_lost_runs=max_lost_runs, fallback=fallback)
+        check_flag("early_start", early_start)
+        usual = TaskOptions(
+            ttl=ttl,
+            grace=grace,
+            max_wait=max_wait,
+            max_lost_runs=max_lost_runs,
+            fallback=fallback,
+            early_start=early_start,
+        )
         self._catalogue = Catalogue(usual, default_mode)
         setup = Setup(
             parts=chosen_parts(store, engine, concurrency),
@@ -223,7 +238,7 @@ class Tasks(LocalCalls, Working, Extension):
         lifecycle.check_start = lambda: room.prepare(tools.names())
         lifecycle.on_start = [*(era.start for era in eras), room.start]
         self._calls = Calls(self._catalogue, protocol, self._adapter, lifecycle.runtime, room, augment)
-        self._short_way = ShortWay(protocol, self._calls)
+        self._short_way = ShortWay(protocol, self._calls, lifecycle.stopping, max_listeners)
         self._harmless: set[str] = set()
         if short_way:
             # The last to be put before the SDK's app, and so the first to see a request.

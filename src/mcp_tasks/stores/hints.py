@@ -6,7 +6,7 @@ has tasks to look at, and never more.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Generator
 from contextlib import asynccontextmanager, contextmanager
 
 import anyio
@@ -46,13 +46,17 @@ class HintFan:
             yield inbox
         finally:
             self._of_all.discard(inbox)
-            for task_id in list(inbox.task_ids):
-                self.remove(inbox, task_id)
+            self.leave(inbox)
 
     def add(self, inbox: Inbox, task_id: str) -> None:
         """Give the hints of one more task to a listener, for as long as it listens."""
         inbox.task_ids.add(task_id)
         self._of_task.setdefault(task_id, set()).add(inbox)
+
+    def leave(self, inbox: Inbox) -> None:
+        """Give a listener no more hints of any task that it was given those of in particular."""
+        for task_id in list(inbox.task_ids):
+            self.remove(inbox, task_id)
 
     def remove(self, inbox: Inbox, task_id: str) -> None:
         """Give a listener no more hints of a task."""
@@ -83,22 +87,33 @@ class LocalNotifier:
 class Inbox:
     """The newest unread hint of each task, in the order they first came.
 
+    Args:
+        wake: Called with every hint that comes, for a reader that does not wait; it must not raise.
+
     Attributes:
         task_ids: The tasks that it is given the hints of in particular.
     """
 
-    def __init__(self, origin: object = None) -> None:
+    __slots__ = ("_arrived", "_unread", "_wake", "origin", "task_ids")
+
+    def __init__(self, origin: object = None, *, wake: Callable[[], None] | None = None) -> None:
         self.origin = origin
         self.task_ids: set[str] = set()
         self._unread: dict[str, Hint] = {}
-        self._arrived = anyio.Event()
+        # There is one only while somebody waits: there may be thousands of readers, and an event is larger than the
+        # rest of this.
+        self._arrived: anyio.Event | None = None
+        self._wake = wake
 
     def put(self, hint: Hint) -> None:
         """Add a hint, unless a newer one of the same task waits."""
         known = self._unread.get(hint.task_id)
         if known is None or known.version < hint.version:
             self._unread[hint.task_id] = hint
-        self._arrived.set()
+        if self._arrived is not None:
+            self._arrived.set()
+        if self._wake is not None:
+            self._wake()
 
     def pop(self) -> Hint | None:
         """The next hint, or None if none waits."""
@@ -108,7 +123,10 @@ class Inbox:
         """Return when a hint is there."""
         while not self._unread:
             self._arrived = anyio.Event()
-            await self._arrived.wait()
+            try:
+                await self._arrived.wait()
+            finally:
+                self._arrived = None
 
     def __aiter__(self) -> AsyncIterator[Hint]:
         return self

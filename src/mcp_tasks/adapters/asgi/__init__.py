@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from mcp_tasks.adapters.asgi.app import ShortWay
 from mcp_tasks.adapters.asgi.counts import Counts, Handover
+from mcp_tasks.adapters.asgi.listening import MOST_LISTENERS
 from mcp_tasks.adapters.asgi.serving import Launch, Launches
 
-__all__ = ["Counts", "Handover", "Launch", "Launches", "ShortWay"]
+__all__ = ["MOST_LISTENERS", "Counts", "Handover", "Launch", "Launches", "ShortWay"]

@@ -13,7 +13,8 @@ from mcp.shared.inbound import InboundModernRoute, classify_inbound_request, fin
 from mcp_types import CallToolRequestParams, SubscriptionsListenRequestParams
 from mcp_types import methods as mcp_methods
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import BaseModel, ValidationError
+from opentelemetry.propagate import extract
+from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
 from starlette.requests import Request
 from starlette.types import Scope
@@ -86,23 +87,27 @@ class HeaderCheck:
         self._manager = manager
         self._verdicts: Remembered[Admitted | Handover] = Remembered()
 
+    def known(self, headers: Sequence[tuple[bytes, bytes]]) -> Admitted | Handover | None:
+        """What was said of headers like these, as far as they are the same on all requests of a client."""
+        return self._verdicts.find((_judged(headers), self._rules()))
+
     async def judge(self, scope: Scope, headers: Sequence[tuple[bytes, bytes]]) -> Admitted | Handover:
-        """Whether headers like these pass, as far as they are the same on all requests of a client."""
-        judged = tuple([header for header in headers if header[0] in _JUDGED])
-        key = (judged, self._rules())
-        return self._verdicts.find(key) or self._verdicts.keep(
-            key, await self._judge(scope), sum(len(name) + len(value) for name, value in judged)
-        )
+        """Whether headers like these pass."""
+        judged = _judged(headers)
+        size = sum(len(name) + len(value) for name, value in judged)
+        return self._verdicts.keep((judged, self._rules()), await self._judge(scope, judged), size)
 
     def _rules(self) -> object:
-        rules = self._manager.security_settings
+        json_response, rules = self._manager.json_response, self._manager.security_settings
         if rules is None:
-            return None
+            return json_response
         # They are lists that an author may add to while the server runs.
-        return rules.enable_dns_rebinding_protection, tuple(rules.allowed_hosts), tuple(rules.allowed_origins)
+        hosts, origins = tuple(rules.allowed_hosts), tuple(rules.allowed_origins)
+        return json_response, rules.enable_dns_rebinding_protection, hosts, origins
 
-    async def _judge(self, scope: Scope) -> Admitted | Handover:
-        request = Request(scope)
+    async def _judge(self, scope: Scope, judged: Sequence[tuple[bytes, bytes]]) -> Admitted | Handover:
+        # Nothing else of the request may count: the verdict is that of all requests with these headers.
+        request = Request({**scope, "headers": judged})
         version = request.headers.get("mcp-protocol-version")
         if version not in _MODERN:
             return Handover.OTHER_WIRE
@@ -121,6 +126,10 @@ class HeaderCheck:
         return Admitted(method, version, has_sse)
 
 
+def _judged(headers: Sequence[tuple[bytes, bytes]]) -> tuple[tuple[bytes, bytes], ...]:
+    return tuple([header for header in headers if header[0] in _JUDGED])
+
+
 class EnvelopeCheck:
     """What the SDK makes of the `_meta` of a request."""
 
@@ -129,13 +138,14 @@ class EnvelopeCheck:
 
     def passes(self, admitted: Admitted, meta: Mapping[str, Any]) -> bool:
         """Whether a request of the method that the headers name may have this `_meta`."""
+        lasting = _lasting(meta)
         try:
-            text = to_json(_lasting(meta))
+            text = to_json(lasting)
         except (PydanticSerializationError, ValueError):
             return False
         key = (admitted.method, admitted.version, text)
         known = self._verdicts.find(key)
-        return self._verdicts.keep(key, _judge_envelope(admitted, meta), len(text)) if known is None else known
+        return self._verdicts.keep(key, _judge_envelope(admitted, lasting), len(text)) if known is None else known
 
 
 def _lasting(meta: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -173,9 +183,12 @@ def _judge_envelope(admitted: Admitted, meta: Mapping[str, Any]) -> bool:
     if not isinstance(verdict, InboundModernRoute):
         return False
     try:
+        # The SDK looks for a trace in every request, and what it finds may be of a type that no tracing has met.
+        extract(meta)
         if admitted.method in mcp_methods.SPEC_CLIENT_METHODS:
             mcp_methods.validate_client_request(admitted.method, admitted.version, params)
         shape.model_validate(params, by_name=False)
-    except (KeyError, ValueError, ValidationError):
+    except Exception:
+        # Whatever it is: the SDK runs into it too, and has an answer to it.
         return False
     return True

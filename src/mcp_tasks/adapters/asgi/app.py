@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final, cast
 
 from mcp.server import MCPServer, Server
@@ -11,11 +12,12 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_tasks.adapters.asgi.admission import Admitted, EnvelopeCheck, HeaderCheck
-from mcp_tasks.adapters.asgi.body import read_body
+from mcp_tasks.adapters.asgi.body import LARGEST, read_body
 from mcp_tasks.adapters.asgi.counts import Counts, HandedOver, Handover
+from mcp_tasks.adapters.asgi.listening import MOST_LISTENERS, Listener, Listeners
 from mcp_tasks.adapters.asgi.serving import Launches, Serving
 from mcp_tasks.adapters.asgi.standing import Standing
-from mcp_tasks.adapters.asgi.tracing import is_traced, traced
+from mcp_tasks.adapters.asgi.tracing import is_traced, note_failure, traced
 from mcp_tasks.adapters.asgi.wire import parse_request
 from mcp_tasks.adapters.sdk import modern_caller
 from mcp_tasks.protocol import TasksProtocol
@@ -23,6 +25,8 @@ from mcp_tasks.wire.headers import NAME_HEADER
 
 _NAME: Final = NAME_HEADER.encode()
 _PARAM: Final = b"mcp-param-"
+_DIGITS: Final = 20
+"""More than the length of any body has."""
 
 
 class ShortWay:
@@ -31,15 +35,25 @@ class ShortWay:
     Args:
         protocol: What answers.
         launches: Which calls become tasks.
+        stopping: Returns once the process is told to stop; streams end then.
+        max_listeners: How many streams there may be at a time.
 
     Attributes:
         counts: How many were answered, and why others were not.
     """
 
-    def __init__(self, protocol: TasksProtocol, launches: Launches) -> None:
+    def __init__(
+        self,
+        protocol: TasksProtocol,
+        launches: Launches,
+        stopping: Callable[[], Awaitable[object]],
+        max_listeners: int = MOST_LISTENERS,
+    ) -> None:
         self.counts: Counts = Counts()
         self._protocol = protocol
         self._launches = launches
+        self._stopping = stopping
+        self._max_listeners = max_listeners
 
     def put_before(self, server: MCPServer[Any] | Server[Any], harmless: frozenset[str]) -> None:
         """Stand before the SDK's app of a server that starts, if it serves Streamable HTTP; once, however often.
@@ -54,8 +68,11 @@ class ShortWay:
             return
         inner: object = manager.asgi_app
         if not isinstance(inner, _App):
-            serving = Serving(manager.app, self._protocol, self._launches)
-            app = _App(cast(ASGIApp, inner), manager, Standing(manager.app, harmless), serving, self)
+            # A low-level server's listen handler is its author's: closing it has to end every stream, so it has them.
+            standing = Standing(manager.app, harmless, has_streams=isinstance(server, MCPServer))
+            listeners = Listeners(self._stopping, self.counts, self._max_listeners)
+            serving = Serving(manager.app, self._protocol, self._launches, listeners)
+            app = _App(cast(ASGIApp, inner), manager, standing, serving, self)
             # Any ASGI app does; the SDK only says so less generally than it means it.
             manager.asgi_app = cast(Any, app)
 
@@ -77,17 +94,27 @@ class _App:
     ) -> None:
         self._app = app
         self._headers = HeaderCheck(manager)
+        # What the SDK refuses for its size is not answered here either.
+        self._largest = min(LARGEST, manager.max_request_body_size)
         self._envelopes = EnvelopeCheck()
         self._standing = standing
         self._serving = serving
         self._way = way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        stream = await self._take(scope, receive, send)
+        if stream is not None:
+            # Out here nothing of the request is left but this: a stream lasts long.
+            await stream.stay(receive)
+
+    async def _take(self, scope: Scope, receive: Receive, send: Send) -> Listener | None:
+        """Answer a request, or hand it over. Gives the stream that it began, if it did."""
+        stream: Listener | None = None
         try:
             admitted = await self._admit(scope)
-            body = await read_body(receive)
+            body = await read_body(receive, self._largest)
             receive = body.replay
-            await self._answer(admitted, body.data, scope, send)
+            stream = await self._answer(admitted, body.data, scope, send)
         except HandedOver as exc:
             self._way.counts.handed_over[exc.reason] += 1
             handed_over = True
@@ -97,23 +124,26 @@ class _App:
         if handed_over:
             # Out of the block above: what goes wrong in there has nothing to do with what was looked at here.
             await self._app(scope, receive, send)
+        return stream
 
     async def _admit(self, scope: Scope) -> Admitted:
         """See from the headers alone whether the request may be answered here."""
         if scope["type"] != "http" or scope["method"] != "POST":
             raise HandedOver(Handover.OTHER_WIRE)
         headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
-        admitted = await self._headers.judge(scope, headers)
+        admitted = self._headers.known(headers) or await self._headers.judge(scope, headers)
         if isinstance(admitted, Handover):
             raise HandedOver(admitted)
         if not self._standing.serves(admitted.method):
             raise HandedOver(Handover.SERVER)
-        name = _single_name(headers)
+        if admitted.method == "subscriptions/listen" and not admitted.takes_streams:
+            raise HandedOver(Handover.HEADERS)
+        name = _single_name(headers, self._largest)
         if admitted.method == "tools/call" and (name is None or self._way.is_plain(name.decode("latin-1"))):
             raise HandedOver(Handover.HEADERS if name is None else Handover.OTHER_METHOD)
         return admitted
 
-    async def _answer(self, admitted: Admitted, data: bytes | None, scope: Scope, send: Send) -> None:
+    async def _answer(self, admitted: Admitted, data: bytes | None, scope: Scope, send: Send) -> Listener | None:
         request = None if data is None else parse_request(data)
         if request is None:
             raise HandedOver(Handover.BODY)
@@ -121,18 +151,23 @@ class _App:
             raise HandedOver(Handover.ENVELOPE)
         caller = modern_caller(admitted.version, request.meta, Headers(raw=scope["headers"]))
         if not (self._standing.makes_spans and is_traced()):
-            await self._serving.serve(request, caller, send)
-            return
+            return await self._serving.serve(request, caller, send)
         with traced(request, admitted.version) as span:
-            await self._serving.serve(request, caller, send)
-            span.end()
+            stream = await self._serving.serve(request, caller, send, partial(note_failure, span))
+            if stream is None:
+                span.end()
+            else:
+                # Of a stream, the span is its whole life, as the SDK has it.
+                stream.when_over(span.end)
+        return stream
 
 
-def _single_name(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
+def _single_name(headers: Sequence[tuple[bytes, bytes]], largest: int) -> bytes | None:
     """What is named in the headers, if anything.
 
     Raises:
-        HandedOver: There is a header that is rare, or one twice that readers would disagree about.
+        HandedOver: There is a header that is rare, or one twice that readers would disagree about, or one that says
+            that the body is large.
     """
     name: bytes | None = None
     for header, value in headers:
@@ -140,6 +175,9 @@ def _single_name(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
             if name is not None:
                 raise HandedOver(Handover.HEADERS)
             name = value
+        elif header == b"content-length":
+            if not (value.isdigit() and len(value) <= _DIGITS and int(value) <= largest):
+                raise HandedOver(Handover.HEADERS)
         elif header == b"transfer-encoding" or header.startswith(_PARAM):
             raise HandedOver(Handover.HEADERS)
     return name

@@ -29,17 +29,17 @@ class Body:
         return self._messages.pop(0) if self._messages else await self._receive()
 
 
-async def read_body(receive: Receive) -> Body:
+async def read_body(receive: Receive, largest: int = LARGEST) -> Body:
     """Read a body, up to what is too large."""
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body", False):
         # In one piece, as a small body comes.
         data: bytes = message.get("body", b"")
-        return Body(data if len(data) <= LARGEST else None, (message,), receive)
+        return Body(data if len(data) <= largest else None, (message,), receive)
     messages, size = [message], len(message.get("body", b""))
-    while message["type"] == "http.request" and message.get("more_body", False) and size <= LARGEST:
+    while message["type"] == "http.request" and message.get("more_body", False) and size <= largest:
         message = await receive()
         messages.append(message)
         size += len(message.get("body", b""))
-    is_whole = message["type"] == "http.request" and size <= LARGEST
+    is_whole = message["type"] == "http.request" and size <= largest
     return Body(b"".join(each.get("body", b"") for each in messages) if is_whole else None, messages, receive)

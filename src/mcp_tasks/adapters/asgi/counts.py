@@ -53,12 +53,17 @@ class HandedOver(Exception):
 
 
 class Counts:
-    """What one server answered here, by method, and handed over, by reason. Only ever grows."""
+    """What one server answered here, by method, and handed over, by reason: these only ever grow.
+
+    Attributes:
+        listeners: How many streams of `subscriptions/listen` are served here at this moment.
+    """
 
     def __init__(self) -> None:
+        self.listeners: int = 0
         self.answered: Final[Counter[str]] = Counter()
         self.handed_over: Final[Counter[Handover]] = Counter()
 
     def __repr__(self) -> str:
         handed_over = {str(reason): count for reason, count in self.handed_over.items()}
-        return f"Counts(answered={dict(self.answered)}, handed_over={handed_over})"
+        return f"Counts(answered={dict(self.answered)}, handed_over={handed_over}, listeners={self.listeners})"

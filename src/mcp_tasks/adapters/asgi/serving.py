@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 from mcp.server import Server
 from mcp.server.runner import modern_error_data
 from mcp.shared.inbound import x_mcp_header_map
-from mcp_types import INTERNAL_ERROR, SERVER_INFO_META_KEY, ErrorData
+from mcp_types import INTERNAL_ERROR, SERVER_INFO_META_KEY
 from starlette.types import Send
 
 from mcp_tasks.adapters.asgi.counts import HandedOver, Handover
+from mcp_tasks.adapters.asgi.listening import Listener, Listeners
 from mcp_tasks.adapters.asgi.wire import RpcRequest, send_error, send_result
 from mcp_tasks.adapters.sdk import request_of
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.errors import TasksError
-from mcp_tasks.protocol import Caller, Message, RpcError, TasksProtocol, Texts
-from mcp_tasks.protocol.errors import to_error_data
+from mcp_tasks.protocol import Caller, Listening, Message, RpcError, TasksProtocol, Texts
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 from mcp_tasks.wire.headers import NAME_HEADER
 
@@ -27,6 +26,13 @@ logger: Final = logging.getLogger(__name__)
 
 _CALL_PARAMS: Final = frozenset({"name", "arguments", "_meta"})
 """What a plain call has. With anything else it may be one of several requests, or asks for something rare."""
+
+_ENCODED: Final = "=?base64?"
+"""How a name begins that is written in another way. A tool might be called so, and would be taken for another."""
+
+_LISTEN_PARAMS: Final = frozenset({"notifications", "_meta"})
+_TASKS_ALONE: Final = frozenset({"taskIds"})
+"""What a stream is about that is served here: nothing of the SDK's own."""
 
 Launch: TypeAlias = Callable[[], Awaitable[TaskRecord]]
 """Makes a task. Once it has begun, the call is answered by who began it, also with an error: were the call handed over
@@ -47,53 +53,68 @@ class Launches(Protocol):
 
 
 class Serving:
-    """Serves the methods for one server."""
+    """Serves the methods for one server.
 
-    def __init__(self, server: Server[Any], protocol: TasksProtocol, launches: Launches) -> None:
+    Args:
+        listeners: Where streams are kept.
+    """
+
+    def __init__(self, server: Server[Any], protocol: TasksProtocol, launches: Launches, listeners: Listeners) -> None:
         self._server = server
         self._protocol = protocol
         self._launches = launches
+        self._listeners = listeners
         # As the SDK puts it into every result. It is fixed when a server is made.
         self._meta: Mapping[str, Any] = {SERVER_INFO_META_KEY: server.server_info_stamp}
         self._texts = Texts(self._meta)
         self._schemas: dict[str, tuple[Mapping[str, Any], bool]] = {}
 
-    async def serve(self, request: RpcRequest, caller: Caller, send: Send) -> None:
-        """Answer one request.
+    async def serve(
+        self, request: RpcRequest, caller: Caller, send: Send, failed: Callable[[Exception], None] | None = None
+    ) -> Listener | None:
+        """Answer one request. If that begins a stream, give it to be seen to its end.
+
+        Args:
+            failed: Called with what a request comes to that is answered with an error.
 
         Raises:
             HandedOver: It is for the SDK. Nothing has been sent, and nothing done that would be done twice.
         """
         try:
-            text = await self._answer(request, caller)
-        except _Failed as exc:
-            await send_error(send, request.id, exc.error)
-        else:
-            await send_result(send, request.id, text)
+            answer = await self._answer(request, caller)
+        except Exception as exc:
+            told = _told_in_place_of(exc)
+            if failed is not None:
+                failed(told)
+            await send_error(send, request.id, modern_error_data(told))
+            return None
+        if isinstance(answer, Listening):
+            return await self._listeners.open(answer, request.id, send)
+        await send_result(send, request.id, answer)
+        return None
 
-    async def _answer(self, request: RpcRequest, caller: Caller) -> bytes:
+    async def _answer(self, request: RpcRequest, caller: Caller) -> bytes | Listening:
         protocol = self._protocol
-        if request.method == "tools/call":
-            return await self._call(request, caller)
-        with _refusals_handed_over(request):
-            match request.method:
-                case "tasks/get":
-                    return await protocol.get_text(caller, request.params, self._texts)
-                case "tasks/update":
-                    return self._encoded(await protocol.update(caller, request.params))
-                case "tasks/cancel":
-                    return self._encoded(await protocol.cancel(caller, request.params))
-                case _:
-                    raise HandedOver(Handover.OTHER_METHOD)
+        match request.method:
+            case "tasks/get":
+                return await protocol.get_text(caller, request.params, self._texts)
+            case "tools/call":
+                return await self._call(request, caller)
+            case "tasks/update":
+                return self._encoded(await protocol.update(caller, request.params))
+            case "tasks/cancel":
+                return self._encoded(await protocol.cancel(caller, request.params))
+            case "subscriptions/listen":
+                return await self._listen(request, caller)
+            case _:
+                raise HandedOver(Handover.OTHER_METHOD)
 
     async def _call(self, request: RpcRequest, caller: Caller) -> bytes:
-        with _refusals_handed_over(request):
-            launch = self._planned(request, caller)
+        launch = self._planned(request, caller)
         try:
             return self._encoded(self._protocol.created(caller, await launch()))
         except Exception as exc:
-            told = to_mcp_error(exc) if isinstance(exc, RpcError | TasksError) else exc
-            raise _Failed(modern_error_data(told)) from exc
+            raise _Failed(to_mcp_error(exc) if isinstance(exc, RpcError | TasksError) else exc) from exc
 
     def _planned(self, request: RpcRequest, caller: Caller) -> Launch:
         name, told = request.params.get("name"), request.params.get("arguments", {})
@@ -101,7 +122,8 @@ class Serving:
             raise HandedOver(Handover.PARAMS)
         arguments = cast("dict[str, Any]", told)
         # The SDK decodes a name that is encoded; one that is not needs no decoding.
-        if caller.headers.get(NAME_HEADER) != name or self._has_header_params(name, arguments):
+        is_named = caller.headers.get(NAME_HEADER) == name and not name.startswith(_ENCODED)
+        if not is_named or self._has_header_params(name, arguments):
             raise HandedOver(Handover.PARAMS)
         asked = request_of(request.method, request.meta, caller, name=name, arguments=arguments)
         launch = self._launches.plan(caller, asked)
@@ -123,6 +145,17 @@ class Serving:
             known = self._schemas[tool] = (schema, bool(x_mcp_header_map(schema)))
         return known[1]
 
+    async def _listen(self, request: RpcRequest, caller: Caller) -> Listening:
+        wanted = request.params.get("notifications")
+        if (
+            not request.params.keys() <= _LISTEN_PARAMS
+            or not isinstance(wanted, dict)
+            or cast("dict[str, Any]", wanted).keys() != _TASKS_ALONE
+        ):
+            raise HandedOver(Handover.PARAMS)
+        self._listeners.require_room()
+        return await self._protocol.listen(caller, request.params)
+
     def _encoded(self, message: Message) -> bytes:
         meta = {**message.fields.get("_meta", {}), **self._meta}
         return Message(fields={**message.fields, "_meta": meta}, large=message.large).encode()
@@ -131,24 +164,30 @@ class Serving:
 class _Failed(Exception):
     """The request is answered with an error, here."""
 
-    def __init__(self, error: ErrorData) -> None:
-        super().__init__(error.message)
-        self.error = error
+    def __init__(self, told: Exception) -> None:
+        super().__init__(told)
+        self.told = told
 
 
-@contextmanager
-def _refusals_handed_over(request: RpcRequest) -> Generator[None]:
-    """In here, what is refused is for the SDK to answer: it asks again, and words the refusal.
+def _told_in_place_of(exc: Exception) -> Exception:
+    """What the SDK would meet, and answer with an error, where this was raised.
 
-    What fails for a reason of the server's is not asked again: a store that is away would be waited for twice.
+    What fails for a reason of the server's is answered here: asked again, a store that is away would be waited for
+    twice.
+
+    Raises:
+        HandedOver: It is refused, or was not understood after all. The SDK asks again, and words the refusal.
     """
-    try:
-        yield
-    except HandedOver:
-        raise
-    except (RpcError, TasksError) as exc:
-        error = to_error_data(exc)
-        raise (_Failed(error) if error.code == INTERNAL_ERROR else HandedOver(Handover.REFUSED)) from exc
-    except Exception as exc:
-        logger.debug("%s was handed over after a failure", request.method, exc_info=True)
-        raise HandedOver(Handover.FAILED) from exc
+    match exc:
+        case HandedOver():
+            raise exc
+        case _Failed():
+            return exc.told
+        case RpcError():
+            told = to_mcp_error(exc)
+            if told.error.code == INTERNAL_ERROR:
+                return told
+            raise HandedOver(Handover.REFUSED) from exc
+        case _:
+            logger.debug("a request was handed over after a failure", exc_info=exc)
+            raise HandedOver(Handover.FAILED) from exc

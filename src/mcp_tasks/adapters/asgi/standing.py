@@ -20,10 +20,12 @@ class Standing:
 
     Args:
         harmless: Other extensions that are known not to look at calls.
+        has_streams: Whether streams may be served here; otherwise they are all the SDK's.
     """
 
-    def __init__(self, server: Server[Any], harmless: frozenset[str]) -> None:
+    def __init__(self, server: Server[Any], harmless: frozenset[str], *, has_streams: bool) -> None:
         self._server = server
+        self._has_streams = has_streams
         self._harmless = harmless | {EXTENSION_ID}
         # What every server has from the start. Its spans are made here, too; states of calls never come here.
         self._tracing = tuple(type(each) for each in Server[Any]("any").middleware)
@@ -45,7 +47,7 @@ class Standing:
             case "tools/call":
                 return server.extensions.keys() <= self._harmless
             case "subscriptions/listen":
-                return type(entry.handler) is ListenHandler
+                return self._has_streams and type(entry.handler) is ListenHandler
             case _:
                 return _is_ours(entry.handler)
 

@@ -6,6 +6,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+from mcp.shared.exceptions import MCPError
 from opentelemetry.context import Context
 from opentelemetry.propagate import extract
 from opentelemetry.trace import (
@@ -13,6 +14,7 @@ from opentelemetry.trace import (
     ProxyTracerProvider,
     Span,
     SpanKind,
+    StatusCode,
     get_current_span,
     get_tracer,
     get_tracer_provider,
@@ -55,6 +57,18 @@ def traced(request: RpcRequest, version: str) -> Generator[Span]:
     )
     with use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
         yield span
+
+
+def note_failure(span: Span, error: Exception) -> None:
+    """Say on a span that its request is answered with an error, in the way in which the SDK says it."""
+    if isinstance(error, MCPError):
+        code = str(error.error.code)
+        span.set_attributes({"error.type": code, "rpc.response.status_code": code})
+        span.set_status(StatusCode.ERROR, error.error.message)
+    else:
+        span.set_attribute("error.type", type(error).__qualname__)
+        span.record_exception(error)
+        span.set_status(StatusCode.ERROR, str(error))
 
 
 def _parent(meta: Mapping[str, Any]) -> Context | None:

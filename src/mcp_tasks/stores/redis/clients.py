@@ -15,6 +15,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from mcp_tasks.stores.redis.address import at, driver_url
+from mcp_tasks.stores.redis.packing import packing
 
 WAIT_FOR_CONNECTION: Final = 30.0
 """Seconds that a call waits for one of the connections while all are in use."""
@@ -52,6 +53,7 @@ class Clients:
             retry=Retry(NoBackoff(), 0),
             protocol=2,
         )
+        pool.connection_class = packing(pool.connection_class)
         return Redis(connection_pool=pool)
 
     def follow(self, host: str, port: int) -> None:

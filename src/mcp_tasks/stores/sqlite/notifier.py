@@ -9,6 +9,7 @@ does not wait for hints (it catches up when it does). That a task was deleted is
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -63,26 +64,28 @@ class _Listener:
         self._read = read
         self._interval = interval
         self._given: dict[str, int] = {}
+        self._now = asyncio.get_running_loop().time
         self._data_version: Sequence[Any] = read(_DATA_VERSION, ())
         self._position: int = read(_POSITION, ())[0][0]
-        self._next_look = anyio.current_time() + interval
+        self._next_look = self._now() + interval
 
     def __aiter__(self) -> AsyncIterator[Hint]:
         return self
 
     async def __anext__(self) -> Hint:
         while True:
-            if anyio.current_time() >= self._next_look:
+            # Asked for every hint; anyio would find out each time which event loop this is.
+            if self._now() >= self._next_look:
                 self._look()
             hint = self._inbox.pop()
             if hint is not None:
                 self._given[hint.task_id] = hint.version
                 return hint
-            with anyio.move_on_after(self._next_look - anyio.current_time()):
+            with anyio.move_on_after(self._next_look - self._now()):
                 await self._inbox.wait()
 
     def _look(self) -> None:
-        self._next_look = anyio.current_time() + self._interval
+        self._next_look = self._now() + self._interval
         try:
             data_version = self._read(_DATA_VERSION, ())
             if data_version != self._data_version and self._take_changes():

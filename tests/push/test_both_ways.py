@@ -1,0 +1,272 @@
+"""Streams that the short way serves, beside the same ones through the SDK: nobody can tell them apart."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from mcp.server import MCPServer
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
+from mcp_types import SubscriptionsListenRequestParams
+from starlette.types import ASGIApp
+
+from mcp_tasks import Tasks
+from mcp_tasks.adapters.asgi import Handover
+from mcp_tasks.errors import InvalidOption
+from mcp_tasks.stores.memory import MemoryStore
+from mcp_tasks.testing.clock import FakeClock
+from tests.client.connecting import until
+from tests.helpers.http import serving
+from tests.helpers.lowlevel import build_lowlevel
+from tests.helpers.rpc import EVERYTHING, NOTHING, PATIENCE, Reply, Tasking, accept, loads
+from tests.helpers.server import QUICK, Desk, build
+from tests.push.asgi import Peer, app_of, at
+from tests.push.listening import listen
+from tests.push.raw import open_raw
+
+pytestmark = pytest.mark.anyio
+
+METHOD = "subscriptions/listen"
+
+
+@dataclass
+class Door:
+    """A server's app, as a wire for clients of one user."""
+
+    app: ASGIApp
+    tasks: Tasks
+    user: str = "ada"
+
+    async def send(self, message: Any, *, capabilities: Any = None) -> Reply:
+        async with at(self.app, message, [("x-user", self.user)]) as peer:
+            await peer.until(lambda seen: seen.is_complete)
+            assert peer.status is not None
+            text = b"".join(peer.sent)
+            return Reply(message=loads(text) if text[:1] == b"{" else peer.frames[-1], status=peer.status)
+
+    @property
+    def answered(self) -> int:
+        return self.tasks.short_way.answered[METHOD]
+
+
+@asynccontextmanager
+async def door(store: MemoryStore, desk: Desk, clock: FakeClock, **options: Any) -> AsyncGenerator[Door]:
+    tasks = Tasks(store, settings=QUICK, clock=clock, principal=lambda caller: caller.headers.get("x-user"), **options)
+    async with app_of(build(tasks, desk)) as app:
+        yield Door(app, tasks)
+
+
+@asynccontextmanager
+async def both(desk: Desk, clock: FakeClock) -> AsyncGenerator[tuple[Door, Door]]:
+    """One server in two processes, as far as they can tell; one has no short way."""
+    store = MemoryStore()
+    async with (
+        door(store, desk, clock, default_ttl=timedelta(minutes=5)) as short,
+        door(store, desk, clock, default_ttl=timedelta(minutes=5), short_way=False) as long,
+    ):
+        yield short, long
+
+
+def alike(one: Peer, other: Peer) -> None:
+    assert (one.status, one.headers) == (other.status, other.headers)
+    assert [event for event in one.events if event.startswith(":")] == []
+    assert one.frames == other.frames
+    assert all(event.startswith("event: message\r\ndata: ") and "\n" not in event[16:] for event in one.events)
+
+
+async def every_kind(short: Door, desk: Desk, clock: FakeClock) -> list[str]:
+    """Tasks of every kind there is, and what is none."""
+    ada, bob = Tasking(short, EVERYTHING), Tasking(Door(short.app, short.tasks, "bob"), EVERYTHING)
+    expired = await ada.finish("echo", value="long ago")
+    clock.advance(timedelta(minutes=6))
+    return [
+        expired["taskId"],
+        (await ada.finish("point", x=1))["taskId"],
+        (await ada.until(await ada.create("breaks"), "failed"))["taskId"],
+        "task_unknown",
+        (await bob.finish("echo", value="not yours"))["taskId"],
+        (await ada.finish("echo", value='Grüße\r\n\u2028\U0001f600 \\ "'))["taskId"],
+        (await ada.until(await ada.create("ask_both"), "input_required"))["taskId"],
+        await ada.create("progressing", steps=2, total=3, message="höher"),
+        "x" * 1_000,
+    ]
+
+
+async def test_every_frame_is_the_same_from_the_first_to_the_last(desk: Desk) -> None:
+    clock = FakeClock()
+    async with both(desk, clock) as (short, long):
+        ids = await every_kind(short, desk, clock)
+        with anyio.fail_after(PATIENCE):
+            await desk.started.wait()
+        clock.advance(timedelta(seconds=7))
+        message, user = listen([*ids, ids[1]]), [("x-user", "ada")]
+        honoured = [ids[1], ids[2], ids[5], ids[6], ids[7]]
+        async with at(short.app, message, user) as one, at(long.app, message, user) as other:
+            for peer in (one, other):
+                await peer.until(lambda seen: len(seen.frames) == 1 + len(honoured))
+            assert one.frames[0]["params"]["notifications"] == {"taskIds": honoured}
+            alike(one, other)
+            # A change that is made here, and one that is made there.
+            desk.gate.set()
+            for peer in (one, other):
+                await peer.until(lambda seen: seen.statuses(ids[7])[-1] == "completed")
+            alike(one, other)
+            await Tasking(long, EVERYTHING).cancel(ids[6])
+            for peer in (one, other):
+                await peer.until(lambda seen: seen.statuses(ids[6])[-1] == "cancelled")
+            alike(one, other)
+        assert (short.answered, long.answered) == (1, 0)
+
+
+NOTHING_TO_TELL = [
+    {**listen(ids), "id": request_id}
+    for ids, request_id in [
+        ([], 0),
+        (["task_unknown"], -1),
+        (["", "x", ""], ""),
+        ([], "Grüße"),
+        ([], "a\nb"),
+        ([], 2**52),
+    ]
+]
+
+
+async def test_streams_with_nothing_to_tell_are_the_same_to_their_end(desk: Desk) -> None:
+    ways: list[list[Peer]] = []
+    for is_short in (True, False):
+        async with AsyncExitStack() as streams:
+            async with door(MemoryStore(), desk, FakeClock(), short_way=is_short) as server:
+                peers = [await streams.enter_async_context(at(server.app, message)) for message in NOTHING_TO_TELL]
+                for peer in peers:
+                    await peer.until(lambda seen: seen.frames)
+                assert server.answered == is_short * len(peers)
+            # The server has stopped, and the streams ended with it.
+            for peer in peers:
+                await peer.until(lambda seen: seen.is_complete)
+                assert "result" in peer.frames[-1]
+        ways.append(peers)
+    for one, other in zip(*ways, strict=True):
+        alike(one, other)
+
+
+def _with(notifications: Any = ..., **params: Any) -> dict[str, Any]:
+    message = listen(["task_unknown"])
+    message["params"].update({} if notifications is ... else {"notifications": notifications}, **params)
+    return message
+
+
+HANDED_OVER = [
+    (_with({"taskIds": [], "toolsListChanged": True}), Handover.PARAMS),
+    (_with({"toolsListChanged": True}), Handover.PARAMS),
+    (_with({}), Handover.PARAMS),
+    (_with([]), Handover.PARAMS),
+    (_with({"taskIds": [], "x": 1}), Handover.PARAMS),
+    (_with(cursor="x"), Handover.PARAMS),
+    (_with({"taskIds": "task_1"}), Handover.REFUSED),
+    (_with({"taskIds": [str(n) for n in range(1_001)]}), Handover.REFUSED),
+    (listen(["task_1"], capabilities=NOTHING), Handover.REFUSED),
+]
+
+
+async def test_what_is_not_plain_is_handed_over_and_answered_the_same(desk: Desk) -> None:
+    async with both(desk, FakeClock()) as (short, long):
+        for message, reason in HANDED_OVER:
+            before = short.tasks.short_way.handed_over[reason]
+            async with at(short.app, message) as one, at(long.app, message) as other:
+                for peer in (one, other):
+                    await peer.until(lambda seen: seen.sent)
+                assert (one.status, one.headers, one.sent) == (other.status, other.headers, other.sent)
+            assert short.tasks.short_way.handed_over[reason] == before + 1, message
+        assert short.answered == 0
+
+
+async def test_a_client_that_takes_no_streams_is_handed_over(desk: Desk) -> None:
+    async with door(MemoryStore(), desk, FakeClock()) as server:
+        async with at(server.app, listen([]), [("accept", "application/json")]) as peer:
+            await peer.until(lambda seen: seen.is_complete)
+            assert peer.status == 406
+        assert server.tasks.short_way.handed_over == {Handover.HEADERS: 1}
+
+
+async def test_a_stream_counts_once_it_is_acknowledged_and_is_gone_when_its_client_is(desk: Desk) -> None:
+    async with door(MemoryStore(), desk, FakeClock()) as server:
+        async with at(server.app, listen([])) as peer:
+            await peer.until(lambda seen: seen.frames)
+            await anyio.lowlevel.checkpoint()
+            assert (server.answered, server.tasks.short_way.listeners) == (1, 1)
+        assert (server.answered, server.tasks.short_way.listeners) == (1, 0)
+
+
+async def test_the_span_of_a_stream_lasts_as_long_as_the_stream() -> None:
+    command = [sys.executable, "-m", "tests.push.spans"]
+    process = await anyio.run_process(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    short, long = json.loads(process.stdout)
+    assert (short.pop("answered"), long.pop("answered")) == (1, 0)
+    assert short == long == {"open": [[METHOD, 0]], "ended": [[METHOD, 1]]}
+
+
+async def test_beyond_the_limit_streams_are_the_sdks(desk: Desk) -> None:
+    async with door(MemoryStore(), desk, FakeClock(), max_listeners=1) as server:
+        counts = server.tasks.short_way
+        async with at(server.app, listen([])) as first:
+            await first.until(lambda seen: seen.frames)
+            async with at(server.app, listen([])) as second:
+                await second.until(lambda seen: seen.frames)
+                assert counts.handed_over == {Handover.LISTENERS: 1}
+                assert second.frames[0]["params"]["notifications"] == {"taskIds": []}
+        async with at(server.app, listen([])) as third:
+            await third.until(lambda seen: seen.frames)
+        assert counts.answered == {METHOD: 2}
+
+
+@pytest.mark.parametrize("value", [-1, True, 1.5, "10", None])
+def test_a_limit_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidOption, match="max_listeners must be a whole number of at least 0"):
+        Tasks("memory://", max_listeners=value)
+
+
+async def test_a_server_without_subscriptions_refuses_as_before(desk: Desk) -> None:
+    tasks = Tasks("memory://", settings=QUICK)
+    server = MCPServer("deaf", version="1", **tasks.wiring(), log_level="CRITICAL", subscriptions=False)
+    async with app_of(server) as app:
+        reply = await Door(app, tasks).send(listen([]))
+        assert (reply.status, reply.code) == (404, -32601)
+        assert tasks.short_way.handed_over == {Handover.SERVER: 1}
+
+
+async def test_an_author_who_closes_a_listen_handler_of_his_own_closes_every_stream(desk: Desk) -> None:
+    tasks = Tasks("memory://", settings=QUICK)
+    server = build_lowlevel(tasks)
+    handler = ListenHandler(InMemorySubscriptionBus())
+    server.add_request_handler(METHOD, SubscriptionsListenRequestParams, handler)
+    async with app_of(server) as app, at(app, listen([])) as peer:
+        await peer.until(lambda seen: seen.frames)
+        handler.close()
+        await peer.until(lambda seen: seen.is_complete)
+    assert tasks.short_way.handed_over == {Handover.SERVER: 1}
+
+
+async def test_over_a_real_connection_a_client_that_hangs_up_leaves_nothing_behind(desk: Desk) -> None:
+    tasks = Tasks("memory://", settings=QUICK)
+    async with serving(build(tasks, desk)) as wire:
+        task_id = await Tasking(wire, EVERYTHING).create("ask_name")
+        streams = [await open_raw(wire.url, listen([task_id])) for _ in range(3)]
+        asking = [(await stream.until("input_required"))[-1] for stream in streams]
+        assert tasks.short_way.listeners == 3
+        for stream in streams[:2]:
+            stream.close()
+        await until(lambda: tasks.short_way.listeners == 1)
+        [key] = asking[0]["params"]["inputRequests"]
+        await Tasking(wire, EVERYTHING).update(task_id, **{key: accept(name="Ada")})
+        await streams[2].until("completed")
+        streams[2].close()
+        assert tasks.short_way.answered == {"tools/call": 1, METHOD: 3, "tasks/update": 1}

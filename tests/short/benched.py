@@ -1,0 +1,85 @@
+"""The benchmark's server in a process of its own, with what else a server may have, on a socket that is bound already.
+
+python -m tests.short.benched FD DB [auth] [traced] [long]
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import sys
+from typing import Any
+
+import uvicorn
+from mcp.server import MCPServer
+from mcp.server.auth.settings import AuthSettings
+from mcp_types import ToolAnnotations
+from opentelemetry.trace import set_tracer_provider
+from pydantic import AnyHttpUrl
+
+from mcp_tasks import Tasks
+from mcp_tasks.core.record import TaskRecord, TaskRequest
+from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.stores.sqlite import SqliteStore
+from tests.short.collecting import Collector
+from tests.short.servers import Verifier
+
+
+class FailingStore(SqliteStore):
+    """Fails where it is asked to."""
+
+    async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
+        match request.arguments.get("fails"):
+            case "store":
+                raise StoreUnavailable("nothing can be written now")
+            case "defect":
+                raise ZeroDivisionError("a defect")
+            case _:
+                return await super().create(record, request, **options)
+
+
+def build(tasks: Tasks, collector: Collector, *, auth: bool) -> MCPServer[Any]:
+    """The server, with tools that tell of it."""
+    settings = AuthSettings(issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=None)
+    server: MCPServer[Any] = MCPServer(
+        "benched",
+        version="1",
+        **tasks.wiring(),
+        log_level="CRITICAL",
+        auth=settings if auth else None,
+        token_verifier=Verifier() if auth else None,
+    )
+    repeatable = ToolAnnotations(idempotent_hint=True)
+
+    @server.tool(annotations=repeatable)
+    @tasks.task()
+    async def noop(fails: str | None = None) -> str:
+        """Do nothing, as a task."""
+        return "ok"
+
+    @server.tool()
+    async def seen() -> str:
+        """What was answered, what was handed over, and the spans of it all."""
+        counts = tasks.short_way
+        spans = [span.told() for span in collector.spans]
+        return json.dumps({"answered": counts.answered, "handed_over": counts.handed_over, "spans": spans})
+
+    return server
+
+
+def main(number: int, db: str, *options: str) -> None:
+    """Serve until stopped."""
+    logging.disable(logging.CRITICAL)
+    collector = Collector()
+    if "traced" in options:
+        set_tracer_provider(collector)
+    tasks = Tasks(FailingStore(db), short_way="long" not in options)
+    server = build(tasks, collector, auth="auth" in options)
+    config = uvicorn.Config(server.streamable_http_app(), log_level="critical", access_log=False)
+    with socket.socket(fileno=number) as listener:
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])

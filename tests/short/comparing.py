@@ -1,0 +1,104 @@
+"""The same request both ways, and whether anybody could tell which way it went."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from itertools import count
+from typing import Final
+
+from tests.short.drafts import Step
+from tests.short.raw import Answer, exchange
+from tests.short.servers import Setup, Stage, Twins, Way, Written
+from tests.short.standing import STAND_IN, STATES, neutral, put
+
+SETUPS: Final = [
+    Setup(),
+    Setup(auth=True),
+    Setup(json_response=True, guarded=True),
+    Setup(auth=True, json_response=True, needs_name=True, max_body=2_500),
+    Setup(guarded=True, max_body=20_000),
+]
+"""Servers that every request is sent to sooner or later."""
+
+_MADE: Final = re.compile(rb"task_[\w-]{27}")
+"""Ids of tasks that a request made: different ones, of one form."""
+
+_SESSION: Final = re.compile(rb"[0-9a-f]{32}")
+
+
+@dataclass
+class Tally:
+    """How many pairs were compared, and how many of them the short way answered, by method."""
+
+    pairs: int = 0
+    sent: Counter[str] = field(default_factory=Counter[str])
+    answered: Counter[str] = field(default_factory=Counter[str])
+    handed_over: Counter[str] = field(default_factory=Counter[str])
+
+    def __str__(self) -> str:
+        by_method = ", ".join(f"{method} {self.answered[method]} of {sent}" for method, sent in self.sent.most_common())
+        share = sum(self.answered.values()) / max(self.pairs, 1)
+        return f"{self.pairs} pairs, {share:.0%} answered the short way: {by_method}; {dict(self.handed_over)}"
+
+
+class Comparison:
+    """Sends requests both ways to servers that stay alive from one request to the next, as real ones do."""
+
+    def __init__(self, tally: Tally | None = None) -> None:
+        self.stage = Stage()
+        self.tally = Tally() if tally is None else tally
+        self._numbers = count()
+
+    def compare(self, setup: Setup, steps: Sequence[Step]) -> None:
+        """Send requests one after the other, to tasks of their own.
+
+        Raises:
+            AssertionError: The two ways differ in what they answer, or in what they do.
+        """
+        pair, number = self.stage.pair(setup), next(self._numbers) % 1_000_000
+        self.stage.run(self._compare(pair, number, steps))
+
+    async def _compare(self, pair: Twins, number: int, steps: Sequence[Step]) -> None:
+        named = repr(steps)
+        await put(pair, number, {name: state for name, state in STATES.items() if f"{STAND_IN}{name}" in named})
+        for step in steps:
+            pair.clock.advance(timedelta(milliseconds=step.wait_ms))
+            counts = pair.short.tasks.short_way
+            answered, handed_over = sum(counts.answered.values()), Counter(counts.handed_over)
+            short, short_writes = await go(pair, pair.short, "a", number, step)
+            is_answered = sum(counts.answered.values()) > answered
+            long, long_writes = await go(pair, pair.long, "b", number, step)
+            self.tally.pairs += 1
+            self.tally.sent[step.method] += 1
+            self.tally.answered[step.method] += is_answered
+            self.tally.handed_over.update(str(reason) for reason in counts.handed_over - handed_over)
+            assert short.told() == long.told(), step
+            assert short_writes == long_writes, step
+
+    def close(self) -> None:
+        """Stop the servers."""
+        self.stage.close()
+
+
+async def go(pair: Twins, way: Way, side: str, number: int, step: Step) -> tuple[Answer, list[Written]]:
+    """Send a request one way; gives what came back and what was written, as they would be on either side."""
+    pair.store.written.clear()
+    sent = step.draft(auth=pair.setup.auth).sent(side, number)
+    answer = await exchange(way.app, sent)
+    written = [_neutral_write(write, side, number) for write in pair.store.written]
+    headers = [(name, _SESSION.sub(b"session", value)) for name, value in answer.headers]
+    body = _MADE.sub(b"task_made", neutral(answer.body, side, number))
+    length = answer.header(b"content-length")
+    if length is not None and int(length) == len(answer.body):
+        # Of the body as it is compared: what was put in place of ids may have another length.
+        headers = [(name, b"%d" % len(body) if name == b"content-length" else value) for name, value in headers]
+    return replace(answer, headers=headers, body=body), written
+
+
+def _neutral_write(write: Written, side: str, number: int) -> Written:
+    told = repr(write.beside).encode(errors="surrogatepass")
+    return replace(write, beside=_MADE.sub(b"task_made", neutral(told, side, number)))

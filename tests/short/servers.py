@@ -1,0 +1,268 @@
+"""Two servers that differ in one thing only: whether requests go the short way. They share a store and a clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Annotated, Any
+
+from mcp.server import MCPServer
+from mcp.server.auth.provider import AccessToken, principal_components
+from mcp.server.auth.settings import AuthSettings
+from mcp.server.mcpserver import Context, Resolve
+from mcp.server.request_state import compact_json
+from mcp.server.transport_security import TransportSecuritySettings
+from mcp_types import ToolAnnotations
+from pydantic import AnyHttpUrl, Field
+from starlette.types import ASGIApp
+
+from mcp_tasks import Settings, Tasks
+from mcp_tasks.core.journal import JournalEntry
+from mcp_tasks.core.record import TaskRecord, TaskRequest
+from mcp_tasks.stores.memory import MemoryStore
+from mcp_tasks.testing import FakeClock
+from tests.helpers.server import Name, resolve_name
+
+NAME = "twins"
+
+USERS = {"alice": ("app", "alice"), "bob": ("app", "bob"), "robot": ("robot", None)}
+"""Token to OAuth client and user."""
+
+STILL = Settings(lease_duration=timedelta(hours=1), sweep_interval=timedelta(hours=1), drain_timeout=timedelta(0))
+"""Nothing happens to a task but what a request does to it."""
+
+
+class Verifier:
+    """Knows the tokens above."""
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        return _token(token) if token in USERS else None
+
+
+def _token(token: str) -> AccessToken:
+    client_id, subject = USERS[token]
+    claims = {"iss": "https://issuer.example"}
+    return AccessToken(token=token, client_id=client_id, scopes=[], subject=subject, claims=claims)
+
+
+def owner_of(token: str) -> str:
+    """Whom the tasks belong to that are made with a token."""
+    return compact_json(principal_components(_token(token)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What servers may differ in that answers depend on."""
+
+    auth: bool = False
+    json_response: bool = False
+    guarded: bool = False
+    needs_name: bool = False
+    max_body: int = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Written:
+    """One write to the store, with the id of its task taken out: the two ways give different ones."""
+
+    verb: str
+    record: TaskRecord
+    beside: object
+
+
+class WatchedStore(MemoryStore):
+    """Remembers what is written by requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[Written] = []
+
+    async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
+        # With the exact values of the request: to Python, 1 is 1.0 and true.
+        told = [options.get("key"), options.get("key_until_end"), repr(request)]
+        self.written.append(Written("create", replace(record, id=""), told))
+        return await super().create(record, request, **options)
+
+    async def save(self, record: TaskRecord, *, expected: int, entries: Any = (), **options: Any) -> None:
+        noted: list[JournalEntry] = list(entries)
+        told = [expected, repr(noted), repr(options.get("outcome"))]
+        self.written.append(Written("save", replace(record, id=""), told))
+        await super().save(record, expected=expected, entries=entries, **options)
+
+    async def delete(self, task_id: str, *, expected: int) -> None:
+        self.written.append(Written("delete", TaskRecord.__new__(TaskRecord), expected))
+        await super().delete(task_id, expected=expected)
+
+
+def build(tasks: Tasks, *, auth: bool = False) -> MCPServer[Any]:
+    """A server with a tool of every kind that is called in its own way."""
+    settings = AuthSettings(issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=None)
+    server = MCPServer(
+        NAME,
+        version="1",
+        **tasks.wiring(),
+        log_level="CRITICAL",
+        auth=settings if auth else None,
+        token_verifier=Verifier() if auth else None,
+    )
+    _add_tools(server, tasks)
+    return server
+
+
+def _add_tools(server: MCPServer[Any], tasks: Tasks) -> None:
+    async def marked(value: Any = None, number: int = 0) -> str:
+        """A task, whatever it is called with."""
+        return f"{value} {number}"
+
+    def add(name: str, **options: Any) -> None:
+        tasks.task(name=name, **options)(marked)
+        server.add_tool(marked, name=name)
+
+    server.add_tool(marked, name="plain")
+    add("marked")
+    tasks.task(name="repeatable")(marked)
+    server.add_tool(marked, name="repeatable", annotations=ToolAnnotations(idempotent_hint=True))
+    add("required", mode="required", ttl=timedelta(minutes=5))
+    add("forbidden", mode="forbidden")
+    add("graceful", grace=timedelta(milliseconds=2))
+    add("limited", max_at_work=1, queue="slow", priority=7, poll_interval=timedelta(seconds=3), version="2")
+    add("kept", ttl=None)
+    add("joined", join_running=True)
+    tasks.mark("größe")
+    server.add_tool(marked, name="größe")
+
+    @server.tool()
+    @tasks.task()
+    async def typed(count: int, scene: str = "forest") -> str:
+        """Takes what is typed so."""
+        return f"{count} {scene}"
+
+    @server.tool()
+    @tasks.task()
+    async def routed(region: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})] = "eu") -> str:
+        """Has an argument that is in a header as well."""
+        return region
+
+    @server.tool()
+    @tasks.task()
+    async def resolving(who: Annotated[Name, Resolve(resolve_name)]) -> str:
+        """Has the SDK ask before the body."""
+        return who.name
+
+    @server.tool()
+    async def talking(ctx: Context) -> str:
+        """Not a task, and its answer is a stream if its caller wants to hear of progress."""
+        await ctx.report_progress(1, 2, "half")
+        return "said"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One of the two servers."""
+
+    tasks: Tasks
+    server: MCPServer[Any]
+    app: ASGIApp
+
+
+class Twins:
+    """The same server twice, alive.
+
+    Attributes:
+        short: Answers the short way what can be answered so.
+        long: Has the SDK answer everything.
+    """
+
+    def __init__(self, setup: Setup, clock: FakeClock, store: WatchedStore, short: Way, long: Way) -> None:
+        self.setup = setup
+        self.clock = clock
+        self.store = store
+        self.short = short
+        self.long = long
+
+
+@asynccontextmanager
+async def twins(setup: Setup | None = None) -> AsyncGenerator[Twins]:
+    """The two servers while the block lasts."""
+    chosen, clock, store = setup or Setup(), FakeClock(), WatchedStore()
+    async with AsyncExitStack() as stack:
+        ways = [await stack.enter_async_context(_way(chosen, clock, store, short=short)) for short in (True, False)]
+        yield Twins(chosen, clock, store, *ways)
+
+
+@asynccontextmanager
+async def _way(setup: Setup, clock: FakeClock, store: WatchedStore, *, short: bool) -> AsyncGenerator[Way]:
+    tasks = Tasks(
+        store,
+        clock=clock,
+        settings=STILL,
+        runs_tools=False,
+        fallback="inline",
+        require_name_header=setup.needs_name,
+        short_way=short,
+    )
+    server = build(tasks, auth=setup.auth)
+    security = TransportSecuritySettings(allowed_hosts=["farm:*", "127.0.0.1"], allowed_origins=["http://farm"])
+    app = server.streamable_http_app(
+        json_response=setup.json_response,
+        max_request_body_size=setup.max_body,
+        transport_security=security
+        if setup.guarded
+        else TransportSecuritySettings(enable_dns_rebinding_protection=False),
+    )
+    async with app.router.lifespan_context(app):
+        yield Way(tasks, server, app)
+
+
+class Stage:
+    """Keeps pairs of servers alive on an event loop of its own, for tests that are not coroutines."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self._pairs: dict[Setup, Twins] = {}
+        self._hosts: list[asyncio.Task[None]] = []
+        self._over = asyncio.Event()
+
+    def run(self, coroutine: Any) -> Any:
+        """Run a coroutine to its end, with the servers alive beside it."""
+        return self._runner.run(coroutine)
+
+    def pair(self, setup: Setup) -> Twins:
+        """The pair of servers of that setup."""
+        if setup not in self._pairs:
+            self._pairs[setup] = self.run(self._begin(setup))
+        return self._pairs[setup]
+
+    @property
+    def pairs(self) -> list[Twins]:
+        """All that were started."""
+        return list(self._pairs.values())
+
+    async def _begin(self, setup: Setup) -> Twins:
+        ready: asyncio.Future[Twins] = asyncio.get_running_loop().create_future()
+
+        async def host() -> None:
+            # Entered and left in one asyncio task, as the SDK's task groups have to be.
+            async with twins(setup) as pair:
+                ready.set_result(pair)
+                await self._over.wait()
+
+        hosted = asyncio.ensure_future(host())
+        self._hosts.append(hosted)
+        await asyncio.wait({hosted, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if hosted.done():
+            hosted.result()
+        return ready.result()
+
+    def close(self) -> None:
+        """Stop all servers."""
+
+        async def leave() -> None:
+            self._over.set()
+            await asyncio.gather(*self._hosts)
+
+        self.run(leave())
+        self._runner.close()
