@@ -21,6 +21,8 @@ SETUPS: Final = [
     Setup(json_response=True, guarded=True),
     Setup(auth=True, json_response=True, needs_name=True, max_body=2_500),
     Setup(guarded=True, max_body=20_000),
+    Setup(low_level=True),
+    Setup(default_mode="optional", needs_name=True),
 ]
 """Servers that every request is sent to sooner or later."""
 
