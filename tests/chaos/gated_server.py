@@ -101,6 +101,12 @@ def build(tasks: Tasks) -> MCPServer[dict[str, object]]:
         await pass_gate(folder, "hogging")
         return "ok"
 
+    @server.tool(annotations=REPEATABLE)
+    @tasks.task(early_start=True)
+    async def instant(folder: str, n: int) -> str:
+        """Say that it runs, and return."""
+        return note(folder, f"ran {n}")
+
     @server.tool()
     @tasks.task()
     async def watched(folder: str) -> str:
