@@ -20,8 +20,8 @@ from mcp_tasks.errors import UsageError
 from mcp_tasks.protocol import RpcError
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.context import current_run, current_runtime
-from mcp_tasks.server.calls import Calls
 from mcp_tasks.server.catalogue import Catalogue
+from mcp_tasks.server.doors import Doors
 from mcp_tasks.server.lifecycle import Lifecycle
 from mcp_tasks.server.local_handle import LocalSnapshot, LocalTask
 from mcp_tasks.server.local_listing import TaskPage, page_of, whose_tasks
@@ -36,7 +36,7 @@ class LocalCalls:
 
     _lifecycle: Lifecycle
     _catalogue: Catalogue
-    _calls: Calls
+    _doors: Doors
 
     async def call(self, name: str, arguments: Mapping[str, Any] | None = None) -> CallToolResult:
         """Call a tool here and now, without a task; what the tool fails with is a result that says `isError`.
@@ -204,7 +204,7 @@ class LocalCalls:
         tool = await self._catalogue.tool(name)
         if tool is None:
             raise UsageError(f"the server has no tool {name!r}")
-        if not self._calls.can_become_task(tool.mark):
+        if not self._doors.calls.can_become_task(tool.mark):
             raise UsageError(f"tool {name!r} never becomes a task: {_why_not(tool.mark and tool.mark.options)}")
         problem = None if tool.mark is None or tool.mark.resolves else tool.mark.problem_with(arguments)
         if problem is not None:

@@ -21,27 +21,22 @@ from mcp.server.context import CallNext, HandlerResult
 from mcp.server.extension import Extension, MethodBinding, compose_tool_call_handler
 from mcp_types import CallToolRequestParams
 
-from mcp_tasks.adapters.asgi import MOST_LISTENERS, Counts, ShortWay
-from mcp_tasks.adapters.era import EraParts
-from mcp_tasks.adapters.sdk import SdkAdapter
+from mcp_tasks.adapters.asgi import MOST_LISTENERS, Counts
 from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.values import check_choice, check_flag, check_function, check_instance, check_number, check_text
 from mcp_tasks.engines import Engine
 from mcp_tasks.errors import InvalidMark, WiringError
 from mcp_tasks.fallback.hosts import Host, check_hosts
-from mcp_tasks.fallback.room import FallbackRoom
 from mcp_tasks.fallback.ways import ShownTo, Ways, check_ways
-from mcp_tasks.protocol import Caller, Dialects, ModernDialect, TasksProtocol
+from mcp_tasks.protocol import Caller
 from mcp_tasks.runtime import Observer, Settings, TaskRuntime
-from mcp_tasks.server.called_tools import CalledTools
-from mcp_tasks.server.calls import Augment, Calls
+from mcp_tasks.server.calls import Augment
 from mcp_tasks.server.catalogue import Catalogue
 from mcp_tasks.server.choice import chosen_observers, chosen_parts, chosen_queues
-from mcp_tasks.server.eras import older_eras
+from mcp_tasks.server.doors import Doors
 from mcp_tasks.server.lifecycle import Lifecycle, Setup
 from mcp_tasks.server.local import LocalCalls
 from mcp_tasks.server.marks import Mark
-from mcp_tasks.server.offers import ServedOffers
 from mcp_tasks.server.options import (
     DEFAULT_MAX_TTL,
     UNSET,
@@ -60,7 +55,6 @@ from mcp_tasks.server.wiring import (
     check_lifespan,
     half_wired,
     lifespan_of,
-    looks_at_no_calls,
     without_tasks,
 )
 from mcp_tasks.server.working import Working
@@ -209,40 +203,20 @@ class Tasks(LocalCalls, Working, Extension):
             queues=chosen_queues(queues),
             observers=chosen_observers(observers),
         )
-        self._lifecycle = lifecycle = Lifecycle(setup, self._catalogue)
-        protocol = TasksProtocol(
-            lifecycle.runtime,
-            dialects=Dialects([ModernDialect()]),
+        self._lifecycle = Lifecycle(setup, self._catalogue)
+        self._doors = Doors(
+            self._catalogue,
+            self._lifecycle,
             principal=principal,
             require_name_header=require_name_header,
-        )
-        parts = EraParts(
-            runtime=lifecycle.runtime,
-            protocol=protocol,
-            offers=ServedOffers(self._catalogue, max_ttl),
-            stopping=lifecycle.stopping,
-        )
-        eras = older_eras(parts)
-        self._adapter = SdkAdapter(protocol, lifecycle.stopping, eras)
-        tools = CalledTools(self._catalogue, augments=augment is not None)
-        self._fallback = room = FallbackRoom(
-            parts,
-            open_calls=lifecycle.open_calls,
-            ways=tools,
+            max_ttl=max_ttl,
+            augment=augment,
             hosts=hosts or {},
-            shown=companions,
-            prefix=companion_prefix,
-            is_stopping=lifecycle.is_stopping,
+            companions=companions,
+            companion_prefix=companion_prefix,
+            short_way=short_way,
+            max_listeners=max_listeners,
         )
-        lifecycle.middleware = self._adapter.middleware
-        lifecycle.check_start = lambda: room.prepare(tools.names())
-        lifecycle.on_start = [*(era.start for era in eras), room.start]
-        self._calls = Calls(self._catalogue, protocol, self._adapter, lifecycle.runtime, room, augment)
-        self._short_way = ShortWay(protocol, self._calls, lifecycle.stopping, max_listeners)
-        self._harmless: set[str] = set()
-        if short_way:
-            # The last to be put before the SDK's app, and so the first to see a request.
-            lifecycle.on_start = [*lifecycle.on_start, self._put_short_way]
         self._is_wired = False
 
     # What the author calls
@@ -270,7 +244,7 @@ class Tasks(LocalCalls, Working, Extension):
         if lifespan is not None:
             check_lifespan(lifespan)
         self._is_wired = True
-        self._harmless = {each.identifier for each in extensions if looks_at_no_calls(each)}
+        self._doors.stand_beside(extensions)
         own = self._lifecycle.lifespan if lifespan is None else self._lifecycle.around(lifespan)
         return {"extensions": [*extensions, self], "lifespan": TasksLifespan(self, own, MCPServerHost)}
 
@@ -376,7 +350,7 @@ class Tasks(LocalCalls, Working, Extension):
     @property
     def short_way(self) -> Counts:
         """How many requests were answered before the SDK saw them, by method, and why others were handed over to it."""
-        return self._short_way.counts
+        return self._doors.short_way.counts
 
     async def rotate_state_key(self) -> None:
         """Use a new key from now on for what calls of clients without tasks bring along when they come back. What was
@@ -387,7 +361,7 @@ class Tasks(LocalCalls, Working, Extension):
             WiringError: The server is not running.
             StoreError: The store cannot be read or written now.
         """
-        await self._fallback.rotate_key()
+        await self._doors.fallback.rotate_key()
 
     # For tests of tools
 
@@ -404,9 +378,6 @@ class Tasks(LocalCalls, Working, Extension):
             host, lambda: state, server_name=server.name, store=store, engine=engine, clock=clock
         )
 
-    def _put_short_way(self, server: MCPServer[Any] | Server[Any]) -> None:
-        self._short_way.put_before(server, frozenset(self._harmless))
-
     # What the SDK calls
 
     def methods(self) -> Sequence[MethodBinding]:
@@ -421,10 +392,10 @@ class Tasks(LocalCalls, Working, Extension):
         # Once for each wiring: another server that is given only the extension is half wired too.
         self._is_wired = False
         self._lifecycle.extension_given = True
-        return self._adapter.methods()
+        return self._doors.adapter.methods()
 
     async def intercept_tool_call(
         self, params: CallToolRequestParams, ctx: RequestContext, call_next: CallNext
     ) -> HandlerResult:
         """Answer a call with a task if the tool, the client and the rule say so; otherwise hand it on."""
-        return await self._calls.answer(params, ctx, call_next)
+        return await self._doors.calls.answer(params, ctx, call_next)

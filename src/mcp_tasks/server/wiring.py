@@ -90,11 +90,6 @@ def check_lifespan(lifespan: object) -> None:
         )
 
 
-def looks_at_no_calls(extension: Extension) -> bool:
-    """Whether an extension leaves calls of tools to others: it has nothing in place of what every extension has."""
-    return type(extension).intercept_tool_call is Extension.intercept_tool_call
-
-
 def half_wired(given: str, missing: str) -> WiringError:
     """The error for a server that has only a part of it."""
     return WiringError(
