@@ -27,7 +27,7 @@ from bench.client import BenchError
 from bench.machine import machine_facts
 from bench.memory import Growth, measure_memory
 from bench.profiling import profile
-from bench.report import print_answered, print_facts, print_memory, print_rows, write_json
+from bench.report import print_answered, print_facts, print_markdown, print_memory, print_rows, write_json
 from bench.rounds import Plan, Row, measure
 from bench.servers import FAST, Mode
 
@@ -57,6 +57,8 @@ def main() -> None:
         cases = _cases(wanted, options.way)
         rows = [row for one in installs for row in _measure(one, options.mode, cases, folder, quick=options.quick)]
         growths = _measure_memory(folder, wanted, quick=options.quick)
+    if options.markdown:
+        print_markdown(rows)
     if options.json is not None:
         write_json(options.json, facts, rows, growths)
 
@@ -71,6 +73,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--way", choices=("short", "early", "long"), help="this and no other")
     parser.add_argument("--mode", choices=("sse", "json"), default="sse", help="how the servers answer")
     parser.add_argument("--profile", choices=NAMES, help="where the time goes in this case, in place of a measurement")
+    parser.add_argument("--markdown", action="store_true", help="the table of docs/performance.md at the end, too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
     parser.add_argument(
         "--dir", type=Path, help="where to put the SQLite files; a file system in memory proves nothing"

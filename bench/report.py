@@ -49,6 +49,23 @@ def print_rows(rows: Sequence[Row]) -> None:
         print(f"  {'  ' if way else ''}{row.title:{32 if way else 34}}{numbers}   {target}".rstrip(), flush=True)
 
 
+def print_markdown(rows: Sequence[Row]) -> None:
+    """The table of docs/performance.md: both installs side by side, and in bold what misses its target."""
+    print("\n| | stock µs | ratio | target | `fast` µs | ratio | target |\n|---|---|---|---|---|---|---|")
+    cells: dict[str, dict[Install, str]] = {}
+    for row in rows:
+        title = row.title if row.way is None else f"{row.title}, {_WAYS[row.way]}"
+        cells.setdefault(title, {})[row.install] = _cells(row)
+    for title, by_install in cells.items():
+        print(f"| {title} | {' | '.join(by_install.get(install, ' |  | ') for install in _INSTALLS)} |")
+
+
+def _cells(row: Row) -> str:
+    ratio = f"**{row.ratio:.2f}**" if row.verdict == "MISSED" else f"{row.ratio:.2f}"
+    polls = f", {row.polls:.1f} polls" if row.polls else ""
+    return f"{row.cpu:.0f} | {ratio}{polls} | {'' if row.limit is None else f'{row.limit:g}'}"
+
+
 def print_answered(answered: int, handed_over: Mapping[str, int]) -> None:
     """How many of the requests for tasks went the short way."""
     every = answered + sum(handed_over.values())

@@ -125,6 +125,24 @@ async def test_more_writes_than_a_batch_holds_are_all_written(store: SqliteStore
 
 
 @pytest.mark.anyio
+async def test_what_is_brought_in_one_turn_of_the_loop_is_one_commit(store: SqliteStore) -> None:
+    await asyncio.gather(*(store.create(make_record(), REQUEST) for _ in range(50)))
+    # Each commit has a number of its own.
+    assert query(store, "SELECT count(*), count(DISTINCT seq) FROM tasks") == [(50, 1)]
+
+
+@pytest.mark.anyio
+async def test_what_was_brought_before_the_end_is_written(store: SqliteStore) -> None:
+    record = make_record()
+    creating = asyncio.create_task(store.create(record, REQUEST))
+    # It has been brought, and the turn is not over.
+    await asyncio.sleep(0)
+    await store.close()
+    await creating
+    assert query(store, "SELECT count(*) FROM tasks") == [(1,)]
+
+
+@pytest.mark.anyio
 async def test_a_value_that_cannot_be_written_fails_alone(store: SqliteStore) -> None:
     # No integer of SQLite holds this version.
     impossible, good = make_record(version=2**70), [make_record() for _ in range(20)]

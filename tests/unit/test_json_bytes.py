@@ -21,6 +21,7 @@ from mcp_tasks.core.json_bytes import (
 )
 from mcp_tasks.errors import ValueNotStorable
 from mcp_tasks.testing.strategies import json_values
+from mcp_tasks.wire.plain_json import encode_plain
 from tests.helpers.thoroughness import examples
 
 BIG: dict[str, Any] = {
@@ -54,6 +55,14 @@ def test_what_is_large_is_the_same_in_pieces(name: str) -> None:
 def test_any_json_is_the_same_in_pieces(value: Any) -> None:
     assert encode_in_pieces(value) == encode_json(value)
     assert decode_in_pieces(encode_json(value)) == decode_json(encode_json(value)) == value
+
+
+@given(value=json_values())
+@example(value="\ud800")
+@example(value={"\ud800": [2**70, -0.0]})
+@settings(deadline=None)
+def test_what_is_json_already_is_the_same_value_when_written_quickly(value: Any) -> None:
+    assert decode_json(encode_plain(value)) == value
 
 
 def joined(*parts: str) -> st.SearchStrategy[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mcp_tasks.core.json_bytes import encode_json
+from mcp_tasks.wire.plain_json import encode_plain
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,8 +23,8 @@ class Message:
 
     def encode(self) -> bytes:
         """The whole object as JSON."""
-        fields = encode_json(self.fields)
+        fields = encode_plain(self.fields)
         if self.large is None:
             return fields
         name, value = self.large
-        return b"%b,%b:%b}" % (fields[:-1], encode_json(name), value)
+        return b"%b,%b:%b}" % (fields[:-1], encode_plain(name), value)

@@ -10,12 +10,11 @@ from collections import OrderedDict
 from datetime import datetime
 from typing import Final
 
-from pydantic_core import to_json
-
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.protocol.dialect import Dialect
 from mcp_tasks.protocol.message import Message
+from mcp_tasks.wire.plain_json import encode_plain
 
 MOST_BYTES: Final = 16 * 1024 * 1024
 """Of all texts of a server together."""
@@ -43,7 +42,7 @@ class Text:
 
     def at(self, now: datetime) -> bytes:
         """The whole answer, as of now."""
-        return b"%b,%b" % (to_json(self._dialect.moving(self.record, now))[:-1], self._lasting)
+        return b"%b,%b" % (encode_plain(self._dialect.moving(self.record, now))[:-1], self._lasting)
 
 
 class Texts:

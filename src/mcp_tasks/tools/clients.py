@@ -9,7 +9,8 @@ from typing import TypeAlias
 from mcp.server.connection import Connection
 
 from mcp_tasks.core import TaskRequest
-from mcp_tasks.core.json_bytes import decode_json, encode_json
+from mcp_tasks.core.json_bytes import decode_json
+from mcp_tasks.wire.plain_json import encode_plain
 
 ROOM = 256 * 1024
 """Bytes of text that are kept with what was parsed from them, which may take twenty times that. A server has few kinds
@@ -32,8 +33,8 @@ class ClientCache:
         """The client that made the request. To be read only: other tasks have the same."""
         key = (
             request.protocol_version,
-            encode_json(request.client_info),
-            encode_json(dict(request.client_capabilities)),
+            encode_plain(request.client_info),
+            encode_plain(dict(request.client_capabilities)),
         )
         if key in self._known:
             self._known.move_to_end(key)

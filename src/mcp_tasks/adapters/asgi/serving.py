@@ -183,7 +183,7 @@ def _told_in_place_of(exc: Exception) -> Exception:
             raise exc
         case _Failed():
             return exc.told
-        case RpcError() | TasksError():
+        case RpcError():
             told = to_mcp_error(exc)
             if told.error.code == INTERNAL_ERROR:
                 return told

@@ -2,8 +2,9 @@
 
 A durable commit waits for the disk, and the disk takes the same time for one row as for a thousand. So
 callers put operations into a queue; the thread takes everything that waits, runs it in one transaction,
-commits once, and wakes each event loop once. Under load the batches grow by themselves: no timer, no delay
-for a caller who is alone.
+commits once, and wakes each event loop once. What the callers of one turn of an event loop bring goes into the queue
+together, or the thread would be at work on the first while the others are on their way. Under load the batches grow by
+themselves: no timer, no delay for a caller who is alone.
 
 Rules of this file:
 
@@ -61,7 +62,8 @@ class Writer:
         self._cursor = connection.cursor()
         self._path = path
         self._patience = patience
-        self._queue: SimpleQueue[_Waiting | None] = SimpleQueue()
+        self._gathered: dict[asyncio.AbstractEventLoop, list[_Waiting]] = {}
+        self._queue: SimpleQueue[Sequence[_Waiting] | None] = SimpleQueue()
         self._batches = 0
         # A daemon: a program that forgets `close` must still end. What was acknowledged is on disk.
         self._thread = Thread(target=self._serve, name="mcp-tasks-sqlite-writer", daemon=True)
@@ -73,12 +75,25 @@ class Writer:
         Raises:
             StoreError: What the operation reported, or why its batch could not be written.
         """
-        written: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._queue.put((operation, written))
+        loop = asyncio.get_running_loop()
+        written: asyncio.Future[T] = loop.create_future()
+        gathered = self._gathered.get(loop)
+        if gathered is None:
+            gathered = self._gathered[loop] = []
+            loop.call_soon(self._hand_over, loop)
+        gathered.append((operation, written))
         return await written
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Give the thread what was brought in this turn of the event loop."""
+        gathered = self._gathered.pop(loop, ())
+        for start in range(0, len(gathered), MAX_BATCH):
+            self._queue.put(gathered[start : start + MAX_BATCH])
 
     async def close(self) -> None:
         """Write what waits, then end the thread and the connection."""
+        for loop in list(self._gathered):
+            self._hand_over(loop)
         self._queue.put(None)
         await to_thread.run_sync(self._thread.join)
 
@@ -94,13 +109,13 @@ class Writer:
         self._connection.close()
 
     def _take(self) -> list[_Waiting]:
-        """All that waits, up to a limit; empty when there will be no more."""
+        """All that waits, up to about the limit; empty when there will be no more."""
         batch: list[_Waiting] = []
         waiting = self._queue.get()
         with suppress(Empty):
             while waiting is not None:
-                batch.append(waiting)
-                if len(batch) == MAX_BATCH:
+                batch += waiting
+                if len(batch) >= MAX_BATCH:
                     return batch
                 waiting = self._queue.get_nowait()
             # The end came together with work: do the work, and find the end again next time.
