@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from decimal import Decimal
@@ -561,3 +562,20 @@ async def test_a_tool_that_cancels_itself_has_failed() -> None:
 
     async with running(body) as runtime:
         assert (await until_final(runtime, await launch(runtime))).status is TaskStatus.FAILED
+
+
+async def test_a_run_that_has_ended_is_freed_at_once_and_not_by_the_garbage_collector() -> None:
+    runs: list[weakref.ref[Run]] = []
+
+    async def noted(run: Run) -> Ending:
+        runs.append(weakref.ref(run))
+        return ok()
+
+    gc.disable()
+    try:
+        async with running(noted) as runtime:
+            await until_final(runtime, await launch(runtime))
+            await settle()
+            assert [run() for run in runs] == [None]
+    finally:
+        gc.enable()

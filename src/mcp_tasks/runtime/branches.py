@@ -12,7 +12,7 @@ import contextvars
 import gc
 import inspect
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 _WAITING_FOR_TASKS = frozenset(
@@ -27,6 +27,9 @@ _WAITING_FOR_TASKS = frozenset(
 _ANYIO = "anyio/_backends/_asyncio.py"
 _WAITING_FOR_A_THREAD = frozenset({(_ANYIO, "AsyncIOBackend.run_sync_in_worker_thread")})
 _FOR_A_THREAD = frozenset({(_ANYIO, "AsyncIOBackend.run_async_from_thread.<locals>.task_wrapper")})
+
+
+_NOBODY: Final = object()
 
 
 class Branches:
@@ -135,6 +138,10 @@ class Branches:
         self._over = True
         for task in (self._in_our_hands | self._giving_up) - {self._own}:
             task.cancel()
+
+    def let_go(self) -> None:
+        """The run is over, and nothing of it is looked for any more: let it be freed."""
+        self._own, self._value = None, _NOBODY
 
     def _of_this_run(self) -> Iterator[asyncio.Task[Any]]:
         for task in asyncio.all_tasks():

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequ
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
+from weakref import proxy
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import Event, StepRecorded
@@ -36,7 +37,8 @@ class Recording:
     """What one run writes, and reads of its journal."""
 
     def __init__(self, run: Run, host: Host, unwritten: Unwritten | None = None) -> None:
-        self._run = run
+        # Not kept alive by its own parts: a run is freed when it ends, and not once the garbage collector comes by.
+        self._run: Run = proxy(run)
         self._host = host
         self._unwritten = unwritten
         self._writing = asyncio.Lock()
@@ -60,7 +62,9 @@ class Recording:
             asyncio.get_running_loop().call_soon(self.write_task_soon, turns - 1)
         else:
             # No helper of the run: those are cancelled when it is over.
-            self._early_write = asyncio.get_running_loop().create_task(self.write_task(), context=self._run.outside())
+            self._early_write = asyncio.get_running_loop().create_task(
+                self._run.write_task(), context=self._run.outside()
+            )
 
     async def write_task(self) -> bool:
         """Return when the task is in the store; False if it never will be."""

@@ -52,6 +52,7 @@ from mcp_tasks.runtime.rest import Rest
 from mcp_tasks.runtime.steps import Retry, Steps
 from mcp_tasks.runtime.time_limit import TimeLimit
 from mcp_tasks.runtime.timers import Timers
+from mcp_tasks.runtime.uncancelled import uncancel
 
 logger: Final = logging.getLogger(__name__)
 
@@ -92,16 +93,17 @@ class Run:
         self._context = contextvars.copy_context()
         self.rest: Rest = Rest(self.life, slot, self.branches, host.parking.room, self._context)
         self.recording: Recording = Recording(self, host, unwritten)
-        self.leaving: Leaving = Leaving(self, host)
         self.now: Callable[[], datetime] = host.now
         self.alarms: Alarms = host.alarms
         self.is_cancelled: bool = False
         """Whether the work should stop. Also for the thread of a sync tool."""
+        self.stopped: asyncio.Event = asyncio.Event()
         self._replay = replay
         self._host = host
         self._scope = anyio.CancelScope()
         self._verdict: Failure | None = None
         # Parts that a tool which just returns has no use for: most do, and each run would pay for them.
+        self._leaving: Leaving | None = None
         self._deliveries: Deliveries | None = None
         self._questions: Questions | None = None
         self._progress: ProgressThrottle | None = None
@@ -124,6 +126,13 @@ class Run:
             self._clear_up()
 
     @property
+    def leaving(self) -> Leaving:
+        """How it leaves memory while it only waits."""
+        if self._leaving is None:
+            self._leaving = Leaving(self, self._host)
+        return self._leaving
+
+    @property
     def deliveries(self) -> Deliveries:
         """In which order the tool learns of things."""
         if self._deliveries is None:
@@ -142,14 +151,6 @@ class Run:
     def children(self) -> Children:
         """The tasks that it starts, and waits for."""
         return Children(self, starts_over=self._replay.starts_over)
-
-    @cached_property
-    def stopped(self) -> asyncio.Event:
-        """Set once the work should stop."""
-        stopped = asyncio.Event()
-        if self.is_cancelled:
-            stopped.set()
-        return stopped
 
     @cached_property
     def _timers(self) -> Timers:
@@ -300,6 +301,10 @@ class Run:
         # Reached in a branch that the tool started outside of its own scope: there the cancellation does not come.
         raise asyncio.CancelledError
 
+    async def write_task(self) -> bool:
+        """Return when the task is in the store; False if it never will be."""
+        return await self.recording.write_task()
+
     def outside(self) -> contextvars.Context:
         """A context in which what runs is not part of the tool."""
         return self._context.copy()
@@ -339,7 +344,7 @@ class Run:
             if not self.life.counts:
                 raise
             # The body raised it by itself: it awaited something that was cancelled elsewhere, or cancelled itself.
-            _uncancel()
+            uncancel()
             ending = Failure(self._host.describe(RuntimeError("the tool cancelled itself")))
         except BaseException as exc:
             # Whatever a tool raises is its ending, `SystemExit` included: the task must end, and the server go on.
@@ -381,16 +386,12 @@ class Run:
 
     def _clear_up(self) -> None:
         self.life.take(Turn.ENDED)
-        self.leaving.stay()
+        if self._leaving is not None:
+            self._leaving.stay()
         self.rest.end()
         if self._deliveries is not None:
             self._deliveries.close()
         if self._helpers is not None:
             self._helpers.cancel()
         self.branches.cancel_leftovers()
-
-
-def _uncancel() -> None:
-    current = asyncio.current_task()
-    while current is not None and current.cancelling() > 0:
-        current.uncancel()
+        self.branches.let_go()

@@ -39,3 +39,10 @@ async def to_the_end(
             except asyncio.CancelledError as exc:
                 cancelled = exc
     return inner, cancelled
+
+
+def uncancel() -> None:
+    """Take back every cancellation of the calling asyncio task."""
+    current = asyncio.current_task()
+    while current is not None and current.cancelling() > 0:
+        current.uncancel()
