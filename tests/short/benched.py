@@ -17,6 +17,7 @@ from mcp.server.auth.settings import AuthSettings
 from mcp_types import ToolAnnotations
 from opentelemetry.trace import set_tracer_provider
 from pydantic import AnyHttpUrl
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_tasks import Tasks
 from mcp_tasks.core.record import TaskRecord, TaskRequest
@@ -68,6 +69,19 @@ def build(tasks: Tasks, collector: Collector, *, auth: bool) -> MCPServer[Any]:
     return server
 
 
+def leaving(app: ASGIApp) -> ASGIApp:
+    """The app, with clients that are gone when they are to be answered, if they say so before."""
+
+    async def lost(message: Message) -> None:
+        raise OSError("the client is gone")
+
+    async def watched(scope: Scope, receive: Receive, send: Send) -> None:
+        leaves = (b"x-leaves", b"1") in scope.get("headers", ())
+        await app(scope, receive, lost if leaves else send)
+
+    return watched
+
+
 def main(number: int, db: str, *options: str) -> None:
     """Serve until stopped."""
     logging.disable(logging.CRITICAL)
@@ -76,7 +90,7 @@ def main(number: int, db: str, *options: str) -> None:
         set_tracer_provider(collector)
     tasks = Tasks(FailingStore(db), short_way="long" not in options)
     server = build(tasks, collector, auth="auth" in options)
-    config = uvicorn.Config(server.streamable_http_app(), log_level="critical", access_log=False)
+    config = uvicorn.Config(leaving(server.streamable_http_app()), log_level="critical", access_log=False)
     with socket.socket(fileno=number) as listener:
         uvicorn.Server(config).run(sockets=[listener])
 

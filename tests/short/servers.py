@@ -9,19 +9,28 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Annotated, Any
 
-from mcp.server import MCPServer
+from mcp.server import MCPServer, Server, ServerRequestContext
 from mcp.server.auth.provider import AccessToken, principal_components
 from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context, Resolve
 from mcp.server.request_state import compact_json
 from mcp.server.transport_security import TransportSecuritySettings
-from mcp_types import ToolAnnotations
+from mcp_types import (
+    CallToolRequestParams,
+    CallToolResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+    TextContent,
+    Tool,
+    ToolAnnotations,
+)
 from pydantic import AnyHttpUrl, Field
 from starlette.types import ASGIApp
 
 from mcp_tasks import Settings, Tasks
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.record import TaskRecord, TaskRequest
+from mcp_tasks.server.options import TaskMode
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing import FakeClock
 from tests.helpers.server import Name, resolve_name
@@ -62,6 +71,8 @@ class Setup:
     guarded: bool = False
     needs_name: bool = False
     max_body: int = 4 * 1024 * 1024
+    low_level: bool = False
+    default_mode: TaskMode | None = None
 
 
 @dataclass(frozen=True)
@@ -159,12 +170,32 @@ def _add_tools(server: MCPServer[Any], tasks: Tasks) -> None:
         return "said"
 
 
+def build_low_level(tasks: Tasks) -> Server[Any]:
+    """The same on the SDK's low-level server, as far as it goes: of its tools only the names are known."""
+
+    async def list_tools(ctx: ServerRequestContext[Any, Any], params: PaginatedRequestParams | None) -> ListToolsResult:
+        schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
+        return ListToolsResult(
+            tools=[Tool(name=name, input_schema={"type": "object"}) for name in ("marked", "kept", "plain")]
+            + [Tool(name="routed", input_schema=schema)]
+        )
+
+    async def call_tool(ctx: ServerRequestContext[Any, Any], params: CallToolRequestParams) -> CallToolResult:
+        return CallToolResult(content=[TextContent(type="text", text=params.name)])
+
+    server: Server[Any] = Server(NAME, version="1", on_list_tools=list_tools, on_call_tool=call_tool)
+    for name in ("marked", "kept", "routed"):
+        tasks.mark(name)
+    tasks.attach(server)
+    return server
+
+
 @dataclass(frozen=True)
 class Way:
     """One of the two servers."""
 
     tasks: Tasks
-    server: MCPServer[Any]
+    server: MCPServer[Any] | Server[Any]
     app: ASGIApp
 
 
@@ -202,9 +233,10 @@ async def _way(setup: Setup, clock: FakeClock, store: WatchedStore, *, short: bo
         runs_tools=False,
         fallback="inline",
         require_name_header=setup.needs_name,
+        default_mode=setup.default_mode,
         short_way=short,
     )
-    server = build(tasks, auth=setup.auth)
+    server = build_low_level(tasks) if setup.low_level else build(tasks, auth=setup.auth)
     security = TransportSecuritySettings(allowed_hosts=["farm:*", "127.0.0.1"], allowed_origins=["http://farm"])
     app = server.streamable_http_app(
         json_response=setup.json_response,

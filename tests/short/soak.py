@@ -62,6 +62,7 @@ def main() -> int:
         try:
             run_batch(number, tally)
             number += 1
+            print(f"both ways: {tally.pairs} pairs", flush=True)
         except BaseException as exc:
             if isinstance(exc, KeyboardInterrupt):
                 raise

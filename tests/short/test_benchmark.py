@@ -49,7 +49,8 @@ class Way:
 
     def ask(self, request: bytes, *, status: int = 200) -> dict[str, Any]:
         """Send one of the benchmark's requests, with what this server wants beside it."""
-        return json.loads(self._connection.exchange(self._dressed(request), status=status))
+        body = self._connection.exchange(self._dressed(request), status=status)
+        return json.loads(body) if body.startswith(b"{") else {}
 
     def listen(self, task_id: str) -> None:
         """Open a stream, and leave it when it has been acknowledged."""
@@ -68,6 +69,10 @@ class Way:
     def seen(self) -> dict[str, Any]:
         """What the server has seen so far."""
         return json.loads(self.ask(plain_tool_call("seen"))["result"]["content"][0]["text"])
+
+    def renew(self) -> None:
+        """Hang up and call again."""
+        self._connection.renew()
 
     def close(self) -> None:
         """Hang up."""
@@ -151,6 +156,7 @@ def test_spans_are_those_of_the_sdk_and_made_here(tmp_path: Path) -> None:
         "tools/call noop",
         "tools/call noop",
         "tools/call noop",
+        "tasks/get",
         "subscriptions/listen",
     ]
     assert {span["parent"] for span in told[0]} == {TRACE.split("-")[2]}
@@ -175,6 +181,9 @@ def _spans(way: Way) -> list[dict[str, Any]]:
     way.ask(tool_call("noop", fails=7))
     for failure in ("store", "defect"):
         assert "error" in way.ask(tool_call("noop", fails=failure))
+    # Answered, and never heard of.
+    way.ask(task_get(task).replace(b"\r\n", b"\r\nX-Leaves: 1\r\n", 1), status=500)
+    way.renew()
     way.listen(task)
     deadline = time.monotonic() + STOP_LIMIT
     while True:

@@ -36,7 +36,7 @@ def comparison() -> Generator[Comparison]:
     comparison.close()
 
 
-@settings(_usual, max_examples=examples(140))
+@settings(_usual, max_examples=examples(100))
 @given(st.sampled_from(SETUPS), st.lists(STEPS, min_size=1, max_size=12))
 def test_the_two_ways_answer_and_write_the_same(comparison: Comparison, setup: Setup, steps: Sequence[Step]) -> None:
     comparison.compare(setup, steps)

@@ -332,9 +332,9 @@ async def test_a_task_that_is_cancelled_before_its_run_has_begun_is_not_run() ->
             await looked_up.wait()
             return await policy(method, name)
 
-        task = await runtime.launch(REQUEST, owner=None, retention=None)
-        # Asked for by the launch, and again by the run, which has not begun.
+        # Asked for by whoever claims the task, before the run begins.
         runtime.policy = slow_policy
+        task = await launch(runtime)
         await settle()
         await runtime.cancel(task, "no need", actor=CLIENT)
         looked_up.set()

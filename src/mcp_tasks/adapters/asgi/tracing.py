@@ -21,6 +21,7 @@ from opentelemetry.trace import (
     use_span,
 )
 
+from mcp_tasks.adapters.asgi.counts import HandedOver
 from mcp_tasks.adapters.asgi.wire import RpcRequest
 
 _tracer: Final = get_tracer("mcp-tasks")
@@ -56,7 +57,14 @@ def traced(request: RpcRequest, version: str) -> Generator[Span]:
         set_status_on_exception=False,
     )
     with use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
-        yield span
+        try:
+            yield span
+        except HandedOver:
+            raise
+        except BaseException:
+            # Answered, but its client has left, or nobody waits for it any more.
+            span.end()
+            raise
 
 
 def note_failure(span: Span, error: Exception) -> None:
