@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -86,7 +87,8 @@ class Flaw:
 
     def do(self, draft: Draft) -> None:
         """Do it."""
-        _FLAWS[self.what](draft, self.to)
+        # A copy: what another flaw does to it is not done to what is drawn next.
+        _FLAWS[self.what](draft, deepcopy(self.to))
 
 
 @dataclass(frozen=True)
