@@ -41,7 +41,7 @@ def _add_fields(package: Path) -> None:
     _edit(fields, rf"READABLE = {READABLE}\n", f"READABLE = {FORMAT}\n")
     _edit(fields, r"(_STATE_TYPES: _Types = \{\n)", r'\1    "colour": str,\n')
     _edit(fields, r"(    _put_times\(state, record\)\n)", r'\1    state["colour"] = record.colour or "none"\n')
-    _edit(fields, r"(        tool_version=fields.get.*\n)", r'\1        colour=fields.get("colour"),\n')
+    _edit(fields, r"(        tool_version=get\(.*\n)", r'\1        colour=get("colour"),\n')
     _edit(fields, r"(_REQUEST_TYPES: _Types = \{\n)", r'\1    "shade": str,\n')
     _edit(fields, r'(        "method": request.method,\n)', rf'\1        "shade": "{SHADE}",\n')
     _edit(fields, r"(        max_wait=_duration.*\n)", r'\1        shade=fields.get("shade"),\n')
