@@ -67,5 +67,5 @@ def test_the_short_way_was_really_taken(comparison: Comparison) -> None:
         pytest.skip("nothing was compared")
     print(comparison.tally)
     for method in ("tasks/get", "tasks/update", "tasks/cancel", "tools/call", "subscriptions/listen"):
-        share = comparison.tally.answered[method] / comparison.tally.sent[method]
-        assert share > 0.15, comparison.tally
+        # At least this; of what was not sent, because only some of the tests above were run, nothing is known.
+        assert comparison.tally.answered[method] >= 0.15 * comparison.tally.sent[method], comparison.tally
