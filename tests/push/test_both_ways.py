@@ -262,6 +262,19 @@ async def test_an_author_who_closes_a_listen_handler_of_his_own_closes_every_str
     assert tasks.short_way.handed_over == {Handover.SERVER: 1}
 
 
+async def test_without_room_for_any_closing_the_servers_own_listen_handler_closes_every_stream(desk: Desk) -> None:
+    tasks = Tasks("memory://", settings=QUICK, max_listeners=0)
+    server = build(tasks, desk)
+    async with app_of(server) as app, at(app, listen([])) as peer:
+        await peer.until(lambda seen: seen.frames)
+        entry = server.session_manager.app.get_request_handler(METHOD)
+        assert entry is not None
+        assert isinstance(entry.handler, ListenHandler)
+        entry.handler.close()
+        await peer.until(lambda seen: seen.is_complete)
+    assert tasks.short_way.handed_over == {Handover.LISTENERS: 1}
+
+
 async def test_over_a_real_connection_a_client_that_hangs_up_leaves_nothing_behind(desk: Desk) -> None:
     tasks = Tasks("memory://", settings=QUICK)
     async with serving(build(tasks, desk)) as wire:
