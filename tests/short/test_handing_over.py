@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
+from types import MethodType
 from typing import Any
 
 import pytest
-from mcp.server import MCPServer
+from mcp.server import MCPServer, Server
 from mcp.server.caching import CacheHint
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
-from mcp.server.extension import Extension
+from mcp.server.extension import Extension, compose_tool_call_handler
 from mcp.server.transport_security import TransportSecuritySettings
-from mcp_types import CallToolRequestParams, CallToolResult, TextContent
+from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, RequestParams, TextContent, Tool
 
 from mcp_tasks import Tasks
 from mcp_tasks.adapters.asgi import Handover
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.errors import StoreUnavailable, TaskUnreadable
 from mcp_tasks.stores.memory import MemoryStore
+from mcp_tasks.wire import AnyParams
 from tests.helpers.server import QUICK
 from tests.short.comparing import go
 from tests.short.drafts import CAPABILITIES_KEY, Flaw, Step
@@ -286,6 +289,116 @@ async def test_another_extension_that_does_not_is_in_nobodys_way() -> None:
         answer = await served.ask(CALL)
         assert served.tasks.short_way.answered == {"tools/call": 1}
     assert answer.message["result"]["resultType"] == "task"
+
+
+Handler = Callable[[ServerRequestContext[Any, Any], Any], Awaitable[HandlerResult]]
+
+
+def _put_around(server: Server[Any], method: str, params: type[RequestParams]) -> list[str]:
+    """Put a handler of an author's own around that of a method, as one does it; what it sees is in the list."""
+    entry = server.get_request_handler(method)
+    assert entry is not None
+    inner: Handler = entry.handler
+    seen: list[str] = []
+
+    @functools.wraps(inner)
+    async def guarded(ctx: ServerRequestContext[Any, Any], params: Any) -> HandlerResult:
+        seen.append(ctx.method)
+        return await inner(ctx, params)
+
+    server.add_request_handler(method, params, guarded)
+    return seen
+
+
+@pytest.mark.anyio
+async def test_handlers_of_the_authors_own_are_called() -> None:
+    async with _served() as served:
+        app = served.server.session_manager.app
+        called = _put_around(app, "tools/call", CallToolRequestParams)
+        got = _put_around(app, "tasks/get", AnyParams)
+        await served.ask(CALL)
+        await served.ask(GET)
+        await served.ask(CANCEL)
+        assert served.tasks.short_way.handed_over == {Handover.SERVER: 2, Handover.REFUSED: 1}
+    assert (called, got) == (["tools/call"], ["tasks/get"])
+
+
+@asynccontextmanager
+async def _served_lowlevel(after: Callable[[Server[Any]], None]) -> AsyncGenerator[tuple[Tasks, Any]]:
+    """A low-level server, with what is done to it after it was given its tasks."""
+
+    async def call(ctx: ServerRequestContext[Any, Any], params: CallToolRequestParams) -> CallToolResult:
+        return CallToolResult(content=[])
+
+    async def tools(ctx: ServerRequestContext[Any, Any], params: Any) -> ListToolsResult:
+        return ListToolsResult(tools=[Tool(name="marked", input_schema={"type": "object"})])
+
+    tasks = Tasks(MemoryStore(), settings=QUICK, runs_tools=False)
+    server: Server[Any] = Server("own", version="1", on_call_tool=call, on_list_tools=tools)
+    tasks.mark("marked")
+    tasks.attach(server)
+    after(server)
+    app = server.streamable_http_app(
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False)
+    )
+    async with app.router.lifespan_context(app):
+        yield tasks, app
+
+
+LOWLEVEL_CALL = Step("tools/call", {"name": "marked"}, "marked")
+
+
+@pytest.mark.anyio
+async def test_calls_of_a_lowlevel_server_are_answered_here() -> None:
+    async with _served_lowlevel(lambda _: None) as (tasks, app):
+        answer = await exchange(app, LOWLEVEL_CALL.draft(auth=False).sent("a", 0))
+        assert tasks.short_way.answered == {"tools/call": 1}
+    assert answer.message["result"]["resultType"] == "task"
+
+
+@pytest.mark.anyio
+async def test_a_handler_that_comes_after_the_tasks_of_a_lowlevel_server_is_called() -> None:
+    seen: list[list[str]] = []
+
+    def guard(server: Server[Any]) -> None:
+        seen.append(_put_around(server, "tools/call", CallToolRequestParams))
+
+    async with _served_lowlevel(guard) as (tasks, app):
+        await exchange(app, LOWLEVEL_CALL.draft(auth=False).sent("a", 0))
+        assert tasks.short_way.handed_over == {Handover.SERVER: 1}
+    assert seen == [["tools/call"]]
+
+
+@pytest.mark.anyio
+async def test_an_extension_that_is_composed_around_the_tasks_of_a_lowlevel_server_sees_calls() -> None:
+    def intercept(server: Server[Any]) -> None:
+        entry = server.get_request_handler("tools/call")
+        assert entry is not None
+        composed = compose_tool_call_handler([Looking()], entry.handler)
+        server.add_request_handler("tools/call", CallToolRequestParams, composed)
+
+    async with _served_lowlevel(intercept) as (tasks, app):
+        await exchange(app, LOWLEVEL_CALL.draft(auth=False).sent("a", 0))
+        assert tasks.short_way.handed_over == {Handover.SERVER: 1}
+
+
+@pytest.mark.anyio
+async def test_a_wrapper_around_middleware_of_ours_is_the_authors() -> None:
+    seen: list[str] = []
+    async with _served() as served:
+        middleware = served.server.middleware
+        ours = next(at for at, each in enumerate(middleware) if type(each) is MethodType)
+        inner = middleware[ours]
+
+        @functools.wraps(inner)
+        async def timed(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+            seen.append(ctx.method)
+            return await inner(ctx, call_next)
+
+        middleware[ours] = timed
+        await served.ask(CALL)
+        assert served.tasks.short_way.handed_over == {Handover.SERVER: 1}
+    assert seen == ["tools/call"]
 
 
 @pytest.mark.anyio

@@ -19,7 +19,7 @@ from mcp_tasks.adapters.asgi.serving import Launches, Serving
 from mcp_tasks.adapters.asgi.standing import Standing
 from mcp_tasks.adapters.asgi.tracing import is_traced, note_failure, traced
 from mcp_tasks.adapters.asgi.wire import parse_request
-from mcp_tasks.adapters.sdk import modern_caller
+from mcp_tasks.adapters.sdk import RequestHandler, modern_caller
 from mcp_tasks.protocol import TasksProtocol
 from mcp_tasks.wire.headers import NAME_HEADER
 
@@ -35,6 +35,7 @@ class ShortWay:
     Args:
         protocol: What answers.
         launches: Which calls become tasks.
+        is_own: Whether a handler of requests is one that was made for these tasks.
         stopping: Returns once the process is told to stop; streams end then.
         max_listeners: How many streams there may be at a time.
 
@@ -46,12 +47,14 @@ class ShortWay:
         self,
         protocol: TasksProtocol,
         launches: Launches,
+        is_own: Callable[[RequestHandler], bool],
         stopping: Callable[[], Awaitable[object]],
         max_listeners: int = MOST_LISTENERS,
     ) -> None:
         self.counts: Counts = Counts()
         self._protocol = protocol
         self._launches = launches
+        self._is_own = is_own
         self._stopping = stopping
         self._max_listeners = max_listeners
 
@@ -68,8 +71,7 @@ class ShortWay:
             return
         inner: object = manager.asgi_app
         if not isinstance(inner, _App):
-            # A low-level server's listen handler is its author's: closing it has to end every stream, so it has them.
-            standing = Standing(manager.app, harmless, has_streams=isinstance(server, MCPServer))
+            standing = Standing(manager.app, harmless, self._is_own, is_lowlevel=isinstance(server, Server))
             listeners = Listeners(self._stopping, self.counts, self._max_listeners)
             serving = Serving(manager.app, self._protocol, self._launches, listeners)
             app = _App(cast(ASGIApp, inner), manager, standing, serving, self)
