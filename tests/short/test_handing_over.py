@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
@@ -464,9 +465,16 @@ async def test_a_task_that_cannot_be_made_is_tried_once_and_answered_in_the_same
 
 
 @pytest.mark.anyio
-async def test_a_defect_is_handed_over_and_counted() -> None:
+async def test_a_defect_is_handed_over_and_counted_and_the_log_tells_of_it_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="mcp_tasks.adapters.asgi")
     async with _served() as served:
         served.store.failure = FAILURES["a defect"]()
         await served.ask(GET)
+        await served.ask(GET)
         served.store.failure = None
-        assert served.tasks.short_way.handed_over == {Handover.FAILED: 1}
+        assert served.tasks.short_way.handed_over == {Handover.FAILED: 2}
+    told = [record for record in caplog.records if record.name.startswith("mcp_tasks.adapters.asgi")]
+    assert [record.levelno for record in told] == [logging.WARNING, logging.DEBUG]
+    assert all(record.exc_info and record.exc_info[0] is ZeroDivisionError for record in told)

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_tasks.adapters.asgi.admission import Admitted, EnvelopeCheck, HeaderCheck
 from mcp_tasks.adapters.asgi.body import LARGEST, read_body
-from mcp_tasks.adapters.asgi.counts import Counts, HandedOver, Handover
+from mcp_tasks.adapters.asgi.counts import Counts, Defects, HandedOver, Handover
 from mcp_tasks.adapters.asgi.listening import MOST_LISTENERS, Listener, Listeners
 from mcp_tasks.adapters.asgi.serving import Launches, Serving
 from mcp_tasks.adapters.asgi.standing import Standing
@@ -52,6 +52,7 @@ class ShortWay:
         max_listeners: int = MOST_LISTENERS,
     ) -> None:
         self.counts: Counts = Counts()
+        self._defects = Defects()
         self._protocol = protocol
         self._launches = launches
         self._is_own = is_own
@@ -77,6 +78,12 @@ class ShortWay:
             app = _App(cast(ASGIApp, inner), manager, standing, serving, self)
             # Any ASGI app does; the SDK only says so less generally than it means it.
             manager.asgi_app = cast(Any, app)
+
+    def note(self, handed_over: HandedOver) -> None:
+        """Take note of a request that goes to the SDK."""
+        self.counts.handed_over[handed_over.reason] += 1
+        if handed_over.reason is Handover.FAILED and handed_over.__cause__ is not None:
+            self._defects.tell(handed_over.__cause__)
 
     def is_plain(self, name: str) -> bool:
         """Whether calls of the tool are known not to become tasks."""
@@ -118,7 +125,7 @@ class _App:
             receive = body.replay
             stream = await self._answer(admitted, body.data, scope, send)
         except HandedOver as exc:
-            self._way.counts.handed_over[exc.reason] += 1
+            self._way.note(exc)
             handed_over = True
         else:
             self._way.counts.answered[admitted.method] += 1
