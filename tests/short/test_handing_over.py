@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from mcp.server import MCPServer, Server
@@ -20,6 +20,7 @@ from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.extension import Extension, compose_tool_call_handler
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, RequestParams, TextContent, Tool
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_tasks import Tasks
 from mcp_tasks.adapters.asgi import Handover
@@ -425,6 +426,71 @@ async def test_listeners_beyond_the_limit_are_the_sdks() -> None:
         counts = served.tasks.short_way
         assert (counts.answered, counts.handed_over) == ({"subscriptions/listen": 1}, {Handover.LISTENERS: 1})
     assert answers[0].told() == answers[1].told()
+
+
+# HTTP servers and middleware that put things in another way
+
+
+Altering = Callable[[Scope, Message], None]
+"""What is done to the scope and the first message of a request."""
+
+
+def _headers_as(shape: Callable[[Any], Any]) -> Altering:
+    def alter(scope: Scope, _: Message) -> None:
+        scope["headers"] = shape(scope["headers"])
+
+    return alter
+
+
+def _body_as(shape: Callable[[bytes], Any]) -> Altering:
+    def alter(_: Scope, message: Message) -> None:
+        message["body"] = shape(message["body"])
+
+    return alter
+
+
+def _altered(app: ASGIApp, alter: Altering) -> ASGIApp:
+    """The app, behind something that gives it requests in another form."""
+
+    async def before(scope: Scope, receive: Receive, send: Send) -> None:
+        message = await receive()
+        alter(scope, message)
+        first = iter([message])
+
+        async def received() -> Message:
+            return next(first, None) or await receive()
+
+        await app(scope, received, send)
+
+    return before
+
+
+ALTERED: dict[str, tuple[Altering, bool]] = {
+    "headers that are lists": (_headers_as(lambda headers: [[name, value] for name, value in headers]), True),
+    "headers of which some are": (_headers_as(lambda headers: [headers[0], *map(list, headers[1:])]), True),
+    "headers in a tuple": (_headers_as(tuple), True),
+    "headers that can be read once": (_headers_as(iter), True),
+    "names that cannot be looked up": (
+        _headers_as(lambda headers: [(bytearray(name), value) for name, value in headers]),
+        False,
+    ),
+    "a body that is not of bytes": (_body_as(memoryview), False),
+}
+"""What comes, and whether it is answered all the same; otherwise it is met with an exception."""
+
+
+@pytest.mark.parametrize("what", ALTERED)
+@pytest.mark.anyio
+async def test_requests_in_another_form_are_answered_or_handed_over(what: str) -> None:
+    alter, is_answered = ALTERED[what]
+    async with _served() as served:
+        manager, counts = served.server.session_manager, served.tasks.short_way
+        manager.asgi_app = cast(Any, _altered(cast(ASGIApp, manager.asgi_app), alter))
+        answer = await served.ask(CALL)
+        assert counts.answered == ({"tools/call": 1} if is_answered else {})
+        assert counts.handed_over == ({} if is_answered else {Handover.FAILED: 1})
+    assert answer.status == 200
+    assert b'"resultType":"task"' in answer.body
 
 
 # Stores that fail

@@ -127,7 +127,9 @@ class HeaderCheck:
 
 
 def _judged(headers: Sequence[tuple[bytes, bytes]]) -> tuple[tuple[bytes, bytes], ...]:
-    return tuple([header for header in headers if header[0] in _JUDGED])
+    # Servers may give each header as a list, and a verdict on lists cannot be remembered. A tuple stays what it is.
+    judged = tuple([tuple(header) for header in headers if header[0] in _JUDGED])
+    return cast("tuple[tuple[bytes, bytes], ...]", judged)
 
 
 class EnvelopeCheck:

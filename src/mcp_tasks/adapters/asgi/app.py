@@ -13,20 +13,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_tasks.adapters.asgi.admission import Admitted, EnvelopeCheck, HeaderCheck
 from mcp_tasks.adapters.asgi.body import LARGEST, read_body
-from mcp_tasks.adapters.asgi.counts import Counts, Defects, HandedOver, Handover
+from mcp_tasks.adapters.asgi.counts import Counts, Defects, DefectsHandedOver, HandedOver, Handover
 from mcp_tasks.adapters.asgi.listening import MOST_LISTENERS, Listener, Listeners
 from mcp_tasks.adapters.asgi.serving import Launches, Serving
 from mcp_tasks.adapters.asgi.standing import Standing
 from mcp_tasks.adapters.asgi.tracing import is_traced, note_failure, traced
-from mcp_tasks.adapters.asgi.wire import parse_request
+from mcp_tasks.adapters.asgi.wire import RpcRequest, parse_request
 from mcp_tasks.adapters.sdk import RequestHandler, modern_caller
-from mcp_tasks.protocol import TasksProtocol
+from mcp_tasks.protocol import Caller, TasksProtocol
 from mcp_tasks.wire.headers import NAME_HEADER
 
 _NAME: Final = NAME_HEADER.encode()
 _PARAM: Final = b"mcp-param-"
 _DIGITS: Final = 20
 """More than the length of any body has."""
+
+_DEFECTS_HANDED_OVER: Final = DefectsHandedOver()
 
 
 class ShortWay:
@@ -120,10 +122,13 @@ class _App:
         """Answer a request, or hand it over. Gives the stream that it began, if it did."""
         stream: Listener | None = None
         try:
-            admitted = await self._admit(scope)
+            with _DEFECTS_HANDED_OVER:
+                admitted = await self._admit(scope)
             body = await read_body(receive, self._largest)
             receive = body.replay
-            stream = await self._answer(admitted, body.data, scope, send)
+            with _DEFECTS_HANDED_OVER:
+                request, caller = self._understand(admitted, body.data, scope)
+            stream = await self._answer(request, caller, send)
         except HandedOver as exc:
             self._way.note(exc)
             handed_over = True
@@ -140,6 +145,9 @@ class _App:
         if scope["type"] != "http" or scope["method"] != "POST":
             raise HandedOver(Handover.OTHER_WIRE)
         headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
+        if not isinstance(headers, (list, tuple)):
+            # Anything that can be gone through, if only once.
+            headers = scope["headers"] = list(headers)
         admitted = self._headers.known(headers) or await self._headers.judge(scope, headers)
         if isinstance(admitted, Handover):
             raise HandedOver(admitted)
@@ -152,16 +160,19 @@ class _App:
             raise HandedOver(Handover.HEADERS if name is None else Handover.OTHER_METHOD)
         return admitted
 
-    async def _answer(self, admitted: Admitted, data: bytes | None, scope: Scope, send: Send) -> Listener | None:
+    def _understand(self, admitted: Admitted, data: bytes | None, scope: Scope) -> tuple[RpcRequest, Caller]:
+        """See from the body what is asked for, and by whom."""
         request = None if data is None else parse_request(data)
         if request is None:
             raise HandedOver(Handover.BODY)
         if request.method != admitted.method or not self._envelopes.passes(admitted, request.meta):
             raise HandedOver(Handover.ENVELOPE)
-        caller = modern_caller(admitted.version, request.meta, Headers(raw=scope["headers"]))
+        return request, modern_caller(admitted.version, request.meta, Headers(raw=scope["headers"]))
+
+    async def _answer(self, request: RpcRequest, caller: Caller, send: Send) -> Listener | None:
         if not (self._standing.makes_spans and is_traced()):
             return await self._serving.serve(request, caller, send)
-        with traced(request, admitted.version) as span:
+        with traced(request, caller.protocol_version) as span:
             stream = await self._serving.serve(request, caller, send, partial(note_failure, span))
             if stream is None:
                 span.end()

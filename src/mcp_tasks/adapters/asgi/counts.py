@@ -56,6 +56,16 @@ class HandedOver(Exception):
         self.reason: Handover = reason
 
 
+class DefectsHandedOver:
+    """Around what only looks at a request: whatever goes wrong there, the SDK may well answer it."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
+        if isinstance(exc, Exception) and not isinstance(exc, HandedOver):
+            raise HandedOver(Handover.FAILED) from exc
+
+
 class Defects:
     """Defects that requests were handed over after. Every request may meet the same, so each is told of once."""
 
