@@ -404,6 +404,26 @@ async def test_a_wrapper_around_middleware_of_ours_is_the_authors() -> None:
 
 
 @pytest.mark.anyio
+async def test_what_an_author_puts_before_the_layer_stays_before_it() -> None:
+    seen: list[str] = []
+    async with _served() as served:
+        manager = served.server.session_manager
+        inner = cast(ASGIApp, manager.asgi_app)
+
+        async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+            seen.append(scope["method"])
+            await inner(scope, receive, send)
+
+        manager.asgi_app = cast(Any, guard)
+        async with served.tasks.running(served.server):
+            # As for a client in memory, the lifespan is entered once more.
+            pass
+        await served.ask(CALL)
+        assert served.tasks.short_way.answered == {"tools/call": 1}
+    assert seen == ["POST"]
+
+
+@pytest.mark.anyio
 async def test_hints_for_caches_are_for_other_methods() -> None:
     async with _served(cache_hints={"tools/list": CacheHint(ttl_ms=5)}) as served:
         await served.ask(CALL)

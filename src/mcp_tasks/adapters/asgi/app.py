@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final, cast
+from weakref import WeakSet
 
 from mcp.server import MCPServer, Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -55,6 +56,7 @@ class ShortWay:
     ) -> None:
         self.counts: Counts = Counts()
         self._defects = Defects()
+        self._managers: WeakSet[StreamableHTTPSessionManager] = WeakSet()
         self._protocol = protocol
         self._launches = launches
         self._is_own = is_own
@@ -72,12 +74,12 @@ class ShortWay:
         except RuntimeError:
             # It has none: it serves something else.
             return
-        inner: object = manager.asgi_app
-        if not isinstance(inner, _App):
+        if manager not in self._managers:
+            self._managers.add(manager)
             standing = Standing(manager.app, harmless, self._is_own, is_lowlevel=isinstance(server, Server))
             listeners = Listeners(self._stopping, self.counts, self._max_listeners)
             serving = Serving(manager.app, self._protocol, self._launches, listeners)
-            app = _App(cast(ASGIApp, inner), manager, standing, serving, self)
+            app = _App(cast(ASGIApp, manager.asgi_app), manager, standing, serving, self)
             # Any ASGI app does; the SDK only says so less generally than it means it.
             manager.asgi_app = cast(Any, app)
 
