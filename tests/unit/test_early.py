@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -304,6 +306,32 @@ async def test_a_caller_that_goes_away_leaves_the_task(turns: int, by_scope: boo
         record = await store.get(ids[0] or "")
         assert record is not None
         assert (await until_final(runtime, record)).status is TaskStatus.COMPLETED
+
+
+@pytest.mark.parametrize("turns", [0, 10_000], ids=["ended at once", "still at work"])
+async def test_a_caller_that_went_away_before_its_task_could_not_be_written_leaves_nothing(
+    turns: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    work = Work(lambda run: _return_after(run, turns))
+    async with known(work, concurrency=1) as (runtime, store):
+        store.hold()
+        starting = asyncio.ensure_future(start(runtime))
+        await settle()
+        starting.cancel()
+        await settle()
+        store.failure = StoreUnavailable("the disk is full")
+        store.may_create.set()
+        await settle()
+        assert (work.begun, work.stopped, runtime.runs()) == (2, 1 if turns else 0, [])
+        assert store.written == []
+        # Its slot is free again.
+        store.failure = None
+        assert (await until_final(runtime, await start(runtime))).status is TaskStatus.COMPLETED
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+    # An exception that nobody retrieved would fail the test: its runner is told of these.
+    del starting
+    gc.collect()
+    await settle()
 
 
 async def test_what_cannot_be_stored_as_a_result_fails_the_task_and_says_so() -> None:

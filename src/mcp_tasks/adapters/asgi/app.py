@@ -12,7 +12,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mcp_tasks.adapters.asgi.admission import Admitted, EnvelopeCheck, HeaderCheck
+from mcp_tasks.adapters.asgi.admission import Admitted, EnvelopeCheck, HeaderCheck, sift
 from mcp_tasks.adapters.asgi.body import LARGEST, read_body
 from mcp_tasks.adapters.asgi.counts import Counts, Defects, DefectsHandedOver, HandedOver, Handover
 from mcp_tasks.adapters.asgi.listening import MOST_LISTENERS, Listener, Listeners
@@ -22,12 +22,6 @@ from mcp_tasks.adapters.asgi.tracing import is_traced, note_failure, traced
 from mcp_tasks.adapters.asgi.wire import RpcRequest, parse_request
 from mcp_tasks.adapters.sdk import RequestHandler, modern_caller
 from mcp_tasks.protocol import Caller, TasksProtocol
-from mcp_tasks.wire.headers import NAME_HEADER
-
-_NAME: Final = NAME_HEADER.encode()
-_PARAM: Final = b"mcp-param-"
-_DIGITS: Final = 20
-"""More than the length of any body has."""
 
 _DEFECTS_HANDED_OVER: Final = DefectsHandedOver()
 
@@ -150,16 +144,19 @@ class _App:
         if not isinstance(headers, (list, tuple)):
             # Anything that can be gone through, if only once.
             headers = scope["headers"] = list(headers)
-        admitted = self._headers.known(headers) or await self._headers.judge(scope, headers)
+        sifted = sift(headers, self._largest)
+        admitted = self._headers.known(sifted.judged) or await self._headers.judge(scope, sifted.judged)
         if isinstance(admitted, Handover):
             raise HandedOver(admitted)
         if not self._standing.serves(admitted.method):
             raise HandedOver(Handover.SERVER)
-        if admitted.method == "subscriptions/listen" and not admitted.takes_streams:
+        if not sifted.is_plain or (admitted.method == "subscriptions/listen" and not admitted.takes_streams):
             raise HandedOver(Handover.HEADERS)
-        name = _single_name(headers, self._largest)
-        if admitted.method == "tools/call" and (name is None or self._way.is_plain(name.decode("latin-1"))):
-            raise HandedOver(Handover.HEADERS if name is None else Handover.OTHER_METHOD)
+        if admitted.method == "tools/call":
+            if sifted.name is None:
+                raise HandedOver(Handover.HEADERS)
+            if self._way.is_plain(sifted.name.decode("latin-1")):
+                raise HandedOver(Handover.OTHER_METHOD)
         return admitted
 
     def _understand(self, admitted: Admitted, data: bytes | None, scope: Scope) -> tuple[RpcRequest, Caller]:
@@ -182,24 +179,3 @@ class _App:
                 # Of a stream, the span is its whole life, as the SDK has it.
                 stream.when_over(span.end)
         return stream
-
-
-def _single_name(headers: Sequence[tuple[bytes, bytes]], largest: int) -> bytes | None:
-    """What is named in the headers, if anything.
-
-    Raises:
-        HandedOver: There is a header that is rare, or one twice that readers would disagree about, or one that says
-            that the body is large.
-    """
-    name: bytes | None = None
-    for header, value in headers:
-        if header == _NAME:
-            if name is not None:
-                raise HandedOver(Handover.HEADERS)
-            name = value
-        elif header == b"content-length":
-            if not (value.isdigit() and len(value) <= _DIGITS and int(value) <= largest):
-                raise HandedOver(Handover.HEADERS)
-        elif header == b"transfer-encoding" or header.startswith(_PARAM):
-            raise HandedOver(Handover.HEADERS)
-    return name
