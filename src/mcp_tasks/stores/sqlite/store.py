@@ -217,13 +217,13 @@ class SqliteStore:
     ) -> Page:
         """Tasks of the namespace in the order of creation, in one status or any."""
         # One more than asked for tells whether there is a next page.
-        listing = queries.Listing(namespace, whose, now=now, status=status, cursor=cursor, limit=limit + 1)
-        rows = self._rows(*listing.page)
+        query = queries.listing(namespace, whose, now=now, status=status, cursor=cursor, limit=limit + 1)
+        rows = self._rows(*query)
         following = _cursor(rows, limit)
-        if len(rows) <= limit:
-            # Short of what was asked for, perhaps because much was passed over: there may be more behind it.
-            for created, task_id in self._rows(*listing.last):
-                following = encode_cursor(created, from_text(task_id))
+        if rows and rows[-1][3] is None:
+            # Much was passed over, and there may be more behind the last one that was.
+            created, task_id, *_ = rows.pop()
+            following = encode_cursor(created, from_text(task_id))
         return Page(records=self._readable(rows[:limit]), cursor=following)
 
     async def hand_out(
@@ -332,7 +332,7 @@ class SqliteStore:
             raise UsageError(f"the store {self.path} is not open: `await store.open()` comes first")
         return part
 
-    def _rows(self, sql: str, values: Values) -> Sequence[Any]:
+    def _rows(self, sql: str, values: Values) -> list[Any]:
         return self._opened(self._reader).rows(sql, values)
 
     async def _beside(self, sql: str, values: Mapping[str, Any], decode: Callable[[Sequence[Any]], T]) -> T:
