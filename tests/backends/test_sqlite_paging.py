@@ -12,6 +12,7 @@ import pytest
 
 from mcp_tasks.core import TaskRecord, TaskStatus
 from mcp_tasks.fallback.mine import STDIO_SESSION, Mine, my_tasks
+from mcp_tasks.server.local_listing import page_of
 from mcp_tasks.stores import paging
 from mcp_tasks.stores.base import EVERYBODY, InSession
 from mcp_tasks.stores.paging import full_page
@@ -89,3 +90,12 @@ async def test_a_caller_and_a_model_find_what_is_at_work_behind_what_has_ended(
         assert [record.id for record in page.records] == [record.id for record in working]
         found = await my_tasks(runtime, Mine(owner=None, whose=OURS))
     assert [record.id for record in found[:2]] == ["working-1", "working-0"]
+
+
+async def test_others_have_the_event_loop_while_none_is_found_to_have_failed(store: SqliteStore) -> None:
+    await fill(store, retention=timedelta(days=1))
+    async with running_tools(new_server(), store=store, runs_tools=False) as runtime:
+        turns: list[str] = []
+        asyncio.get_running_loop().call_soon(turns.append, "another")
+        page = await page_of(runtime, OURS, status="failed", page_size=100, cursor=None)
+        assert (list(page.tasks), turns) == ([], ["another"])
