@@ -35,7 +35,7 @@ from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import TaskUnreadable, UsageError
+from mcp_tasks.errors import StoreCorrupt, TaskUnreadable, UsageError
 from mcp_tasks.stores.base import Forgotten, IdPage, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest, encode_cursor
@@ -272,7 +272,13 @@ class SqliteStore:
         # Mostly there is none, and a write, even of nothing, waits for the disk.
         if not self._rows(*expiring.any_expired(now)):
             return []
-        rows = await self._opened(self._writer).run(expiring.forget_expired(now, limit=limit, states=records))
+        writer = self._opened(self._writer)
+        try:
+            rows = await writer.run(expiring.forget_expired(now, limit=limit, states=records))
+        except StoreCorrupt:
+            # One damaged page would keep all tasks that are next to it for good.
+            keys = [key for (key,) in self._rows(*expiring.keys(now, limit=limit))]
+            rows = await expiring.forget_one_by_one(writer, keys, now, states=records)
         return [
             Forgotten(from_text(row[0]), version, if_readable(self._record, *row) if records else None)
             for version, *row in rows
