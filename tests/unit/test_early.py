@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -33,6 +34,7 @@ class SlowStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.written: list[str] = []
+        self.inserts = 0
         self.may_create = anyio.Event()
         self.may_create.set()
         self.failure: Exception | None = None
@@ -42,6 +44,7 @@ class SlowStore(MemoryStore):
         self.may_create = anyio.Event()
 
     async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
+        self.inserts += 1
         await self.may_create.wait()
         if self.failure is not None:
             raise self.failure
@@ -88,6 +91,7 @@ async def known(
     async with running(work, store=store, policy=policy, **options) as runtime:
         await until_final(runtime, await start(runtime))
         store.written.clear()
+        store.inserts = 0
         try:
             yield runtime, store
         finally:
@@ -304,6 +308,70 @@ async def test_a_caller_that_goes_away_leaves_the_task(turns: int, by_scope: boo
         record = await store.get(ids[0] or "")
         assert record is not None
         assert (await until_final(runtime, record)).status is TaskStatus.COMPLETED
+
+
+async def test_a_caller_that_went_away_is_not_told_that_its_task_could_not_be_written() -> None:
+    unexpected: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unexpected.append(context))
+    work = Work(lambda run: _return_after(run, 10_000))
+    async with known(work, concurrency=1) as (runtime, store):
+        store.hold()
+        store.failure = StoreUnavailable("the disk is full")
+        starting = asyncio.ensure_future(start(runtime))
+        await settle()
+        starting.cancel()
+        await settle()
+        store.may_create.set()
+        await settle()
+        assert (work.stopped, runtime.runs(), store.written) == (1, [], [])
+        store.failure = None
+        assert (await start(runtime)).id
+        del starting
+        gc.collect()
+        assert unexpected == []
+
+
+async def _cut_by_asyncio(doing: Awaitable[Any]) -> None:
+    branch = asyncio.ensure_future(doing)
+    await settle(10)
+    branch.cancel()
+    await asyncio.wait({branch})
+
+
+async def _cut_by_anyio(doing: Awaitable[Any]) -> None:
+    async def do() -> None:
+        await doing
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(do)
+        await settle(10)
+        group.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("cut", [_cut_by_asyncio, _cut_by_anyio], ids=["by asyncio", "by anyio"])
+@pytest.mark.parametrize("body", [_step, _ask, _sleep], ids=["step", "question", "timer"])
+async def test_a_branch_that_its_tool_cancels_does_not_take_the_task_with_it(
+    body: Callable[[Run], Awaitable[Ending]], cut: Callable[[Awaitable[Any]], Awaitable[None]]
+) -> None:
+    gone_on = anyio.Event()
+
+    async def cutting(run: Run) -> Ending:
+        await cut(body(run))
+        gone_on.set()
+        await _return_after(run, 10)
+        return ok("without it")
+
+    async with known(Work(cutting)) as (runtime, store), asyncio.TaskGroup() as group:
+        store.hold()
+        starting = group.create_task(start(runtime))
+        await settle()
+        # The tool does not wait for what it does not want any more.
+        assert gone_on.is_set()
+        assert store.inserts == 1
+        store.may_create.set()
+        task = await until_final(runtime, await starting)
+        assert (task.result, task.attempt) == ({"value": "without it"}, 1)
+        assert (store.inserts, store.written[0]) == (1, "created working")
 
 
 async def test_what_cannot_be_stored_as_a_result_fails_the_task_and_says_so() -> None:

@@ -18,7 +18,7 @@ from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import Event, StepRecorded
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.pacing import backoff
-from mcp_tasks.core.record import Outcome
+from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.errors import StaleRun, StoreUnavailable, UnknownTask
 from mcp_tasks.runtime.early import TURNS, Unwritten
 from mcp_tasks.runtime.late_writes import Write
@@ -42,7 +42,7 @@ class Recording:
         self._host = host
         self._unwritten = unwritten
         self._writing = asyncio.Lock()
-        self._early_write: asyncio.Task[bool] | None = None
+        self._write_soon: asyncio.Task[bool] | None = None
 
     @property
     def is_writing(self) -> bool:
@@ -56,22 +56,19 @@ class Recording:
 
     def write_task_soon(self, turns: int = TURNS) -> None:
         """Have the task written, if it is not, when its tool had some turns of the event loop to end before that."""
-        if self._unwritten is None or self._writing.locked():
+        if self._unwritten is None or self._unwritten.is_begun:
             return
         if turns:
             asyncio.get_running_loop().call_soon(self.write_task_soon, turns - 1)
         else:
             # No helper of the run: those are cancelled when it is over.
-            self._early_write = asyncio.get_running_loop().create_task(
+            self._write_soon = asyncio.get_running_loop().create_task(
                 self._run.write_task(), context=self._run.outside()
             )
 
     async def write_task(self) -> bool:
         """Return when the task is in the store; False if it never will be."""
-        if self._unwritten is None:
-            return True
-        async with self._writing:
-            return await self._write_task()
+        return self._unwritten is None or await self._write_task() is not None
 
     def end(self) -> None:
         """The run is over."""
@@ -170,10 +167,10 @@ class Recording:
     async def _write(self, write: Write) -> bool:
         async with self._writing:
             if self._unwritten is not None:
-                with_task = write.is_ending
-                if not await self._write_task(write if with_task else None):
+                task = await self._write_task(write if write.is_ending else None)
+                if task is None:
                     return False
-                if with_task:
+                if write.is_ending and task.is_final:
                     return True
             try:
                 record = await write.to(self._host.changes, self._run.record)
@@ -185,14 +182,14 @@ class Recording:
         # What comes after the end of the task is passed over, and entries with it.
         return not (write.entries and record.is_final)
 
-    async def _write_task(self, ending: Write | None = None) -> bool:
-        """Write the task, unless it is in the store; with its ending, if there is one. Call it under the lock."""
+    async def _write_task(self, ending: Write | None = None) -> TaskRecord | None:
+        """The task, once it is written: with its ending, if nobody was first without; None if it never will be."""
         if self._unwritten is None:
-            return True
-        record = await self._unwritten.write(ending)
+            return self._run.record
+        record = await self._unwritten.write(ending, context=self._run.outside())
         if record is None:
             self._run.stop()
-            return False
+            return None
         self._unwritten = None
         self._run.reconcile(record)
-        return True
+        return record
