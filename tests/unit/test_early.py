@@ -418,6 +418,31 @@ async def test_a_run_that_is_stopped_before_its_task_is_written_leaves_it_to_the
         assert (await starting).attempt == 0
 
 
+@pytest.mark.parametrize("lost", [True, False], ids=["lease lost", "stopped"])
+async def test_a_run_that_is_stopped_while_its_task_is_being_written_leaves_that_task(lost: bool) -> None:
+    work = Work(lambda run: _return_after(run, 10_000 if work.begun == 2 else 0))
+    async with known(work) as (runtime, store), asyncio.TaskGroup() as group:
+        store.hold()
+        starting = group.create_task(start(runtime))
+        await settle()
+        assert store.inserts == 1
+        runtime.lease.is_valid = not lost
+        for run in runtime.runs():
+            run.stop()
+        await settle()
+        assert not starting.done()
+        store.may_create.set()
+        task = await starting
+        # The one that was on its way, and not another.
+        assert (task.attempt, store.inserts) == (1, 1)
+        if lost:
+            await settle()
+            assert await store.get(task.id) == task
+            await runtime.janitor.take_up()
+            runtime.lease.is_valid = True
+        assert (await until_final(runtime, task)).attempt == 2
+
+
 async def test_a_lease_that_is_lost_in_that_moment_leaves_the_task_to_the_queue() -> None:
     work = Work()
     async with known(work) as (runtime, store):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import proxy
 
 from mcp_tasks.core.actor import Actor
-from mcp_tasks.core.events import Event, StepRecorded
+from mcp_tasks.core.events import Event, RunReleased, StepRecorded
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.core.record import Outcome, TaskRecord
@@ -54,26 +54,35 @@ class Recording:
         """Whether the task itself is in the store."""
         return self._unwritten is None
 
-    def write_task_soon(self, turns: int = TURNS) -> None:
-        """Have the task written, if it is not, when its tool had some turns of the event loop to end before that."""
+    def write_task_soon(self, run: Run, turns: int = TURNS) -> None:
+        """Have the task written, if it is not, when its tool had some turns of the event loop to end before that.
+
+        The run is kept alive until then: if the task cannot be written, it is stopped."""
         if self._unwritten is None or self._unwritten.is_begun:
             return
         if turns:
-            asyncio.get_running_loop().call_soon(self.write_task_soon, turns - 1)
+            asyncio.get_running_loop().call_soon(self.write_task_soon, run, turns - 1)
         else:
             # No helper of the run: those are cancelled when it is over.
-            self._write_soon = asyncio.get_running_loop().create_task(
-                self._run.write_task(), context=self._run.outside()
-            )
+            self._write_soon = asyncio.get_running_loop().create_task(_write_task_of(run), context=run.outside())
 
     async def write_task(self) -> bool:
         """Return when the task is in the store; False if it never will be."""
         return self._unwritten is None or await self._write_task() is not None
 
-    def end(self) -> None:
-        """The run is over."""
-        if self._unwritten is not None:
-            self._unwritten.give_up()
+    async def end(self) -> None:
+        """The run is over. A task that is on its way to the store then is there with no run, and is given to the next;
+        one that nobody has begun to write is left to whoever wanted it.
+
+        Without a lease nothing is given: what is ours is given up when there is one again, or by others.
+        """
+        if self._unwritten is None:
+            return
+        self._unwritten.give_up()
+        if not await self.write_task() or self._run.record.is_final or not self._host.lease.is_valid:
+            return
+        if await self.write_leaving(RunReleased(attempt=self._run.attempt)):
+            await self._host.submit(self._run.record)
 
     async def record(
         self, *events: Event, entries: Sequence[JournalEntry] = (), outcome: Outcome | None = None
@@ -193,3 +202,7 @@ class Recording:
         self._unwritten = None
         self._run.reconcile(record)
         return record
+
+
+async def _write_task_of(run: Run) -> bool:
+    return await run.recording.write_task()

@@ -367,12 +367,9 @@ class TaskRuntime:
             self._runs[task_id] = run
             current_runtime.set(self)
             try:
-                # Lost while the task was being claimed: it is given up with the others, and its tool never began.
-                if self.lease.is_valid:
-                    await run.execute(self._body)
+                await run.execute(self._body)
             finally:
                 del self._runs[task_id]
-                run.recording.end()
                 self.claims.end(task_id)
                 self.dispatch.ended(run.policy)
         except StoreUnavailable as exc:
