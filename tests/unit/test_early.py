@@ -16,7 +16,7 @@ import pytest
 from mcp_tasks.core import Progress, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.events import RunCompleted, RunStarted, TaskCreated
 from mcp_tasks.core.record import Outcome
-from mcp_tasks.errors import StoreUnavailable, ValueNotStorable
+from mcp_tasks.errors import StoreUnavailable, UnknownTask, ValueNotStorable
 from mcp_tasks.runtime import Ending, Run, Success, TaskChange, TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.context import current_task
 from mcp_tasks.runtime.early import MAX_KNOWN, EarlyStart
@@ -136,6 +136,53 @@ async def test_the_tool_knows_its_task_though_it_is_not_there_yet() -> None:
     async with known(Work(body)) as (runtime, _):
         task = await start(runtime)
         assert seen == [task.id]
+
+
+async def test_the_tool_finds_its_own_task_once_it_is_there() -> None:
+    found: list[TaskRecord] = []
+
+    async def body(run: Run) -> Ending:
+        found.append(await runtime.find(run.record.id))
+        found.append(await runtime.get(run.record.id, owner="alice"))
+        return ok()
+
+    async with known(Work(body)) as (runtime, store), asyncio.TaskGroup() as group:
+        store.hold()
+        starting = group.create_task(start(runtime))
+        await settle()
+        assert found == []
+        store.may_create.set()
+        task = await until_final(runtime, await starting)
+        assert [record.id for record in found] == [task.id, task.id]
+
+
+async def test_the_tool_can_cancel_its_own_task() -> None:
+    async def body(run: Run) -> Ending:
+        await runtime.cancel(await runtime.find(run.record.id), "enough", actor=CLIENT)
+        await anyio.sleep(LIMIT)
+        return ok()
+
+    work = Work(body)
+    async with known(work) as (runtime, _):
+        task = await until_final(runtime, await start(runtime))
+        await settle()
+        assert (task.status, work.stopped, runtime.runs()) == (TaskStatus.CANCELLED, 1, [])
+
+
+async def test_a_tool_that_looks_for_its_own_task_is_not_kept_if_that_cannot_be_written() -> None:
+    async def body(run: Run) -> Ending:
+        with pytest.raises(UnknownTask):
+            await runtime.find(run.record.id)
+        await anyio.sleep(LIMIT)
+        return ok()
+
+    work = Work(body)
+    async with known(work) as (runtime, store):
+        store.failure = StoreUnavailable("the disk is full")
+        with pytest.raises(StoreUnavailable, match="the disk is full"):
+            await start(runtime)
+        await settle()
+        assert (work.stopped, runtime.runs()) == (1, [])
 
 
 @pytest.mark.parametrize(

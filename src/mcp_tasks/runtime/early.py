@@ -130,6 +130,7 @@ class EarlyStart:
     def __init__(self, runtime: TaskRuntime) -> None:
         self._runtime = runtime
         self._took: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._unwritten: dict[str, Unwritten] = {}
 
     def is_for(self, record: TaskRecord, policy: ToolPolicy, *, key: str | None) -> bool:
         """Whether the tool of a new task may start before the task is written.
@@ -155,7 +156,14 @@ class EarlyStart:
         if not slot.start(record.id):
             claims.forget_made(record.id)
             return None
+        self._unwritten[record.id] = unwritten
+        unwritten.written.add_done_callback(lambda _: self._unwritten.pop(record.id, None))
         return await asyncio.shield(unwritten.written)
+
+    async def until_written(self, task_id: str) -> None:
+        """Return when the task is not on its way to the store any more, if it was: its own tool may ask about it."""
+        if (unwritten := self._unwritten.get(task_id)) is not None:
+            await asyncio.wait({unwritten.written})
 
     def timed(self, body: Body) -> Body:
         """The same body, of which it is noted how long it takes."""
