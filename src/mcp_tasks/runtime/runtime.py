@@ -28,6 +28,7 @@ from mcp_tasks.runtime.changes import Changes
 from mcp_tasks.runtime.claims import Claims
 from mcp_tasks.runtime.context import current_run, current_runtime
 from mcp_tasks.runtime.dispatch import Dispatch
+from mcp_tasks.runtime.early import EarlyStart
 from mcp_tasks.runtime.janitor import Janitor
 from mcp_tasks.runtime.late_writes import LateWrites
 from mcp_tasks.runtime.launching import Launching, new_task_id
@@ -122,8 +123,9 @@ class TaskRuntime:
             take_up=self.janitor.take_up,
             clock=uptime,
         )
+        self.early: EarlyStart = EarlyStart(self)
         self._launching = Launching(self, new_id)
-        self._body = self._launching.early.timed(body)
+        self._body = self.early.timed(body)
         self._runs: dict[str, Run] = {}
         self._services: list[asyncio.Task[None]] = []
         self._open = False
@@ -369,12 +371,9 @@ class TaskRuntime:
             self._runs[task_id] = run
             current_runtime.set(self)
             try:
-                # Lost while the task was being claimed: it is given up with the others, and its tool never began.
-                if self.lease.is_valid:
-                    await run.execute(self._body)
+                await run.execute(self._body)
             finally:
                 del self._runs[task_id]
-                run.recording.end()
                 self.claims.end(task_id)
                 self.dispatch.ended(run.policy)
         except StoreUnavailable as exc:
