@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,7 +16,7 @@ import pytest
 from mcp_tasks.core import Progress, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.events import RunCompleted, RunStarted, TaskCreated
 from mcp_tasks.core.record import Outcome
-from mcp_tasks.errors import StoreUnavailable, ValueNotStorable
+from mcp_tasks.errors import StoreUnavailable, UnknownTask, ValueNotStorable
 from mcp_tasks.runtime import Ending, Run, Success, TaskChange, TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.context import current_task
 from mcp_tasks.runtime.early import MAX_KNOWN, EarlyStart
@@ -35,6 +34,7 @@ class SlowStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.written: list[str] = []
+        self.inserts = 0
         self.may_create = anyio.Event()
         self.may_create.set()
         self.failure: Exception | None = None
@@ -44,6 +44,7 @@ class SlowStore(MemoryStore):
         self.may_create = anyio.Event()
 
     async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
+        self.inserts += 1
         await self.may_create.wait()
         if self.failure is not None:
             raise self.failure
@@ -90,6 +91,7 @@ async def known(
     async with running(work, store=store, policy=policy, **options) as runtime:
         await until_final(runtime, await start(runtime))
         store.written.clear()
+        store.inserts = 0
         try:
             yield runtime, store
         finally:
@@ -134,6 +136,53 @@ async def test_the_tool_knows_its_task_though_it_is_not_there_yet() -> None:
     async with known(Work(body)) as (runtime, _):
         task = await start(runtime)
         assert seen == [task.id]
+
+
+async def test_the_tool_finds_its_own_task_once_it_is_there() -> None:
+    found: list[TaskRecord] = []
+
+    async def body(run: Run) -> Ending:
+        found.append(await runtime.find(run.record.id))
+        found.append(await runtime.get(run.record.id, owner="alice"))
+        return ok()
+
+    async with known(Work(body)) as (runtime, store), asyncio.TaskGroup() as group:
+        store.hold()
+        starting = group.create_task(start(runtime))
+        await settle()
+        assert found == []
+        store.may_create.set()
+        task = await until_final(runtime, await starting)
+        assert [record.id for record in found] == [task.id, task.id]
+
+
+async def test_the_tool_can_cancel_its_own_task() -> None:
+    async def body(run: Run) -> Ending:
+        await runtime.cancel(await runtime.find(run.record.id), "enough", actor=CLIENT)
+        await anyio.sleep(LIMIT)
+        return ok()
+
+    work = Work(body)
+    async with known(work) as (runtime, _):
+        task = await until_final(runtime, await start(runtime))
+        await settle()
+        assert (task.status, work.stopped, runtime.runs()) == (TaskStatus.CANCELLED, 1, [])
+
+
+async def test_a_tool_that_looks_for_its_own_task_is_not_kept_if_that_cannot_be_written() -> None:
+    async def body(run: Run) -> Ending:
+        with pytest.raises(UnknownTask):
+            await runtime.find(run.record.id)
+        await anyio.sleep(LIMIT)
+        return ok()
+
+    work = Work(body)
+    async with known(work) as (runtime, store):
+        store.failure = StoreUnavailable("the disk is full")
+        with pytest.raises(StoreUnavailable, match="the disk is full"):
+            await start(runtime)
+        await settle()
+        assert (work.stopped, runtime.runs()) == (1, [])
 
 
 @pytest.mark.parametrize(
@@ -308,30 +357,68 @@ async def test_a_caller_that_goes_away_leaves_the_task(turns: int, by_scope: boo
         assert (await until_final(runtime, record)).status is TaskStatus.COMPLETED
 
 
-@pytest.mark.parametrize("turns", [0, 10_000], ids=["ended at once", "still at work"])
-async def test_a_caller_that_went_away_before_its_task_could_not_be_written_leaves_nothing(
-    turns: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    work = Work(lambda run: _return_after(run, turns))
+async def test_a_caller_that_went_away_is_not_told_that_its_task_could_not_be_written() -> None:
+    unexpected: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unexpected.append(context))
+    work = Work(lambda run: _return_after(run, 10_000))
     async with known(work, concurrency=1) as (runtime, store):
         store.hold()
+        store.failure = StoreUnavailable("the disk is full")
         starting = asyncio.ensure_future(start(runtime))
         await settle()
         starting.cancel()
         await settle()
-        store.failure = StoreUnavailable("the disk is full")
         store.may_create.set()
         await settle()
-        assert (work.begun, work.stopped, runtime.runs()) == (2, 1 if turns else 0, [])
-        assert store.written == []
-        # Its slot is free again.
+        assert (work.stopped, runtime.runs(), store.written) == (1, [], [])
         store.failure = None
-        assert (await until_final(runtime, await start(runtime))).status is TaskStatus.COMPLETED
-    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
-    # An exception that nobody retrieved would fail the test: its runner is told of these.
-    del starting
-    gc.collect()
-    await settle()
+        assert (await start(runtime)).id
+        del starting
+        gc.collect()
+        assert unexpected == []
+
+
+async def _cut_by_asyncio(doing: Awaitable[Any]) -> None:
+    branch = asyncio.ensure_future(doing)
+    await settle(10)
+    branch.cancel()
+    await asyncio.wait({branch})
+
+
+async def _cut_by_anyio(doing: Awaitable[Any]) -> None:
+    async def do() -> None:
+        await doing
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(do)
+        await settle(10)
+        group.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("cut", [_cut_by_asyncio, _cut_by_anyio], ids=["by asyncio", "by anyio"])
+@pytest.mark.parametrize("body", [_step, _ask, _sleep], ids=["step", "question", "timer"])
+async def test_a_branch_that_its_tool_cancels_does_not_take_the_task_with_it(
+    body: Callable[[Run], Awaitable[Ending]], cut: Callable[[Awaitable[Any]], Awaitable[None]]
+) -> None:
+    gone_on = anyio.Event()
+
+    async def cutting(run: Run) -> Ending:
+        await cut(body(run))
+        gone_on.set()
+        await _return_after(run, 10)
+        return ok("without it")
+
+    async with known(Work(cutting)) as (runtime, store), asyncio.TaskGroup() as group:
+        store.hold()
+        starting = group.create_task(start(runtime))
+        await settle()
+        # The tool does not wait for what it does not want any more.
+        assert gone_on.is_set()
+        assert store.inserts == 1
+        store.may_create.set()
+        task = await until_final(runtime, await starting)
+        assert (task.result, task.attempt) == ({"value": "without it"}, 1)
+        assert (store.inserts, store.written[0]) == (1, "created working")
 
 
 async def test_what_cannot_be_stored_as_a_result_fails_the_task_and_says_so() -> None:
@@ -376,6 +463,31 @@ async def test_a_run_that_is_stopped_before_its_task_is_written_leaves_it_to_the
         # The second time by the queue.
         assert store.written[0] == "created working"
         assert (await starting).attempt == 0
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["lease lost", "stopped"])
+async def test_a_run_that_is_stopped_while_its_task_is_being_written_leaves_that_task(lost: bool) -> None:
+    work = Work(lambda run: _return_after(run, 10_000 if work.begun == 2 else 0))
+    async with known(work) as (runtime, store), asyncio.TaskGroup() as group:
+        store.hold()
+        starting = group.create_task(start(runtime))
+        await settle()
+        assert store.inserts == 1
+        runtime.lease.is_valid = not lost
+        for run in runtime.runs():
+            run.stop()
+        await settle()
+        assert not starting.done()
+        store.may_create.set()
+        task = await starting
+        # The one that was on its way, and not another.
+        assert (task.attempt, store.inserts) == (1, 1)
+        if lost:
+            await settle()
+            assert await store.get(task.id) == task
+            await runtime.janitor.take_up()
+            runtime.lease.is_valid = True
+        assert (await until_final(runtime, task)).attempt == 2
 
 
 async def test_a_lease_that_is_lost_in_that_moment_leaves_the_task_to_the_queue() -> None:

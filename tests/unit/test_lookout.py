@@ -17,7 +17,7 @@ import pytest
 from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.events import TaskCancelled
 from mcp_tasks.engines import LocalEngine, RemoteEngine
-from mcp_tasks.errors import VersionConflict
+from mcp_tasks.errors import StoreUnavailable, VersionConflict
 from mcp_tasks.runtime import Ending, Run, ToolPolicy
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.base import Hint
@@ -30,6 +30,9 @@ pytestmark = pytest.mark.anyio
 REQUEST = TaskRequest(name="tool", arguments={})
 
 PARKS = ToolPolicy(rerun=True, park_after=timedelta(milliseconds=10))
+
+NEVER = timedelta(hours=1)
+"""Between two looks at the store, in a test of what is known without."""
 
 A_FEW_LOOKS = 0.4
 """Seconds in which a listener has looked at its file several times."""
@@ -231,3 +234,72 @@ async def test_what_an_engine_carries_is_not_submitted_because_of_hints(new_stor
         task = await front.launch(REQUEST, owner=None, retention=None)
         await anyio.sleep(A_FEW_LOOKS)
         assert broker.submitted == {task.id: 1}
+
+
+class GatedStore(MemoryStore):
+    """Makes one write wait, while others are made: the next that leaves its task in this status."""
+
+    def __init__(self, status: TaskStatus) -> None:
+        super().__init__()
+        self._status = status
+        self.failure: Exception | None = None
+        self.waits = anyio.Event()
+        self.goes_on = anyio.Event()
+
+    async def save(self, record: TaskRecord, **options: Any) -> None:
+        if record.status is self._status and not self.waits.is_set():
+            self.waits.set()
+            await self.goes_on.wait()
+            if self.failure is not None:
+                raise self.failure
+        await super().save(record, **options)
+
+
+async def test_listeners_hear_of_a_change_that_came_before_one_of_their_own_process() -> None:
+    may_end = anyio.Event()
+
+    async def ending(run: Run) -> Ending:
+        await may_end.wait()
+        return ok()
+
+    store = GatedStore(TaskStatus.COMPLETED)
+    async with (
+        running(ending, store=store, look_interval=NEVER) as runtime,
+        running(ending, store=store, runs_tools=False) as other,
+    ):
+        task = await runtime.launch(REQUEST, owner=None, retention=None)
+        await settle()
+        with runtime.hints.listen([task.id]) as hints, anyio.fail_after(5):
+            may_end.set()
+            await store.waits.wait()
+            cancelled = await other.cancel(task, "enough", actor=CLIENT)
+            await settle()
+            store.goes_on.set()
+            assert await anext(hints) == Hint(task.id, cancelled.version)
+        assert (await until_final(runtime, task)).status is TaskStatus.CANCELLED
+
+
+async def test_a_run_hears_of_a_change_that_came_before_one_that_failed() -> None:
+    store = GatedStore(TaskStatus.CANCELLED)
+    store.failure = StoreUnavailable("the disk is full")
+    async with (
+        running(never_ending, store=store, look_interval=NEVER) as runtime,
+        running(never_ending, store=store, runs_tools=False) as other,
+        anyio.create_task_group() as group,
+    ):
+        task = await runtime.launch(REQUEST, owner=None, retention=None)
+        await settle()
+
+        async def cancel() -> None:
+            with pytest.raises(StoreUnavailable):
+                await runtime.cancel(task, "too late", actor=CLIENT)
+
+        group.start_soon(cancel)
+        await store.waits.wait()
+        await other.cancel(task, "enough", actor=CLIENT)
+        await settle()
+        assert runtime.runs()
+        store.goes_on.set()
+        with anyio.fail_after(5):
+            while runtime.runs():  # noqa: ASYNC110 - nothing tells of the last one
+                await anyio.sleep(0.01)

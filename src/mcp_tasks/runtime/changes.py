@@ -20,7 +20,7 @@ from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.errors import StaleRun, TaskUnreadable, UnknownTask, VersionConflict
 from mcp_tasks.runtime.observing import Observed, Observers, TaskChange
 from mcp_tasks.stores.base import Hint, Store
-from mcp_tasks.stores.hints import HintFan
+from mcp_tasks.stores.hints import HintFan, Inbox
 from mcp_tasks.stores.shares import Handing, Limits
 
 if TYPE_CHECKING:
@@ -39,6 +39,9 @@ class Changes:
         clock: The time of a change.
         saw: Told of every record that is written here, before anybody else.
         origin: Who is not to be given hints of changes that were made here.
+
+    Attributes:
+        unheard: Hints that were passed over because of changes of ours, which then were not made.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class Changes:
         # Not a dict: finding the first of one from which many were taken takes the longer the more there were.
         self._written: OrderedDict[str, int] = OrderedDict()
         self._being_written: dict[str, int] = {}
+        self._passed_over: dict[str, Hint] = {}
+        self.unheard: Inbox = Inbox()
         self._is_over = False
 
     def end(self) -> None:
@@ -122,8 +127,13 @@ class Changes:
                 await self._store.save(
                     changed, expected=record.version, entries=entries, outcome=outcome, limits=limits
                 )
+            except BaseException:
+                if (hint := self._passed_over.get(record.id)) is not None:
+                    self.unheard.put(hint)
+                raise
             finally:
                 self._being_written.pop(record.id, None)
+                self._passed_over.pop(record.id, None)
             self._remember(changed)
             self._saw(changed)
             self._observe_all(history, events, actor)
@@ -195,9 +205,14 @@ class Changes:
         """Whether the change was made here, or one after it, as far as is remembered; or is just being made here.
 
         A store that finds changes by looking gives a process hints of its own changes too, and may see one before the
-        process has been told that it is made. If another's change was first after all, whoever makes ours is told so.
+        process has been told that it is made. If another's change was first after all, the hint is `unheard`.
         """
-        return hint.version <= max(self._written.get(hint.task_id, 0), self._being_written.get(hint.task_id, 0))
+        if hint.version <= self._written.get(hint.task_id, 0):
+            return True
+        if hint.version <= self._being_written.get(hint.task_id, 0):
+            self._passed_over[hint.task_id] = hint
+            return True
+        return False
 
     def _remember(self, record: TaskRecord) -> None:
         # Newest last, so that the one that is forgotten is the one whose hint has long come.

@@ -12,6 +12,7 @@ so (`ToolPolicy.early_start`).
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections import OrderedDict
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Final, Protocol
@@ -51,9 +52,12 @@ class Create(Protocol):
 class Unwritten:
     """A task whose run has begun, and which is not in the store yet.
 
+    It is inserted by an asyncio task of its own, whoever asks for that first. Whoever waits for it may be cancelled, as
+    branches of a tool are at any moment; the insert goes on, and is made once.
+
     Attributes:
         written: The task, once it is in the store; None if it never will be by this run, which then left nothing
-            behind.
+            behind. Await it shielded.
     """
 
     def __init__(self, record: TaskRecord, request: TaskRequest, started: RunStarted, create: Create) -> None:
@@ -61,36 +65,63 @@ class Unwritten:
         self._request = request
         self._started = started
         self._create = create
-        self._failed = False
+        self._insert: asyncio.Task[TaskRecord | ValueNotStorable | None] | None = None
+        self._given_up = False
         self.written: asyncio.Future[TaskRecord | None] = asyncio.get_running_loop().create_future()
 
-    async def write(self, ending: Write | None = None) -> TaskRecord | None:
-        """Write the task, with its outcome if it has one by now. None if it could not be written, and never will be.
+    @property
+    def is_begun(self) -> bool:
+        """Whether it is on its way to the store, or has arrived, or failed to."""
+        return self._insert is not None
+
+    async def write(self, ending: Write | None = None, *, context: contextvars.Context) -> TaskRecord | None:
+        """The task once it is written; None if it could not be, and never will be.
+
+        Its outcome is written with it if it has one by now, and nobody was first without. Then it is final.
+
+        Args:
+            context: What the insert is made in: not that of a tool, which would wait for it as for its own work.
 
         Raises:
             ValueNotStorable: Not with this ending; it may be with another.
         """
-        if self._failed:
-            return None
-        try:
-            record = await self._create(self._record, self._request, self._started, ending=ending)
-        except Exception as exc:
-            if ending is not None and isinstance(exc, ValueNotStorable):
-                raise
-            self._failed = True
-            if not self.written.done():
-                self.written.set_exception(exc)
-            return None
-        if not self.written.done():
-            # Otherwise whoever asked for it went away meanwhile. That ends the request, and never its task.
-            self.written.set_result(record)
-        return record
+        while self._insert is not None or not self._given_up:
+            if self._insert is None:
+                inserting = self._inserted(ending)
+                self._insert = asyncio.get_running_loop().create_task(inserting, context=context)
+            inserted = await asyncio.shield(self._insert)
+            if not isinstance(inserted, ValueNotStorable):
+                return inserted
+            if ending is not None:
+                raise inserted
+        return None
 
     def give_up(self) -> None:
-        """The run is over. If its task is not written by now, somebody else may write it."""
-        self._failed = True
-        if not self.written.done():
+        """The run is over. If nobody has begun to write its task, somebody else may write it."""
+        self._given_up = True
+        if self._insert is None and not self.written.done():
             self.written.set_result(None)
+
+    async def _inserted(self, ending: Write | None) -> TaskRecord | ValueNotStorable | None:
+        """Insert it. The error is given and not raised: those who waited for it may all be gone by then."""
+        try:
+            record = await self._create(self._record, self._request, self._started, ending=ending)
+        except asyncio.CancelledError:
+            # The event loop is being closed.
+            self.written.cancel()
+            raise
+        except Exception as exc:
+            if ending is not None and isinstance(exc, ValueNotStorable):
+                self._insert = None
+                if self._given_up:
+                    self.give_up()
+                return exc
+            self.written.set_exception(exc)
+            # Looked at, so that asyncio does not report it as never retrieved if the caller went away.
+            self.written.exception()
+            return None
+        self.written.set_result(record)
+        return record
 
 
 class EarlyStart:
@@ -99,6 +130,7 @@ class EarlyStart:
     def __init__(self, runtime: TaskRuntime) -> None:
         self._runtime = runtime
         self._took: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._unwritten: dict[str, Unwritten] = {}
 
     def is_for(self, record: TaskRecord, policy: ToolPolicy, *, key: str | None) -> bool:
         """Whether the tool of a new task may start before the task is written.
@@ -124,7 +156,14 @@ class EarlyStart:
         if not slot.start(record.id):
             claims.forget_made(record.id)
             return None
-        return await unwritten.written
+        self._unwritten[record.id] = unwritten
+        unwritten.written.add_done_callback(lambda _: self._unwritten.pop(record.id, None))
+        return await asyncio.shield(unwritten.written)
+
+    async def until_written(self, task_id: str) -> None:
+        """Return when the task is not on its way to the store any more, if it was: its own tool may ask about it."""
+        if (unwritten := self._unwritten.get(task_id)) is not None:
+            await asyncio.wait({unwritten.written})
 
     def timed(self, body: Body) -> Body:
         """The same body, of which it is noted how long it takes."""

@@ -14,7 +14,6 @@ from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import RunReleased, RunStarted
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.engines.base import ReservedSlot, ReservesSlots
-from mcp_tasks.runtime.early import EarlyStart
 from mcp_tasks.runtime.policy import ToolPolicy
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ class Launching:
     def __init__(self, runtime: TaskRuntime, new_id: Callable[[], str]) -> None:
         self._runtime = runtime
         self._new_id = new_id
-        self.early: EarlyStart = EarlyStart(runtime)
         self._slots = runtime.engine if isinstance(runtime.engine, ReservesSlots) else None
 
     async def launch(
@@ -84,10 +82,12 @@ class Launching:
         )
         create = partial(runtime.changes.create, actor=Actor("client", owner), key=key, key_until_end=key_until_end)
         slot = None if policy is None else self._reserve(policy)
-        if slot is not None and not self.early.is_for(record, treated, key=key):
+        if slot is not None and not runtime.early.is_for(record, treated, key=key):
             return await self._start_in(slot, record, request, treated, create)
-        if slot is not None and (early := await self.early.start(slot, record, request, treated, create)) is not None:
-            return early
+        if slot is not None:
+            started = await runtime.early.start(slot, record, request, treated, create)
+            if started is not None:
+                return started
         handing = runtime.dispatch.handing(record)
         created = await create(record, request, handing=handing)
         if created.id == record.id:

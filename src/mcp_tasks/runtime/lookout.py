@@ -89,12 +89,23 @@ class Lookout:
         with unseen, to_look_at:
             # Apart: however slow the store is, hints reach the runs of this process.
             starting = asyncio.create_task(self._start_queued(to_look_at), name="mcp-tasks-queued")
+            hearing = asyncio.create_task(self._hear_unheard(unseen), name="mcp-tasks-unheard")
             try:
                 async with self._runtime.store.notifier().listen(origin=self._runtime) as hints:
                     async for hint in hints:
                         await self._hear(hint, unseen)
             finally:
                 starting.cancel()
+                hearing.cancel()
+
+    async def _hear_unheard(self, unseen: MemoryObjectSendStream[str]) -> None:
+        """Hear of what others wrote while this process was about to write something else, and did not."""
+        async for hint in self._runtime.changes.unheard:
+            try:
+                await self._hear(hint, unseen)
+            except Exception as exc:
+                # A look at the store finds it.
+                logger.debug("could not hear of a change of task %s…: %s", hint.task_id[:12], exc)
 
     async def _hear(self, hint: Hint, unseen: MemoryObjectSendStream[str]) -> None:
         if self._runtime.changes.wrote(hint):

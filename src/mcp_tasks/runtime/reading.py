@@ -31,6 +31,7 @@ class Reading:
             UnknownTask: This server has no such task.
             TaskUnreadable: It has, and its row cannot be read.
         """
+        await self._runtime.early.until_written(task_id)
         try:
             record = await self._runtime.store.get(task_id) if len(task_id) <= MAX_ID_LENGTH else None
         except TaskUnreadable as exc:
@@ -62,6 +63,7 @@ class Reading:
             TaskUnreadable: There is, and its row cannot be read.
         """
         if self._together is not None and len(task_id) <= MAX_ID_LENGTH:
+            await self._runtime.early.until_written(task_id)
             try:
                 record, outcome = await self._together.get_with_outcome(task_id) or (None, None)
             except TaskUnreadable:

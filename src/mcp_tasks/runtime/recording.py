@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import proxy
 
 from mcp_tasks.core.actor import Actor
-from mcp_tasks.core.events import Event, StepRecorded
+from mcp_tasks.core.events import Event, RunReleased, StepRecorded
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.pacing import backoff
-from mcp_tasks.core.record import Outcome
+from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.errors import StaleRun, StoreUnavailable, UnknownTask
 from mcp_tasks.runtime.early import TURNS, Unwritten
 from mcp_tasks.runtime.late_writes import Write
@@ -42,7 +42,7 @@ class Recording:
         self._host = host
         self._unwritten = unwritten
         self._writing = asyncio.Lock()
-        self._early_write: asyncio.Task[bool] | None = None
+        self._write_soon: asyncio.Task[bool] | None = None
 
     @property
     def is_writing(self) -> bool:
@@ -54,29 +54,35 @@ class Recording:
         """Whether the task itself is in the store."""
         return self._unwritten is None
 
-    def write_task_soon(self, turns: int = TURNS) -> None:
-        """Have the task written, if it is not, when its tool had some turns of the event loop to end before that."""
-        if self._unwritten is None or self._writing.locked():
+    def write_task_soon(self, run: Run, turns: int = TURNS) -> None:
+        """Have the task written, if it is not, when its tool had some turns of the event loop to end before that.
+
+        The run is kept alive until then: if the task cannot be written, it is stopped."""
+        if self._unwritten is None or self._unwritten.is_begun:
             return
         if turns:
-            asyncio.get_running_loop().call_soon(self.write_task_soon, turns - 1)
+            asyncio.get_running_loop().call_soon(self.write_task_soon, run, turns - 1)
         else:
             # No helper of the run: those are cancelled when it is over.
-            self._early_write = asyncio.get_running_loop().create_task(
-                self._run.write_task(), context=self._run.outside()
-            )
+            self._write_soon = asyncio.get_running_loop().create_task(_write_task_of(run), context=run.outside())
 
     async def write_task(self) -> bool:
         """Return when the task is in the store; False if it never will be."""
-        if self._unwritten is None:
-            return True
-        async with self._writing:
-            return await self._write_task()
+        return self._unwritten is None or await self._write_task() is not None
 
-    def end(self) -> None:
-        """The run is over."""
-        if self._unwritten is not None:
-            self._unwritten.give_up()
+    async def end(self) -> None:
+        """The run is over. A task that is on its way to the store then is there with no run, and is given to the next;
+        one that nobody has begun to write is left to whoever wanted it.
+
+        Without a lease nothing is given: what is ours is given up when there is one again, or by others.
+        """
+        if self._unwritten is None:
+            return
+        self._unwritten.give_up()
+        if not await self.write_task() or self._run.record.is_final or not self._host.lease.is_valid:
+            return
+        if await self.write_leaving(RunReleased(attempt=self._run.attempt)):
+            await self._host.submit(self._run.record)
 
     async def record(
         self, *events: Event, entries: Sequence[JournalEntry] = (), outcome: Outcome | None = None
@@ -170,10 +176,10 @@ class Recording:
     async def _write(self, write: Write) -> bool:
         async with self._writing:
             if self._unwritten is not None:
-                with_task = write.is_ending
-                if not await self._write_task(write if with_task else None):
+                task = await self._write_task(write if write.is_ending else None)
+                if task is None:
                     return False
-                if with_task:
+                if write.is_ending and task.is_final:
                     return True
             try:
                 record = await write.to(self._host.changes, self._run.record)
@@ -185,14 +191,18 @@ class Recording:
         # What comes after the end of the task is passed over, and entries with it.
         return not (write.entries and record.is_final)
 
-    async def _write_task(self, ending: Write | None = None) -> bool:
-        """Write the task, unless it is in the store; with its ending, if there is one. Call it under the lock."""
+    async def _write_task(self, ending: Write | None = None) -> TaskRecord | None:
+        """The task, once it is written: with its ending, if nobody was first without; None if it never will be."""
         if self._unwritten is None:
-            return True
-        record = await self._unwritten.write(ending)
+            return self._run.record
+        record = await self._unwritten.write(ending, context=self._run.outside())
         if record is None:
             self._run.stop()
-            return False
+            return None
         self._unwritten = None
         self._run.reconcile(record)
-        return True
+        return record
+
+
+async def _write_task_of(run: Run) -> bool:
+    return await run.recording.write_task()

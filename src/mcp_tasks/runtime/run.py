@@ -56,7 +56,6 @@ from mcp_tasks.runtime.uncancelled import uncancel
 
 logger: Final = logging.getLogger(__name__)
 
-
 Body: TypeAlias = Callable[["Run"], Awaitable[Ending]]
 """Runs the tool of a request. Raises nothing but cancellation: a tool's exception is an ending."""
 
@@ -111,11 +110,19 @@ class Run:
 
     async def execute(self, body: Body) -> None:
         """Run the tool and write down how it ended."""
+        try:
+            # Lost while the task was being claimed: it is given up with the others, and its tool never began.
+            if self._host.lease.is_valid:
+                await self._execute(body)
+        finally:
+            await self.recording.end()
+
+    async def _execute(self, body: Body) -> None:
         self.branches.enter()
         current_run.set(self)
         if self.policy.max_runtime is not None:
             self.help(TimeLimit(self.policy.max_runtime, self.rest, self.judge).watch(self.record.name))
-        self.recording.write_task_soon()
+        self.recording.write_task_soon(self)
         try:
             ending = await self._ending(body)
             # What a tool returns because it was told that its time is up does not count as a result.
@@ -300,10 +307,6 @@ class Run:
         await anyio.lowlevel.checkpoint()
         # Reached in a branch that the tool started outside of its own scope: there the cancellation does not come.
         raise asyncio.CancelledError
-
-    async def write_task(self) -> bool:
-        """Return when the task is in the store; False if it never will be."""
-        return await self.recording.write_task()
 
     def outside(self) -> contextvars.Context:
         """A context in which what runs is not part of the tool."""

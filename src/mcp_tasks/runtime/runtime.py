@@ -28,6 +28,7 @@ from mcp_tasks.runtime.changes import Changes
 from mcp_tasks.runtime.claims import Claims
 from mcp_tasks.runtime.context import current_run, current_runtime
 from mcp_tasks.runtime.dispatch import Dispatch
+from mcp_tasks.runtime.early import EarlyStart
 from mcp_tasks.runtime.janitor import Janitor
 from mcp_tasks.runtime.late_writes import LateWrites
 from mcp_tasks.runtime.launching import Launching, new_task_id
@@ -45,6 +46,7 @@ from mcp_tasks.runtime.shutdown import drain, hand_over
 from mcp_tasks.runtime.worker_name import new_worker_name
 from mcp_tasks.stores.base import Page, Store, Whose
 from mcp_tasks.stores.hints import HintFan
+from mcp_tasks.stores.paging import full_page
 
 logger: Final = logging.getLogger(__name__)
 
@@ -121,8 +123,9 @@ class TaskRuntime:
             take_up=self.janitor.take_up,
             clock=uptime,
         )
+        self.early: EarlyStart = EarlyStart(self)
         self._launching = Launching(self, new_id)
-        self._body = self._launching.early.timed(body)
+        self._body = self.early.timed(body)
         self._runs: dict[str, Run] = {}
         self._services: list[asyncio.Task[None]] = []
         self._open = False
@@ -265,12 +268,13 @@ class TaskRuntime:
     async def list(
         self, whose: Whose, *, status: TaskStatus | None = None, cursor: str | None = None, limit: int = 100
     ) -> Page:
-        """Tasks of this server in the order of creation.
+        """Tasks of this server in the order of creation. A short page is the last, unless it took very long.
 
         Raises:
             ValueError: The cursor is not one of ours.
         """
-        return await self.store.list(self.namespace, whose, now=self.now(), status=status, cursor=cursor, limit=limit)
+        now = self.now()
+        return await full_page(self.store, self.namespace, whose, now=now, status=status, cursor=cursor, limit=limit)
 
     async def answer(
         self,
@@ -367,12 +371,9 @@ class TaskRuntime:
             self._runs[task_id] = run
             current_runtime.set(self)
             try:
-                # Lost while the task was being claimed: it is given up with the others, and its tool never began.
-                if self.lease.is_valid:
-                    await run.execute(self._body)
+                await run.execute(self._body)
             finally:
                 del self._runs[task_id]
-                run.recording.end()
                 self.claims.end(task_id)
                 self.dispatch.ended(run.policy)
         except StoreUnavailable as exc:

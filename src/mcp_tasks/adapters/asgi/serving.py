@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol, TypeAlias, cast
 
@@ -21,8 +20,6 @@ from mcp_tasks.errors import TasksError
 from mcp_tasks.protocol import Caller, Listening, Message, RpcError, TasksProtocol, Texts
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 from mcp_tasks.wire.headers import NAME_HEADER
-
-logger: Final = logging.getLogger(__name__)
 
 _CALL_PARAMS: Final = frozenset({"name", "arguments", "_meta"})
 """What a plain call has. With anything else it may be one of several requests, or asks for something rare."""
@@ -200,5 +197,4 @@ def _told_in_place_of(exc: Exception) -> Exception:
                 return told
             raise HandedOver(Handover.REFUSED) from exc
         case _:
-            logger.debug("a request was handed over after a failure", exc_info=exc)
             raise HandedOver(Handover.FAILED) from exc
