@@ -16,12 +16,26 @@ import pytest
 from mcp_tasks.core import Progress, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.events import RunCompleted, RunStarted, TaskCreated
 from mcp_tasks.core.record import Outcome
+from mcp_tasks.engines import Engine, LocalEngine
 from mcp_tasks.errors import StoreUnavailable, UnknownTask, ValueNotStorable
 from mcp_tasks.runtime import Ending, Run, Success, TaskChange, TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.context import current_task
 from mcp_tasks.runtime.early import MAX_KNOWN, EarlyStart
 from mcp_tasks.stores import MemoryStore
-from tests.unit.running import CLIENT, LIMIT, RERUN, finished, make_runtime, ok, question, running, settle, until_final
+from tests.unit.carrying import Broker, carrying_engine
+from tests.unit.running import (
+    CLIENT,
+    LIMIT,
+    RERUN,
+    Tool,
+    finished,
+    make_runtime,
+    ok,
+    question,
+    running,
+    settle,
+    until_final,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -206,6 +220,26 @@ async def test_a_tool_that_must_not_start_early_does_not(policy: ToolPolicy, opt
         store.may_create.set()
         await until_final(runtime, await starting)
         assert store.written[0] == "created working"
+
+
+@pytest.mark.parametrize(
+    ("engine", "policy", "said"),
+    [
+        (lambda: carrying_engine(Broker()), EARLY, 1),
+        (lambda: carrying_engine(Broker()), RERUN, 0),
+        (LocalEngine, EARLY, 0),
+    ],
+    ids=["in vain", "not asked for", "possible"],
+)
+async def test_it_is_said_where_an_early_start_is_asked_for_in_vain(
+    engine: Callable[[], Engine], policy: ToolPolicy, said: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with running({"instant": Tool(Work(), policy)}, engine=engine()):
+        pass
+    lines = [line for line in caplog.messages if "early_start does nothing" in line]
+    assert len(lines) == said
+    assert all("instant" in line for line in lines)
 
 
 async def test_the_first_run_of_a_tool_and_the_one_after_a_long_run_do_not_start_early() -> None:
