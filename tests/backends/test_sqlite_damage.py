@@ -302,6 +302,37 @@ async def test_a_damaged_page_is_a_damaged_store(store: SqliteStore) -> None:
     assert not isinstance(corrupt.value, TaskUnreadable)
 
 
+@pytest.mark.parametrize("records", [True, False])
+@pytest.mark.parametrize("beside", [True, False])
+async def test_a_damaged_page_keeps_no_other_task_from_expiring(
+    store: SqliteStore, records: bool, beside: bool
+) -> None:
+    over: dict[str, Any] = {"status": TaskStatus.COMPLETED, "finished_at": NOON, "retention": timedelta(0)}
+    request = make_request(arguments={"text": "x" * 2_000}) if beside else REQUEST
+    message = "" if beside else "x" * 2_000
+    ids = [f"t{number:02}" for number in range(50)]
+    for task_id in ids:
+        await store.create(make_record(id=task_id, namespace="demo", status_message=message, **over), request)
+    await store.close()
+    content = store.path.read_bytes()
+    page = content.rindex(b"x" * 1_000) // 4096 * 4096
+    store.path.write_bytes(content[:page] + b"\xff" * 4096 + content[page + 4096 :])
+    await store.open()
+    gone = {task.task_id for task in await store.forget_expired(NOON, limit=100, records=records)}
+    assert 40 <= len(gone) < 50
+    # They are gone, and those that cannot be removed are told of, each time.
+    with pytest.raises(StoreCorrupt, match="is damaged"):
+        await store.forget_expired(NOON, limit=100, records=records)
+    assert (await store.versions(sorted(gone))) == {}
+    for other in (BEFORE, BAD, AFTER):
+        assert await store.versions([other.id])
+    # Of what is left none is half removed.
+    left = set(ids) - gone
+    with closing(sqlite3.connect(store.path)) as connection:
+        found = connection.execute("SELECT id FROM tasks INDEXED BY tasks_expires WHERE expires IS NOT NULL").fetchall()
+    assert {row[0] for row in found} == left
+
+
 async def test_a_readable_task_can_be_written_over_a_damaged_one(store: SqliteStore) -> None:
     execute(store, "UPDATE tasks SET state = '{' WHERE id = 'bad'")
     await store.save(replace(BAD, version=2), expected=1)

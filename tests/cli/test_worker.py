@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 
 import pytest
 
+from mcp_tasks.core import TaskStatus
+from mcp_tasks.stores.sqlite import SqliteStore
+from mcp_tasks.stores.sqlite.queries import LOOKS
+from mcp_tasks.testing import make_record, make_request
 from tests.cli.running import Cli
 from tests.cli.working import SPEC, is_there, serving_only, working
 from tests.helpers.rpc import text_of
@@ -188,3 +195,18 @@ async def test_a_namespace_that_nobody_has_is_said_to_be_none(cli: Cli, url: str
     assert (right.returncode, wrong.returncode) == (0, 0)
     assert "namespace 'fram'" in wrong.stderr
     assert "spelled" not in right.stderr
+
+
+async def test_a_namespace_whose_tasks_have_mostly_expired_is_known(cli: Cli, url: str, tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "tasks.db")
+    await store.open("farm")
+    ended = make_record(
+        namespace="farm", status=TaskStatus.COMPLETED, finished_at=datetime.now(UTC), retention=timedelta(0)
+    )
+    gone = [replace(ended, id=f"gone-{number:05}") for number in range(LOOKS + 100)]
+    kept = replace(ended, id="kept", retention=None)
+    await asyncio.gather(*(store.create(record, make_request()) for record in [*gone, kept]))
+    await store.close()
+    done = cli("backlog", url, "--namespace", "farm")
+    assert done.returncode == 0
+    assert "spelled" not in done.stderr

@@ -36,6 +36,7 @@ from tests.push.raw import open_raw
 pytestmark = pytest.mark.anyio
 
 METHOD = "subscriptions/listen"
+LINES = 'Grüße\r\n\u2028\u2029\x85\x0b\x0c\x1c\U0001f600 \\ "'
 
 
 @dataclass
@@ -80,7 +81,9 @@ def alike(one: Peer, other: Peer) -> None:
     assert (one.status, one.headers) == (other.status, other.headers)
     assert [event for event in one.events if event.startswith(":")] == []
     assert one.frames == other.frames
-    assert all(event.startswith("event: message\r\ndata: ") and "\n" not in event[16:] for event in one.events)
+    assert all(event.startswith("event: message\r\ndata: ") for event in one.events)
+    # A client may split lines wherever Unicode has a line break.
+    assert all(len(event.splitlines()) == 2 and event.isascii() for event in one.events)
 
 
 async def every_kind(short: Door, desk: Desk, clock: FakeClock) -> list[str]:
@@ -94,7 +97,7 @@ async def every_kind(short: Door, desk: Desk, clock: FakeClock) -> list[str]:
         (await ada.until(await ada.create("breaks"), "failed"))["taskId"],
         "task_unknown",
         (await bob.finish("echo", value="not yours"))["taskId"],
-        (await ada.finish("echo", value='Grüße\r\n\u2028\U0001f600 \\ "'))["taskId"],
+        (await ada.finish("echo", value=LINES))["taskId"],
         (await ada.until(await ada.create("ask_both"), "input_required"))["taskId"],
         await ada.create("progressing", steps=2, total=3, message="höher"),
         "x" * 1_000,
@@ -136,6 +139,8 @@ NOTHING_TO_TELL = [
         ([], "Grüße"),
         ([], "a\nb"),
         ([], 2**52),
+        ([], "\u1234" * 256),
+        ([str(n) for n in range(100)], 1),
     ]
 ]
 
@@ -172,7 +177,9 @@ HANDED_OVER = [
     (_with({"taskIds": [], "x": 1}), Handover.PARAMS),
     (_with(cursor="x"), Handover.PARAMS),
     (_with({"taskIds": "task_1"}), Handover.REFUSED),
-    (_with({"taskIds": [str(n) for n in range(1_001)]}), Handover.REFUSED),
+    (_with({"taskIds": [str(n) for n in range(1_001)]}), Handover.PARAMS),
+    (_with({"taskIds": [str(n) for n in range(101)]}), Handover.PARAMS),
+    ({**listen([]), "id": "x" * 257}, Handover.PARAMS),
     (listen(["task_1"], capabilities=NOTHING), Handover.REFUSED),
 ]
 
@@ -253,6 +260,19 @@ async def test_an_author_who_closes_a_listen_handler_of_his_own_closes_every_str
         handler.close()
         await peer.until(lambda seen: seen.is_complete)
     assert tasks.short_way.handed_over == {Handover.SERVER: 1}
+
+
+async def test_without_room_for_any_closing_the_servers_own_listen_handler_closes_every_stream(desk: Desk) -> None:
+    tasks = Tasks("memory://", settings=QUICK, max_listeners=0)
+    server = build(tasks, desk)
+    async with app_of(server) as app, at(app, listen([])) as peer:
+        await peer.until(lambda seen: seen.frames)
+        entry = server.session_manager.app.get_request_handler(METHOD)
+        assert entry is not None
+        assert isinstance(entry.handler, ListenHandler)
+        entry.handler.close()
+        await peer.until(lambda seen: seen.is_complete)
+    assert tasks.short_way.handed_over == {Handover.LISTENERS: 1}
 
 
 async def test_over_a_real_connection_a_client_that_hangs_up_leaves_nothing_behind(desk: Desk) -> None:

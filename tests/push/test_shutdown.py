@@ -11,9 +11,10 @@ import anyio
 import httpx2
 import pytest
 
-from tests.client.processes import server_process
+from tests.client.processes import ServerProcess, server_process
+from tests.helpers.forking import Forked, fork
 from tests.helpers.http import HttpWire, http_client
-from tests.helpers.process import http_process
+from tests.helpers.process import ENVIRONMENT, http_process
 from tests.helpers.rpc import EVERYTHING, PATIENCE, Tasking
 from tests.helpers.schema import check_message
 from tests.push.listening import SUBSCRIPTION, listening
@@ -51,6 +52,32 @@ async def test_a_client_that_listens_does_not_keep_the_server_from_stopping(tmp_
                 await anyio.to_thread.run_sync(process.wait, SOON)
             except subprocess.TimeoutExpired:
                 pytest.fail("the server goes on")
+
+
+class Inside(ServerProcess):
+    """A server whose tasks run before its web server handles signals."""
+
+    short_way = True
+
+    def _spawn(self) -> Forked:
+        return fork("tests.push.inside", str(self.port), str(self.short_way), env=ENVIRONMENT)
+
+
+@pytest.mark.parametrize("short_way", [True, False])
+async def test_a_server_whose_tasks_ran_before_it_was_served_stops_as_well(tmp_path: Path, short_way: bool) -> None:
+    server = Inside(tmp_path)
+    server.short_way = short_way
+    try:
+        await server.start()
+        async with http_client() as http, listening(HttpWire(server.url, http), []) as stream:
+            await stream.acknowledged()
+            process = server.terminate()
+            with anyio.fail_after(SOON):
+                *_, last = await stream.rest()
+            assert last["id"] == stream.id
+            assert await anyio.to_thread.run_sync(process.wait, SOON) in (0, -signal.SIGTERM)
+    finally:
+        server.kill()
 
 
 async def test_with_a_limit_on_its_shutdown_the_server_stops_and_the_task_stays(tmp_path: Path) -> None:

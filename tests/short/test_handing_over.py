@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from types import MethodType
+from typing import Any, cast
 
 import pytest
-from mcp.server import MCPServer
+from mcp.server import MCPServer, Server
 from mcp.server.caching import CacheHint
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
-from mcp.server.extension import Extension
+from mcp.server.extension import Extension, compose_tool_call_handler
 from mcp.server.transport_security import TransportSecuritySettings
-from mcp_types import CallToolRequestParams, CallToolResult, TextContent
+from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, RequestParams, TextContent, Tool
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_tasks import Tasks
 from mcp_tasks.adapters.asgi import Handover
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.errors import StoreUnavailable, TaskUnreadable
 from mcp_tasks.stores.memory import MemoryStore
+from mcp_tasks.wire import AnyParams
 from tests.helpers.server import QUICK
 from tests.short.comparing import go
 from tests.short.drafts import CAPABILITIES_KEY, Flaw, Step
@@ -288,6 +293,136 @@ async def test_another_extension_that_does_not_is_in_nobodys_way() -> None:
     assert answer.message["result"]["resultType"] == "task"
 
 
+Handler = Callable[[ServerRequestContext[Any, Any], Any], Awaitable[HandlerResult]]
+
+
+def _put_around(server: Server[Any], method: str, params: type[RequestParams]) -> list[str]:
+    """Put a handler of an author's own around that of a method, as one does it; what it sees is in the list."""
+    entry = server.get_request_handler(method)
+    assert entry is not None
+    inner: Handler = entry.handler
+    seen: list[str] = []
+
+    @functools.wraps(inner)
+    async def guarded(ctx: ServerRequestContext[Any, Any], params: Any) -> HandlerResult:
+        seen.append(ctx.method)
+        return await inner(ctx, params)
+
+    server.add_request_handler(method, params, guarded)
+    return seen
+
+
+@pytest.mark.anyio
+async def test_handlers_of_the_authors_own_are_called() -> None:
+    async with _served() as served:
+        app = served.server.session_manager.app
+        called = _put_around(app, "tools/call", CallToolRequestParams)
+        got = _put_around(app, "tasks/get", AnyParams)
+        await served.ask(CALL)
+        await served.ask(GET)
+        await served.ask(CANCEL)
+        assert served.tasks.short_way.handed_over == {Handover.SERVER: 2, Handover.REFUSED: 1}
+    assert (called, got) == (["tools/call"], ["tasks/get"])
+
+
+@asynccontextmanager
+async def _served_lowlevel(after: Callable[[Server[Any]], None]) -> AsyncGenerator[tuple[Tasks, Any]]:
+    """A low-level server, with what is done to it after it was given its tasks."""
+
+    async def call(ctx: ServerRequestContext[Any, Any], params: CallToolRequestParams) -> CallToolResult:
+        return CallToolResult(content=[])
+
+    async def tools(ctx: ServerRequestContext[Any, Any], params: Any) -> ListToolsResult:
+        return ListToolsResult(tools=[Tool(name="marked", input_schema={"type": "object"})])
+
+    tasks = Tasks(MemoryStore(), settings=QUICK, runs_tools=False)
+    server: Server[Any] = Server("own", version="1", on_call_tool=call, on_list_tools=tools)
+    tasks.mark("marked")
+    tasks.attach(server)
+    after(server)
+    app = server.streamable_http_app(
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False)
+    )
+    async with app.router.lifespan_context(app):
+        yield tasks, app
+
+
+LOWLEVEL_CALL = Step("tools/call", {"name": "marked"}, "marked")
+
+
+@pytest.mark.anyio
+async def test_calls_of_a_lowlevel_server_are_answered_here() -> None:
+    async with _served_lowlevel(lambda _: None) as (tasks, app):
+        answer = await exchange(app, LOWLEVEL_CALL.draft(auth=False).sent("a", 0))
+        assert tasks.short_way.answered == {"tools/call": 1}
+    assert answer.message["result"]["resultType"] == "task"
+
+
+@pytest.mark.anyio
+async def test_a_handler_that_comes_after_the_tasks_of_a_lowlevel_server_is_called() -> None:
+    seen: list[list[str]] = []
+
+    def guard(server: Server[Any]) -> None:
+        seen.append(_put_around(server, "tools/call", CallToolRequestParams))
+
+    async with _served_lowlevel(guard) as (tasks, app):
+        await exchange(app, LOWLEVEL_CALL.draft(auth=False).sent("a", 0))
+        assert tasks.short_way.handed_over == {Handover.SERVER: 1}
+    assert seen == [["tools/call"]]
+
+
+@pytest.mark.anyio
+async def test_an_extension_that_is_composed_around_the_tasks_of_a_lowlevel_server_sees_calls() -> None:
+    def intercept(server: Server[Any]) -> None:
+        entry = server.get_request_handler("tools/call")
+        assert entry is not None
+        composed = compose_tool_call_handler([Looking()], entry.handler)
+        server.add_request_handler("tools/call", CallToolRequestParams, composed)
+
+    async with _served_lowlevel(intercept) as (tasks, app):
+        await exchange(app, LOWLEVEL_CALL.draft(auth=False).sent("a", 0))
+        assert tasks.short_way.handed_over == {Handover.SERVER: 1}
+
+
+@pytest.mark.anyio
+async def test_a_wrapper_around_middleware_of_ours_is_the_authors() -> None:
+    seen: list[str] = []
+    async with _served() as served:
+        middleware = served.server.middleware
+        ours = next(at for at, each in enumerate(middleware) if type(each) is MethodType)
+        inner = middleware[ours]
+
+        @functools.wraps(inner)
+        async def timed(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+            seen.append(ctx.method)
+            return await inner(ctx, call_next)
+
+        middleware[ours] = timed
+        await served.ask(CALL)
+        assert served.tasks.short_way.handed_over == {Handover.SERVER: 1}
+    assert seen == ["tools/call"]
+
+
+@pytest.mark.anyio
+async def test_what_an_author_puts_before_the_layer_stays_before_it() -> None:
+    seen: list[str] = []
+    async with _served() as served:
+        manager = served.server.session_manager
+        inner = cast(ASGIApp, manager.asgi_app)
+
+        async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+            seen.append(scope["method"])
+            await inner(scope, receive, send)
+
+        manager.asgi_app = cast(Any, guard)
+        async with served.tasks.running(served.server):
+            # As for a client in memory, the lifespan is entered once more.
+            pass
+        await served.ask(CALL)
+        assert served.tasks.short_way.answered == {"tools/call": 1}
+    assert seen == ["POST"]
+
+
 @pytest.mark.anyio
 async def test_hints_for_caches_are_for_other_methods() -> None:
     async with _served(cache_hints={"tools/list": CacheHint(ttl_ms=5)}) as served:
@@ -311,6 +446,71 @@ async def test_listeners_beyond_the_limit_are_the_sdks() -> None:
         counts = served.tasks.short_way
         assert (counts.answered, counts.handed_over) == ({"subscriptions/listen": 1}, {Handover.LISTENERS: 1})
     assert answers[0].told() == answers[1].told()
+
+
+# HTTP servers and middleware that put things in another way
+
+
+Altering = Callable[[Scope, Message], None]
+"""What is done to the scope and the first message of a request."""
+
+
+def _headers_as(shape: Callable[[Any], Any]) -> Altering:
+    def alter(scope: Scope, _: Message) -> None:
+        scope["headers"] = shape(scope["headers"])
+
+    return alter
+
+
+def _body_as(shape: Callable[[bytes], Any]) -> Altering:
+    def alter(_: Scope, message: Message) -> None:
+        message["body"] = shape(message["body"])
+
+    return alter
+
+
+def _altered(app: ASGIApp, alter: Altering) -> ASGIApp:
+    """The app, behind something that gives it requests in another form."""
+
+    async def before(scope: Scope, receive: Receive, send: Send) -> None:
+        message = await receive()
+        alter(scope, message)
+        first = iter([message])
+
+        async def received() -> Message:
+            return next(first, None) or await receive()
+
+        await app(scope, received, send)
+
+    return before
+
+
+ALTERED: dict[str, tuple[Altering, bool]] = {
+    "headers that are lists": (_headers_as(lambda headers: [[name, value] for name, value in headers]), True),
+    "headers of which some are": (_headers_as(lambda headers: [headers[0], *map(list, headers[1:])]), True),
+    "headers in a tuple": (_headers_as(tuple), True),
+    "headers that can be read once": (_headers_as(iter), True),
+    "names that cannot be looked up": (
+        _headers_as(lambda headers: [(bytearray(name), value) for name, value in headers]),
+        False,
+    ),
+    "a body that is not of bytes": (_body_as(memoryview), False),
+}
+"""What comes, and whether it is answered all the same; otherwise it is met with an exception."""
+
+
+@pytest.mark.parametrize("what", ALTERED)
+@pytest.mark.anyio
+async def test_requests_in_another_form_are_answered_or_handed_over(what: str) -> None:
+    alter, is_answered = ALTERED[what]
+    async with _served() as served:
+        manager, counts = served.server.session_manager, served.tasks.short_way
+        manager.asgi_app = cast(Any, _altered(cast(ASGIApp, manager.asgi_app), alter))
+        answer = await served.ask(CALL)
+        assert counts.answered == ({"tools/call": 1} if is_answered else {})
+        assert counts.handed_over == ({} if is_answered else {Handover.FAILED: 1})
+    assert answer.status == 200
+    assert b'"resultType":"task"' in answer.body
 
 
 # Stores that fail
@@ -351,9 +551,16 @@ async def test_a_task_that_cannot_be_made_is_tried_once_and_answered_in_the_same
 
 
 @pytest.mark.anyio
-async def test_a_defect_is_handed_over_and_counted() -> None:
+async def test_a_defect_is_handed_over_and_counted_and_the_log_tells_of_it_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="mcp_tasks.adapters.asgi")
     async with _served() as served:
         served.store.failure = FAILURES["a defect"]()
         await served.ask(GET)
+        await served.ask(GET)
         served.store.failure = None
-        assert served.tasks.short_way.handed_over == {Handover.FAILED: 1}
+        assert served.tasks.short_way.handed_over == {Handover.FAILED: 2}
+    told = [record for record in caplog.records if record.name.startswith("mcp_tasks.adapters.asgi")]
+    assert [record.levelno for record in told] == [logging.WARNING, logging.DEBUG]
+    assert all(record.exc_info and record.exc_info[0] is ZeroDivisionError for record in told)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from mcp.server import Server
@@ -16,12 +18,15 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 from mcp_tasks import Tasks
 from mcp_tasks.adapters.asgi.admission import Admitted, EnvelopeCheck, HeaderCheck, Remembered
+from mcp_tasks.core.inputs import InputBook, InputRequest
 from mcp_tasks.core.json_bytes import encode_json
+from mcp_tasks.core.pacing import is_expired
 from mcp_tasks.core.record import Outcome, Progress, TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.protocol import Message, ModernDialect, Texts
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import FakeClock
+from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.records import make_record, make_request
 from tests.short.drafts import CAPABILITIES_KEY, VERSION, VERSION_KEY, WITH_TASKS, Step
 from tests.short.raw import Answer, exchange
@@ -29,6 +34,7 @@ from tests.short.servers import STILL, Way, build
 
 NAME = "twins"
 MANY = 2_000
+HOUR = timedelta(hours=1)
 
 
 def test_verdicts_are_forgotten_when_there_are_too_many() -> None:
@@ -100,6 +106,59 @@ def test_a_large_text_is_not_kept() -> None:
     texts, dialect, record = Texts({}), ModernDialect(), make_record(status=TaskStatus.COMPLETED)
     texts.add(dialect, record, Message(fields={"a": 1}, large=("result", b'"' + b"x" * 100_000 + b'"')))
     assert texts.find(record.id) is None
+
+
+QUESTION = InputRequest(method="elicitation/create", params={"message": "Sure?", "requestedSchema": {}})
+
+SHAPES: dict[str, Callable[[], dict[str, Any]]] = {
+    "plain": dict,
+    "many questions, all answered": lambda: {"inputs": InputBook(used=frozenset(f"{n:032d}" for n in range(1_000)))},
+    "many questions, all open": lambda: {
+        "inputs": InputBook().ask({f"{n:032d}": replace(QUESTION, params={"message": f"{n}"}) for n in range(100)})
+    },
+    "a long message": lambda: {
+        "status_message": "\u1234" * 4_000,
+        "progress": Progress(progress=1, message="y" * 4_000),
+    },
+    "fields of a newer release": lambda: {"unknown": {f"{n}": [n] * 100 for n in range(100)}},
+    "names that are long": lambda: {"owner": "\u1234" * 5_000, "namespace": "n" * 5_000, "id": f"{uuid4()}" * 7},
+    "all times": lambda: {
+        "finished_at": NOON + HOUR,
+        "poll_interval": HOUR + HOUR,
+        "retention": HOUR,
+        "version": 10**9,
+    },
+}
+
+
+@pytest.mark.usefixtures("traced_memory")
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_text_takes_no_more_memory_than_is_counted(shape: Callable[[], dict[str, Any]]) -> None:
+    texts = Texts({})
+
+    def add(**fields: Any) -> int:
+        # Each made anew, as a store makes them: nothing of it is shared.
+        record = make_record(**{"owner": f"{uuid4()}", "namespace": f"{uuid4()}", "id": f"{uuid4()}", **fields})
+        return texts.add(ModernDialect(), record, ModernDialect().task(record, None, record.updated_at)).size
+
+    # What is made once, whatever is kept, is not of the texts.
+    add()
+    before = tracemalloc.get_traced_memory()[0]
+    counted = sum(add(**shape()) for _ in range(50))
+    assert _grown(before) <= counted
+    assert counted < 50 * 64 * 1024
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_what_is_kept_of_a_task_says_the_same_of_its_time_as_the_task(shape: Callable[[], dict[str, Any]]) -> None:
+    dialect, record = ModernDialect(), make_record(**shape())
+    kept = Texts({}).add(dialect, record, dialect.task(record, None, record.updated_at)).record
+    for seconds in (0, 1, 100, 4_000, 10_000):
+        now = NOON + timedelta(seconds=seconds)
+        assert dialect.moving(kept, now) == dialect.moving(record, now)
+        assert is_expired(kept, now) == is_expired(record, now)
+    asked_for = attrgetter("id", "version", "owner", "namespace", "method")
+    assert asked_for(kept) == asked_for(record)
 
 
 class CountingStore(SqliteStore):

@@ -27,6 +27,7 @@ from mcp_tasks.tools.sdk_errors import to_mcp_error
 from mcp_tasks.wire import AnyParams
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
+RequestHandler: TypeAlias = Callable[[RequestContext, Any], Awaitable[HandlerResult]]
 
 _MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
 _RESERVED = "io.modelcontextprotocol/"
@@ -109,16 +110,28 @@ class SdkAdapter:
         self._protocol = protocol
         self._stopping = stopping
         self._eras = {version: era for era in eras for version in era.versions}
+        self._own: dict[int, RequestHandler] = {}
+        # Any params: the SDK validates them before the handler sees the version, and on a wire without tasks a method
+        # is unknown whatever its params are. The protocol validates.
+        self._methods = [
+            MethodBinding("tasks/get", AnyParams, self.own(self._handler(protocol.get))),
+            MethodBinding("tasks/update", AnyParams, self.own(self._handler(protocol.update))),
+            MethodBinding("tasks/cancel", AnyParams, self.own(self._handler(protocol.cancel))),
+        ]
 
     def methods(self) -> Sequence[MethodBinding]:
         """The tasks methods. Which era has which of them is for the protocol to say."""
-        # Any params: the SDK validates them before the handler sees the version, and on a wire without tasks a method
-        # is unknown whatever its params are. The protocol validates.
-        return [
-            MethodBinding("tasks/get", AnyParams, self._handler(self._protocol.get)),
-            MethodBinding("tasks/update", AnyParams, self._handler(self._protocol.update)),
-            MethodBinding("tasks/cancel", AnyParams, self._handler(self._protocol.cancel)),
-        ]
+        return self._methods
+
+    def own(self, handler: RequestHandler) -> RequestHandler:
+        """Take note that a handler is made here. Gives the handler."""
+        # By identity: everything else of a handler, whoever wraps it may copy.
+        self._own[id(handler)] = handler
+        return handler
+
+    def is_own(self, handler: RequestHandler) -> bool:
+        """Whether a handler is one that was made here, as it was made."""
+        return id(handler) in self._own
 
     async def middleware(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         """What must be done before the SDK looks at a request: of everything else it costs a look-up or two."""
@@ -163,9 +176,7 @@ class SdkAdapter:
             raise to_mcp_error(exc) from exc
         return await serve_listening(listening, ctx, call_next, to_params=to_result, stopping=self._stopping)
 
-    def _handler(
-        self, method: Callable[[Caller, JsonObject], Awaitable[Message]]
-    ) -> Callable[[RequestContext, Any], Awaitable[HandlerResult]]:
+    def _handler(self, method: Callable[[Caller, JsonObject], Awaitable[Message]]) -> RequestHandler:
         async def handler(ctx: RequestContext, _: AnyParams) -> HandlerResult:
             try:
                 return await to_result(await method(caller_of(ctx), ctx.params or {}))

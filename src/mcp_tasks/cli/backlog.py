@@ -21,6 +21,7 @@ from mcp_tasks.errors import StoreError, UsageError
 from mcp_tasks.server import Waiting, waiting_in
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.base import EVERYBODY
+from mcp_tasks.stores.paging import full_page
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.url import store_from_url
 
@@ -110,7 +111,11 @@ async def _of_store(url: str, namespace: str) -> Mapping[str, Waiting]:
 
 async def _is_known(store: Store, namespace: str, now: datetime) -> bool:
     """Whether anybody has kept tasks under that name, or would run them."""
-    return bool(await store.workers(namespace) or (await store.list(namespace, EVERYBODY, now=now, limit=1)).records)
+    if await store.workers(namespace):
+        return True
+    # A page without tasks and with a next one is of a namespace that has, or had, very many.
+    page = await full_page(store, namespace, EVERYBODY, now=now, limit=1)
+    return bool(page.records or page.cursor)
 
 
 def _print(queues: Mapping[str, Waiting], output: Output) -> None:

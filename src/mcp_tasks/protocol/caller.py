@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any, TypeGuard
 
 from mcp_tasks.core.json import JsonObject
 
@@ -32,4 +33,9 @@ class Caller:
     def declares(self, extension: str) -> bool:
         """Whether the client declared an extension. A declaration is an object; anything else is not one."""
         extensions = self.capabilities.get("extensions")
-        return isinstance(extensions, Mapping) and isinstance(extensions.get(extension), Mapping)
+        return _is_object(extensions) and _is_object(extensions.get(extension))
+
+
+def _is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
+    # A dictionary as a rule, and to tell it by its type takes a tenth of the time.
+    return type(value) is dict or isinstance(value, Mapping)

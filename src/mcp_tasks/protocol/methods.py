@@ -102,11 +102,11 @@ class TasksProtocol:
         """The same as JSON: what was said before, if the task is still as it was then."""
         dialect, task_id = self._asked_for(caller, params)
         owner, runtime = self.owner(caller), self._runtime()
-        text = texts.find(task_id)
+        text, now = texts.find(task_id), runtime.now()
         if text is not None:
             with refusing():
-                if await runtime.reading.is_current(text.record, owner=owner):
-                    return text.at(runtime.now())
+                if await runtime.reading.is_current(text.record, owner=owner, now=now):
+                    return text.at(now)
         record, answer = await self._look(dialect, task_id, owner)
         return texts.add(dialect, record, answer).at(runtime.now())
 

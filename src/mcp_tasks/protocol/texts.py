@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from datetime import datetime
+from sys import getsizeof
 from typing import Final
 
 from mcp_tasks.core.json import JsonObject
@@ -23,22 +24,28 @@ LARGEST: Final = 64 * 1024
 """Bytes of one text. A large answer is fetched once as a rule, and would take the place of hundreds that are polled."""
 
 RECORD_BYTES: Final = 1_024
-"""What is kept beside the text of a task, roughly."""
+"""What is kept beside the text of a task, at the most, but for names, which are as long as they are."""
 
 
 class Text:
-    """What is said of one version of a task."""
+    """What is said of one version of a task.
+
+    Attributes:
+        record: As much of the task as it takes to see whether it is still so, and for how long.
+        size: Bytes of memory.
+    """
 
     __slots__ = ("_dialect", "_lasting", "record", "size")
 
     def __init__(self, dialect: Dialect, record: TaskRecord, answer: Message, meta: JsonObject) -> None:
-        self.record = record
+        self.record: TaskRecord = _slim(record)
         self._dialect = dialect
         moving = dialect.moving(record, record.updated_at)
         fields = {name: value for name, value in answer.fields.items() if name not in moving}
         fields["_meta"] = {**fields.get("_meta", {}), **meta}
         self._lasting = Message(fields=fields, large=answer.large).encode()[1:]
-        self.size: int = len(self._lasting) + RECORD_BYTES
+        names = (record.id, record.owner, record.namespace, record.method)
+        self.size: int = len(self._lasting) + RECORD_BYTES + sum(map(getsizeof, names))
 
     def at(self, now: datetime) -> bytes:
         """The whole answer, as of now."""
@@ -81,3 +88,20 @@ class Texts:
         text = self._texts.pop(task_id, None)
         if text is not None:
             self._bytes -= text.size
+
+
+def _slim(record: TaskRecord) -> TaskRecord:
+    """The task without what its text says: of questions alone there may be a hundred times as much."""
+    return TaskRecord(
+        id=record.id,
+        owner=record.owner,
+        name="",
+        method=record.method,
+        namespace=record.namespace,
+        version=record.version,
+        created_at=record.created_at,
+        updated_at=record.updated_at,
+        finished_at=record.finished_at,
+        retention=record.retention,
+        poll_interval=record.poll_interval,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from mcp_tasks.core.pacing import is_expired
@@ -36,7 +37,7 @@ class Reading:
         except TaskUnreadable as exc:
             self._runtime.janitor.note_trouble(task_id, exc)
             raise
-        return self._here(task_id, record)
+        return self._here(task_id, record, self._runtime.now())
 
     async def get(self, task_id: str, *, owner: str | None) -> TaskRecord:
         """The task as it is now, for its owner.
@@ -68,10 +69,10 @@ class Reading:
             except TaskUnreadable:
                 # Which of the two it is, and what is to be done, is found by asking for each.
                 return await self.get(task_id, owner=owner), None
-            return _owned(self._here(task_id, record), owner), outcome
+            return _owned(self._here(task_id, record, self._runtime.now()), owner), outcome
         return await self.get(task_id, owner=owner), None
 
-    async def is_current(self, record: TaskRecord, *, owner: str | None) -> bool:
+    async def is_current(self, record: TaskRecord, *, owner: str | None, now: datetime) -> bool:
         """Whether a task that was read before is still as it was then. No more of it is read than its version.
 
         Raises:
@@ -80,12 +81,11 @@ class Reading:
         version = (await self._runtime.store.versions((record.id,))).get(record.id)
         if version is not None and version != record.version:
             return False
-        _owned(self._here(record.id, None if version is None else record), owner)
+        _owned(self._here(record.id, None if version is None else record, now), owner)
         return True
 
-    def _here(self, task_id: str, record: TaskRecord | None) -> TaskRecord:
-        runtime = self._runtime
-        if record is None or record.namespace != runtime.namespace or is_expired(record, runtime.now()):
+    def _here(self, task_id: str, record: TaskRecord | None, now: datetime) -> TaskRecord:
+        if record is None or record.namespace != self._runtime.namespace or is_expired(record, now):
             raise UnknownTask(task_id)
         return record
 

@@ -46,6 +46,7 @@ from mcp_tasks.runtime.shutdown import drain, hand_over
 from mcp_tasks.runtime.worker_name import new_worker_name
 from mcp_tasks.stores.base import Page, Store, Whose
 from mcp_tasks.stores.hints import HintFan
+from mcp_tasks.stores.paging import full_page
 
 logger: Final = logging.getLogger(__name__)
 
@@ -268,12 +269,13 @@ class TaskRuntime:
     async def list(
         self, whose: Whose, *, status: TaskStatus | None = None, cursor: str | None = None, limit: int = 100
     ) -> Page:
-        """Tasks of this server in the order of creation.
+        """Tasks of this server in the order of creation. A short page is the last, unless it took very long.
 
         Raises:
             ValueError: The cursor is not one of ours.
         """
-        return await self.store.list(self.namespace, whose, now=self.now(), status=status, cursor=cursor, limit=limit)
+        now = self.now()
+        return await full_page(self.store, self.namespace, whose, now=now, status=status, cursor=cursor, limit=limit)
 
     async def answer(
         self,

@@ -75,7 +75,9 @@ class Doors:
             is_stopping=lifecycle.is_stopping,
         )
         self.calls: Calls = Calls(catalogue, protocol, self.adapter, lifecycle.runtime, self.fallback, augment)
-        self.short_way: ShortWay = ShortWay(protocol, self.calls, lifecycle.stopping, max_listeners)
+        self.short_way: ShortWay = ShortWay(
+            protocol, self.calls, self.adapter.is_own, lifecycle.stopping, max_listeners
+        )
         self._harmless: frozenset[str] = frozenset()
         lifecycle.middleware = self.adapter.middleware
         lifecycle.check_start = lambda: self.fallback.prepare(tools.names())

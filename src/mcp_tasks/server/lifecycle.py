@@ -249,14 +249,15 @@ class Lifecycle:
                 raise WiringError(f"this Tasks object already serves {name!r}; make one for each server")
             self._server = server
             self._states.append(state)
-            if self._runtime is None:
-                try:
+            try:
+                if self._runtime is None:
                     self._runtime = await self._start(server.name, host)
                     self._stopping = Stopping()
-                    self._stopping.watch()
-                except BaseException:
-                    self._states.pop()
-                    raise
+                # Each time: a web server may handle signals since the last.
+                self._stopping.watch()
+            except BaseException:
+                self._states.pop()
+                raise
 
     async def _start(self, server_name: str, host: ToolHost) -> TaskRuntime:
         self._body = ToolBody(host, self._state, self.open_calls)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from anyio.lowlevel import checkpoint
+
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.values import check_choice, check_number
@@ -48,6 +50,8 @@ async def page_of(
         if cursor is None or len(found) >= page_size:
             now = runtime.now()
             return TaskPage(tasks=[snapshot_of(record, now) for record in found], next_cursor=cursor)
+        # A store that never waits would have the event loop for itself.
+        await checkpoint()
 
 
 def whose_tasks(owner: str | Unset | None, session: str | None, parent: str | None, *, everybody: bool) -> Whose:

@@ -61,7 +61,7 @@ class Mark:
 
     def takes(self, arguments: Mapping[str, Any]) -> bool:
         """Whether the SDK will let the tool have these arguments, as far as can be known without its function."""
-        return self.problem_with(arguments) is None
+        return self.problem_with(arguments) is None if arguments else self._takes_none
 
     def problem_with(self, arguments: Mapping[str, Any]) -> Exception | None:
         """Why the SDK will not let the tool have these arguments, as far as can be known; None if it will."""
@@ -112,6 +112,10 @@ class Mark:
         """The mark as it holds for `tool`: its function counts only if it is the one behind the tool."""
         is_behind = self._as_tool is not None and self._as_tool.parameters == tool.input_schema
         return self if is_behind else replace(self, function=None, schema=tool.input_schema)
+
+    @cached_property
+    def _takes_none(self) -> bool:
+        return self.problem_with({}) is None
 
     @cached_property
     def _as_tool(self) -> ServerTool | None:

@@ -11,6 +11,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import FrameType
 from typing import Self, TypeAlias
 
@@ -24,30 +25,38 @@ class Stopping:
 
     def __init__(self) -> None:
         self.event: asyncio.Event = asyncio.Event()
-        self._installed: dict[signal.Signals, tuple[Handler, Handler]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._installed: list[tuple[signal.Signals, Handler, Handler]] = []
 
     def watch(self) -> None:
-        """Go before the handlers that are installed. Does nothing where there are none, or off the main thread."""
+        """Go before the handlers that are installed. Does nothing where there are none, or off the main thread.
+
+        Called again, it goes before those that were installed since: who starts tasks first and a web server then has
+        the handlers of that one in front of ours.
+        """
+        self._loop = self._loop or asyncio.get_running_loop()
         if threading.current_thread() is not threading.main_thread():
             return
-        loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             previous = signal.getsignal(number)
-            if callable(previous) and previous is not signal.default_int_handler:
-                ours = self._before(previous, loop)
-                self._installed[number] = (ours, previous)
+            is_ours = any(previous is ours for _, ours, _ in self._installed)
+            if callable(previous) and previous is not signal.default_int_handler and not is_ours:
+                ours = self._before(previous, self._loop)
+                self._installed.append((number, ours, previous))
                 signal.signal(number, ours)
 
     def unwatch(self) -> None:
         """Put back what was there, unless somebody else has put something there meanwhile."""
-        for number, (ours, previous) in self._installed.items():
+        for number, ours, previous in reversed(self._installed):
             if signal.getsignal(number) is ours:
                 signal.signal(number, previous)
         self._installed.clear()
 
     def _before(self, previous: Handler, loop: asyncio.AbstractEventLoop) -> Handler:
         def handler(number: int, frame: FrameType | None) -> None:
-            loop.call_soon_threadsafe(self.event.set)
+            # Somebody may have put this back after the end of the loop.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self.event.set)
             previous(number, frame)
 
         return handler

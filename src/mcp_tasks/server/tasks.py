@@ -266,7 +266,7 @@ class Tasks(LocalCalls, Working, Extension):
         server.extensions[EXTENSION_ID] = self.settings()
         for binding in self.methods():
             server.add_request_handler(binding.method, binding.params_type, binding.handler)
-        intercepted = compose_tool_call_handler([self], entry.handler)
+        intercepted = self._doors.adapter.own(compose_tool_call_handler([self], entry.handler))
         server.add_request_handler("tools/call", CallToolRequestParams, intercepted)
         host = LowLevelHost(server, entry.handler)
         own = self._lifecycle.around_lowlevel(server.lifespan, host)

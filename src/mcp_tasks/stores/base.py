@@ -256,7 +256,8 @@ class Store(Protocol):
         """Tasks of the namespace in the order of creation (then id), in one status or any; not those expired by `now`.
 
         The cursor is opaque. Tasks that exist from the first page to the last are listed exactly once. Tasks that
-        cannot be read are left out and logged, so a page may be short of `limit` and yet not be the last.
+        cannot be read are left out and logged, and a store may pass over only so many at a time of those that expired
+        or are in another status. So a page may be short of `limit`, or empty, and yet not be the last.
 
         Raises:
             ValueError: The cursor is not one of ours.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from mcp.server.streamable_http import check_accept_headers
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -21,13 +21,22 @@ from starlette.types import Scope
 
 from mcp_tasks.adapters.asgi.counts import Handover
 from mcp_tasks.wire import AnyParams
+from mcp_tasks.wire.headers import NAME_HEADER
 
 VerdictT = TypeVar("VerdictT")
+
+Judged: TypeAlias = tuple[tuple[bytes, bytes], ...]
+"""Headers that a verdict is about, as they came."""
 
 _MODERN: Final = frozenset(MODERN_PROTOCOL_VERSIONS)
 
 _JUDGED: Final = frozenset({b"accept", b"content-type", b"host", b"origin", b"mcp-protocol-version", b"mcp-method"})
 """Headers that a verdict depends on, beside those that are looked at on every request."""
+
+_NAME: Final = NAME_HEADER.encode()
+_PARAM: Final = b"mcp-param-"
+_DIGITS: Final = 20
+"""More than the length of any body has."""
 
 _SHAPES: Final[Mapping[str, tuple[type[BaseModel], Mapping[str, Any]]]] = {
     "tasks/get": (AnyParams, {}),
@@ -37,6 +46,39 @@ _SHAPES: Final[Mapping[str, tuple[type[BaseModel], Mapping[str, Any]]]] = {
     "subscriptions/listen": (SubscriptionsListenRequestParams, {"notifications": {}}),
 }
 """The methods that are served here: what the SDK validates their params with, and the least that they may have."""
+
+
+class Sifted(NamedTuple):
+    """The headers of a request, gone through once.
+
+    Attributes:
+        judged: Those that a verdict is about.
+        name: What is named in `Mcp-Name`, if anything.
+        is_plain: Whether there is none that is rare, none twice that readers would disagree about, and none that says
+            that the body is large.
+    """
+
+    judged: Judged
+    name: bytes | None
+    is_plain: bool
+
+
+def sift(headers: Iterable[Sequence[bytes]], largest: int) -> Sifted:
+    """Go through the headers of a request, whose body may have so many bytes."""
+    judged: list[tuple[bytes, bytes]] = []
+    name: bytes | None = None
+    is_plain = True
+    for header, value in headers:
+        if header in _JUDGED:
+            judged.append((header, value))
+        elif header == _NAME:
+            is_plain = is_plain and name is None
+            name = value
+        elif header == b"content-length":
+            is_plain = is_plain and value.isdigit() and len(value) <= _DIGITS and int(value) <= largest
+        elif header == b"transfer-encoding" or header.startswith(_PARAM):
+            is_plain = False
+    return Sifted(tuple(judged), name, is_plain)
 
 
 class Remembered(Generic[VerdictT]):
@@ -87,13 +129,12 @@ class HeaderCheck:
         self._manager = manager
         self._verdicts: Remembered[Admitted | Handover] = Remembered()
 
-    def known(self, headers: Sequence[tuple[bytes, bytes]]) -> Admitted | Handover | None:
-        """What was said of headers like these, as far as they are the same on all requests of a client."""
-        return self._verdicts.find((_judged(headers), self._rules()))
+    def known(self, judged: Judged) -> Admitted | Handover | None:
+        """What was said of headers like these, which are the same on all requests of a client."""
+        return self._verdicts.find((judged, self._rules()))
 
-    async def judge(self, scope: Scope, headers: Sequence[tuple[bytes, bytes]]) -> Admitted | Handover:
+    async def judge(self, scope: Scope, judged: Judged) -> Admitted | Handover:
         """Whether headers like these pass."""
-        judged = _judged(headers)
         size = sum(len(name) + len(value) for name, value in judged)
         return self._verdicts.keep((judged, self._rules()), await self._judge(scope, judged), size)
 
@@ -105,7 +146,7 @@ class HeaderCheck:
         hosts, origins = tuple(rules.allowed_hosts), tuple(rules.allowed_origins)
         return json_response, rules.enable_dns_rebinding_protection, hosts, origins
 
-    async def _judge(self, scope: Scope, judged: Sequence[tuple[bytes, bytes]]) -> Admitted | Handover:
+    async def _judge(self, scope: Scope, judged: Judged) -> Admitted | Handover:
         # Nothing else of the request may count: the verdict is that of all requests with these headers.
         request = Request({**scope, "headers": judged})
         version = request.headers.get("mcp-protocol-version")
@@ -124,10 +165,6 @@ class HeaderCheck:
         ):
             return Handover.HEADERS
         return Admitted(method, version, has_sse)
-
-
-def _judged(headers: Sequence[tuple[bytes, bytes]]) -> tuple[tuple[bytes, bytes], ...]:
-    return tuple([header for header in headers if header[0] in _JUDGED])
 
 
 class EnvelopeCheck:

@@ -5,28 +5,25 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final, cast
+from weakref import WeakSet
 
 from mcp.server import MCPServer, Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mcp_tasks.adapters.asgi.admission import Admitted, EnvelopeCheck, HeaderCheck
+from mcp_tasks.adapters.asgi.admission import Admitted, EnvelopeCheck, HeaderCheck, sift
 from mcp_tasks.adapters.asgi.body import LARGEST, read_body
-from mcp_tasks.adapters.asgi.counts import Counts, HandedOver, Handover
+from mcp_tasks.adapters.asgi.counts import Counts, Defects, DefectsHandedOver, HandedOver, Handover
 from mcp_tasks.adapters.asgi.listening import MOST_LISTENERS, Listener, Listeners
 from mcp_tasks.adapters.asgi.serving import Launches, Serving
 from mcp_tasks.adapters.asgi.standing import Standing
 from mcp_tasks.adapters.asgi.tracing import is_traced, note_failure, traced
-from mcp_tasks.adapters.asgi.wire import parse_request
-from mcp_tasks.adapters.sdk import modern_caller
-from mcp_tasks.protocol import TasksProtocol
-from mcp_tasks.wire.headers import NAME_HEADER
+from mcp_tasks.adapters.asgi.wire import RpcRequest, parse_request
+from mcp_tasks.adapters.sdk import RequestHandler, modern_caller
+from mcp_tasks.protocol import Caller, TasksProtocol
 
-_NAME: Final = NAME_HEADER.encode()
-_PARAM: Final = b"mcp-param-"
-_DIGITS: Final = 20
-"""More than the length of any body has."""
+_DEFECTS_HANDED_OVER: Final = DefectsHandedOver()
 
 
 class ShortWay:
@@ -35,6 +32,7 @@ class ShortWay:
     Args:
         protocol: What answers.
         launches: Which calls become tasks.
+        is_own: Whether a handler of requests is one that was made for these tasks.
         stopping: Returns once the process is told to stop; streams end then.
         max_listeners: How many streams there may be at a time.
 
@@ -46,12 +44,16 @@ class ShortWay:
         self,
         protocol: TasksProtocol,
         launches: Launches,
+        is_own: Callable[[RequestHandler], bool],
         stopping: Callable[[], Awaitable[object]],
         max_listeners: int = MOST_LISTENERS,
     ) -> None:
         self.counts: Counts = Counts()
+        self._defects = Defects()
+        self._managers: WeakSet[StreamableHTTPSessionManager] = WeakSet()
         self._protocol = protocol
         self._launches = launches
+        self._is_own = is_own
         self._stopping = stopping
         self._max_listeners = max_listeners
 
@@ -66,15 +68,20 @@ class ShortWay:
         except RuntimeError:
             # It has none: it serves something else.
             return
-        inner: object = manager.asgi_app
-        if not isinstance(inner, _App):
-            # A low-level server's listen handler is its author's: closing it has to end every stream, so it has them.
-            standing = Standing(manager.app, harmless, has_streams=isinstance(server, MCPServer))
+        if manager not in self._managers:
+            self._managers.add(manager)
+            standing = Standing(manager.app, harmless, self._is_own, is_lowlevel=isinstance(server, Server))
             listeners = Listeners(self._stopping, self.counts, self._max_listeners)
             serving = Serving(manager.app, self._protocol, self._launches, listeners)
-            app = _App(cast(ASGIApp, inner), manager, standing, serving, self)
+            app = _App(cast(ASGIApp, manager.asgi_app), manager, standing, serving, self)
             # Any ASGI app does; the SDK only says so less generally than it means it.
             manager.asgi_app = cast(Any, app)
+
+    def note(self, handed_over: HandedOver) -> None:
+        """Take note of a request that goes to the SDK."""
+        self.counts.handed_over[handed_over.reason] += 1
+        if handed_over.reason is Handover.FAILED and handed_over.__cause__ is not None:
+            self._defects.tell(handed_over.__cause__)
 
     def is_plain(self, name: str) -> bool:
         """Whether calls of the tool are known not to become tasks."""
@@ -111,12 +118,15 @@ class _App:
         """Answer a request, or hand it over. Gives the stream that it began, if it did."""
         stream: Listener | None = None
         try:
-            admitted = await self._admit(scope)
+            with _DEFECTS_HANDED_OVER:
+                admitted = await self._admit(scope)
             body = await read_body(receive, self._largest)
             receive = body.replay
-            stream = await self._answer(admitted, body.data, scope, send)
+            with _DEFECTS_HANDED_OVER:
+                request, caller = self._understand(admitted, body.data, scope)
+            stream = await self._answer(request, caller, send)
         except HandedOver as exc:
-            self._way.counts.handed_over[exc.reason] += 1
+            self._way.note(exc)
             handed_over = True
         else:
             self._way.counts.answered[admitted.method] += 1
@@ -131,28 +141,37 @@ class _App:
         if scope["type"] != "http" or scope["method"] != "POST":
             raise HandedOver(Handover.OTHER_WIRE)
         headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
-        admitted = self._headers.known(headers) or await self._headers.judge(scope, headers)
+        if not isinstance(headers, (list, tuple)):
+            # Anything that can be gone through, if only once.
+            headers = scope["headers"] = list(headers)
+        sifted = sift(headers, self._largest)
+        admitted = self._headers.known(sifted.judged) or await self._headers.judge(scope, sifted.judged)
         if isinstance(admitted, Handover):
             raise HandedOver(admitted)
         if not self._standing.serves(admitted.method):
             raise HandedOver(Handover.SERVER)
-        if admitted.method == "subscriptions/listen" and not admitted.takes_streams:
+        if not sifted.is_plain or (admitted.method == "subscriptions/listen" and not admitted.takes_streams):
             raise HandedOver(Handover.HEADERS)
-        name = _single_name(headers, self._largest)
-        if admitted.method == "tools/call" and (name is None or self._way.is_plain(name.decode("latin-1"))):
-            raise HandedOver(Handover.HEADERS if name is None else Handover.OTHER_METHOD)
+        if admitted.method == "tools/call":
+            if sifted.name is None:
+                raise HandedOver(Handover.HEADERS)
+            if self._way.is_plain(sifted.name.decode("latin-1")):
+                raise HandedOver(Handover.OTHER_METHOD)
         return admitted
 
-    async def _answer(self, admitted: Admitted, data: bytes | None, scope: Scope, send: Send) -> Listener | None:
+    def _understand(self, admitted: Admitted, data: bytes | None, scope: Scope) -> tuple[RpcRequest, Caller]:
+        """See from the body what is asked for, and by whom."""
         request = None if data is None else parse_request(data)
         if request is None:
             raise HandedOver(Handover.BODY)
         if request.method != admitted.method or not self._envelopes.passes(admitted, request.meta):
             raise HandedOver(Handover.ENVELOPE)
-        caller = modern_caller(admitted.version, request.meta, Headers(raw=scope["headers"]))
+        return request, modern_caller(admitted.version, request.meta, Headers(raw=scope["headers"]))
+
+    async def _answer(self, request: RpcRequest, caller: Caller, send: Send) -> Listener | None:
         if not (self._standing.makes_spans and is_traced()):
             return await self._serving.serve(request, caller, send)
-        with traced(request, admitted.version) as span:
+        with traced(request, caller.protocol_version) as span:
             stream = await self._serving.serve(request, caller, send, partial(note_failure, span))
             if stream is None:
                 span.end()
@@ -160,24 +179,3 @@ class _App:
                 # Of a stream, the span is its whole life, as the SDK has it.
                 stream.when_over(span.end)
         return stream
-
-
-def _single_name(headers: Sequence[tuple[bytes, bytes]], largest: int) -> bytes | None:
-    """What is named in the headers, if anything.
-
-    Raises:
-        HandedOver: There is a header that is rare, or one twice that readers would disagree about, or one that says
-            that the body is large.
-    """
-    name: bytes | None = None
-    for header, value in headers:
-        if header == _NAME:
-            if name is not None:
-                raise HandedOver(Handover.HEADERS)
-            name = value
-        elif header == b"content-length":
-            if not (value.isdigit() and len(value) <= _DIGITS and int(value) <= largest):
-                raise HandedOver(Handover.HEADERS)
-        elif header == b"transfer-encoding" or header.startswith(_PARAM):
-            raise HandedOver(Handover.HEADERS)
-    return name

@@ -25,7 +25,7 @@ class Body:
         self._receive = receive
 
     async def replay(self) -> Message:
-        """What the server gave, message by message, and then whatever else it gives."""
+        """What the server gave, and then whatever else it gives."""
         return self._messages.pop(0) if self._messages else await self._receive()
 
 
@@ -36,10 +36,22 @@ async def read_body(receive: Receive, largest: int = LARGEST) -> Body:
         # In one piece, as a small body comes.
         data: bytes = message.get("body", b"")
         return Body(data if len(data) <= largest else None, (message,), receive)
-    messages, size = [message], len(message.get("body", b""))
-    while message["type"] == "http.request" and message.get("more_body", False) and size <= largest:
+    return await _read_pieces(message, receive, largest)
+
+
+async def _read_pieces(message: Message, receive: Receive, largest: int) -> Body:
+    """Read what comes in pieces. However small they are, what is kept of them is one message, as the SDK keeps it."""
+    if message["type"] != "http.request":
+        return Body(None, (message,), receive)
+    read = bytearray(message.get("body", b""))
+    while message.get("more_body", False) and len(read) <= largest:
         message = await receive()
-        messages.append(message)
-        size += len(message.get("body", b""))
-    is_whole = message["type"] == "http.request" and size <= largest
-    return Body(b"".join(each.get("body", b"") for each in messages) if is_whole else None, messages, receive)
+        if message["type"] != "http.request":
+            return Body(None, (_joined(bytes(read), more=True), message), receive)
+        read += message.get("body", b"")
+    data, more = bytes(read), message.get("more_body", False)
+    return Body(data if len(data) <= largest else None, (_joined(data, more=more),), receive)
+
+
+def _joined(data: bytes, *, more: bool) -> Message:
+    return {"type": "http.request", "body": data, "more_body": more}

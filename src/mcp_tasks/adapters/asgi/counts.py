@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from enum import StrEnum
+from traceback import walk_tb
 from typing import Final
+
+logger: Final = logging.getLogger(__name__)
 
 
 class Handover(StrEnum):
@@ -41,7 +45,7 @@ class Handover(StrEnum):
     """There are as many listeners here as may be."""
 
     FAILED = "failed"
-    """A defect here, which the log tells of once."""
+    """A defect, here or in a store, which the log tells of once."""
 
 
 class HandedOver(Exception):
@@ -50,6 +54,31 @@ class HandedOver(Exception):
     def __init__(self, reason: Handover) -> None:
         super().__init__(reason)
         self.reason: Handover = reason
+
+
+class DefectsHandedOver:
+    """Around what only looks at a request: whatever goes wrong there, the SDK may well answer it."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
+        if isinstance(exc, Exception) and not isinstance(exc, HandedOver):
+            raise HandedOver(Handover.FAILED) from exc
+
+
+class Defects:
+    """Defects that requests were handed over after. Every request may meet the same, so each is told of once."""
+
+    def __init__(self) -> None:
+        self._places: set[tuple[str, int]] = set()
+
+    def tell(self, exc: BaseException) -> None:
+        """Log a defect: in full view when it is the first that was raised in its place."""
+        *_, (frame, line) = walk_tb(exc.__traceback__)
+        place = (frame.f_code.co_filename, line)
+        level = logging.DEBUG if place in self._places else logging.WARNING
+        self._places.add(place)
+        logger.log(level, "a request is left to the SDK after a defect on the short way", exc_info=exc)
 
 
 class Counts:

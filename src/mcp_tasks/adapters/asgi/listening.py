@@ -22,6 +22,7 @@ from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from starlette.types import Receive, Send
 
 from mcp_tasks.adapters.asgi.counts import Counts, HandedOver, Handover
+from mcp_tasks.adapters.asgi.sse import PING, escaped, event, notification
 from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.protocol import Listening, Message
 
@@ -42,7 +43,6 @@ A_MOMENT: Final = 0.005
 TOGETHER: Final = 16 * 1024
 """Bytes from which on no more states are sent in one piece."""
 
-_PING: Final = b": ping\r\n\r\n"
 _HEADERS: Final = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-transform"),
@@ -206,7 +206,7 @@ class Listener:
         """Acknowledge, and tell how the tasks are now."""
         await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         params = {"_meta": self._meta(), "notifications": {"taskIds": list(listening.task_ids)}}
-        await self._tell(_notification(_ACKNOWLEDGED, encode_json(params)))
+        await self._tell(notification(_ACKNOWLEDGED, encode_json(params)))
 
     async def stay(self, receive: Receive) -> None:
         """Return when the stream is over: the client has left, or the server was told to stop."""
@@ -283,7 +283,7 @@ class Listener:
             self._has_ended = True
             error = modern_error_data(exc).model_dump(mode="json", by_alias=True, exclude_none=True)
             with suppress(Exception):
-                await self._write(_event(encode_json({"jsonrpc": "2.0", "id": self._id, "error": error})))
+                await self._write(event(encode_json({"jsonrpc": "2.0", "id": self._id, "error": error})))
         self._is_telling = False
         self._teller = None
         if self._has_ended:
@@ -293,27 +293,27 @@ class Listener:
         """What there is to say now, up to about so many bytes; nothing if there is nothing, or nothing any more."""
         frames: list[bytes] = []
         while not self._is_ending and room > 0 and (state := await self._following.next()) is not None:
-            frames.append(self._state(state))
+            frames.append(await self._state(state))
             room -= len(frames[-1])
         if frames or self._has_ended:
             return b"".join(frames)
         if self._is_ending:
             return self._last_words()
         is_due, self._is_due = self._is_due, False
-        return _PING if is_due else b""
+        return PING if is_due else b""
 
     def _last_words(self) -> bytes:
         self._has_ended = True
         result = {"resultType": "complete", "_meta": self._meta()}
-        return _event(encode_json({"jsonrpc": "2.0", "id": self._id, "result": result}))
+        return event(encode_json({"jsonrpc": "2.0", "id": self._id, "result": result}))
 
-    def _state(self, state: Message) -> bytes:
+    async def _state(self, state: Message) -> bytes:
         meta = {**state.fields.get("_meta", {}), **self._meta()}
         params = Message(fields={**state.fields, "_meta": meta}, large=state.large).encode()
         if state.large is not None:
             # Between the tokens of what is stored there may be line breaks, which would end the event.
             params = params.replace(b"\r", b" ").replace(b"\n", b" ")
-        return _notification(self._method, params)
+        return notification(self._method, await escaped(params))
 
     def _meta(self) -> dict[str, str | int]:
         return {SUBSCRIPTION_ID_META_KEY: self._id}
@@ -323,11 +323,3 @@ class Listener:
         await self._send({"type": "http.response.body", "body": body, "more_body": not self._has_ended})
         if not self._is_over:
             self._listeners.spoke(self)
-
-
-def _notification(method: str, params: bytes) -> bytes:
-    return _event(b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (encode_json(method), params))
-
-
-def _event(message: bytes) -> bytes:
-    return b"event: message\r\ndata: %b\r\n\r\n" % message

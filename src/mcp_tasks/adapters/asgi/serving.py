@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol, TypeAlias, cast
 
@@ -22,8 +21,6 @@ from mcp_tasks.protocol import Caller, Listening, Message, RpcError, TasksProtoc
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 from mcp_tasks.wire.headers import NAME_HEADER
 
-logger: Final = logging.getLogger(__name__)
-
 _CALL_PARAMS: Final = frozenset({"name", "arguments", "_meta"})
 """What a plain call has. With anything else it may be one of several requests, or asks for something rare."""
 
@@ -33,6 +30,10 @@ _ENCODED: Final = "=?base64?"
 _LISTEN_PARAMS: Final = frozenset({"notifications", "_meta"})
 _TASKS_ALONE: Final = frozenset({"taskIds"})
 """What a stream is about that is served here: nothing of the SDK's own."""
+
+_MOST_TASKS: Final = 100
+_LONGEST_ID: Final = 256
+"""Of a stream that is served here: a listener keeps both, and there may be thousands. The SDK serves fewer."""
 
 Launch: TypeAlias = Callable[[], Awaitable[TaskRecord]]
 """Makes a task. Once it has begun, the call is answered by who began it, also with an error: were the call handed over
@@ -146,12 +147,7 @@ class Serving:
         return known[1]
 
     async def _listen(self, request: RpcRequest, caller: Caller) -> Listening:
-        wanted = request.params.get("notifications")
-        if (
-            not request.params.keys() <= _LISTEN_PARAMS
-            or not isinstance(wanted, dict)
-            or cast("dict[str, Any]", wanted).keys() != _TASKS_ALONE
-        ):
+        if not _is_slight(request):
             raise HandedOver(Handover.PARAMS)
         self._listeners.require_room()
         return await self._protocol.listen(caller, request.params)
@@ -159,6 +155,18 @@ class Serving:
     def _encoded(self, message: Message) -> bytes:
         meta = {**message.fields.get("_meta", {}), **self._meta}
         return Message(fields={**message.fields, "_meta": meta}, large=message.large).encode()
+
+
+def _is_slight(request: RpcRequest) -> bool:
+    """Whether a listener is for tasks alone, and keeps little while it lasts."""
+    wanted = request.params.get("notifications")
+    if not (request.params.keys() <= _LISTEN_PARAMS and isinstance(wanted, dict)):
+        return False
+    named = cast("dict[str, Any]", wanted)
+    tasks = named.get("taskIds")
+    if named.keys() != _TASKS_ALONE or (isinstance(tasks, list) and len(cast("list[Any]", tasks)) > _MOST_TASKS):
+        return False
+    return not (isinstance(request.id, str) and len(request.id) > _LONGEST_ID)
 
 
 class _Failed(Exception):
@@ -189,5 +197,4 @@ def _told_in_place_of(exc: Exception) -> Exception:
                 return told
             raise HandedOver(Handover.REFUSED) from exc
         case _:
-            logger.debug("a request was handed over after a failure", exc_info=exc)
             raise HandedOver(Handover.FAILED) from exc

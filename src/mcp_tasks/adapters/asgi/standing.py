@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MethodType
 from typing import Any, Final
 
 from mcp.server import Server
 from mcp.server.context import ServerMiddleware
+from mcp.server.extension import compose_tool_call_handler
 from mcp.server.request_state import RequestStateBoundary
 from mcp.server.subscriptions import ListenHandler
 
+from mcp_tasks.adapters.sdk import RequestHandler
 from mcp_tasks.wire import EXTENSION_ID
 
 _OURS: Final = __name__.partition(".")[0]
@@ -20,12 +23,21 @@ class Standing:
 
     Args:
         harmless: Other extensions that are known not to look at calls.
-        has_streams: Whether streams may be served here; otherwise they are all the SDK's.
+        is_own: Whether a handler of requests is one that was made for the tasks of the server.
+        is_lowlevel: Whether its author put it together, of handlers.
     """
 
-    def __init__(self, server: Server[Any], harmless: frozenset[str], *, has_streams: bool) -> None:
+    def __init__(
+        self,
+        server: Server[Any],
+        harmless: frozenset[str],
+        is_own: Callable[[RequestHandler], bool],
+        *,
+        is_lowlevel: bool,
+    ) -> None:
         self._server = server
-        self._has_streams = has_streams
+        self._is_own = is_own
+        self._is_lowlevel = is_lowlevel
         self._harmless = harmless | {EXTENSION_ID}
         # What every server has from the start. Its spans are made here, too; states of calls never come here.
         self._tracing = tuple(type(each) for each in Server[Any]("any").middleware)
@@ -45,11 +57,19 @@ class Standing:
             return False
         match method:
             case "tools/call":
-                return server.extensions.keys() <= self._harmless
+                return server.extensions.keys() <= self._harmless and self._is_usual_call(entry.handler)
             case "subscriptions/listen":
-                return self._has_streams and type(entry.handler) is ListenHandler
+                # A low-level server's is its author's: closing it has to end every stream, so it has them.
+                return not self._is_lowlevel and type(entry.handler) is ListenHandler
             case _:
-                return _is_ours(entry.handler)
+                return self._is_own(entry.handler)
+
+    def _is_usual_call(self, handler: RequestHandler) -> bool:
+        """Whether a handler of calls leaves them to the extensions first, and nothing is around that."""
+        if self._is_lowlevel:
+            return self._is_own(handler)
+        # The SDK makes it of all extensions of a server, and does not say which it is.
+        return getattr(handler, "__code__", None) is _COMPOSED
 
     def _look_at_middleware(self) -> None:
         self._middleware = list(self._server.middleware)
@@ -57,7 +77,15 @@ class Standing:
         self.makes_spans = any(type(each) in self._tracing for each in self._middleware)
 
 
-def _is_ours(each: Callable[..., Any]) -> bool:
+def _is_ours(each: object) -> bool:
     """Whether it is of this package: then what it does to a request is done here as well, or not needed."""
-    function: object = getattr(each, "__func__", each)
-    return getattr(function, "__module__", "").partition(".")[0] == _OURS
+    # All of ours are methods. Of a function nothing can be told: one that wraps ours may have its name and module.
+    return isinstance(each, MethodType) and type(each.__self__).__module__.partition(".")[0] == _OURS
+
+
+async def _nothing(ctx: object, params: object) -> None:
+    """The least handler that there can be."""
+
+
+_COMPOSED: Final = getattr(compose_tool_call_handler((), _nothing), "__code__", object())
+"""The code of every handler of calls that the SDK has put together of extensions."""

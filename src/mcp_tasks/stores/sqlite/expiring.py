@@ -7,6 +7,7 @@ beside one some milliseconds, because SQLite goes from page to page of it. So a 
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Sequence
 from datetime import datetime
@@ -15,7 +16,7 @@ from typing import Any, Final
 from mcp_tasks.stores.columns import to_micros
 from mcp_tasks.stores.sqlite.connection import fetch
 from mcp_tasks.stores.sqlite.queries import Query
-from mcp_tasks.stores.sqlite.writer import Operation
+from mcp_tasks.stores.sqlite.writer import Operation, Writer
 
 MOST_BYTES: Final = 1024 * 1024
 """What is kept beside the tasks of one slice, together; or one task, whatever it has."""
@@ -23,16 +24,18 @@ MOST_BYTES: Final = 1024 * 1024
 _ANY = "SELECT 1 FROM tasks INDEXED BY tasks_expires WHERE expires <= ? LIMIT 1"
 
 # Read from the index alone but for the sizes, which are in the first page of what they are the sizes of.
-EXPIRED: Final = """
+_SIZE = """
 SELECT
     ifnull((SELECT length(request) FROM requests WHERE task = t.key), 0)
         + ifnull((SELECT length(body) + ifnull(length(meta), 0) FROM outcomes WHERE task = t.key), 0)
         + ifnull((SELECT sum(length(value)) FROM journal INDEXED BY journal_task WHERE task = t.key), 0),
-    {wanted}
+"""
+_ID, _STATE = "t.version, t.id", "t.version, t.id, t.owner, t.namespace, t.state"
+_NEXT = """
 FROM tasks t INDEXED BY tasks_expires WHERE t.expires <= ? ORDER BY t.expires, t.created, t.id LIMIT ?
 """
-IDS: Final = EXPIRED.format(wanted="t.version, t.id")
-STATES: Final = EXPIRED.format(wanted="t.version, t.id, t.owner, t.namespace, t.state")
+IDS: Final = _SIZE + _ID + _NEXT
+STATES: Final = _SIZE + _STATE + _NEXT
 
 # The same ones, in the same order: nobody else writes in between.
 DELETE: Final = """
@@ -41,10 +44,20 @@ DELETE FROM tasks WHERE key IN (
 )
 """
 
+_KEYS = "SELECT t.key" + _NEXT
+_ONE = " FROM tasks t WHERE t.key = ? AND t.expires <= ?"
+_ONE_ID, _ONE_STATE = "SELECT " + _ID + _ONE, "SELECT " + _STATE + _ONE
+_DELETE_ONE = "DELETE FROM tasks WHERE key = ? AND expires <= ?"
+
 
 def any_expired(now: datetime) -> Query:
     """The query for whether there is a task that has expired."""
     return _ANY, (to_micros(now),)
+
+
+def keys(now: datetime, *, limit: int) -> Query:
+    """The query for the keys of the next tasks that have expired."""
+    return _KEYS, (to_micros(now), max(limit, 0))
 
 
 def forget_expired(now: datetime, *, limit: int, states: bool) -> Operation[list[Any]]:
@@ -57,6 +70,32 @@ def forget_expired(now: datetime, *, limit: int, states: bool) -> Operation[list
         if count:
             cursor.execute(DELETE, (instant, count))
         return [row for _, *row in rows[:count]]
+
+    return run
+
+
+async def forget_one_by_one(writer: Writer, keys: Sequence[int], now: datetime, *, states: bool) -> list[Any]:
+    """As `forget_expired`, for a file with damage in it: the tasks with these keys that it does not touch go.
+
+    The writer does each by itself when one of them fails.
+
+    Raises:
+        StoreError: None of them can be removed.
+    """
+    removals = [writer.run(_forget_one(key, to_micros(now), states=states)) for key in keys]
+    done = await asyncio.gather(*removals, return_exceptions=True)
+    failures = [one for one in done if isinstance(one, BaseException)]
+    rows = [row for one in done if not isinstance(one, BaseException) for row in one]
+    if failures and not rows:
+        raise failures[0]
+    return rows
+
+
+def _forget_one(key: int, instant: int, *, states: bool) -> Operation[list[Any]]:
+    def run(cursor: sqlite3.Cursor) -> list[Any]:
+        rows = fetch(cursor.connection, _ONE_STATE if states else _ONE_ID, (key, instant))
+        cursor.execute(_DELETE_ONE, (key, instant))
+        return rows
 
     return run
 

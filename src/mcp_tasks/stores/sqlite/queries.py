@@ -74,17 +74,21 @@ WHERE EXISTS (
 
 NOTE = "SELECT value FROM notes WHERE namespace = ? AND name = ?"
 
-# At most so many are looked at. The inner one gives its rows as the outer asks for them.
+# At most so many are looked at: the inner one gives its rows as the outer asks for them. If the page is not full then,
+# a row without a namespace follows: the end of what was looked at. It is one statement, for if some were deleted
+# between two, the end would lie behind tasks that nobody looked at.
 _LISTING = """
 SELECT created, id, owner, namespace, state FROM (
     SELECT created, id, owner, namespace, state, status, expires FROM tasks INDEXED BY {index}
     WHERE {where} AND (created, id) > (:place, :id) ORDER BY created, id LIMIT :looks
 )
-WHERE {wanted} LIMIT :limit
-"""
-_LAST_LOOKED_AT = """
-SELECT created, id FROM tasks INDEXED BY {index}
-WHERE {where} AND (created, id) > (:place, :id) ORDER BY created, id LIMIT 1 OFFSET :looks - 1
+WHERE {wanted}
+UNION ALL
+SELECT * FROM (
+    SELECT created, id, NULL, NULL, NULL FROM tasks INDEXED BY {index}
+    WHERE {where} AND (created, id) > (:place, :id) ORDER BY created, id LIMIT 1 OFFSET :looks - 1
+)
+LIMIT :limit
 """
 
 # The condition of a partial index is written out as in the schema: SQLite uses it only if it sees that it holds.
@@ -174,41 +178,34 @@ def versions(task_ids: Collection[str]) -> Iterator[Query]:
         yield _VERSIONS.format(places=", ".join("?" * len(some))), some
 
 
-class Listing:
-    """The queries for one page of a listing.
-
-    Attributes:
-        page: The query for the tasks on the page.
-        last: The query for the last task that was looked at, if there may be more behind it.
+def listing(
+    namespace: str, whose: Whose, *, now: datetime, status: TaskStatus | None, cursor: str | None, limit: int
+) -> Query:
+    """The query for one page of a listing, and the end of what was looked at if there may be more behind it.
 
     Raises:
         ValueError: The cursor is not one of ours.
     """
-
-    def __init__(
-        self, namespace: str, whose: Whose, *, now: datetime, status: TaskStatus | None, cursor: str | None, limit: int
-    ) -> None:
-        values: dict[str, Any] = {"namespace": to_text(namespace), "looks": limit + LOOKS, **_after(cursor)}
-        found, wanted = ["namespace = :namespace"], ["(expires IS NULL OR expires > :now)"]
-        parts = ["tasks"]
-        if isinstance(whose, InSession | ChildrenOf):
-            # A session, or a task, has few tasks: their statuses are read from the rows, no index has to follow them.
-            column = "session" if isinstance(whose, InSession) else "parent"
-            found.append(f"{column} = :of")
-            values["of"] = to_text(whose.session if isinstance(whose, InSession) else whose.parent)
-            parts.append(column)
-        elif whose is not EVERYBODY:
-            found.append("owner IS :of")
-            values["of"] = to_text(whose.owner) if isinstance(whose, OwnedBy) else None
-            parts.append("owner")
-        if status is not None:
-            (wanted if isinstance(whose, InSession | ChildrenOf) else found).append("status = :status")
-            parts += [] if isinstance(whose, InSession | ChildrenOf) else ["status"]
-        index = "_".join(parts) if len(parts) > 1 else "tasks_created"
-        words = {"index": index, "where": " AND ".join(found), "wanted": " AND ".join(wanted)}
-        more = {} if status is None else {"status": status.value}
-        self.page: Query = _LISTING.format(**words), {**values, **more, "now": to_micros(now), "limit": limit}
-        self.last: Query = _LAST_LOOKED_AT.format(**words), {**values, **more}
+    values: dict[str, Any] = {"namespace": to_text(namespace), "now": to_micros(now), **_after(cursor)}
+    values |= {"limit": limit, "looks": limit + LOOKS}
+    found, wanted = ["namespace = :namespace"], ["(expires IS NULL OR expires > :now)"]
+    parts = ["tasks"]
+    if isinstance(whose, InSession | ChildrenOf):
+        # A session, or a task, has few tasks: their statuses are read from the rows, no index has to follow them.
+        column = "session" if isinstance(whose, InSession) else "parent"
+        found.append(f"{column} = :of")
+        values["of"] = to_text(whose.session if isinstance(whose, InSession) else whose.parent)
+        parts.append(column)
+    elif whose is not EVERYBODY:
+        found.append("owner IS :of")
+        values["of"] = to_text(whose.owner) if isinstance(whose, OwnedBy) else None
+        parts.append("owner")
+    if status is not None:
+        (wanted if isinstance(whose, InSession | ChildrenOf) else found).append("status = :status")
+        parts += [] if isinstance(whose, InSession | ChildrenOf) else ["status"]
+        values["status"] = status.value
+    index = "_".join(parts) if len(parts) > 1 else "tasks_created"
+    return _LISTING.format(index=index, where=" AND ".join(found), wanted=" AND ".join(wanted)), values
 
 
 def _after(cursor: str | None) -> Mapping[str, Any]:

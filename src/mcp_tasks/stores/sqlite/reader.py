@@ -45,7 +45,7 @@ class Reader:
         # One at a time: large values are rare, and each takes as much memory as it has bytes.
         self._turn = anyio.CapacityLimiter(1)
 
-    def rows(self, sql: str, values: Values) -> Sequence[Any]:
+    def rows(self, sql: str, values: Values) -> list[Any]:
         """All rows of one query, read on this thread.
 
         Raises:
@@ -66,7 +66,7 @@ class Reader:
     def _fetch_large(self, sql: str, values: Values) -> Sequence[Any]:
         return self._fetch(self._large, sql, values)
 
-    def _fetch(self, connection: sqlite3.Connection, sql: str, values: Values) -> Sequence[Any]:
+    def _fetch(self, connection: sqlite3.Connection, sql: str, values: Values) -> list[Any]:
         try:
             return fetch(connection, sql, values)
         except (sqlite3.Error, OverflowError) as exc:

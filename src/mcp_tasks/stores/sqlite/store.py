@@ -35,7 +35,7 @@ from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import TaskUnreadable, UsageError
+from mcp_tasks.errors import StoreCorrupt, TaskUnreadable, UsageError
 from mcp_tasks.stores.base import Forgotten, IdPage, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest, encode_cursor
@@ -217,13 +217,13 @@ class SqliteStore:
     ) -> Page:
         """Tasks of the namespace in the order of creation, in one status or any."""
         # One more than asked for tells whether there is a next page.
-        listing = queries.Listing(namespace, whose, now=now, status=status, cursor=cursor, limit=limit + 1)
-        rows = self._rows(*listing.page)
+        query = queries.listing(namespace, whose, now=now, status=status, cursor=cursor, limit=limit + 1)
+        rows = self._rows(*query)
         following = _cursor(rows, limit)
-        if len(rows) <= limit:
-            # Short of what was asked for, perhaps because much was passed over: there may be more behind it.
-            for created, task_id in self._rows(*listing.last):
-                following = encode_cursor(created, from_text(task_id))
+        if rows and rows[-1][3] is None:
+            # Much was passed over, and there may be more behind the last one that was.
+            created, task_id, *_ = rows.pop()
+            following = encode_cursor(created, from_text(task_id))
         return Page(records=self._readable(rows[:limit]), cursor=following)
 
     async def hand_out(
@@ -272,7 +272,13 @@ class SqliteStore:
         # Mostly there is none, and a write, even of nothing, waits for the disk.
         if not self._rows(*expiring.any_expired(now)):
             return []
-        rows = await self._opened(self._writer).run(expiring.forget_expired(now, limit=limit, states=records))
+        writer = self._opened(self._writer)
+        try:
+            rows = await writer.run(expiring.forget_expired(now, limit=limit, states=records))
+        except StoreCorrupt:
+            # One damaged page would keep all tasks that are next to it for good.
+            keys = [key for (key,) in self._rows(*expiring.keys(now, limit=limit))]
+            rows = await expiring.forget_one_by_one(writer, keys, now, states=records)
         return [
             Forgotten(from_text(row[0]), version, if_readable(self._record, *row) if records else None)
             for version, *row in rows
@@ -332,7 +338,7 @@ class SqliteStore:
             raise UsageError(f"the store {self.path} is not open: `await store.open()` comes first")
         return part
 
-    def _rows(self, sql: str, values: Values) -> Sequence[Any]:
+    def _rows(self, sql: str, values: Values) -> list[Any]:
         return self._opened(self._reader).rows(sql, values)
 
     async def _beside(self, sql: str, values: Mapping[str, Any], decode: Callable[[Sequence[Any]], T]) -> T:

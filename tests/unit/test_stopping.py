@@ -1,0 +1,94 @@
+"""Noticing signals, whoever handles them besides."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from mcp_tasks.server.stopping import Stopping
+from tests.unit.running import settle
+
+pytestmark = pytest.mark.anyio
+
+TERM = signal.SIGTERM
+
+
+class Handler:
+    """Counts signals, and ends nothing."""
+
+    def __init__(self) -> None:
+        self.told = 0
+
+    def __call__(self, number: int, frame: Any) -> None:
+        self.told += 1
+
+
+@pytest.fixture(autouse=True)
+def first() -> Generator[Handler]:
+    """What handles the signal before anything here does."""
+    handler = Handler()
+    before = signal.signal(TERM, handler)
+    yield handler
+    signal.signal(TERM, before)
+
+
+async def told(stopping: Stopping) -> bool:
+    os.kill(os.getpid(), TERM)
+    await settle()
+    return stopping.event.is_set()
+
+
+async def test_it_goes_before_the_handler_that_is_there_and_is_gone_afterwards(first: Handler) -> None:
+    stopping = Stopping()
+    stopping.watch()
+    assert await told(stopping)
+    assert first.told == 1
+    stopping.unwatch()
+    assert signal.getsignal(TERM) is first
+
+
+async def test_it_goes_before_one_that_is_put_there_later_as_well(first: Handler) -> None:
+    stopping, later = Stopping(), Handler()
+    stopping.watch()
+    # As uvicorn does, which puts back what it found at its end.
+    found = signal.signal(TERM, later)
+    stopping.watch()
+    assert await told(stopping)
+    assert (first.told, later.told) == (0, 1)
+    signal.signal(TERM, found)
+    stopping.unwatch()
+    assert signal.getsignal(TERM) is first
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_watching_again_changes_nothing_if_nobody_else_came(first: Handler, times: int) -> None:
+    stopping = Stopping()
+    stopping.watch()
+    ours = signal.getsignal(TERM)
+    for _ in range(times):
+        stopping.watch()
+    assert signal.getsignal(TERM) is ours
+    stopping.unwatch()
+    assert signal.getsignal(TERM) is first
+
+
+async def test_handlers_that_stay_are_all_taken_away_from(first: Handler) -> None:
+    stopping, later = Stopping(), Handler()
+    stopping.watch()
+    signal.signal(TERM, later)
+    stopping.watch()
+    stopping.unwatch()
+    # What was there when it came; what is behind that is not its own to change.
+    assert signal.getsignal(TERM) is later
+
+
+async def test_one_that_is_put_there_last_is_left_alone() -> None:
+    stopping, last = Stopping(), Handler()
+    stopping.watch()
+    signal.signal(TERM, last)
+    stopping.unwatch()
+    assert signal.getsignal(TERM) is last
