@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,12 +17,26 @@ import pytest
 from mcp_tasks.core import Progress, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.events import RunCompleted, RunStarted, TaskCreated
 from mcp_tasks.core.record import Outcome
+from mcp_tasks.engines import Engine, LocalEngine
 from mcp_tasks.errors import StoreUnavailable, UnknownTask, ValueNotStorable
 from mcp_tasks.runtime import Ending, Run, Success, TaskChange, TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.context import current_task
 from mcp_tasks.runtime.early import MAX_KNOWN, EarlyStart
 from mcp_tasks.stores import MemoryStore
-from tests.unit.running import CLIENT, LIMIT, RERUN, finished, make_runtime, ok, question, running, settle, until_final
+from tests.unit.carrying import Broker, carrying_engine
+from tests.unit.running import (
+    CLIENT,
+    LIMIT,
+    RERUN,
+    Tool,
+    finished,
+    make_runtime,
+    ok,
+    question,
+    running,
+    settle,
+    until_final,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -208,6 +223,26 @@ async def test_a_tool_that_must_not_start_early_does_not(policy: ToolPolicy, opt
         assert store.written[0] == "created working"
 
 
+@pytest.mark.parametrize(
+    ("engine", "policy", "said"),
+    [
+        (lambda: carrying_engine(Broker()), EARLY, 1),
+        (lambda: carrying_engine(Broker()), RERUN, 0),
+        (LocalEngine, EARLY, 0),
+    ],
+    ids=["in vain", "not asked for", "possible"],
+)
+async def test_it_is_said_where_an_early_start_is_asked_for_in_vain(
+    engine: Callable[[], Engine], policy: ToolPolicy, said: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with running({"instant": Tool(Work(), policy)}, engine=engine()):
+        pass
+    lines = [line for line in caplog.messages if "early_start does nothing" in line]
+    assert len(lines) == said
+    assert all("instant" in line for line in lines)
+
+
 async def test_the_first_run_of_a_tool_and_the_one_after_a_long_run_do_not_start_early() -> None:
     work = Work(_return_after_milliseconds)
     async with known(work) as (runtime, store):
@@ -357,25 +392,30 @@ async def test_a_caller_that_goes_away_leaves_the_task(turns: int, by_scope: boo
         assert (await until_final(runtime, record)).status is TaskStatus.COMPLETED
 
 
-async def test_a_caller_that_went_away_is_not_told_that_its_task_could_not_be_written() -> None:
-    unexpected: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: unexpected.append(context))
-    work = Work(lambda run: _return_after(run, 10_000))
+@pytest.mark.parametrize("turns", [0, 10_000], ids=["ended at once", "still at work"])
+async def test_a_caller_that_went_away_before_its_task_could_not_be_written_leaves_nothing(
+    turns: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    work = Work(lambda run: _return_after(run, turns))
     async with known(work, concurrency=1) as (runtime, store):
         store.hold()
-        store.failure = StoreUnavailable("the disk is full")
         starting = asyncio.ensure_future(start(runtime))
         await settle()
         starting.cancel()
         await settle()
+        store.failure = StoreUnavailable("the disk is full")
         store.may_create.set()
         await settle()
-        assert (work.stopped, runtime.runs(), store.written) == (1, [], [])
+        assert (work.begun, work.stopped, runtime.runs()) == (2, 1 if turns else 0, [])
+        assert store.written == []
+        # Its slot is free again.
         store.failure = None
-        assert (await start(runtime)).id
-        del starting
-        gc.collect()
-        assert unexpected == []
+        assert (await until_final(runtime, await start(runtime))).status is TaskStatus.COMPLETED
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+    # An exception that nobody retrieved would fail the test: its runner is told of these.
+    del starting
+    gc.collect()
+    await settle()
 
 
 async def _cut_by_asyncio(doing: Awaitable[Any]) -> None:

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 from collections import OrderedDict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 from mcp_tasks.core.events import RunStarted
 from mcp_tasks.core.machine import apply
 from mcp_tasks.core.record import TaskRecord, TaskRequest
-from mcp_tasks.engines.base import ReservedSlot
+from mcp_tasks.engines.base import ReservedSlot, ReservesSlots
 from mcp_tasks.errors import ValueNotStorable
 from mcp_tasks.runtime.policy import ToolPolicy
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from mcp_tasks.runtime.late_writes import Write
     from mcp_tasks.runtime.run import Body, Run
     from mcp_tasks.runtime.runtime import TaskRuntime
+
+logger: Final = logging.getLogger(__name__)
 
 QUICK: Final = 0.002
 """Seconds. A tool that took longer the last time gains nothing by these: writing its task takes about as long."""
@@ -131,6 +134,13 @@ class EarlyStart:
         self._runtime = runtime
         self._took: OrderedDict[tuple[str, str], float] = OrderedDict()
         self._unwritten: dict[str, Unwritten] = {}
+
+    def check(self, tools: Mapping[str, ToolPolicy]) -> None:
+        """Say of which tools it is asked for in vain: their runs begin where an engine carries their tasks."""
+        names = sorted(name for name, policy in tools.items() if policy.early_start)
+        if names and not isinstance(self._runtime.engine, ReservesSlots):
+            engine, named = type(self._runtime.engine).__name__, ", ".join(names)
+            logger.info("early_start does nothing with %s, which carries tasks to workers: %s", engine, named)
 
     def is_for(self, record: TaskRecord, policy: ToolPolicy, *, key: str | None) -> bool:
         """Whether the tool of a new task may start before the task is written.

@@ -149,6 +149,7 @@ class TaskRuntime:
             if self.runs_tools:
                 await self.lease.renew()
             tools = await self.dispatch.learn_tools()
+            self.early.check(tools)
             await self.engine.start(self.execute if self.runs_tools else None, await self.dispatch.served(tools))
             await self.janitor.recover_lost()
             await self.janitor.start_waiting()
