@@ -4,7 +4,8 @@ A file of expired tasks, each with its request and its outcome, and a runtime th
 loop measures by how much its sleeps are late until the last of them is gone; during the second half somebody creates
 tasks meanwhile, and waits for the disk each time. A machine that is busy with other things delays a loop that does
 nothing at all, so the loop is measured at rest before; and Linux says for how long a thread was ready and had no CPU,
-which is not of this process's making and is taken off.
+which is not of this process's making. What the loop's thread waited is taken off; and, as another number, what the
+thread did that waited longest, because one that has the interpreter's lock and no CPU keeps the loop waiting too.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import get_native_id
 
 from bench.machine import machine_facts
 from bench.report import print_facts
@@ -33,38 +35,47 @@ from mcp_tasks.stores.sqlite import SqliteStore
 MADE = 100
 """Tasks that are made by the store; the others are copies."""
 
+THREADS = Path("/proc/self/task")
+
 REST = 10.0
 """Seconds for which the loop at rest is measured."""
 
 
 class Stalls:
-    """By how much the running loop's turns are late: each time, and without what its thread waited for a CPU."""
+    """By how much the running loop's turns are late: each time, and without what threads waited for a CPU."""
 
     def __init__(self) -> None:
-        self._looks: list[tuple[float, float]] = []
-        # That of the thread which opens it, and so of the loop.
-        self._waited = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        self._looks: list[tuple[float, float, float]] = []
         self._ticking = asyncio.create_task(self._tick())
 
     async def end(self, name: str) -> None:
         """Measure no more, and print what was measured."""
         self._ticking.cancel()
-        os.close(self._waited)
-        late, own = ([look[kind] * 1e3 for look in self._looks] for kind in (0, 1))
+        late, own, all_ = ([look[kind] * 1e3 for look in self._looks] for kind in (0, 1, 2))
         print(
             f"{name:34}{max(own):9.1f} ms at most, p99.9 {statistics.quantiles(own, n=1000)[998]:.1f}; "
-            f"with what it waited for a CPU {max(late):.1f}; {len(late):,} looks"
+            f"with what it waited for a CPU {max(late):.1f}, without what any thread did {max(all_):.1f}; "
+            f"{len(late):,} looks"
         )
 
     async def _tick(self) -> None:
+        loop = str(get_native_id())
         while True:
-            began, waited = time.perf_counter(), self._without_cpu()
+            before, began = _without_cpu(), time.perf_counter()
             await asyncio.sleep(TICK)
             late = time.perf_counter() - began - TICK
-            self._looks.append((late, max(0.0, late - (self._without_cpu() - waited))))
+            waited = {thread: seconds - before.get(thread, seconds) for thread, seconds in _without_cpu().items()}
+            self._looks.append((late, max(0.0, late - waited[loop]), max(0.0, late - max(waited.values()))))
 
-    def _without_cpu(self) -> float:
-        return int(os.pread(self._waited, 100, 0).split()[1]) / 1e9
+
+def _without_cpu() -> dict[str, float]:
+    """For how many seconds each thread of this process was ready to run, and did not."""
+    waited: dict[str, float] = {}
+    for thread in os.listdir(THREADS):
+        # It may have ended by now.
+        with suppress(OSError):
+            waited[thread] = int((THREADS / thread / "schedstat").read_bytes().split()[1]) / 1e9
+    return waited
 
 
 async def fill(path: Path, tasks: int, outcome_bytes: int) -> None:
