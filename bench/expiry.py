@@ -160,8 +160,8 @@ def _quantile(waits: Sequence[float], percent: int) -> float:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.expiry", description=__doc__)
-    parser.add_argument("--tasks", type=int, default=100_000)
-    parser.add_argument("--outcome-bytes", type=int, default=200)
+    parser.add_argument("--tasks", type=int, default=100_000, help="that have expired (%(default)s)")
+    parser.add_argument("--outcome-bytes", type=int, default=200, help="of each (%(default)s)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mcp-tasks-bench-") as name:
         print_facts(machine_facts(Path(name)))

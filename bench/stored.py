@@ -42,6 +42,8 @@ from mcp_tasks.stores.shares import Handing, Limits, Share
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.helpers.databases import Postgres, postgres
 
+KINDS = ("sqlite", "postgres")
+
 PAGE = 10
 """Ids that a sweep asks for: as many are there in each store."""
 
@@ -309,12 +311,20 @@ async def start(store: Store) -> str:
     return f"{starts[0] * 1e3:.1f} ms, and again {started} | {swept}"
 
 
+def _kind(name: str) -> str:
+    if name not in KINDS:
+        raise argparse.ArgumentTypeError(f"choose from {', '.join(KINDS)}")
+    return name
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.stored", description=__doc__)
-    parser.add_argument("kinds", nargs="*", default=["sqlite", "postgres"])
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 100_000, 1_000_000])
-    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("kinds", nargs="*", type=_kind, default=[*KINDS], help="of store: sqlite, postgres; both")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[1_000, 100_000, 1_000_000], help="tasks in each store (%(default)s)"
+    )
+    parser.add_argument("--rounds", type=int, default=100, help="calls of each verb (%(default)s)")
     parser.add_argument("--all", action="store_true", help="what waits grows as well")
     options = parser.parse_args()
     soon = 1_000_000 * (int(time.time()) + 3600)

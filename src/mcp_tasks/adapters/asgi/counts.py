@@ -12,7 +12,7 @@ logger: Final = logging.getLogger(__name__)
 
 
 class Handover(StrEnum):
-    """Why a request was handed over to the SDK."""
+    """Why a request was handed over to the SDK. What each reason means is in docs/operate.md, "The short way"."""
 
     OTHER_WIRE = "other wire"
     """Not a POST of the newest version: an older era, a GET, a version that is not known."""
@@ -82,9 +82,11 @@ class Defects:
 
 
 class Counts:
-    """What one server answered here, by method, and handed over, by reason: these only ever grow.
+    """What one process answered before the SDK saw it, and what it handed over.
 
     Attributes:
+        answered: How many requests were answered, by method; those that failed for a reason of the server's too.
+        handed_over: How many requests went to the SDK, by reason.
         listeners: How many streams of `subscriptions/listen` are served here at this moment.
     """
 
