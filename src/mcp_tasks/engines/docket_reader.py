@@ -98,7 +98,7 @@ class Deliveries:
     """The ids that have been read, and wait for a slot here or for the store to know who has the task."""
 
     def __init__(self, deliver: Deliver) -> None:
-        self.stopping = False
+        self.stopping: bool = False
         self._deliver = deliver
         self._under_way: set[asyncio.Future[bool]] = set()
         self._arrived = asyncio.Event()

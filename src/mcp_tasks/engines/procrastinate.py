@@ -61,7 +61,7 @@ class ProcrastinateCarrier:
     def __init__(self, url: str, *, connections: int = CONNECTIONS, pace: Pace | None = None) -> None:
         check_number("connections", connections, 1)
         self._parameters = _parameters(url)
-        self.place = database_place(url)
+        self.place: str = database_place(url)
         self._connections = connections
         self._pace = pace or Pace()
         self._namespace = ""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from mcp_tasks.core.extras import needing_extra
 from mcp_tasks.core.urls import POSTGRES, REDIS, shown, with_plain_scheme
 from mcp_tasks.engines.base import Engine
 from mcp_tasks.engines.local import LocalEngine
 from mcp_tasks.engines.remote import Carrier, RemoteEngine
-from mcp_tasks.errors import MissingExtra, UsageError
+from mcp_tasks.errors import UsageError
 
 LOCAL: Final = "local"
 
@@ -43,16 +44,12 @@ def engine_from_url(url: str, concurrency: int) -> Engine:
 
 
 def _procrastinate(url: str, concurrency: int) -> Engine:
-    try:
+    with needing_extra("carrying tasks by Postgres", "postgres"):
         from mcp_tasks.engines.procrastinate import ProcrastinateEngine
-    except ModuleNotFoundError as exc:
-        raise MissingExtra("carrying tasks by Postgres", "postgres") from exc
     return ProcrastinateEngine(url, concurrency)
 
 
 def _docket(url: str, concurrency: int) -> Carrier:
-    try:
+    with needing_extra("carrying tasks by Redis", "redis"):
         from mcp_tasks.engines.docket import BATCH, DocketCarrier
-    except ModuleNotFoundError as exc:
-        raise MissingExtra("carrying tasks by Redis", "redis") from exc
     return DocketCarrier(url, batch=min(concurrency, BATCH))

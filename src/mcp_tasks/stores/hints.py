@@ -97,7 +97,7 @@ class Inbox:
     __slots__ = ("_arrived", "_unread", "_wake", "origin", "task_ids")
 
     def __init__(self, origin: object = None, *, wake: Callable[[], None] | None = None) -> None:
-        self.origin = origin
+        self.origin: object = origin
         self.task_ids: set[str] = set()
         self._unread: dict[str, Hint] = {}
         # There is one only while somebody waits: there may be thousands of readers, and an event is larger than the

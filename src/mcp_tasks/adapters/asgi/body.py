@@ -20,7 +20,7 @@ class Body:
     __slots__ = ("_messages", "_receive", "data")
 
     def __init__(self, data: bytes | None, messages: Sequence[Message], receive: Receive) -> None:
-        self.data = data
+        self.data: bytes | None = data
         self._messages = list(messages)
         self._receive = receive
 
