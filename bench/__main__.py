@@ -7,7 +7,7 @@
     python -m bench --profile get-working    where the server's time goes in one case
 
 Durable on SQLite with synchronous=FULL. Server and client are on one machine, over 16 keep-alive connections that
-always have an operation under way; no server has an access log. "Poll to the result" asks for a task 2 ms after the
+always have an operation under way; no server has an access log. "Poll to the result" asks for a task 20 ms after the
 last answer until the answer has the result, and says how often it asked.
 """
 

@@ -25,8 +25,9 @@ CONNECTIONS = 16
 LONG = 3600.0
 """Seconds that a parked tool sleeps: longer than any run of this."""
 
-POLL_PAUSE = 0.002
-"""Seconds between two polls: about what the task takes. Without a pause the polls would slow the task they ask for."""
+POLL_PAUSE = 0.02
+"""Seconds between two polls: about what a task takes with 16 under way, and a tenth of what the server advertises. With
+less the polls would slow the task they ask for."""
 
 MAX_POLLS = 5_000
 """Ten seconds of polling."""

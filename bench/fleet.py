@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from bench import docket, fleet_tasks, procrastinate
-from bench.cases import MAX_POLLS, POLL_PAUSE
+from bench.cases import MAX_POLLS
 from bench.client import BenchError, task_get, tool_call
 from bench.counting import CountingProxy, counting
 from bench.machine import machine_facts
@@ -33,6 +33,9 @@ from tests.helpers.databases import postgres, valkey
 
 SETTLED = 4.0
 """Seconds after which a new process has opened what it opens."""
+
+POLL_PAUSE = 0.002
+"""Seconds between two polls of the one client that there is: about what a task takes on the quickest store."""
 
 CREATE = tool_call("noop")
 
