@@ -115,8 +115,8 @@ class Lookout:
         run = self._runtime.run_of(hint.task_id)
         if run is None:
             self._consider(hint, unseen)
-        elif hint.version > run.record.version and not run.recording.is_writing:
-            # A run that writes hears of it by that: either the change is its own, or it loses against it and reads it.
+        elif hint.version > run.record.version:
+            # Also while it writes: what it writes may be on disk already, and this has come after it.
             await self._refresh(run)
 
     def _consider(self, hint: Hint, unseen: MemoryObjectSendStream[str]) -> None:

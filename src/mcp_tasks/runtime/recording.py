@@ -45,11 +45,6 @@ class Recording:
         self._write_soon: asyncio.Task[bool] | None = None
 
     @property
-    def is_writing(self) -> bool:
-        """Whether something is on its way to the store."""
-        return self._writing.locked() or not self.is_written
-
-    @property
     def is_written(self) -> bool:
         """Whether the task itself is in the store."""
         return self._unwritten is None
