@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
-from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.core import Progress, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.events import TaskCancelled
 from mcp_tasks.engines import LocalEngine, RemoteEngine
 from mcp_tasks.errors import StoreUnavailable, VersionConflict
@@ -303,3 +303,46 @@ async def test_a_run_hears_of_a_change_that_came_before_one_that_failed() -> Non
         with anyio.fail_after(5):
             while runtime.runs():  # noqa: ASYNC110 - nothing tells of the last one
                 await anyio.sleep(0.01)
+
+
+class SlowToSay(MemoryStore):
+    """Has one write made long before it says so: the next that brings progress."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = anyio.Event()
+        self.says_so = anyio.Event()
+
+    async def save(self, record: TaskRecord, **options: Any) -> None:
+        await super().save(record, **options)
+        if record.progress is not None and not self.made.is_set():
+            self.made.set()
+            await self.says_so.wait()
+
+
+async def test_a_run_hears_of_a_change_that_came_after_one_of_its_own_that_it_has_not_been_told_of() -> None:
+    stopped = anyio.Event()
+
+    async def reporting(run: Run) -> Ending:
+        try:
+            await run.report(Progress(progress=1))
+            await anyio.sleep_forever()
+        finally:
+            stopped.set()
+        raise AssertionError("unreachable")
+
+    store = SlowToSay()
+    async with (
+        running(reporting, store=store, look_interval=NEVER, progress_interval=timedelta(milliseconds=1)) as runtime,
+        running(never_ending, store=store, runs_tools=False) as other,
+    ):
+        await settle()
+        task = await runtime.launch(REQUEST, owner=None, retention=None)
+        with anyio.fail_after(5):
+            await store.made.wait()
+            seen = await store.get(task.id)
+            assert seen is not None
+            await other.cancel(seen, "no need", actor=CLIENT)
+            await settle()
+            store.says_so.set()
+            await stopped.wait()
