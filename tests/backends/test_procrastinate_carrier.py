@@ -18,7 +18,7 @@ from procrastinate.schema import SchemaManager
 from mcp_tasks.core.statement import Statement, database_place
 from mcp_tasks.engines import Route, Serves
 from mcp_tasks.engines.base import WritesJobs
-from mcp_tasks.engines.procrastinate import Pace, ProcrastinateCarrier, ProcrastinateEngine
+from mcp_tasks.engines.procrastinate import PATIENCE, Pace, ProcrastinateCarrier, ProcrastinateEngine
 from mcp_tasks.engines.procrastinate_jobs import TRIES, queue_of
 from mcp_tasks.engines.procrastinate_schema import prepare
 from mcp_tasks.errors import InvalidOption, StoreUnavailable, UsageError
@@ -346,7 +346,8 @@ async def test_a_database_that_is_away_is_told_of_in_few_lines(
         assert not caplog.records
         await asyncio.to_thread(server.stop)
         try:
-            with anyio.fail_after(2 * WAIT):
+            # A worker that asks for a job just then waits for a connection before it fails.
+            with anyio.fail_after(PATIENCE + 4 * WAIT):
                 while engine.is_taking:  # noqa: ASYNC110
                     await anyio.sleep(0.02)
             # Long enough for pools and workers to try again and again.
