@@ -38,7 +38,7 @@ from mcp_tasks.engines import LocalEngine
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.stores import EVERYBODY, UNOWNED, InSession, OwnedBy, Store, Whose
 from mcp_tasks.stores.postgres import PostgresStore
-from mcp_tasks.stores.shares import Handing, Limits, Share
+from mcp_tasks.stores.shares import Handing, Share, WorkLimits
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.helpers.databases import Postgres, postgres
 
@@ -185,7 +185,7 @@ def verbs(store: Store, ids: Iterator[str]) -> Mapping[str, Callable[[], Awaitab
         await store.create(record, REQUEST)
         began = time.perf_counter()
         claimed = replace(record, worker="worker-1", attempt=1, started_at=record.created_at, version=2)
-        await store.save(claimed, expected=1, limits=Limits(tool=1_000_000, owner=1_000_000))
+        await store.save(claimed, expected=1, limits=WorkLimits(tool=1_000_000, owner=1_000_000))
         took["claim within limits"] = time.perf_counter() - began
         await store.delete(record.id, expected=2)
 

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mcp_tasks.core.limits import Limits
     from mcp_tasks.errors import TasksError
     from mcp_tasks.runtime import Retry, Settings, TaskChange, TaskContext, current_task
     from mcp_tasks.server import Caller, Fallback, Host, TaskMode, Tasks
@@ -18,6 +19,7 @@ __all__ = [
     "Caller",
     "Fallback",
     "Host",
+    "Limits",
     "Retry",
     "Settings",
     "TaskChange",
@@ -33,6 +35,7 @@ _HOMES = {
     "Caller": "mcp_tasks.server",
     "Fallback": "mcp_tasks.server",
     "Host": "mcp_tasks.server",
+    "Limits": "mcp_tasks.core.limits",
     "Retry": "mcp_tasks.runtime",
     "Settings": "mcp_tasks.runtime",
     "TaskChange": "mcp_tasks.runtime",

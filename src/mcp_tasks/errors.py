@@ -15,6 +15,12 @@
     ├── QuestionTimedOut            nobody answered a question within its `timeout`
     ├── AnswerRefused               the client answered a question with an error
     ├── UnknownTask                 the caller named a task that is not there for this caller
+    ├── LimitExceeded               the caller takes more than it may
+    ├── OwnerRequired               a task has to have an owner, and there is none
+    ├── KeyRefused                  an idempotency key cannot be used for this call
+    │   ├── KeyTaken                another call stands under it
+    │   ├── KeySpent                its task has expired
+    │   └── KeyTooShort             it could be guessed, and there is no other proof of who calls
     ├── TaskWasCancelled            what a caller waited for was cancelled
     ├── WaitAbandoned               a caller stopped waiting for a task that has not ended
     │   ├── WaitTimedOut            it waited as long as it wanted to
@@ -144,6 +150,70 @@ class UnknownTask(TasksError):
         self.task_id = task_id
         self.hint = hint
         super().__init__(f"{what}: it does not exist, has expired, or is not yours{f'; {hint}' if hint else ''}")
+
+
+class LimitExceeded(TasksError):
+    """A caller asks for more than it may take. Nothing was done.
+
+    Attributes:
+        limit: Which limit it is: an attribute of `mcp_tasks.Limits`.
+        retry_after: When to come back; None if the same request will not do then either.
+    """
+
+    def __init__(self, limit: str, message: str, *, retry_after: timedelta | None = None) -> None:
+        self.limit = limit
+        self.retry_after = retry_after
+        super().__init__(message)
+
+
+class OwnerRequired(UsageError):
+    """A server that requires authentication was to make a task that nobody owns."""
+
+
+class KeyRefused(TasksError):
+    """An idempotency key cannot be used for this call. Nothing was done.
+
+    Attributes:
+        reason: Why, in one word for programs.
+    """
+
+    reason: str
+
+
+class KeyTaken(KeyRefused):
+    """Under the idempotency key stands a call of another tool, or with other arguments."""
+
+    reason = "key_taken"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The idempotency key belongs to another call: of another tool, or with other arguments. One key is for "
+            "one call; take a new one"
+        )
+
+
+class KeySpent(KeyRefused):
+    """The task that the idempotency key stands for is gone, and the key may not be used again yet."""
+
+    reason = "key_spent"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The task of this idempotency key has expired, with its result. The call was made, and is not made again "
+            "under the same key; take a new one to make it once more"
+        )
+
+
+class KeyTooShort(KeyRefused):
+    """The idempotency key could be guessed, and the caller has no name: there is nothing else to tell callers apart."""
+
+    reason = "key_too_short"
+
+    def __init__(self, least: int) -> None:
+        super().__init__(
+            f"Without authentication an idempotency key has at least {least} characters, so that nobody can guess it: "
+            "a UUID will do"
+        )
 
 
 class TaskWasCancelled(TasksError):

@@ -17,7 +17,7 @@ from mcp_tasks.core.statement import Statement
 from mcp_tasks.errors import LimitReached, StoreUnavailable, TaskExists, VersionConflict
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.postgres import PostgresStore
-from mcp_tasks.stores.shares import Handing, Limits, Share
+from mcp_tasks.stores.shares import Handing, Share, WorkLimits
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
 from tests.helpers.databases import Postgres, postgres
@@ -124,11 +124,11 @@ async def test_a_claim_within_limits_whose_answer_is_lost_has_happened_once(serv
         for record in (first, second):
             await store.create(record, REQUEST)
         cable.cuts = 1
-        await store.save(replace(first, version=2, worker="me"), expected=1, limits=Limits(tool=1))
+        await store.save(replace(first, version=2, worker="me"), expected=1, limits=WorkLimits(tool=1))
         assert (await store.get(first.id)) == replace(first, version=2, worker="me")
         cable.cuts = 1
         with pytest.raises(LimitReached):
-            await store.save(replace(second, version=2, worker="me"), expected=1, limits=Limits(tool=1))
+            await store.save(replace(second, version=2, worker="me"), expected=1, limits=WorkLimits(tool=1))
 
 
 async def test_a_save_that_others_followed_is_known_to_have_happened(server: Postgres, database: str) -> None:

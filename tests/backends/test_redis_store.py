@@ -22,7 +22,7 @@ from mcp_tasks.stores.base import EVERYBODY, Forgotten, Hint, InSession
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.redis import RedisStore
 from mcp_tasks.stores.redis.writes import LOOKS
-from mcp_tasks.stores.shares import Handing, Limits, Share
+from mcp_tasks.stores.shares import Handing, Share, WorkLimits
 from mcp_tasks.stores.url import store_from_url
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
@@ -109,7 +109,7 @@ async def live_through_everything(store: RedisStore) -> None:
     claimed = make_record(id="claimed")
     await store.create(claimed, REQUEST)
     await store.save(
-        replace(claimed, version=2, worker="worker", attempt=1), expected=1, entries=[STEP], limits=Limits(tool=9)
+        replace(claimed, version=2, worker="worker", attempt=1), expected=1, entries=[STEP], limits=WorkLimits(tool=9)
     )
     await store.create(make_record(id="asleep", wake_at=NOON), REQUEST)
     over = make_record(id="over")
@@ -146,7 +146,9 @@ def verbs_on(store: RedisStore, record: TaskRecord) -> list[Callable[[], Awaitab
     return [
         lambda: store.create(record, REQUEST, key=record.id, handing=handing),
         lambda: store.get(record.id),
-        lambda: store.save(ended(record), expected=1, entries=[STEP], outcome=OUTCOME, limits=Limits(tool=1, owner=1)),
+        lambda: store.save(
+            ended(record), expected=1, entries=[STEP], outcome=OUTCOME, limits=WorkLimits(tool=1, owner=1)
+        ),
         lambda: store.request(record.id),
         lambda: store.outcome(record.id),
         lambda: store.journal(record.id),

@@ -19,7 +19,7 @@ from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.errors import LimitReached, StoreUnavailable, TaskUnreadable
 from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession
-from mcp_tasks.stores.shares import Backlog, Limits, Share
+from mcp_tasks.stores.shares import Backlog, Share, WorkLimits
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.sqlite.schema import migrations, prepare
 from mcp_tasks.testing import make_record
@@ -228,11 +228,11 @@ async def test_tasks_of_the_fifth_schema_are_handed_out_and_counted(fifth: Path)
         bob = make_record(namespace="demo", owner="bob")
         await store.create(bob, request)
         with pytest.raises(LimitReached):
-            await store.save(replace(bob, version=2, worker="w"), expected=1, limits=Limits(owner=2))
+            await store.save(replace(bob, version=2, worker="w"), expected=1, limits=WorkLimits(owner=2))
         # One does something, and one waits for an answer in the memory of its worker.
         with pytest.raises(LimitReached):
-            await store.save(replace(bob, version=2, worker="w"), expected=1, limits=Limits(tool=2))
-        await store.save(replace(bob, version=2, worker="w"), expected=1, limits=Limits(owner=3, tool=3))
+            await store.save(replace(bob, version=2, worker="w"), expected=1, limits=WorkLimits(tool=2))
+        await store.save(replace(bob, version=2, worker="w"), expected=1, limits=WorkLimits(owner=3, tool=3))
         chosen = await store.hand_out("demo", Share(owner=9), limit=9)
         assert {ready.id for ready in chosen} == set(queued)
         assert {ready.name for ready in chosen} == {"render"}
@@ -249,7 +249,7 @@ async def test_tasks_that_the_upgrade_cannot_read_are_counted_once_they_are_save
         fields = next(fields for fields in SCHEMA_5.tasks if fields["id"] == "at work for bob")
         await store.save(replace(record_of(fields), version=3), expected=2)
         with pytest.raises(LimitReached):
-            await store.save(claimed, expected=1, limits=Limits(tool=1))
+            await store.save(claimed, expected=1, limits=WorkLimits(tool=1))
 
 
 @FILES

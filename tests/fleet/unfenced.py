@@ -16,7 +16,7 @@ from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.errors import VersionConflict
 from mcp_tasks.stores import Store
-from mcp_tasks.stores.shares import Limits
+from mcp_tasks.stores.shares import WorkLimits
 
 Fence: TypeAlias = Literal["kept", "slow", "removed"]
 
@@ -46,7 +46,7 @@ class _Delayed:
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
-        limits: Limits | None = None,
+        limits: WorkLimits | None = None,
     ) -> None:
         await asyncio.sleep(random.uniform(0.0, SLOWEST))
         while True:

@@ -25,7 +25,7 @@ from mcp_tasks.runtime.lease import uptime
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.hints import LocalNotifier
-from mcp_tasks.stores.shares import Limits
+from mcp_tasks.stores.shares import WorkLimits
 
 LIMIT = 5.0
 """Seconds after which a test that waits has failed."""
@@ -245,7 +245,7 @@ class PausingStore(MemoryStore):
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
-        limits: Limits | None = None,
+        limits: WorkLimits | None = None,
     ) -> None:
         await anyio.lowlevel.checkpoint()
         await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
@@ -279,7 +279,7 @@ class FailingStore(MemoryStore):
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
-        limits: Limits | None = None,
+        limits: WorkLimits | None = None,
     ) -> None:
         if self._save_failures > 0 and self._refuse_save(record):
             self._save_failures -= 1

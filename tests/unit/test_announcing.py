@@ -14,7 +14,7 @@ from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import TaskExists, UnknownTask
 from mcp_tasks.runtime import AskedOnCall, Ending, Run, TaskRuntime, ToolPolicy
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.shares import Limits
+from mcp_tasks.stores.shares import WorkLimits
 from tests.unit.running import (
     FailingStore,
     answer,
@@ -86,7 +86,7 @@ class AnnouncedMeanwhile(MemoryStore):
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
-        limits: Limits | None = None,
+        limits: WorkLimits | None = None,
     ) -> None:
         other, self.other = self.other, None
         if other is not None:

@@ -16,7 +16,7 @@ from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.life import State
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.shares import Limits
+from mcp_tasks.stores.shares import WorkLimits
 from tests.unit.running import CLIENT, ONCE, RERUN, launch, ok, running, settle, until, until_final
 from tests.unit.virtual_time import VirtualTimeLoop
 
@@ -59,7 +59,7 @@ class Net(MemoryStore):
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
-        limits: Limits | None = None,
+        limits: WorkLimits | None = None,
     ) -> None:
         self._pass()
         await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)

@@ -19,7 +19,7 @@ from mcp_tasks.errors import QuestionTooLarge
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.questions import LARGEST_QUESTION
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.shares import Limits
+from mcp_tasks.stores.shares import WorkLimits
 from mcp_tasks.testing import FakeClock
 from tests.unit.running import (
     CLIENT,
@@ -311,7 +311,7 @@ class SlowSaves(MemoryStore):
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
-        limits: Limits | None = None,
+        limits: WorkLimits | None = None,
     ) -> None:
         if record.inputs.outstanding and not self.saving.is_set():
             self.saving.set()
@@ -458,7 +458,7 @@ class SlowReleaseStore(MemoryStore):
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
-        limits: Limits | None = None,
+        limits: WorkLimits | None = None,
     ) -> None:
         if record.attempt and record.worker is None and not record.is_final:
             self.releasing.set()

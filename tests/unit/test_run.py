@@ -22,7 +22,7 @@ from mcp_tasks.core import JournalEntry, Progress, TaskRecord, TaskStatus
 from mcp_tasks.core.record import Outcome
 from mcp_tasks.runtime import Ending, Failure, Run, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.shares import Limits
+from mcp_tasks.stores.shares import WorkLimits
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.unit.running import (
     CLIENT,
@@ -410,7 +410,7 @@ class PickyStore(MemoryStore):
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
-        limits: Limits | None = None,
+        limits: WorkLimits | None = None,
     ) -> None:
         if record.progress is not None and isinstance(record.progress.progress, Decimal) and self.refusals < 10:
             self.refusals += 1

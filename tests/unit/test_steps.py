@@ -17,7 +17,7 @@ from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import InvalidOption, UsageError, ValueNotStorable
 from mcp_tasks.runtime import Body, Ending, Retry, Run, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.shares import Limits
+from mcp_tasks.stores.shares import WorkLimits
 from tests.unit.running import (
     FailingStore,
     Finished,
@@ -320,7 +320,7 @@ class SmallStore(MemoryStore):
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
-        limits: Limits | None = None,
+        limits: WorkLimits | None = None,
     ) -> None:
         if any(len(repr(entry.value)) > 4_096 for entry in entries):
             raise ValueNotStorable("a value is too large")

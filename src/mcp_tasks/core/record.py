@@ -107,6 +107,10 @@ class TaskRecord:
         queue: Which pool of workers runs it.
         priority: Among the tasks of a queue those of a higher number are started first.
         tool_version: The version of its tool that the current (or last) run was started with, if the author gives any.
+        fingerprint: What the call was, as a hash, for a task that stands under an idempotency key of its caller: under
+            the same key no other call may stand.
+        trace: The trace context of the call that made the task, as W3C text (`traceparent`): its runs go on with it.
+        rerun_of: The task that an operator had run again as this one.
         unknown: What a newer release keeps of the task and this one does not know. It is written back as it was.
     """
 
@@ -136,6 +140,9 @@ class TaskRecord:
     queue: str = DEFAULT_QUEUE
     priority: int = 0
     tool_version: str | None = None
+    fingerprint: str | None = None
+    trace: str | None = None
+    rerun_of: str | None = None
     unknown: Mapping[str, JsonValue] = field(default_factory=lambda: _NOTHING)
     namespace: str = ""
     version: int = 1

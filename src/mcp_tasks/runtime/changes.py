@@ -21,7 +21,7 @@ from mcp_tasks.errors import StaleRun, TaskUnreadable, UnknownTask, VersionConfl
 from mcp_tasks.runtime.observing import Observed, Observers, TaskChange
 from mcp_tasks.stores.base import Hint, Store
 from mcp_tasks.stores.hints import HintFan, Inbox
-from mcp_tasks.stores.shares import Handing, Limits
+from mcp_tasks.stores.shares import Handing, WorkLimits
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.late_writes import Write
@@ -108,7 +108,7 @@ class Changes:
         actor: Actor,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
-        limits: Limits | None = None,
+        limits: WorkLimits | None = None,
     ) -> TaskRecord:
         """Apply events to the task as it was at `record`, once; as a claim within `limits`.
 

@@ -21,7 +21,7 @@ from mcp_tasks.core.record import DEFAULT_QUEUE, TaskRecord
 from mcp_tasks.engines.base import Lane, Route, Serves, WritesJobs
 from mcp_tasks.errors import StoreError
 from mcp_tasks.runtime.policy import ToolPolicy
-from mcp_tasks.stores.shares import Handing, Limits, Ready, Share
+from mcp_tasks.stores.shares import Handing, Ready, Share, WorkLimits
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
@@ -80,12 +80,12 @@ class Dispatch:
             queues.update(await self._runtime.store.backlog(self._runtime.namespace, self._runtime.now()))
         return Serves(namespace=self._runtime.namespace, queues=sorted(queues), tools=sorted(tools), homes=homes)
 
-    def limits(self, policy: ToolPolicy) -> Limits | None:
+    def limits(self, policy: ToolPolicy) -> WorkLimits | None:
         """How many tasks may be at work for one more of this tool to be claimed; None if any number may."""
         owner = self._runtime.settings.max_at_work_per_owner
         if policy.max_at_work is None and owner is None:
             return None
-        return Limits(tool=policy.max_at_work, owner=owner)
+        return WorkLimits(tool=policy.max_at_work, owner=owner)
 
     # New tasks
 

@@ -19,6 +19,7 @@ from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import InputAnswered, InputHosted, TaskAnnounced, TaskCancelled
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json import JsonObject, JsonValue
+from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.engines.base import Engine, Slot
@@ -64,6 +65,7 @@ class TaskRuntime:
         describe: An exception as the JSON-RPC error a client sees.
         clock: The time as people tell it; it may be set at any moment.
         namespace: Which server this is. Tasks of other servers in the same store are left alone.
+        limits: How much callers may take.
         runs_tools: Whether tools run in this process. One that only serves creates, answers and cancels tasks and
             sweeps like any other, but claims none, so it needs no lease.
         queues: The queues whose tasks are run in this process; None for all.
@@ -84,6 +86,7 @@ class TaskRuntime:
         clock: Callable[[], datetime],
         namespace: str = "",
         settings: Settings | None = None,
+        limits: Limits | None = None,
         runs_tools: bool = True,
         queues: Collection[str] | None = None,
         tools: Callable[[], Awaitable[Mapping[str, ToolPolicy]]] = _no_tools,
@@ -95,6 +98,7 @@ class TaskRuntime:
         self.store = store
         self.engine = engine
         self.settings: Settings = settings or Settings()
+        self.limits: Limits = limits or Limits()
         self.sweep_interval: timedelta = self.settings.sweeps_every(remote=engine.abilities.remote)
         self.policy = policy
         self.namespace = namespace

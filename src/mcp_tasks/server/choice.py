@@ -13,6 +13,7 @@ from mcp_tasks.engines.url import LOCAL, engine_beside, engine_from_url
 from mcp_tasks.errors import InvalidOption, MissingExtra, UsageError
 from mcp_tasks.runtime import Observer
 from mcp_tasks.stores import MemoryStore, Store
+from mcp_tasks.stores.codec import Cipher
 from mcp_tasks.stores.url import store_from_url, url_from_environment
 
 
@@ -22,7 +23,7 @@ def _parts_of(protocol: type) -> tuple[str, ...]:
     return tuple(name for name, part in parts if callable(part) or isinstance(part, property))
 
 
-_STORE: Final = _parts_of(Store)
+_STORE: Final = tuple(part for part in _parts_of(Store) if part != "usage")
 _ENGINE: Final = _parts_of(Engine)
 
 
@@ -35,12 +36,14 @@ class Parts:
         engine: Who runs the tools.
         said: What the author said of it.
         url: What names it if the author said nothing.
+        cipher: What the store is to encrypt with.
     """
 
     store: Store | None
     engine: Engine
     said: Engine | str | None
     url: str
+    cipher: Cipher | None = None
 
     def with_concurrency(self, concurrency: int) -> Parts:
         """The same for a process that runs so many tools at a time.
@@ -52,7 +55,9 @@ class Parts:
         return replace(self, engine=chosen_engine(self.said, concurrency, self.url))
 
 
-def chosen_parts(store: Store | str | None, engine: Engine | str | None, concurrency: int | None) -> Parts:
+def chosen_parts(
+    store: Store | str | None, engine: Engine | str | None, concurrency: int | None, cipher: Cipher | None = None
+) -> Parts:
     """The store and the engine that are meant. A URL decides for both, unless the engine is chosen by itself.
 
     Raises:
@@ -61,12 +66,12 @@ def chosen_parts(store: Store | str | None, engine: Engine | str | None, concurr
     """
     if store is None and (url := url_from_environment()) is not None:
         try:
-            return _parts(url, engine, concurrency)
+            return replace(_parts(url, engine, concurrency), cipher=cipher)
         except (MissingExtra, InvalidOption):
             raise
         except UsageError as exc:
             raise UsageError(f"the environment variable MCP_TASKS_URL: {exc}") from None
-    return _parts(store, engine, concurrency)
+    return replace(_parts(store, engine, concurrency), cipher=cipher)
 
 
 def _parts(store: Store | str | None, engine: Engine | str | None, concurrency: int | None) -> Parts:

@@ -13,6 +13,7 @@ from mcp.server.extension import Extension
 from mcp_tasks.adapters.asgi import ShortWay
 from mcp_tasks.adapters.era import EraParts
 from mcp_tasks.adapters.sdk import SdkAdapter
+from mcp_tasks.core.limits import Limits
 from mcp_tasks.fallback.hosts import Host
 from mcp_tasks.fallback.room import FallbackRoom
 from mcp_tasks.fallback.ways import ShownTo
@@ -42,6 +43,8 @@ class Doors:
         *,
         principal: Callable[[Caller], str | None],
         require_name_header: bool,
+        require_owner: bool | None,
+        limits: Limits,
         max_ttl: timedelta,
         augment: Augment | None,
         hosts: Mapping[str, Host],

@@ -10,14 +10,16 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from os import PathLike
 from typing import Any, Final, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from mcp.server import MCPServer, Server
 from mcp.server.context import ServerMiddleware
 
+from mcp_tasks.core.limits import Limits
 from mcp_tasks.engines import Engine
 from mcp_tasks.errors import UsageError, WiringError
 from mcp_tasks.protocol.errors import describe
@@ -47,6 +49,8 @@ class Setup:
         namespace: Which servers are the same server; None for those of the same name.
         runs_tools: Whether this process runs tools, or only serves.
         queues: Of which queues; None for all.
+        limits: How much callers may take.
+        audit: The file to which the audit log is appended, if there is one.
     """
 
     parts: Parts
@@ -57,6 +61,8 @@ class Setup:
     runs_tools: bool
     observers: Sequence[Observer]
     queues: Collection[str] | None = None
+    limits: Limits = field(default_factory=Limits)
+    audit: str | PathLike[str] | None = None
 
 
 class Lifecycle:
@@ -223,6 +229,7 @@ class Lifecycle:
             queues=self.setup.queues,
             tools=self._catalogue.policies,
             observers=self.setup.observers,
+            limits=self.setup.limits,
         )
 
     @asynccontextmanager

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from os import PathLike
 from typing import Any, Never, TypeAlias, TypeVar, Unpack, cast, get_args, overload
 
 from mcp.server import MCPServer, Server, ServerRequestContext
@@ -23,6 +24,7 @@ from mcp_types import CallToolRequestParams
 
 from mcp_tasks.adapters.asgi import MOST_LISTENERS, Counts
 from mcp_tasks.core.durations import check_duration
+from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.values import check_choice, check_flag, check_function, check_instance, check_number, check_text
 from mcp_tasks.engines import Engine
 from mcp_tasks.errors import InvalidMark, WiringError
@@ -59,6 +61,7 @@ from mcp_tasks.server.wiring import (
 )
 from mcp_tasks.server.working import Working
 from mcp_tasks.stores import Store
+from mcp_tasks.stores.codec import Cipher
 from mcp_tasks.stores.origin import callers_globals, origin_of
 from mcp_tasks.tools.before_body import asks_by_returning, resolves_parameters, stop_at_body
 from mcp_tasks.tools.host import LowLevelHost, MCPServerHost
@@ -121,6 +124,13 @@ class Tasks(LocalCalls, Working, Extension):
         companion_prefix: What the names of the companion tools begin with, where a server has tools of those names.
         hosts: How long hosts wait for a call, by `clientInfo.name`; `"*"` for those that are not known. Adds to what is
             known already, and stands above it.
+        limits: How much callers may take.
+        require_owner: Whether every task has to have an owner, so that a request without one is refused. By default it
+            is so on a server that requires authentication.
+        cipher: Encrypts what the store keeps of tasks. For a store that a URL names; one that is given as an object is
+            made with its own.
+        audit: A file to which the audit log is appended, a JSON object a line; it goes to the logger
+            `mcp_tasks.audit` in any case.
         short_way: Whether polls, calls that become tasks and the like are answered before the SDK's own handling of a
             request, over Streamable HTTP. The answers are the same, and cost a fraction.
         max_listeners: How many streams of `subscriptions/listen` a process serves in that way at a time, at some 17 KiB
@@ -161,6 +171,10 @@ class Tasks(LocalCalls, Working, Extension):
         companions: ShownTo = "auto",
         companion_prefix: str = "",
         hosts: Mapping[str, Host] | None = None,
+        limits: Limits | None = None,
+        require_owner: bool | None = None,
+        cipher: Cipher | None = None,
+        audit: str | PathLike[str] | None = None,
         short_way: bool = True,
         max_listeners: int = MOST_LISTENERS,
     ) -> None:
@@ -176,6 +190,10 @@ class Tasks(LocalCalls, Working, Extension):
             check_text("namespace", namespace)
         check_flag("runs_tools", runs_tools)
         check_flag("require_name_header", require_name_header)
+        if limits is not None:
+            check_instance("limits", limits, Limits)
+        if require_owner is not None:
+            check_flag("require_owner", require_owner)
         check_flag("short_way", short_way)
         check_number("max_listeners", max_listeners, 0)
         ttl = chosen_ttl(default_ttl_ms, default_ttl)
@@ -194,7 +212,7 @@ class Tasks(LocalCalls, Working, Extension):
         )
         self._catalogue = Catalogue(usual, default_mode)
         setup = Setup(
-            parts=chosen_parts(store, engine, concurrency),
+            parts=chosen_parts(store, engine, concurrency, cipher),
             clock=clock,
             settings=settings,
             namespace=namespace,
@@ -202,6 +220,8 @@ class Tasks(LocalCalls, Working, Extension):
             runs_tools=runs_tools,
             queues=chosen_queues(queues),
             observers=chosen_observers(observers),
+            limits=limits or Limits(),
+            audit=audit,
         )
         self._lifecycle = Lifecycle(setup, self._catalogue)
         self._doors = Doors(
@@ -209,6 +229,8 @@ class Tasks(LocalCalls, Working, Extension):
             self._lifecycle,
             principal=principal,
             require_name_header=require_name_header,
+            require_owner=require_owner,
+            limits=limits or Limits(),
             max_ttl=max_ttl,
             augment=augment,
             hosts=hosts or {},

@@ -31,14 +31,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import Final, Literal, Protocol, TypeAlias
 
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.stores.shares import Backlog, Handing, Limits, Ready, Share
+from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, Usage, WorkLimits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,6 +151,7 @@ class Store(Protocol):
         *,
         key: str | None = None,
         key_until_end: bool = False,
+        key_outlives: timedelta | None = None,
         handing: Handing | None = None,
         outcome: Outcome | None = None,
     ) -> TaskRecord:
@@ -169,8 +170,14 @@ class Store(Protocol):
         with all that it has, and only loses the key to the new task. Which of the two rules holds is for the one who
         creates to say, each time.
 
+        With `key_outlives` the key stays with this task when it is gone, however it went, and for so long after that:
+        whoever creates under it then is refused, and so is who does while the task has expired and is still there.
+        Where the key belongs to a task that is there, that one is returned, as without it. `forget_expired` forgets
+        such keys too, once their time is over.
+
         Raises:
             TaskExists: The id is taken.
+            KeySpent: The task of the key has expired or is gone, and the key outlives it.
             TaskUnreadable: There is a task under the key, but not in a state that can be read.
             ValueNotStorable: The record or the request is too large, or not JSON. Nobody else's write fails with it.
         """
@@ -207,7 +214,7 @@ class Store(Protocol):
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
-        limits: Limits | None = None,
+        limits: WorkLimits | None = None,
     ) -> None:
         """Replace the record if it is still at version `expected`, append `entries` to its journal, keep its outcome.
 
@@ -261,6 +268,15 @@ class Store(Protocol):
 
         Raises:
             ValueError: The cursor is not one of ours.
+        """
+        ...
+
+    async def usage(self, namespace: str, whose: Whose) -> Usage:
+        """What is kept of the tasks of the namespace, of one owner, of nobody, or of everybody.
+
+        For limits, asked now and then: it must not read the tasks, and counts those that have expired and are not
+        forgotten yet, or that cannot be read, as they are. Of everybody only the open tasks are counted, and
+        `stored_bytes` is 0.
         """
         ...
 

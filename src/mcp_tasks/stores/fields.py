@@ -3,10 +3,11 @@
 The *state* is a record but for its id and namespace, which a backend keeps beside it. Durations are microseconds, as
 instants are (`columns`).
 
-Format 5 may have a queue, a priority and the version of its tool, and is format 4 otherwise. Format 4 may have a
-session, a parent, a result that is an error, and questions that the client holds as tasks of its own, and is format 3
-otherwise: a record without its request and its result. Formats 1 and 2 had both in it; the one
-backend that ever wrote them brings them to format 3 when it migrates its file, so only 3 and up are read here.
+Format 6 may have the fingerprint of its call, the trace that it belongs to and the task that it is a rerun of, and is
+format 5 otherwise. Format 5 may have a queue, a priority and the version of its tool, and is format 4 otherwise. Format
+4 may have a session, a parent, a result that is an error, and questions that the client holds as tasks of its own, and
+is format 3 otherwise: a record without its request and its result. Formats 1 and 2 had both in it; the one backend that
+ever wrote them brings them to format 3 when it migrates its file, so only 3 and up are read here.
 
 Releases of two adjacent formats share a store while a fleet is rolled from one to the other. So a newer state is read
 here too, if it says so: `readable` is the first format whose releases may read and write it. What they do not know of
@@ -37,7 +38,7 @@ from mcp_tasks.core.record import DEFAULT_QUEUE, Progress, TaskRecord, TaskReque
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.stores.columns import MICROSECOND, from_micros, to_micros
 
-FORMAT = 5
+FORMAT = 6
 
 READABLE = 5
 """The first format whose releases may read, and write back, what is written now."""
@@ -58,6 +59,9 @@ _STATE_TYPES: _Types = {
     "queue": str,
     "priority": int,
     "toolVersion": (str, NoneType),
+    "fingerprint": str,
+    "trace": str,
+    "rerunOf": str,
     "owner": (str, NoneType),
     "method": str,
     "name": str,
@@ -172,6 +176,12 @@ def state_fields(record: TaskRecord) -> dict[str, Any]:
         state["priority"] = record.priority
     if record.tool_version is not None:
         state["toolVersion"] = record.tool_version
+    if record.fingerprint is not None:
+        state["fingerprint"] = record.fingerprint
+    if record.trace is not None:
+        state["trace"] = record.trace
+    if record.rerun_of is not None:
+        state["rerunOf"] = record.rerun_of
     _put_times(state, record)
     # Last: a newer format stays the one that it is.
     return {**state, **record.unknown} if record.unknown else state
@@ -215,6 +225,9 @@ def record_from(task_id: str, namespace: str, fields: JsonObject) -> TaskRecord:
         queue=get("queue", DEFAULT_QUEUE),
         priority=get("priority", 0),
         tool_version=get("toolVersion"),
+        fingerprint=get("fingerprint"),
+        trace=get("trace"),
+        rerun_of=get("rerunOf"),
         unknown=unknown if fields["format"] <= FORMAT else _of_newer(fields, unknown),
         version=fields["version"],
     )

@@ -39,7 +39,7 @@ from mcp_tasks.stores.places import (
     tool_of,
     wait_of,
 )
-from mcp_tasks.stores.shares import Backlog, Handing, Limits, Ready, Share
+from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, WorkLimits
 
 
 class MemoryStore:
@@ -131,13 +131,13 @@ class MemoryStore:
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
-        limits: Limits | None = None,
+        limits: WorkLimits | None = None,
     ) -> None:
         """Replace the record if it is still at version `expected`, with what is kept beside it."""
         self._codec.encode_state(record)
         lines = await encoded_entries(self._codec, record.id, entries)
         self._check(record.id, expected)
-        self._check_limits(record, limits or Limits())
+        self._check_limits(record, limits or WorkLimits())
         self._put(record)
         self._journals[record.id] += lines
         if outcome is not None:
@@ -265,7 +265,7 @@ class MemoryStore:
         if current is None or current.version != expected:
             raise VersionConflict(task_id, expected)
 
-    def _check_limits(self, record: TaskRecord, limits: Limits) -> None:
+    def _check_limits(self, record: TaskRecord, limits: WorkLimits) -> None:
         by = {
             "tool": (limits.tool, ("in hand of tool", record.namespace, tool_of(record)), ("at work",)),
             "owner": (limits.owner, ("at work of owner", record.namespace, owner_of(record)), ()),

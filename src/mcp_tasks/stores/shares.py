@@ -11,7 +11,7 @@ from mcp_tasks.core.statement import Statement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class WorkLimits:
     """How many tasks may be at work at a time, over all processes: of one tool, and of one owner. None for any number.
 
     At work is a task that a worker has and that has not ended, whatever its status: a run that waits for an answer in
@@ -81,6 +81,20 @@ class Backlog:
 
     ready: int
     since: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """What is kept of some tasks.
+
+    Attributes:
+        open_tasks: How many have not ended; at most `MOST_COUNTED`.
+        stored_bytes: Bytes of their requests, outcomes and journals as they are kept, those of ended ones included;
+            what is small of every task (its row) counts as nothing.
+    """
+
+    open_tasks: int
+    stored_bytes: int
 
 
 MOST_COUNTED: Final = 100_000

@@ -14,7 +14,7 @@ from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import LimitReached, VersionConflict
 from mcp_tasks.stores.base import Store
-from mcp_tasks.stores.shares import Limits
+from mcp_tasks.stores.shares import WorkLimits
 from mcp_tasks.testing._store_handing import create_at_once, task
 from mcp_tasks.testing._store_races import race
 from mcp_tasks.testing._store_sweeps import swept
@@ -29,7 +29,7 @@ def claimed(record: TaskRecord, **fields: Any) -> TaskRecord:
     )
 
 
-def claim(store: Store, record: TaskRecord, limits: Limits, **fields: Any) -> Callable[[], Awaitable[None]]:
+def claim(store: Store, record: TaskRecord, limits: WorkLimits, **fields: Any) -> Callable[[], Awaitable[None]]:
     """Claims the task within limits."""
     return partial(store.save, claimed(record, **fields), expected=record.version, limits=limits)
 
@@ -43,9 +43,9 @@ class LimitTests(StoreTests):
     """How many tasks may be at work at a time, over all processes."""
 
     @pytest.mark.parametrize(
-        "limits", [Limits(tool=3), Limits(owner=3), Limits(tool=3, owner=4), Limits(tool=9, owner=3)]
+        "limits", [WorkLimits(tool=3), WorkLimits(owner=3), WorkLimits(tool=3, owner=4), WorkLimits(tool=9, owner=3)]
     )
-    async def test_of_many_that_claim_at_once_as_many_succeed_as_may(self, store: Store, limits: Limits) -> None:
+    async def test_of_many_that_claim_at_once_as_many_succeed_as_may(self, store: Store, limits: WorkLimits) -> None:
         records = [task(number) for number in range(20)]
         await create_at_once(store, records)
         outcomes = await race(*(claim(store, record, limits) for record in records))
@@ -56,7 +56,7 @@ class LimitTests(StoreTests):
     async def test_of_those_that_claim_in_two_processes_as_many_succeed_as_may(self, store: Store, peer: Store) -> None:
         records = [task(number) for number in range(20)]
         await create_at_once(store, records)
-        claims = [claim((store, peer)[number % 2], record, Limits(tool=5)) for number, record in enumerate(records)]
+        claims = [claim((store, peer)[number % 2], record, WorkLimits(tool=5)) for number, record in enumerate(records)]
         outcomes = await race(*claims)
         assert sum(outcome is None for outcome in outcomes) == 5
         assert len(await at_work(peer)) == 5
@@ -64,23 +64,23 @@ class LimitTests(StoreTests):
     async def test_of_many_that_claim_one_task_within_limits_one_succeeds(self, store: Store) -> None:
         record = task()
         await create_all(store, record)
-        outcomes = await race(*[claim(store, record, Limits(tool=1, owner=1))] * 10)
+        outcomes = await race(*[claim(store, record, WorkLimits(tool=1, owner=1))] * 10)
         assert sum(outcome is None for outcome in outcomes) == 1
         assert {type(outcome) for outcome in outcomes if outcome} <= {LimitReached, VersionConflict}
 
     async def test_a_claim_that_is_refused_changes_nothing(self, store: Store) -> None:
         first, second = task(1), task(2)
         await create_all(store, first, second)
-        await claim(store, first, Limits(tool=1))()
+        await claim(store, first, WorkLimits(tool=1))()
         entry = JournalEntry(kind="step", key="never", value=None)
         with pytest.raises(LimitReached) as refused:
-            await store.save(claimed(second), expected=1, entries=[entry], limits=Limits(tool=1))
+            await store.save(claimed(second), expected=1, entries=[entry], limits=WorkLimits(tool=1))
         assert (refused.value.task_id, refused.value.what) == (second.id, "tool")
         assert await store.get(second.id) == second
         assert list(await store.journal(second.id)) == []
         assert await swept(partial(store.queued, "demo")) == [second.id]
         with pytest.raises(LimitReached, match="owner"):
-            await claim(store, second, Limits(owner=1))()
+            await claim(store, second, WorkLimits(owner=1))()
 
     async def test_a_limit_is_of_one_tool_of_one_server(self, store: Store) -> None:
         first = task(1, owner="alice")
@@ -90,29 +90,29 @@ class LimitTests(StoreTests):
             task(4, namespace="another"),
         ]
         await create_all(store, first, *others, last := task(5, owner="bob"))
-        await claim(store, first, Limits(tool=1))()
+        await claim(store, first, WorkLimits(tool=1))()
         for record in others:
-            await claim(store, record, Limits(tool=1))()
+            await claim(store, record, WorkLimits(tool=1))()
         with pytest.raises(LimitReached):
-            await claim(store, last, Limits(tool=1))()
-        await claim(store, last, Limits(tool=2))()
+            await claim(store, last, WorkLimits(tool=1))()
+        await claim(store, last, WorkLimits(tool=2))()
 
     async def test_a_limit_is_of_one_owner_of_one_server(self, store: Store) -> None:
         first, unowned = task(1, owner="alice"), task(2, owner=None)
         others = [task(3, owner="bob"), task(4, owner=""), task(5, owner="alice", namespace="another")]
         await create_all(store, first, unowned, *others)
         for record in (first, unowned, *others):
-            await claim(store, record, Limits(owner=1))()
+            await claim(store, record, WorkLimits(owner=1))()
         for owner in ("alice", None):
             # Those that nobody owns count as one owner's.
             await create_all(store, last := task(6, owner=owner, name="other"))
             with pytest.raises(LimitReached):
-                await claim(store, last, Limits(owner=1))()
+                await claim(store, last, WorkLimits(owner=1))()
 
     async def test_without_limits_any_number_is_at_work(self, store: Store) -> None:
         records = [task(number) for number in range(5)]
         await create_all(store, *records)
-        for record, limits in zip(records, (Limits(tool=1), Limits(), None, Limits(), None), strict=True):
+        for record, limits in zip(records, (WorkLimits(tool=1), WorkLimits(), None, WorkLimits(), None), strict=True):
             await store.save(claimed(record), expected=1, limits=limits)
         assert len(await at_work(store)) == 5
 
@@ -125,10 +125,10 @@ class LimitTests(StoreTests):
             task(4, status=TaskStatus.COMPLETED, finished_at=NOON, worker="worker"),
         )
         await create_all(store, wanted := task(5))
-        await claim(store, wanted, Limits(tool=1, owner=1))()
+        await claim(store, wanted, WorkLimits(tool=1, owner=1))()
 
     async def test_a_run_that_waits_counts_as_long_as_a_worker_has_it(self, store: Store) -> None:
-        one = Limits(tool=1, owner=1)
+        one = WorkLimits(tool=1, owner=1)
         await create_all(store, first := task(1), second := task(2))
         await claim(store, first, one)()
         asking = replace(claimed(first), version=3, status=TaskStatus.INPUT_REQUIRED)
@@ -144,7 +144,7 @@ class LimitTests(StoreTests):
         await claim(store, second, one)()
 
     async def test_there_is_room_when_one_leaves_ends_or_is_gone(self, store: Store) -> None:
-        one = Limits(tool=1, owner=1)
+        one = WorkLimits(tool=1, owner=1)
         first = task(0)
         await create_all(store, first)
         await claim(store, first, one)()
@@ -170,16 +170,16 @@ class LimitTests(StoreTests):
     async def test_a_task_does_not_count_against_itself(self, store: Store) -> None:
         record = task()
         await create_all(store, record)
-        await claim(store, record, Limits(tool=1, owner=1))()
+        await claim(store, record, WorkLimits(tool=1, owner=1))()
         again = replace(claimed(record), version=3, worker="another")
-        await store.save(again, expected=2, limits=Limits(tool=1, owner=1))
+        await store.save(again, expected=2, limits=WorkLimits(tool=1, owner=1))
         assert await store.get(record.id) == again
 
     async def test_a_claim_of_what_has_changed_is_refused_whatever_the_limits(self, store: Store) -> None:
         record = task()
         await create_all(store, record)
         with pytest.raises(VersionConflict):
-            await store.save(claimed(record), expected=7, limits=Limits(tool=5))
+            await store.save(claimed(record), expected=7, limits=WorkLimits(tool=5))
         with pytest.raises(VersionConflict):
-            await store.save(claimed(task()), expected=1, limits=Limits(owner=5))
+            await store.save(claimed(task()), expected=1, limits=WorkLimits(owner=5))
         assert await at_work(store) == []

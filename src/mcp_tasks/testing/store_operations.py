@@ -16,7 +16,7 @@ from mcp_tasks.core.record import ALWAYS
 from mcp_tasks.errors import LimitReached, TaskExists, VersionConflict
 from mcp_tasks.stores.base import Store
 from mcp_tasks.stores.memory import MemoryStore
-from mcp_tasks.stores.shares import Handing, Limits, Share
+from mcp_tasks.stores.shares import Handing, Share, WorkLimits
 from mcp_tasks.testing.strategies import WORKERS
 
 NOTED = "demo"
@@ -67,7 +67,7 @@ class Save:
     expected: int
     entries: Sequence[JournalEntry] = ()
     outcome: Outcome | None = None
-    limits: Limits | None = None
+    limits: WorkLimits | None = None
 
     @property
     def subject(self) -> str:

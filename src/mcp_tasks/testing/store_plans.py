@@ -13,7 +13,7 @@ from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskRequest, apply
 from mcp_tasks.core.events import RunStarted
 from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.errors import TransitionRefused
-from mcp_tasks.stores.shares import Limits, Share
+from mcp_tasks.stores.shares import Share, WorkLimits
 from mcp_tasks.testing.clock import FakeClock
 from mcp_tasks.testing.records import make_record
 from mcp_tasks.testing.store_operations import (
@@ -184,7 +184,7 @@ def _events() -> st.SearchStrategy[Plan]:
 
 
 def _claims() -> st.SearchStrategy[Plan]:
-    def make(number: int, worker: str, limits: Limits) -> Plan:
+    def make(number: int, worker: str, limits: WorkLimits) -> Plan:
         def plan(machine: World) -> Operation:
             record, now = machine.record(number), machine.clock()
             if not record.is_queued(now):
@@ -193,7 +193,7 @@ def _claims() -> st.SearchStrategy[Plan]:
 
         return plan
 
-    limits = st.sampled_from([Limits(tool=1), Limits(owner=1), Limits(tool=3, owner=2)])
+    limits = st.sampled_from([WorkLimits(tool=1), WorkLimits(owner=1), WorkLimits(tool=3, owner=2)])
     return st.builds(make, _numbers, st.sampled_from(list(WORKERS)), limits)
 
 

@@ -13,7 +13,7 @@ from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.hints import LocalNotifier
-from mcp_tasks.stores.shares import Limits
+from mcp_tasks.stores.shares import WorkLimits
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class FaultyStore(MemoryStore):
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
-        limits: Limits | None = None,
+        limits: WorkLimits | None = None,
     ) -> None:
         self._check_up()
         number, self._saves = self._saves, self._saves + 1

@@ -49,7 +49,7 @@ from mcp_tasks.stores.postgres.handing import HandingOut
 from mcp_tasks.stores.postgres.notifier import PostgresNotifier
 from mcp_tasks.stores.postgres.schema import prepare, schema_of
 from mcp_tasks.stores.postgres.text import from_owner, from_text, to_text
-from mcp_tasks.stores.shares import Backlog, Handing, Limits, Ready, Share
+from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, WorkLimits
 from mcp_tasks.stores.together import LARGEST
 from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
 
@@ -165,7 +165,7 @@ class PostgresStore:
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
-        limits: Limits | None = None,
+        limits: WorkLimits | None = None,
     ) -> None:
         """Replace the record if it is still at version `expected`, with what is kept beside it."""
         state = self._codec.encode_state(record)

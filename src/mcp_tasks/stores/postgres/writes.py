@@ -24,7 +24,7 @@ from mcp_tasks.stores.encoding import Line
 from mcp_tasks.stores.postgres.database import Query, Session
 from mcp_tasks.stores.postgres.queries import AT_ANY_TIME, OF_OWNER, OF_TOOL
 from mcp_tasks.stores.postgres.text import to_optional, to_owner, to_text
-from mcp_tasks.stores.shares import Limits
+from mcp_tasks.stores.shares import WorkLimits
 
 MARK_BYTES: Final = 8
 MARKS_KEPT: Final = 8
@@ -154,7 +154,7 @@ class Save:
         state: bytes,
         lines: Sequence[Line],
         outcome: Outcome | None,
-        limits: Limits | None,
+        limits: WorkLimits | None,
     ) -> None:
         self._record = record
         self._expected = expected
@@ -178,7 +178,7 @@ class Save:
         sql = f"WITH changed AS ({_UPDATE} {where}) {self._rest} SELECT FROM changed"
         return bool(await session.rows(sql.encode(), self._values))
 
-    async def _claim(self, session: Session, limits: Limits) -> bool:
+    async def _claim(self, session: Session, limits: WorkLimits) -> bool:
         identity = identity_of(self._record)
         values = self._values | identity | {"tool_limit": limits.tool, "owner_limit": limits.owner}
         where = f"FROM room WHERE t.id = %(id)s AND t.version = %(expected)s AND {_HAS_ROOM} RETURNING t.key"
@@ -195,7 +195,7 @@ class Save:
         return bool(done)
 
 
-def _locks(identity: dict[str, Any], limits: Limits) -> list[int]:
+def _locks(identity: dict[str, Any], limits: WorkLimits) -> list[int]:
     """Numbers for those who claim under the same limits. Two limits of one number only wait for each other."""
     names: list[tuple[str, ...]] = []
     if limits.tool is not None:

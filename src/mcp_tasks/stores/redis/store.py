@@ -52,7 +52,7 @@ from mcp_tasks.stores.redis.names import from_bytes, to_bytes
 from mcp_tasks.stores.redis.notifier import RedisNotifier
 from mcp_tasks.stores.redis.reads import Reads
 from mcp_tasks.stores.redis.writes import Writes
-from mcp_tasks.stores.shares import MOST_COUNTED, Backlog, Handing, Limits, Ready, Share
+from mcp_tasks.stores.shares import MOST_COUNTED, Backlog, Handing, Ready, Share, WorkLimits
 from mcp_tasks.stores.together import LARGEST
 from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
 
@@ -156,7 +156,7 @@ class RedisStore:
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
-        limits: Limits | None = None,
+        limits: WorkLimits | None = None,
     ) -> None:
         """Replace the record if it is still at version `expected`, with what is kept beside it."""
         state = self._codec.encode_state(record)

@@ -19,7 +19,7 @@ from mcp_tasks.stores.redis import names
 from mcp_tasks.stores.redis.connection import Argument, Connection
 from mcp_tasks.stores.redis.names import to_bytes
 from mcp_tasks.stores.redis.notifier import RedisNotifier
-from mcp_tasks.stores.shares import Handing, Limits
+from mcp_tasks.stores.shares import Handing, WorkLimits
 
 Row: TypeAlias = tuple[bytes, bytes | None, bytes, bytes | None]
 """Id, owner, namespace and state of a task."""
@@ -97,7 +97,7 @@ class Writes:
         state: bytes,
         lines: Sequence[Line],
         outcome: Outcome | None,
-        limits: Limits | None,
+        limits: WorkLimits | None,
     ) -> None:
         """Replace a task, append to its journal and keep its outcome."""
         parts = _parts(outcome)
@@ -167,7 +167,7 @@ def _expiry(record: TaskRecord) -> tuple[Argument, ...]:
     return expires, (record.retention + KEPT_BEYOND) // MILLISECOND if record.is_final else b""
 
 
-def _limits(record: TaskRecord, limits: Limits | None) -> Iterator[Argument]:
+def _limits(record: TaskRecord, limits: WorkLimits | None) -> Iterator[Argument]:
     """What is limited, to how many, and the index of those at work."""
     if limits is not None and limits.tool is not None:
         yield from ("tool", limits.tool, names.tool_at_work(record.namespace, record.method, record.name))

@@ -19,7 +19,7 @@ from mcp_tasks.errors import LimitReached, StoreError, TaskExists, VersionConfli
 from mcp_tasks.stores.columns import expiry, is_at_work, queued_since, ready, sort_key
 from mcp_tasks.stores.encoding import Line
 from mcp_tasks.stores.fairness import Turns
-from mcp_tasks.stores.shares import Limits, Ready, Share
+from mcp_tasks.stores.shares import Ready, Share, WorkLimits
 from mcp_tasks.stores.sqlite.connection import fetch, to_text
 from mcp_tasks.stores.sqlite.queries import NOTE
 from mcp_tasks.stores.sqlite.reader import Read
@@ -164,7 +164,7 @@ def save(
     state: bytes,
     lines: Sequence[Line] = (),
     outcome: Outcome | None = None,
-    limits: Limits | None = None,
+    limits: WorkLimits | None = None,
 ) -> Operation[None]:
     """Update a task, append to its journal and keep its outcome."""
     task_id = to_text(record.id)
@@ -198,7 +198,7 @@ def save(
     return run
 
 
-def _refusal(record: TaskRecord, expected: int, limits: Limits, cursor: sqlite3.Cursor) -> StoreError | None:
+def _refusal(record: TaskRecord, expected: int, limits: WorkLimits, cursor: sqlite3.Cursor) -> StoreError | None:
     """Why the task cannot be claimed, if so. Under the write lock: nobody claims between counting and writing."""
     found = cursor.execute(_VERSION, (to_text(record.id),)).fetchall()
     if not found or found[0][0] != expected:

@@ -41,7 +41,7 @@ from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest, encode_cursor
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request
 from mcp_tasks.stores.fairness import Turns
-from mcp_tasks.stores.shares import Backlog, Handing, Limits, Ready, Share
+from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, WorkLimits
 from mcp_tasks.stores.sqlite import expiring, operations, queries
 from mcp_tasks.stores.sqlite.connection import Values, connect, from_text, retry_while_busy, to_text, translate
 from mcp_tasks.stores.sqlite.notifier import SqliteNotifier
@@ -147,7 +147,7 @@ class SqliteStore:
         expected: int,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
-        limits: Limits | None = None,
+        limits: WorkLimits | None = None,
     ) -> None:
         """Replace the record if it is still at version `expected`, with what is kept beside it."""
         state = self._codec.encode_state(record)

@@ -1,0 +1,98 @@
+"""`Limits`: how much a server takes from those who call it, all in one value.
+
+Each attribute says whether it holds for each process or for the fleet: all processes that share the store. None means
+no limit. Who is over one is refused with an error that names it (`LimitExceeded`) and, where waiting helps, says when
+to come back; nothing is left half done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Final
+
+from mcp_tasks.core.durations import check_duration
+from mcp_tasks.core.values import check_number
+from mcp_tasks.errors import InvalidOption
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+_NEVER_NONE: Final = frozenset({"json_depth", "stream_tasks"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What callers may take. The defaults are for a server that strangers can reach; one user over a pipe meets none.
+
+    Of one owner, where callers are authenticated:
+
+    Attributes:
+        owner_open_tasks: Tasks that have not ended. For the fleet.
+        owner_stored_bytes: Bytes that are kept of an owner's tasks, ended ones included. For the fleet.
+        owner_streams: Streams of `subscriptions/listen` at a time. For each process.
+        owner_creates: New tasks a second, with as many at once. For each process.
+        owner_requests: Requests of `tasks/*` a second, with as many at once. Who asks more often is slowed first, and
+            refused only if that does not help. For each process.
+        owner_share: The part of a process's slots that one owner's tasks have while tasks of others wait; all of them
+            while nobody waits. For each process.
+        open_tasks: Tasks that have not ended, whoever owns them. For the fleet.
+        creates: New tasks a second of callers without a name, all together. For each process.
+        task_polls: Requests of `tasks/get` a second about one task, of callers without a name. For each process.
+        argument_bytes: Arguments of one call, as JSON.
+        answer_bytes: One answer to a question, as JSON.
+        result_bytes: The result of a tool, as JSON. The task fails beyond it.
+        client_bytes: What a client says of itself with a call: its info and its capabilities, as JSON.
+        status_message_bytes: A message of progress. A longer one is cut.
+        question_wait: How long a question may stay unanswered before its task fails, where neither the tool nor
+            `Tasks(max_wait=)` says less.
+        task_age: How long a task may go on in all, from its creation, before it fails.
+        ttl: The longest time for which a finished task is kept, where a caller may ask for one.
+        open_questions: Questions of one task that are open at a time.
+        journal_entries: Entries in the journal of one task: steps, questions, answers, timers.
+        stream_tasks: Tasks that one stream may name.
+        stream_life: How long a stream lasts, if the token that opened it does not end before.
+        json_depth: How deep the arguments of a call and an answer may be nested.
+    """
+
+    owner_open_tasks: int | None = 1_000
+    owner_stored_bytes: int | None = 256 * MIB
+    owner_streams: int | None = 16
+    owner_creates: float | None = 10
+    owner_requests: float | None = 50
+    owner_share: float | None = 0.25
+    open_tasks: int | None = 100_000
+    creates: float | None = None
+    task_polls: float | None = None
+    argument_bytes: int | None = 1 * MIB
+    answer_bytes: int | None = 64 * KIB
+    result_bytes: int | None = 16 * MIB
+    client_bytes: int | None = 16 * KIB
+    status_message_bytes: int | None = 4 * KIB
+    question_wait: timedelta | None = timedelta(days=7)
+    task_age: timedelta | None = timedelta(days=30)
+    ttl: timedelta | None = timedelta(days=30)
+    open_questions: int | None = 32
+    journal_entries: int | None = 10_000
+    stream_tasks: int = 100
+    stream_life: timedelta | None = timedelta(hours=1)
+    json_depth: int = 64
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None and field.name not in _NEVER_NONE:
+                continue
+            if isinstance(field.default, timedelta):
+                check_duration(field.name, value)
+            elif field.name in ("owner_creates", "owner_requests", "owner_share", "creates", "task_polls"):
+                _check_rate(field.name, value, most=1 if field.name == "owner_share" else None)
+            else:
+                check_number(field.name, value, 1)
+
+
+def _check_rate(name: str, value: object, *, most: float | None) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= (float(most) if most is not None else 1e9):
+        wanted = f"more than 0 and at most {most}" if most is not None else "a number of times a second, more than 0"
+        raise InvalidOption(f"{name} must be {wanted}, got {value!r}")
