@@ -78,6 +78,7 @@ class Launching:
             parent=parent,
             queue=treated.queue,
             priority=treated.priority,
+            trace=None if runtime.tracing is None else runtime.tracing.trace_of(request),
             namespace=runtime.namespace,
         )
         create = partial(runtime.changes.create, actor=Actor("client", owner), key=key, key_until_end=key_until_end)

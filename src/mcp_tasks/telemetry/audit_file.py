@@ -38,10 +38,12 @@ class AuditFile:
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = os.fspath(path)
         self._lock = threading.Lock()
+        self._file: int | None = None
         self._lost = 0
         self._warned = -inf
         try:
-            self._file: int | None = _opened(self._path)
+            # Only to see that it can be: it is opened for good by the first entry.
+            os.close(_opened(self._path))
         except OSError as exc:
             raise UsageError(f"the audit log {self._path!r} cannot be written: {exc.strerror or exc}") from exc
 
