@@ -18,6 +18,7 @@ from mcp_tasks.core.json import JsonObject, JsonValue
 from mcp_tasks.core.text import valid_json, valid_text
 from mcp_tasks.errors import (
     AnswerRefused,
+    KeyRefused,
     QuestionTimedOut,
     ReplayMismatch,
     RunStopped,
@@ -116,6 +117,8 @@ def _error_data(exc: Exception) -> ErrorData:
         case UnknownTask():
             # SEP-2663: -32602 for an invalid or nonexistent id. Unknown, expired and another's are one case.
             return ErrorData(code=INVALID_PARAMS, message=str(exc))
+        case KeyRefused():
+            return ErrorData(code=INVALID_PARAMS, message=str(exc), data={"reason": exc.reason})
         case AnswerRefused():
             return ErrorData(code=exc.code, message=exc.message, data=exc.data)
         case QuestionTimedOut():
