@@ -1,8 +1,9 @@
-"""Patterns of JSON schemas, matched in time that grows with the text and nothing else.
+"""Regular expressions of JSON schemas, searched for in time that is linear in the text.
 
-Python's own engine backtracks: a pattern that somebody else wrote can keep it busy for ever, and the event loop with
-it. The engine behind pydantic does not. It knows no look-around and no back-references, which is its price; a pattern
-that needs them is refused, and what to do about that is for the caller to say.
+Python's `re` tries every way in which a text might fit: of `(a+)+$` there are 2^50 for fifty letters, and whoever sends
+them stops the event loop. The engine here is the one that the SDK's models use for their own patterns (Rust's `regex`,
+by way of pydantic-core). It goes over the text once, and so it has no look-around and no back-references. A pattern
+that needs them is not evaluated: `why_unusable` says so, for those who may warn its author.
 """
 
 from __future__ import annotations
@@ -10,44 +11,36 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
+from pydantic_core import SchemaError, SchemaValidator, core_schema
 
-LONGEST_PATTERN: Final = 1_000
-"""Characters. What people write to check a field is far below it."""
+from mcp_tasks.core.text import valid_text
 
+LONGEST: Final = 4_096
+"""Characters of a pattern. A longer one is not evaluated: compiling it would take a while."""
 
-class PatternRefused(ValueError):
-    """The pattern cannot be matched in linear time, or is none; the message says why."""
-
-
-def matches(pattern: str, text: str) -> bool:
-    """Whether the pattern occurs in the text, as `pattern` of a JSON schema has it.
-
-    Raises:
-        PatternRefused: The pattern cannot be used.
-    """
-    matcher = _compiled(pattern)
-    if isinstance(matcher, str):
-        raise PatternRefused(matcher)
-    try:
-        matcher.validate_python(text, strict=True)
-    except ValidationError:
-        return False
-    return True
+_KEPT: Final = 256
+"""Patterns that are kept compiled. A server asks with the same few; those of a peer must not pile up."""
 
 
-@lru_cache(maxsize=256)
+def found(pattern: str, text: str) -> bool | None:
+    """Whether `pattern` occurs in `text`; None if the pattern cannot be evaluated."""
+    compiled = _compiled(pattern)
+    # Half a character fits no pattern in this engine, not even one that lets everything pass.
+    return None if isinstance(compiled, str) else compiled.isinstance_python(valid_text(text))
+
+
+def why_unusable(pattern: str) -> str | None:
+    """Why a pattern cannot be evaluated, in a few words; None if it can."""
+    compiled = _compiled(pattern)
+    return compiled if isinstance(compiled, str) else None
+
+
+@lru_cache(_KEPT)
 def _compiled(pattern: str) -> SchemaValidator | str:
-    """What matches the pattern, or why nothing does: remembered too, as finding out costs as much."""
-    if len(pattern) > LONGEST_PATTERN:
-        return f"a pattern of {len(pattern)} characters is too long; {LONGEST_PATTERN} is the limit"
+    if len(pattern) > LONGEST:
+        return f"it is longer than {LONGEST} characters"
     try:
-        # A lone surrogate would be passed over, and with it the pattern.
-        pattern.encode()
-        return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
-    except (SchemaError, UnicodeError) as exc:
-        return f"the pattern {pattern[:80]!r} cannot be used: {_last_line(exc)}"
-
-
-def _last_line(exc: Exception) -> str:
-    return str(exc).strip().splitlines()[-1].strip().removeprefix("error: ")
+        return SchemaValidator(core_schema.str_schema(pattern=valid_text(pattern), regex_engine="rust-regex"))
+    except SchemaError as exc:
+        # The engine quotes the pattern and points into it; its last line says what is wrong.
+        return str(exc).strip().splitlines()[-1].strip().removeprefix("error: ")

@@ -1,262 +1,257 @@
-"""JSON schemas that somebody else wrote: checked against with bounded work, and without asking the network.
+"""Whether a value fits a JSON schema, with bounded work whoever wrote either of them.
 
-A schema can be a bomb: references that fan out, patterns that backtrack, nesting that has no end. So every keyword that
-is evaluated is paid for out of a budget, patterns are matched by `patterns`, and a reference leads to another place in
-the same schema or nowhere. Where that is not enough to come to a verdict, there is none: `Unchecked`.
+It is the validator of `jsonschema` with some things changed:
+
+- Patterns are searched for in linear time (`patterns.py`); one that cannot be is not enforced.
+- A reference to another document is never fetched.
+- Every rule that is applied counts, and too many are too much: references can double at each level, so a schema of a
+  kilobyte may ask for a year of work.
+- Equal items of a list are found by hash. The library compares each with each where they cannot be sorted.
+- `$schema` is not heeded: the library would go on with a validator of its own, in which none of this holds.
+
+`unevaluatedProperties` and `unevaluatedItems` are not enforced: what they ask for cannot be counted from outside. No
+form has them, and no model is made into a schema with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, Final, cast
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any, Final, TypeVar, cast
 
 from jsonschema import Draft202012Validator, FormatChecker
-from jsonschema.exceptions import (
-    ValidationError,
-    best_match,  # pyright: ignore[reportUnknownVariableType]
-)
+from jsonschema.exceptions import SchemaError, ValidationError
+from jsonschema.protocols import Validator
 from jsonschema.validators import extend  # pyright: ignore[reportUnknownVariableType]
 from referencing import Registry
+from referencing.exceptions import Unresolvable
 
-from mcp_tasks.core.json import JsonObject
-from mcp_tasks.wire.patterns import PatternRefused, matches
+from mcp_tasks.wire.patterns import found, why_unusable
 
-MOST_STEPS: Final = 50_000
-"""Keywords, and what they go through, that one value may cost: under a second."""
+MOST_PARTS: Final = 5_000
+"""Objects and lists in a schema: checking that it is a schema takes time for each."""
 
-MOST_NODES: Final = 10_000
-"""Objects and lists in a schema."""
+MOST_RULES: Final = 20_000
+"""Rules that are applied in one check: a fifth of a second of work."""
 
-DEEPEST: Final = 64
-"""Levels of nesting in a schema, as of JSON on the wire."""
+MOST_PROBLEMS: Final = 100
+"""Problems that are told of one value."""
 
 LONGEST_MESSAGE: Final = 500
-"""Characters of what is said of a misfit: it quotes the value and the schema, which may be large."""
+"""Characters of a problem in words: the library quotes the whole value."""
+
+_DATA: Final = frozenset({"const", "enum", "default", "examples"})
+"""What in a schema is a value and no schema."""
+
+_REFERENCES: Final = frozenset({"$ref", "$dynamicRef"})
+_IGNORED: Final = frozenset({"unevaluatedProperties", "unevaluatedItems"})
+
+_NO_OTHERS: Registry[Any] = Registry()
+
+_Rule = Callable[[Any, Any, Any, Any], Iterator[ValidationError] | None]
+_Told = TypeVar("_Told")
 
 
-class Unchecked(Exception):
-    """There is no verdict: the schema is not valid, leads elsewhere, or asks for too much. The message says which."""
+class UnusableSchema(ValueError):
+    """A value cannot be checked: the schema is not valid, refers to elsewhere, or asks for too much work.
+
+    The message quotes no value, so that it can be logged.
+    """
 
 
-@dataclass(frozen=True, slots=True)
-class Misfit:
-    """How a value does not fit a schema: where in the value, and what is wrong there."""
-
-    path: str
-    message: str
-
-
-def misfit_of(value: Any, schema: JsonObject, *, steps: int = MOST_STEPS) -> Misfit | None:
-    """How the value does not fit the schema; None if it does.
+def problems(schema: Any, value: Any) -> list[ValidationError]:
+    """What is wrong with `value` by `schema`, as much of it as is told; empty if it fits.
 
     Raises:
-        Unchecked: There is no telling.
+        UnusableSchema: The value cannot be checked.
     """
-    _check_size(schema)
-    token = _steps_left.set([steps])
+    return _checked(schema, value, lambda errors: list(islice(errors, MOST_PROBLEMS)))
+
+
+def first_problem(schema: Any, value: Any) -> str | None:
+    """The first thing that is wrong with `value`, in words and with its place; None if it fits.
+
+    Raises:
+        UnusableSchema: The value cannot be checked.
+    """
+    error = _checked(schema, value, lambda errors: next(errors, None))
+    return None if error is None else f"{_shortened(error.json_path)}: {_shortened(error.message)}"
+
+
+def not_enforced(schema: Any) -> list[str]:
+    """What of a schema is not enforced here, in words for its author; empty if all of it is."""
+    return sorted(set(_not_enforced(schema)))
+
+
+def _not_enforced(schema: Any) -> Iterator[str]:
+    for name, part in cast("dict[str, Any]", schema).items() if isinstance(schema, dict) else ():
+        if name in _IGNORED:
+            yield f"{name} is not enforced"
+        for pattern in _patterns(name, part):
+            if why := why_unusable(pattern):
+                yield f"the pattern {_shortened(pattern)!r} is not enforced: {why}"
+        yield from () if name in _DATA else _not_enforced(part)
+    for part in cast("list[Any]", schema) if isinstance(schema, list) else ():
+        yield from _not_enforced(part)
+
+
+def _patterns(name: str, part: Any) -> list[str]:
+    """The patterns under a keyword. A property of a form may have its name, and is then an object."""
+    if name == "pattern":
+        return [part] if isinstance(part, str) else []
+    return list(cast("dict[str, Any]", part)) if name == "patternProperties" and isinstance(part, dict) else []
+
+
+def _checked(schema: Any, value: Any, told: Callable[[Iterator[ValidationError]], _Told]) -> _Told:
+    work = _Work()
     try:
-        # Without formats: those of the metaschema would have Python compile every pattern.
-        Draft202012Validator.check_schema(schema, format_checker=FormatChecker(()))
+        own = _own(schema, work)
+        # Without the library's formats: one of them compiles patterns with `re`.
+        Draft202012Validator.check_schema(own, format_checker=FormatChecker(()))
         # With a registry of its own, so that a reference to elsewhere is never fetched.
-        registry: Registry[Any] = Registry()
-        validator: Any = _Bounded(schema, registry=registry)
-        error = cast("ValidationError | None", best_match(validator.iter_errors(value)))
-    except (Unchecked, PatternRefused) as exc:
-        raise Unchecked(str(exc)) from exc
+        return told(iter(_Validator(own, registry=_NO_OTHERS, format_checker=work).iter_errors(value)))
+    except SchemaError as exc:
+        raise UnusableSchema(f"it is not a valid JSON schema, at {_shortened(exc.json_path)}") from None
+    except Unresolvable as exc:
+        raise UnusableSchema(f"it refers to {_shortened(exc.ref)!r}, which is not in it") from None
     except RecursionError:
-        raise Unchecked("the schema leads back to itself") from None
-    except Exception as exc:
-        # A validator that is given a bad schema raises what it likes.
-        raise Unchecked(f"the schema cannot be used: {str(exc).partition(chr(10))[0][:LONGEST_MESSAGE]}") from exc
-    finally:
-        _steps_left.reset(token)
-    return None if error is None else Misfit(error.json_path, error.message[:LONGEST_MESSAGE])
+        raise UnusableSchema("it is nested too deeply, or refers to itself for ever") from None
+    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as exc:
+        if isinstance(exc, UnusableSchema):
+            raise
+        # The library's own trouble with a value or a schema that nobody thought of, such as 1e400 by `multipleOf: 0.1`.
+        raise UnusableSchema(f"the check failed with {type(exc).__name__}") from None
 
 
-def is_tame(schema: Any) -> bool:
-    """Whether any validator is soon done with the schema: it is small with all that it refers to, has no patterns, and
-    leads neither back to itself nor elsewhere."""
-    try:
-        _Walk(schema).walk(schema, ())
-    except (Unchecked, RecursionError):
-        return False
-    return True
+def _own(schema: Any, work: _Work) -> Any:
+    """A copy of the schema that names no dialect."""
+    if isinstance(schema, Mapping):
+        work.count_part()
+        parts = cast("Mapping[str, Any]", schema)
+        return {
+            name: part if name in _DATA else _own(part, work)
+            for name, part in parts.items()
+            if name != "$schema" or not isinstance(part, str)
+        }
+    if isinstance(schema, list | tuple):
+        work.count_part()
+        return [_own(part, work) for part in cast("list[Any]", schema)]
+    return schema
 
 
-def target_of(reference: object, root: Any) -> Any:
-    """What a reference within a schema leads to.
+class _Work(FormatChecker):
+    """What one check has cost. In the place of a checker of formats: that is what goes along into every part."""
 
-    Raises:
-        LookupError: It leads nowhere, or elsewhere.
-    """
-    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-        raise LookupError(f"{str(reference)[:80]!r} is not in the schema")
-    target: Any = root
-    for step in reference[2:].split("/") if reference != "#" else ():
-        name = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(target, Mapping) and name in target:
-            target = cast("Mapping[str, Any]", target)[name]
-        elif isinstance(target, Sequence) and not isinstance(target, str) and name.isdecimal() and len(name) < 6:
-            target = cast("Sequence[Any]", target)[int(name)]
-        else:
-            raise LookupError(f"{reference[:80]!r} is not in the schema")
-    return target
+    def __init__(self) -> None:
+        super().__init__(())
+        self.parts: int = 0
+        self.rules: int = 0
 
+    def count_part(self) -> None:
+        self.parts += 1
+        if self.parts > MOST_PARTS:
+            raise UnusableSchema(f"it has more than {MOST_PARTS:,} parts")
 
-# Keywords that pay for what they do
-
-_steps_left: ContextVar[list[int]] = ContextVar("steps_left")
-
-_Check = Callable[[Any, Any, Any, Any], Iterable[ValidationError] | None]
+    def count(self, rules: int = 1) -> None:
+        self.rules += rules
+        if self.rules > MOST_RULES:
+            raise UnusableSchema(f"the check takes more than {MOST_RULES:,} steps")
 
 
-def _pays(check: _Check) -> _Check:
-    def paying(validator: Any, value: Any, instance: Any, schema: Any) -> Iterable[ValidationError] | None:
-        left = _steps_left.get()
-        left[0] -= 1 + _length(value) + _length(instance)
-        if left[0] < 0:
-            raise Unchecked("the schema asks for too much work")
-        return check(validator, value, instance, schema)
+def _counted(rule: _Rule) -> _Rule:
+    def counted(validator: Any, rules: Any, instance: Any, schema: Any) -> Iterator[ValidationError] | None:
+        validator.format_checker.count()
+        return rule(validator, rules, instance, schema)
 
-    return paying
+    return counted
 
 
-def _length(value: Any) -> int:
-    return len(cast("Sequence[Any]", value)) if isinstance(value, list | dict) else 0
+def _reference(rule: _Rule) -> _Rule:
+    def counted(validator: Any, reference: Any, instance: Any, schema: Any) -> Iterator[ValidationError] | None:
+        # A name is looked for in the whole schema, each time.
+        is_pointer = reference == "#" or str(reference).startswith("#/")
+        validator.format_checker.count(1 if is_pointer else validator.format_checker.parts)
+        return rule(validator, reference, instance, schema)
+
+    return counted
 
 
-def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    if isinstance(instance, str) and not matches(pattern, instance):
+def _pattern(_validator: Any, pattern: str, instance: Any, _schema: Any) -> Iterator[ValidationError]:
+    if isinstance(instance, str) and found(pattern, instance) is False:
         yield ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
-def _pattern_properties(
-    validator: Any, patterns: Mapping[str, Any], instance: Any, schema: Any
-) -> Iterator[ValidationError]:
+def _pattern_properties(validator: Any, patterns: Any, instance: Any, _schema: Any) -> Iterator[ValidationError]:
     if not isinstance(instance, dict):
         return
     for pattern, part in patterns.items():
         for name, value in cast("dict[str, Any]", instance).items():
-            if matches(pattern, name):
+            validator.format_checker.count()
+            if found(pattern, name):
                 yield from validator.descend(value, part, path=name, schema_path=pattern)
 
 
 def _additional_properties(validator: Any, part: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
     if not isinstance(instance, dict):
         return
-    named: Mapping[str, Any] = schema.get("properties", {})
-    patterns: Mapping[str, Any] = schema.get("patternProperties", {})
-    held = cast("dict[str, Any]", instance)
-    others = [name for name in held if name not in named and not any(matches(p, name) for p in patterns)]
-    if isinstance(part, dict):
-        for name in others:
-            yield from validator.descend(held[name], part, path=name)
-    elif part is False and others:
-        yield ValidationError(f"Additional properties are not allowed ({', '.join(map(repr, others[:10]))})")
+    patterns = schema.get("patternProperties", {})
+    for name, value in cast("dict[str, Any]", instance).items():
+        validator.format_checker.count(1 + len(patterns))
+        # A pattern that cannot be evaluated may be the one that allows the name.
+        if name in schema.get("properties", {}) or any(found(pattern, name) is not False for pattern in patterns):
+            continue
+        if part is False:
+            yield ValidationError(f"Additional properties are not allowed ({name!r} was unexpected)")
+        else:
+            yield from validator.descend(value, part, path=name)
 
 
-def _unique_items(validator: Any, unique: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    if unique and isinstance(instance, list):
-        items = cast("list[Any]", instance)
-        if len({_hashable(item) for item in items}) < len(items):
-            yield ValidationError(f"{instance!r} has non-unique elements")
+def _unique_items(validator: Any, wanted: Any, instance: Any, _schema: Any) -> Iterator[ValidationError]:
+    if not wanted or not isinstance(instance, list):
+        return
+    items = cast("list[Any]", instance)
+    validator.format_checker.count(len(items) // 10)
+    if len({_identity(item) for item in items}) < len(items):
+        yield ValidationError(f"{instance!r} has non-unique elements")
 
 
-def _hashable(value: Any) -> Hashable:
-    """The value as something by which equal ones are found. 1 and 1.0 are equal in JSON; 1 and true are not."""
-    match value:
-        case bool():
-            return "a truth value", value
-        case list():
-            return "a list", *map(_hashable, cast("list[Any]", value))
-        case dict():
-            held = cast("dict[str, Any]", value)
-            return "an object", frozenset((name, _hashable(item)) for name, item in held.items())
-        case _:
-            return value
+def _identity(value: Any) -> Any:
+    """What two equal JSON values have in common, to be hashed. Numbers as text: somebody could choose equal hashes."""
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return ("number", hex(int(value)))
+    if isinstance(value, float):
+        return ("number", value.hex())
+    if isinstance(value, list):
+        return ("list", *map(_identity, cast("list[Any]", value)))
+    if isinstance(value, dict):
+        return frozenset((name, _identity(item)) for name, item in cast("dict[str, Any]", value).items())
+    return value
 
 
-_KEYWORDS: Mapping[str, _Check] = {
-    **cast("Mapping[str, _Check]", Draft202012Validator.VALIDATORS),
+def _nothing(_validator: Any, _rule: Any, _instance: Any, _schema: Any) -> None:
+    return None
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_MESSAGE else text[: LONGEST_MESSAGE - 1] + "…"
+
+
+_RULES: Final[Mapping[str, _Rule]] = {
+    **cast("Mapping[str, _Rule]", Draft202012Validator.VALIDATORS),
     "pattern": _pattern,
     "patternProperties": _pattern_properties,
     "additionalProperties": _additional_properties,
     "uniqueItems": _unique_items,
+    "format": _nothing,
+    **dict.fromkeys(_IGNORED, _nothing),
 }
 
-_Bounded = cast("Any", extend(Draft202012Validator, {name: _pays(check) for name, check in _KEYWORDS.items()}))
-
-
-# Going through a schema
-
-
-def _check_size(schema: Any) -> None:
-    """Refuse a schema that is too large or too deep to be looked at, or that the library would match patterns for."""
-    left, names = MOST_NODES, set[str]()
-    level = [schema]
-    for _ in range(DEEPEST):
-        left -= len(level)
-        if left < 0 or not level:
-            break
-        names.update(name for node in level if isinstance(node, Mapping) for name in cast("Mapping[str, Any]", node))
-        level = [inner for node in level for inner in _parts(node)]
-    if level:
-        raise Unchecked(f"the schema is too large or too deep: {MOST_NODES} parts and {DEEPEST} levels are the limits")
-    if {"unevaluatedProperties", "patternProperties"} <= names:
-        # To find what was evaluated, the library matches patterns itself, and backtracks.
-        raise Unchecked("the schema has both patternProperties and unevaluatedProperties")
-
-
-def _parts(node: Any) -> Iterator[Any]:
-    """The objects and lists in an object or a list."""
-    held: Iterable[Any] = cast("Mapping[str, Any]", node).values() if isinstance(node, Mapping) else node
-    return (cast("Any", inner) for inner in held if isinstance(inner, Mapping | list))
-
-
-_NAMED_BY_AUTHORS: Final = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})
-_NO_SCHEMAS: Final = frozenset({"enum", "const", "default", "examples", "required", "dependentRequired"})
-_UNTAMED: Final = frozenset(
-    {"pattern", "patternProperties", "uniqueItems", "$dynamicRef", "$recursiveRef", "unevaluatedProperties"}
+_Validator: Final = cast(
+    "Callable[..., Validator]",
+    extend(
+        Draft202012Validator,
+        {name: (_reference if name in _REFERENCES else _counted)(rule) for name, rule in _RULES.items()},
+    ),
 )
-
-
-class _Walk:
-    """Goes through a schema with all that it refers to, for so many steps."""
-
-    def __init__(self, root: Any) -> None:
-        self._root = root
-        self._left = MOST_NODES
-
-    def walk(self, node: Any, stack: tuple[str, ...]) -> None:
-        """Go through a part, to which the references of `stack` led."""
-        self._left -= 1
-        if self._left < 0 or len(stack) > DEEPEST:
-            raise Unchecked("it is too large")
-        if isinstance(node, list):
-            for inner in cast("list[Any]", node):
-                self.walk(inner, stack)
-        elif isinstance(node, Mapping):
-            self._walk_object(cast("Mapping[str, Any]", node), stack)
-
-    def _walk_object(self, node: Mapping[str, Any], stack: tuple[str, ...]) -> None:
-        if node.keys() & _UNTAMED or ("$id" in node and node is not self._root):
-            raise Unchecked("it has keywords of which the cost cannot be told")
-        for keyword, value in node.items():
-            if keyword == "$ref":
-                self._follow(value, stack)
-            elif keyword in _NAMED_BY_AUTHORS and isinstance(value, Mapping):
-                for inner in cast("Mapping[str, Any]", value).values():
-                    self.walk(inner, stack)
-            elif keyword not in _NO_SCHEMAS:
-                self.walk(value, stack)
-
-    def _follow(self, reference: Any, stack: tuple[str, ...]) -> None:
-        if reference in stack:
-            raise Unchecked("it leads back to itself")
-        try:
-            target = target_of(reference, self._root)
-        except LookupError as exc:
-            raise Unchecked(str(exc)) from None
-        self.walk(target, (*stack, reference))
