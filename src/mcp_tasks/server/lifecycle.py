@@ -54,6 +54,7 @@ class Setup:
         runs_tools: Whether this process runs tools, or only serves.
         queues: Of which queues; None for all.
         limits: How much callers may take.
+        require_owner: Whether every task has to have an owner; None if so on a server that requires authentication.
         audit: The file to which the audit log is appended, if there is one.
     """
 
@@ -66,6 +67,7 @@ class Setup:
     observers: Sequence[Observer]
     queues: Collection[str] | None = None
     limits: Limits = field(default_factory=Limits)
+    require_owner: bool | None = None
     audit: str | PathLike[str] | None = None
 
 
@@ -81,6 +83,7 @@ class Lifecycle:
         self.counts: Counts = Counts()
         self.telemetry: Telemetry = Telemetry(setup.audit, backlog=_queued, served=lambda: self.counts)
         self.setup: Setup = setup
+        self.requires_owner: bool = setup.require_owner is True
         self._catalogue = catalogue
         self._store = setup.parts.store
         self._stopping = Stopping()
@@ -220,6 +223,8 @@ class Lifecycle:
             WiringError: The event loop is not asyncio's.
         """
         _require_asyncio()
+        said = self.setup.require_owner
+        self.requires_owner = host.requires_authentication if said is None else said
         await host.prepare()
         await self._catalogue.open(host)
         namespace = server_name if self.setup.namespace is None else self.setup.namespace
@@ -238,6 +243,7 @@ class Lifecycle:
             observers=[*self.telemetry.observers(namespace), *self.setup.observers],
             tracing=self.telemetry.traces,
             limits=self.setup.limits,
+            requires_owner=self.requires_owner,
         )
 
     @asynccontextmanager
