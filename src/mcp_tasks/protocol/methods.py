@@ -223,9 +223,13 @@ class TasksProtocol:
 
     def refused(self, caller: Caller, method: str, why: Exception, *, task_id: object = None) -> None:
         """Take note that a request is answered with a refusal. For doors, where they answer."""
-        with suppress(RpcError, TasksError):
-            # Without a runtime there is nobody to be told, and a caller may have no owner that could be named.
-            tell_refusal(self._runtime(), self.owner(caller), method, why, task_id=task_id)
+        owner: str | None = None
+        with suppress(RpcError):
+            # It may be refused because it has none.
+            owner = self.owner(caller)
+        with suppress(TasksError):
+            # Without a runtime there is nobody to be told.
+            tell_refusal(self._runtime(), owner, method, why, task_id=task_id)
 
     def _check_name_header(self, caller: Caller, task_id: str) -> None:
         # SEP-2663, "Routing Headers": clients MUST send Mcp-Name. At least one real client does not, so a missing

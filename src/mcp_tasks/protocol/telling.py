@@ -9,7 +9,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
-from mcp_types import HEADER_MISMATCH, INVALID_PARAMS, METHOD_NOT_FOUND, MISSING_REQUIRED_CLIENT_CAPABILITY
+from mcp_types import (
+    HEADER_MISMATCH,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    MISSING_REQUIRED_CLIENT_CAPABILITY,
+)
 
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import AnswerRefused, KeyRefused, LimitExceeded, OwnerRequired, StoreError, UnknownTask
@@ -93,9 +99,14 @@ def refusal_of(why: Exception) -> tuple[Refusal, str | None]:
 def _by_code(why: RpcError) -> tuple[Refusal, str | None]:
     if isinstance(why.data, Mapping):
         data = cast("Mapping[str, Any]", why.data)
-        if data.get("reason") == "limit":
+        reason = str(data.get("reason"))
+        if reason == "limit":
             return Refusal.LIMIT, str(data.get("limit"))
+        if reason.startswith("key_"):
+            return Refusal.KEY, reason
     match why.code:
+        case value if value == INVALID_REQUEST:
+            return Refusal.OWNER, None
         case value if value in (METHOD_NOT_FOUND, MISSING_REQUIRED_CLIENT_CAPABILITY):
             return Refusal.UNDECLARED, None
         case value if value in (INVALID_PARAMS, HEADER_MISMATCH):
