@@ -24,7 +24,7 @@ from mcp_tasks.protocol import Caller, Identity, Message, RpcError, TasksProtoco
 from mcp_tasks.protocol.outcome import decoded
 from mcp_tasks.tools.creation import CallAnswer, InlineResult, Question
 from mcp_tasks.tools.sdk_errors import to_mcp_error
-from mcp_tasks.wire import AnyParams
+from mcp_tasks.wire import IDEMPOTENCY_CAPABILITY, AnyParams
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 RequestHandler: TypeAlias = Callable[[RequestContext, Any], Awaitable[HandlerResult]]
@@ -168,6 +168,8 @@ class SdkAdapter:
                 return await call_next(_without_task(ctx))
         elif ctx.method == "subscriptions/listen":
             return await self._listen(ctx, call_next)
+        elif ctx.method == "server/discover":
+            return _honouring_keys(await call_next(ctx))
         return await call_next(ctx)
 
     async def answer(self, caller: Caller, answer: CallAnswer) -> HandlerResult:
@@ -182,7 +184,7 @@ class SdkAdapter:
 
     async def _initialize(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         """The handshake, with what the era says that it settled on. Until then the context's version is a guess."""
-        result = await call_next(ctx)
+        result = _honouring_keys(await call_next(ctx))
         if isinstance(result, dict):
             era = self._eras.get(result.get("protocolVersion", ""))
             if era is not None:
@@ -215,6 +217,16 @@ def _without_task(ctx: RequestContext) -> RequestContext:
     SEP-2663: servers MUST treat the field as unknown. The SDK still knows it, and would refuse a malformed one.
     """
     return replace(ctx, params={name: value for name, value in (ctx.params or {}).items() if name != "task"})
+
+
+def _honouring_keys(result: HandlerResult) -> HandlerResult:
+    """What the server says of itself, with that it honours idempotency keys."""
+    told = _dumped(result) if isinstance(result, BaseModel) else result
+    if not isinstance(told, dict):
+        return result
+    capabilities = _object(told.get("capabilities")) or {}
+    experimental: dict[str, Any] = {**(_object(capabilities.get("experimental")) or {}), IDEMPOTENCY_CAPABILITY: {}}
+    return {**told, "capabilities": {**capabilities, "experimental": experimental}}
 
 
 def request_meta(ctx: RequestContext) -> Mapping[str, Any]:

@@ -18,6 +18,7 @@ from mcp_tasks.core.json import JsonObject, JsonValue
 from mcp_tasks.core.text import valid_json, valid_text
 from mcp_tasks.errors import (
     AnswerRefused,
+    KeyRefused,
     OwnerRequired,
     QuestionTimedOut,
     ReplayMismatch,
@@ -120,6 +121,8 @@ def _error_data(exc: Exception) -> ErrorData:
         case OwnerRequired():
             # Neither MCP nor the SDK has a code for it: a request without a token is refused before it is JSON-RPC.
             return ErrorData(code=INVALID_REQUEST, message=str(exc), data={"reason": "owner_required"})
+        case KeyRefused():
+            return ErrorData(code=INVALID_PARAMS, message=str(exc), data={"reason": exc.reason})
         case AnswerRefused():
             return ErrorData(code=exc.code, message=exc.message, data=exc.data)
         case QuestionTimedOut():

@@ -21,6 +21,7 @@ from mcp_tasks.fallback.calls import ToolCall
 from mcp_tasks.fallback.legs import comes_back
 from mcp_tasks.fallback.room import FallbackRoom
 from mcp_tasks.protocol import Caller, RpcError, TasksProtocol
+from mcp_tasks.protocol.idempotency import take_key
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server.catalogue import Catalogue
 from mcp_tasks.server.marks import Mark, ServedTool
@@ -121,17 +122,21 @@ class Calls:
         return answer
 
     async def _launch(self, mark: Mark, caller: Caller, request: TaskRequest, grace: timedelta | None) -> CallAnswer:
-        options, usual = mark.options, self._catalogue.usual
+        options, usual, owner = mark.options, self._catalogue.usual, self._protocol.owner(caller)
+        request, own = take_key(request, owner, asks_first=mark.asks_first)
+        joined = _joined_under(mark, request.name, request.arguments)
+        own = own if joined is None else None
         return await answer_call(
             self._runtime(),
             request,
-            owner=self._protocol.owner(caller),
+            owner=owner,
             retention=options.retention(usual),
             poll_interval=options.poll_interval,
             asks_first=mark.asks_first,
             grace=grace,
-            key=_key_of(mark, request.name, request.arguments),
-            joins=mark.options.join_running,
+            key=joined if own is None else own.key,
+            joins=joined is not None,
+            fingerprint=None if own is None else own.fingerprint,
         )
 
     def _grace(self, mark: Mark, arguments: Mapping[str, Any]) -> timedelta | None:
@@ -150,17 +155,20 @@ class Calls:
         settle: Settle | None = None,
     ) -> HandlerResult:
         try:
+            owner = self._protocol.owner(caller)
+            request, own = take_key(task_request(params, ctx, caller), owner, asks_first=mark.asks_first)
             call = ToolCall(
                 ctx=ctx,
                 caller=caller,
-                request=task_request(params, ctx, caller),
+                request=request,
                 ways=mark.options.ways(self._catalogue.usual),
-                owner=self._protocol.owner(caller),
+                owner=owner,
                 retention=mark.options.retention(self._catalogue.usual),
                 poll_interval=mark.options.poll_interval,
                 settle=settle,
                 asks_first=mark.asks_first,
-                key=_key_of(mark, params.name, params.arguments or {}),
+                joined=_joined_under(mark, params.name, params.arguments or {}),
+                key=own,
                 max_wait=mark.options.max_wait or self._catalogue.usual.max_wait,
             )
             return await self._fallback.answer(call)
@@ -190,7 +198,7 @@ def _that_makes_tasks(tool: ServedTool) -> Mark | None:
     return None if tool.mark is None or tool.mark.options.mode == "forbidden" else tool.mark
 
 
-def _key_of(mark: Mark, name: str, arguments: Mapping[str, Any]) -> str | None:
+def _joined_under(mark: Mark, name: str, arguments: Mapping[str, Any]) -> str | None:
     """What makes the call the same as another one of its owner, for a tool that is to be started once for both."""
     if not mark.options.join_running:
         return None

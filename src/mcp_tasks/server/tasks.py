@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from os import PathLike
-from typing import Any, Never, TypeAlias, TypeVar, Unpack, cast, get_args, overload
+from typing import Any, TypeAlias, TypeVar, get_args, overload
 
 from mcp.server import MCPServer, Server, ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
@@ -27,7 +27,7 @@ from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.values import check_choice, check_flag, check_function, check_instance, check_number, check_text
 from mcp_tasks.engines import Engine
-from mcp_tasks.errors import InvalidMark, WiringError
+from mcp_tasks.errors import WiringError
 from mcp_tasks.fallback.hosts import Host, check_hosts
 from mcp_tasks.fallback.ways import ShownTo, Ways, check_ways
 from mcp_tasks.protocol import Caller
@@ -39,18 +39,15 @@ from mcp_tasks.server.choice import chosen_observers, chosen_parts, chosen_queue
 from mcp_tasks.server.doors import Doors
 from mcp_tasks.server.lifecycle import Lifecycle, Setup
 from mcp_tasks.server.local import LocalCalls
-from mcp_tasks.server.marks import Mark
+from mcp_tasks.server.marking import Marking
 from mcp_tasks.server.options import (
     DEFAULT_MAX_TTL,
     UNSET,
     TaskMode,
     TaskOptions,
-    ToolOptions,
     Unset,
     chosen_ttl,
-    options_from,
 )
-from mcp_tasks.server.reads import Kind
 from mcp_tasks.server.wiring import (
     Lifespan,
     TasksLifespan,
@@ -64,12 +61,10 @@ from mcp_tasks.server.working import Working
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.codec import Cipher
 from mcp_tasks.stores.origin import callers_globals, origin_of
-from mcp_tasks.tools.before_body import asks_by_returning, resolves_parameters, stop_at_body
 from mcp_tasks.tools.host import LowLevelHost, MCPServerHost
 from mcp_tasks.wire import EXTENSION_ID
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 StateT = TypeVar("StateT")
 
 
@@ -78,7 +73,7 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class Tasks(LocalCalls, Working, Extension):
+class Tasks(Marking, LocalCalls, Working, Extension):
     """Makes tools of a server durable tasks (SEP-2663); prompts and resources too, where a caller can have them so.
 
     Args:
@@ -307,69 +302,6 @@ class Tasks(LocalCalls, Working, Extension):
         if isinstance(lifespan, TasksLifespan) and isinstance(lifespan.owner, Tasks):
             return lifespan.owner
         raise without_tasks(server)
-
-    def task(
-        self, *misplaced: Never, name: str | None = None, kind: Kind = "tool", **options: Unpack[ToolOptions]
-    ) -> Callable[[FunctionT], FunctionT]:
-        """Mark a tool: its calls may become tasks. Goes under `@server.tool()`; the tool stays as it is.
-
-        With `kind=`, mark a prompt or a resource in the same way, under `@server.prompt()` or `@server.resource(...)`.
-
-        Args:
-            name: The tool that is marked, by its name. Needed only where the function does not tell: for two functions
-                of the same name, or for a tool that is a wrapper with a signature of its own. For a prompt or a
-                resource, the name that it is registered under, if that is not the function's.
-            kind: What the function is registered as.
-            options: See `ToolOptions`.
-
-        Raises:
-            InvalidMark: The parentheses are missing, the name is not a keyword, or another function is marked under
-                the same name.
-            InvalidOption: There is no such option, or it has a value that it cannot have.
-        """
-        for wrong in misplaced:
-            if isinstance(wrong, str):
-                raise InvalidMark(f"the name is a keyword: @tasks.task(name={wrong!r})")
-            raise InvalidMark("@tasks.task is called before it decorates: write @tasks.task(), with parentheses")
-        if name is not None:
-            check_text("name", name)
-        check_choice("kind", kind, get_args(Kind))
-        chosen = options_from("@tasks.task", options, also=["name", "kind"])
-
-        def mark(function: FunctionT) -> FunctionT:
-            if kind != "tool":
-                self._catalogue.reads.add(kind, name or function.__name__, chosen)
-                return function
-            resolves = resolves_parameters(function)
-            self._catalogue.marks.add(
-                Mark(
-                    name=name or function.__name__,
-                    is_named=name is not None,
-                    options=chosen,
-                    function=function,
-                    resolves=resolves,
-                    declares_asking=asks_by_returning(function),
-                )
-            )
-            return cast(FunctionT, stop_at_body(function)) if resolves else function
-
-        return mark
-
-    def mark(self, name: str, *, kind: Kind = "tool", **options: Unpack[ToolOptions]) -> None:
-        """Mark a tool by its name, for tools that are not functions. Replaces what was said of the tool before.
-
-        With `kind=`, mark a prompt by its name, or a resource by its name, its URI, or the template of its URI.
-
-        Raises:
-            InvalidOption: There is no such option, or it has a value that it cannot have.
-        """
-        check_text("the name that tasks.mark takes", name)
-        check_choice("kind", kind, get_args(Kind))
-        chosen = options_from("tasks.mark", options, also=["kind"])
-        if kind == "tool":
-            self._catalogue.marks.set(name, chosen)
-        else:
-            self._catalogue.reads.set(kind, name, chosen)
 
     @property
     def short_way(self) -> Counts:

@@ -22,6 +22,14 @@ QUESTION_META_KEY: Final = "mcp-tasks/question"
 """Which question of its task it is, in `_meta` of a question that comes as a request of its own: the same however often
 it is sent. Ours, like the one above."""
 
+IDEMPOTENCY_KEY: Final = "mcp-tasks/idempotencyKey"
+"""Under which key of its caller a call is made, in its `_meta`: made again under the same one, it comes to the same
+task. Ours."""
+
+IDEMPOTENCY_CAPABILITY: Final = "mcp-tasks/idempotencyKeys"
+"""By which a server says, among its experimental capabilities, that it honours such keys. Not among the settings of the
+extension: its schema has none."""
+
 
 class AnyParams(RequestParams):
     """Params that are looked at later."""

@@ -46,8 +46,9 @@ from mcp_tasks.stores.postgres.creating import Create
 from mcp_tasks.stores.postgres.database import Connection, Database, Row, Session, keeping_alive
 from mcp_tasks.stores.postgres.failures import is_passing, translate
 from mcp_tasks.stores.postgres.handing import HandingOut
+from mcp_tasks.stores.postgres.inspecting import Inspecting
 from mcp_tasks.stores.postgres.notifier import PostgresNotifier
-from mcp_tasks.stores.postgres.schema import prepare, schema_of
+from mcp_tasks.stores.postgres.schema import prepare
 from mcp_tasks.stores.postgres.text import from_owner, from_text, to_owner, to_text
 from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, WorkLimits
 from mcp_tasks.stores.together import LARGEST
@@ -56,7 +57,7 @@ from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
 T = TypeVar("T")
 
 
-class PostgresStore:
+class PostgresStore(Inspecting):
     """Keeps tasks in the Postgres database at `url`, in tables of its own, which are made if they are not there.
 
     Args:
@@ -112,10 +113,6 @@ class PostgresStore:
                 await self._database.open()
                 await self._pulse.open()
                 self._is_open = True
-
-    async def has_tables(self) -> bool:
-        """Whether tasks have ever been kept there. Makes nothing, and may be asked before `open`."""
-        return bool(await self._ask_once(schema_of))
 
     async def close(self) -> None:
         """Finish what was asked for and close all connections."""
