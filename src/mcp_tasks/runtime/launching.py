@@ -14,6 +14,7 @@ from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import RunReleased, RunStarted
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.engines.base import ReservedSlot, ReservesSlots
+from mcp_tasks.errors import OwnerRequired
 from mcp_tasks.runtime.policy import ToolPolicy
 
 if TYPE_CHECKING:
@@ -59,8 +60,13 @@ class Launching:
             key: Under which the task stands. If one stands there already, that one is given, and nothing is made.
             key_until_end: Whether a task that has ended does not count under the key.
             task_id: An id of `new_task_id` for the task, if the caller has to know it before there is one.
+
+        Raises:
+            OwnerRequired: Nobody owns the task, on a server where every task has to have an owner.
         """
         runtime = self._runtime
+        if not owner and runtime.requires_owner:
+            raise OwnerRequired(f"a task of {request.name!r} has to have an owner on this server, and none is named")
         now = runtime.now()
         policy = await self._policy_of(request)
         treated = policy or ToolPolicy()

@@ -66,6 +66,7 @@ class TaskRuntime:
         clock: The time as people tell it; it may be set at any moment.
         namespace: Which server this is. Tasks of other servers in the same store are left alone.
         limits: How much callers may take.
+        requires_owner: Whether a task that nobody owns may not be made.
         runs_tools: Whether tools run in this process. One that only serves creates, answers and cancels tasks and
             sweeps like any other, but claims none, so it needs no lease.
         queues: The queues whose tasks are run in this process; None for all.
@@ -87,6 +88,7 @@ class TaskRuntime:
         namespace: str = "",
         settings: Settings | None = None,
         limits: Limits | None = None,
+        requires_owner: bool = False,
         runs_tools: bool = True,
         queues: Collection[str] | None = None,
         tools: Callable[[], Awaitable[Mapping[str, ToolPolicy]]] = _no_tools,
@@ -99,6 +101,7 @@ class TaskRuntime:
         self.engine = engine
         self.settings: Settings = settings or Settings()
         self.limits: Limits = limits or Limits()
+        self.requires_owner = requires_owner
         self.sweep_interval: timedelta = self.settings.sweeps_every(remote=engine.abilities.remote)
         self.policy = policy
         self.namespace = namespace

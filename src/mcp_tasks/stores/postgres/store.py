@@ -48,7 +48,7 @@ from mcp_tasks.stores.postgres.failures import is_passing, translate
 from mcp_tasks.stores.postgres.handing import HandingOut
 from mcp_tasks.stores.postgres.notifier import PostgresNotifier
 from mcp_tasks.stores.postgres.schema import prepare, schema_of
-from mcp_tasks.stores.postgres.text import from_owner, from_text, to_text
+from mcp_tasks.stores.postgres.text import from_owner, from_text, to_owner, to_text
 from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, WorkLimits
 from mcp_tasks.stores.together import LARGEST
 from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
@@ -183,6 +183,11 @@ class PostgresStore:
         rows = await self._database.rows(queries.GET, {"id": to_text(task_id)})
         return self._record(to_text(task_id), *rows[0]) if rows else None
 
+    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
+        """The record as of now, for its owner. One round trip."""
+        rows = await self._database.rows(queries.GET_OWNED, {"id": to_text(task_id), "owner": to_owner(owner)})
+        return self._record(to_text(task_id), *rows[0]) if rows else None
+
     async def get_with_request(self, task_id: str) -> tuple[TaskRecord, TaskRequest | None] | None:
         """The record as of now and its request, unless that is large. One round trip."""
         values = {"id": to_text(task_id), "largest": LARGEST}
@@ -193,9 +198,10 @@ class PostgresStore:
             return record, self._codec.decode_request(task_id, request, owner=record.owner)
         return None
 
-    async def get_with_outcome(self, task_id: str) -> tuple[TaskRecord, Outcome | None] | None:
-        """The record as of now, and how the task ended. One round trip."""
-        rows = await self._database.rows(queries.GET_WITH_OUTCOME, {"id": to_text(task_id)})
+    async def get_with_outcome(self, task_id: str, owner: str | None) -> tuple[TaskRecord, Outcome | None] | None:
+        """The record as of now, and how the task ended, for its owner. One round trip."""
+        values = {"id": to_text(task_id), "owner": to_owner(owner)}
+        rows = await self._database.rows(queries.GET_WITH_OUTCOME, values)
         for *row, body, _ in rows:
             record = self._record(to_text(task_id), *row)
             if body is None:

@@ -173,6 +173,11 @@ class RedisStore:
         version, owner, namespace, state = await self._reads.row(task_id, b"v", b"o", b"n", b"s")
         return None if version is None else self._record(to_bytes(task_id), owner, namespace, state)
 
+    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
+        """The record as of now, for its owner."""
+        version, *row = await self._reads.owned(task_id, owner, b"v", b"o", b"n", b"s")
+        return None if version is None else self._record(to_bytes(task_id), *row)
+
     async def request(self, task_id: str) -> TaskRequest | None:
         """What was asked for."""
         version, owner, request = await self._reads.row(task_id, b"v", b"o", b"r")
@@ -193,15 +198,14 @@ class RedisStore:
             return record, None
         return record, self._codec.decode_request(task_id, request, owner=_optional(owner))
 
-    async def get_with_outcome(self, task_id: str) -> tuple[TaskRecord, Outcome | None] | None:
-        """The record as of now, and how the task ended."""
-        version, owner, namespace, state, body, meta = await self._reads.row(
-            task_id, b"v", b"o", b"n", b"s", b"b", b"m"
-        )
+    async def get_with_outcome(self, task_id: str, owner: str | None) -> tuple[TaskRecord, Outcome | None] | None:
+        """The record as of now, and how the task ended, for its owner."""
+        fields = b"v", b"o", b"n", b"s", b"b", b"m"
+        version, whose, namespace, state, body, meta = await self._reads.owned(task_id, owner, *fields)
         if version is None:
             return None
-        record = self._record(to_bytes(task_id), owner, namespace, state)
-        return record, await self._outcome(task_id, owner, body, meta)
+        record = self._record(to_bytes(task_id), whose, namespace, state)
+        return record, await self._outcome(task_id, whose, body, meta)
 
     async def outcome(self, task_id: str) -> Outcome | None:
         """How the task ended."""

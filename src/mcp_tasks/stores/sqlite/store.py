@@ -174,6 +174,11 @@ class SqliteStore:
         rows = self._rows(queries.GET, (to_text(task_id),))
         return self._record(task_id, *rows[0]) if rows else None
 
+    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
+        """The record as of now, for its owner."""
+        rows = self._rows(queries.GET_OWNED, (to_text(task_id), None if owner is None else to_text(owner)))
+        return self._record(task_id, *rows[0]) if rows else None
+
     async def request(self, task_id: str) -> TaskRequest | None:
         """What was asked for."""
 
