@@ -45,6 +45,7 @@ class ToolCall:
         asks_first: Whether the tool may begin by asking on the call.
         key: What makes another call the same as this one, where a second is given the task of the first.
         max_wait: How long a question of the tool may stay open, where its author said so.
+        admit: Lets the call become a task; raises `LimitExceeded` if it may not.
     """
 
     ctx: RequestContext
@@ -58,6 +59,7 @@ class ToolCall:
     asks_first: bool = False
     key: str | None = None
     max_wait: timedelta | None = None
+    admit: Callable[[], None] = lambda: None
 
 
 class FallbackCalls:
@@ -107,6 +109,7 @@ class FallbackCalls:
         return await waiting.go_on(record)
 
     async def _begin(self, call: ToolCall, waiting: WaitingRequest) -> HandlerResult:
+        call.admit()
         task_id = new_task_id()
         with ExitStack() as opened:
             # Before the task is there: its tool may be at work before we hear of it.

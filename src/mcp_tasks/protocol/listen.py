@@ -32,11 +32,20 @@ class Listening:
     Attributes:
         task_ids: The tasks that are honoured: the caller's own.
         method: The notification that carries a state.
+        close: To be called when the stream is over, or was not begun; twice does nothing. Until then it counts as one
+            of its owner's.
     """
 
-    __slots__ = ("_dialect", "_runtime", "method", "task_ids")
+    __slots__ = ("_dialect", "_runtime", "close", "method", "task_ids")
 
-    def __init__(self, runtime: TaskRuntime, dialect: Dialect, task_ids: Sequence[str]) -> None:
+    def __init__(
+        self,
+        runtime: TaskRuntime,
+        dialect: Dialect,
+        task_ids: Sequence[str],
+        closed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.close: Callable[[], None] = closed
         self._runtime = runtime
         self._dialect = dialect
         self.task_ids: Sequence[str] = task_ids

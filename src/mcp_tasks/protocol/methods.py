@@ -7,18 +7,21 @@ declaration in `TasksProtocol.enter`, the owner in `Owners.of`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from mcp_types import HEADER_MISMATCH, METHOD_NOT_FOUND
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import UnknownTask
 from mcp_tasks.protocol.answers import check_answers
 from mcp_tasks.protocol.caller import Caller
 from mcp_tasks.protocol.dialect import Dialect, Dialects
 from mcp_tasks.protocol.errors import RpcError, refusing
+from mcp_tasks.protocol.limiting import Limiting
 from mcp_tasks.protocol.listen import Listening, honoured
 from mcp_tasks.protocol.message import Message
 from mcp_tasks.protocol.outcome import outcome_of
@@ -39,6 +42,7 @@ class TasksProtocol:
         runtime: The running runtime.
         dialects: The eras that are spoken.
         owners: Whom the tasks of a caller belong to.
+        limiting: What callers may take.
         require_name_header: Whether an HTTP request without the `Mcp-Name` header is refused.
     """
 
@@ -48,8 +52,10 @@ class TasksProtocol:
         *,
         dialects: Dialects,
         owners: Owners,
+        limiting: Limiting | None = None,
         require_name_header: bool = False,
     ) -> None:
+        self.limiting: Limiting = limiting or Limiting(Limits())
         self._runtime = runtime
         self._dialects = dialects
         self._owners = owners
@@ -80,18 +86,43 @@ class TasksProtocol:
         """Whether the tasks of the caller belong to anybody, for what is only shown."""
         return self._owners.has(caller)
 
+    async def admit(self, caller: Caller) -> str | None:
+        """Let a caller ask about tasks, at the pace that it may. Gives whom its tasks belong to.
+
+        The first thing of every request, so that each that is refused for another reason has counted.
+
+        Raises:
+            RpcError: -32010, it asks too often; otherwise as `owner`.
+        """
+        owner = self.owner(caller)
+        if owner is not None:
+            with refusing():
+                await self.limiting.request(owner)
+        return owner
+
+    def hands_over(self, caller: Caller) -> None:
+        """Let a request that was refused here not count: it is handed to another door, where it counts."""
+        with suppress(RpcError):
+            self.limiting.not_asked(self.owner(caller))
+
     # tasks/*
 
     async def get(self, caller: Caller, params: JsonObject) -> Message:
         """`tasks/get`: the task with its outcome or its open questions."""
+        owner = await self.admit(caller)
         dialect, task_id = self._asked_for(caller, params)
-        _, answer = await self._look(dialect, task_id, self.owner(caller))
+        if owner is None and self.limiting.counts_polls:
+            await self._admit_poll(task_id)
+        _, answer = await self._look(dialect, task_id, owner)
         return answer
 
     async def get_text(self, caller: Caller, params: JsonObject, texts: Texts) -> bytes:
         """The same as JSON: what was said before, if the task is still as it was then."""
+        owner = await self.admit(caller)
         dialect, task_id = self._asked_for(caller, params)
-        owner, runtime = self.owner(caller), self._runtime()
+        if owner is None and self.limiting.counts_polls:
+            await self._admit_poll(task_id)
+        runtime = self._runtime()
         text, now = texts.find(task_id, owner), runtime.now()
         if text is not None:
             with refusing():
@@ -102,22 +133,31 @@ class TasksProtocol:
 
     async def update(self, caller: Caller, params: JsonObject) -> Message:
         """`tasks/update`: take answers to open questions. Acknowledged once they are durable."""
+        owner = await self.admit(caller)
         dialect = self.enter(caller, "tasks/update")
         task_id, answers = dialect.parse_answers(params)
-        record = await self._find(caller, dialect, task_id)
+        record = await self._find(caller, owner, dialect, task_id)
+        limits = self.limiting.limits
         with refusing():
             await self._runtime().answer(
-                record, answers, actor=actor_of(record), check=lambda task: check_answers(task, answers)
+                record, answers, actor=actor_of(record), check=lambda task: check_answers(task, answers, limits)
             )
         return dialect.acknowledgement()
 
     async def cancel(self, caller: Caller, params: JsonObject) -> Message:
         """`tasks/cancel`. A task that has ended is acknowledged too, and stays as it is."""
+        owner = await self.admit(caller)
         dialect = self.enter(caller, "tasks/cancel")
-        record = await self._find(caller, dialect, dialect.parse_task_id(params))
+        record = await self._find(caller, owner, dialect, dialect.parse_task_id(params))
         with refusing():
             await self._runtime().cancel(record, CANCELLED_BY_CLIENT, actor=actor_of(record))
         return dialect.acknowledgement()
+
+    async def _admit_poll(self, task_id: str) -> None:
+        # Only of tasks that exist, or ids by the million would make those be forgotten that are asked for too often.
+        with refusing():
+            await self._runtime().get(task_id, owner=None)
+            await self.limiting.poll(task_id)
 
     def _asked_for(self, caller: Caller, params: JsonObject) -> tuple[Dialect, str]:
         dialect = self.enter(caller, "tasks/get")
@@ -143,13 +183,15 @@ class TasksProtocol:
 
     async def listen(self, caller: Caller, params: JsonObject) -> Listening:
         """`subscriptions/listen`: the caller's own tasks among those that it names, and their states from now on."""
+        owner = await self.admit(caller)
         # Before the ids are looked at: to a client that has no tasks they are not malformed, but none of its business.
         dialect = self.enter(caller, "subscriptions/listen")
         named = dialect.parse_listened(params)
         with refusing():
+            self.limiting.check_stream(len(named))
             runtime = self._runtime()
-            own = await honoured(runtime, named, self.owner(caller), methods=dialect.methods)
-            return Listening(runtime, dialect, own)
+            own = await honoured(runtime, named, owner, methods=dialect.methods)
+            return Listening(runtime, dialect, own, closed=self.limiting.open_stream(owner))
 
     # tools/call
 
@@ -185,10 +227,11 @@ class TasksProtocol:
         Raises:
             RpcError: -32602, there is no such task for this caller; -32603, it cannot be read.
         """
+        owner = await self.admit(caller)
         with refusing():
-            return await self._runtime().get(task_id, owner=self.owner(caller))
+            return await self._runtime().get(task_id, owner=owner)
 
-    async def _find(self, caller: Caller, dialect: Dialect, task_id: str) -> TaskRecord:
+    async def _find(self, caller: Caller, owner: str | None, dialect: Dialect, task_id: str) -> TaskRecord:
         """The caller's task of that id, as the caller's era has it: tasks of methods that it cannot call as tasks are
         not there.
 
@@ -197,8 +240,8 @@ class TasksProtocol:
                 cannot be read.
         """
         self._check_name_header(caller, task_id)
-        record = await self.find(caller, task_id)
         with refusing():
+            record = await self._runtime().get(task_id, owner=owner)
             _check_method(record, dialect)
         return record
 

@@ -121,11 +121,12 @@ class Calls:
         return answer
 
     async def _launch(self, mark: Mark, caller: Caller, request: TaskRequest, grace: timedelta | None) -> CallAnswer:
-        options, usual = mark.options, self._catalogue.usual
+        options, usual, owner = mark.options, self._catalogue.usual, self._protocol.owner(caller)
+        self._protocol.limiting.create(owner, request)
         return await answer_call(
             self._runtime(),
             request,
-            owner=self._protocol.owner(caller),
+            owner=owner,
             retention=options.retention(usual),
             poll_interval=options.poll_interval,
             asks_first=mark.asks_first,
@@ -150,18 +151,20 @@ class Calls:
         settle: Settle | None = None,
     ) -> HandlerResult:
         try:
+            request, owner = task_request(params, ctx, caller), self._protocol.owner(caller)
             call = ToolCall(
                 ctx=ctx,
                 caller=caller,
-                request=task_request(params, ctx, caller),
+                request=request,
                 ways=mark.options.ways(self._catalogue.usual),
-                owner=self._protocol.owner(caller),
+                owner=owner,
                 retention=mark.options.retention(self._catalogue.usual),
                 poll_interval=mark.options.poll_interval,
                 settle=settle,
                 asks_first=mark.asks_first,
                 key=_key_of(mark, params.name, params.arguments or {}),
                 max_wait=mark.options.max_wait or self._catalogue.usual.max_wait,
+                admit=partial(self._protocol.limiting.create, owner, request),
             )
             return await self._fallback.answer(call)
         except (RpcError, TasksError) as exc:

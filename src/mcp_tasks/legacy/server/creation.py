@@ -88,10 +88,13 @@ class Creation:
         self, ctx: RequestContext, offer: Offer, name: str, arguments: Mapping[str, Any], task: Any
     ) -> TaskRecord:
         caller, session, runtime = caller_of(ctx), self._sessions.of(ctx), self._parts.runtime()
+        request = request_of(ctx.method, request_meta(ctx), caller, name=name, arguments=arguments)
+        owner = self._parts.protocol.owner(caller)
         with refusing():
+            self._parts.protocol.limiting.create(owner, request)
             record = await runtime.launch(
-                request_of(ctx.method, request_meta(ctx), caller, name=name, arguments=arguments),
-                owner=self._parts.protocol.owner(caller),
+                request,
+                owner=owner,
                 retention=parse_retention(task, offer),
                 poll_interval=offer.poll_interval,
                 session=None if session is None else session.id,
