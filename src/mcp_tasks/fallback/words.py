@@ -96,9 +96,8 @@ def beyond_limit(tool: str, exc: LimitExceeded) -> dict[str, Any]:
     if exc.retry_after is None:
         advice = f"The same call will be refused again: call {named} with less."
     else:
-        advice = (
-            f"Call {named} again, but not before {max(math.ceil(exc.retry_after.total_seconds()), 1)} s have passed."
-        )
+        seconds = max(math.ceil(exc.retry_after.total_seconds()), 1)
+        advice = f"Call {named} again, but not before {seconds} s have passed."
     return problem(f"The tool {named} was not called: {sentence(str(exc))} {advice}")
 
 

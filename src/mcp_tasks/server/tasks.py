@@ -87,8 +87,8 @@ class Tasks(Marking, LocalCalls, Working, Extension):
         clock: Source of the current time, aware and in UTC.
         default_ttl_ms: How long a finished task is kept, in milliseconds; None keeps it for as long as the store lives.
         default_ttl: The same as a `timedelta`. Without either, a day.
-        max_ttl: The longest `ttl` that a caller may ask for, where callers can (2025-11-25). Without it, `Limits.ttl`. A
-            tool whose own `ttl` is longer goes up to that.
+        max_ttl: The longest `ttl` that a caller may ask for, where callers can (2025-11-25). Without it, `Limits.ttl`.
+            A tool whose own `ttl` is longer goes up to that.
         engine: Who runs the tools: an `Engine`, or a URL (`local`, `postgresql://…`, `redis://…`). Without one, what
             goes with the URL of the store, and a `LocalEngine` with a `Store` object.
         concurrency: How many tools run in this process at a time.
