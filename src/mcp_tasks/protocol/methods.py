@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
-from mcp_types import HEADER_MISMATCH, METHOD_NOT_FOUND
+from mcp_types import HEADER_MISMATCH, METHOD_NOT_FOUND, MISSING_REQUIRED_CLIENT_CAPABILITY
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
 from mcp_tasks.core.actor import Actor
@@ -29,6 +30,9 @@ from mcp_tasks.protocol.owners import Owners
 from mcp_tasks.protocol.texts import Texts
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.wire.headers import NAME_HEADER, decode_header
+
+_NOT_ADMITTED: Final = frozenset({METHOD_NOT_FOUND, MISSING_REQUIRED_CLIENT_CAPABILITY})
+"""What `TasksProtocol.enter` refuses with, before a request counts."""
 
 CANCELLED_BY_CLIENT = "Cancelled by the client"
 
@@ -89,7 +93,7 @@ class TasksProtocol:
     async def admit(self, caller: Caller) -> str | None:
         """Let a caller ask about tasks, at the pace that it may. Gives whom its tasks belong to.
 
-        The first thing of every request, so that each that is refused for another reason has counted.
+        Before anything is looked at but what `enter` says, so that whatever is refused for another reason has counted.
 
         Raises:
             RpcError: -32010, it asks too often; otherwise as `owner`.
@@ -100,28 +104,23 @@ class TasksProtocol:
                 await self.limiting.request(owner)
         return owner
 
-    def hands_over(self, caller: Caller) -> None:
+    def hands_over(self, caller: Caller, refused: RpcError) -> None:
         """Let a request that was refused here not count: it is handed to another door, where it counts."""
-        with suppress(RpcError):
-            self.limiting.not_asked(self.owner(caller))
+        if refused.code not in _NOT_ADMITTED:
+            with suppress(RpcError):
+                self.limiting.not_asked(self.owner(caller))
 
     # tasks/*
 
     async def get(self, caller: Caller, params: JsonObject) -> Message:
         """`tasks/get`: the task with its outcome or its open questions."""
-        owner = await self.admit(caller)
-        dialect, task_id = self._asked_for(caller, params)
-        if owner is None and self.limiting.counts_polls:
-            await self._admit_poll(task_id)
+        dialect, task_id, owner = await self._asked_for(caller, params)
         _, answer = await self._look(dialect, task_id, owner)
         return answer
 
     async def get_text(self, caller: Caller, params: JsonObject, texts: Texts) -> bytes:
         """The same as JSON: what was said before, if the task is still as it was then."""
-        owner = await self.admit(caller)
-        dialect, task_id = self._asked_for(caller, params)
-        if owner is None and self.limiting.counts_polls:
-            await self._admit_poll(task_id)
+        dialect, task_id, owner = await self._asked_for(caller, params)
         runtime = self._runtime()
         text, now = texts.find(task_id, owner), runtime.now()
         if text is not None:
@@ -133,8 +132,8 @@ class TasksProtocol:
 
     async def update(self, caller: Caller, params: JsonObject) -> Message:
         """`tasks/update`: take answers to open questions. Acknowledged once they are durable."""
-        owner = await self.admit(caller)
         dialect = self.enter(caller, "tasks/update")
+        owner = await self.admit(caller)
         task_id, answers = dialect.parse_answers(params)
         record = await self._find(caller, owner, dialect, task_id)
         limits = self.limiting.limits
@@ -146,24 +145,24 @@ class TasksProtocol:
 
     async def cancel(self, caller: Caller, params: JsonObject) -> Message:
         """`tasks/cancel`. A task that has ended is acknowledged too, and stays as it is."""
-        owner = await self.admit(caller)
         dialect = self.enter(caller, "tasks/cancel")
+        owner = await self.admit(caller)
         record = await self._find(caller, owner, dialect, dialect.parse_task_id(params))
         with refusing():
             await self._runtime().cancel(record, CANCELLED_BY_CLIENT, actor=actor_of(record))
         return dialect.acknowledgement()
 
-    async def _admit_poll(self, task_id: str) -> None:
-        # Only of tasks that exist, or ids by the million would make those be forgotten that are asked for too often.
-        with refusing():
-            await self._runtime().get(task_id, owner=None)
-            await self.limiting.poll(task_id)
-
-    def _asked_for(self, caller: Caller, params: JsonObject) -> tuple[Dialect, str]:
+    async def _asked_for(self, caller: Caller, params: JsonObject) -> tuple[Dialect, str, str | None]:
         dialect = self.enter(caller, "tasks/get")
+        owner = await self.admit(caller)
         task_id = dialect.parse_task_id(params)
         self._check_name_header(caller, task_id)
-        return dialect, task_id
+        if owner is None and self.limiting.counts_polls:
+            # Only of tasks that exist: ids by the million would have those forgotten that are asked for too often.
+            with refusing():
+                await self._runtime().get(task_id, owner=None)
+                await self.limiting.poll(task_id)
+        return dialect, task_id, owner
 
     async def _look(self, dialect: Dialect, task_id: str, owner: str | None) -> tuple[TaskRecord, Message]:
         runtime = self._runtime()
@@ -183,9 +182,9 @@ class TasksProtocol:
 
     async def listen(self, caller: Caller, params: JsonObject) -> Listening:
         """`subscriptions/listen`: the caller's own tasks among those that it names, and their states from now on."""
-        owner = await self.admit(caller)
         # Before the ids are looked at: to a client that has no tasks they are not malformed, but none of its business.
         dialect = self.enter(caller, "subscriptions/listen")
+        owner = await self.admit(caller)
         named = dialect.parse_listened(params)
         with refusing():
             self.limiting.check_stream(len(named))

@@ -17,7 +17,7 @@ from typing import Final
 
 from mcp_tasks.core.limits import Limits
 from mcp_tasks.errors import LimitExceeded, StoreError
-from mcp_tasks.stores.base import EVERYBODY, Whose, owned_by
+from mcp_tasks.stores.base import EVERYBODY, OwnedBy, Owners
 from mcp_tasks.stores.shares import Usage
 
 FRESH: Final = 5.0
@@ -44,7 +44,7 @@ class Quota:
         clock: Seconds that only go forward.
     """
 
-    def __init__(self, limits: Limits, usage: Callable[[Whose], Awaitable[Usage]], clock: Callable[[], float]) -> None:
+    def __init__(self, limits: Limits, usage: Callable[[Owners], Awaitable[Usage]], clock: Callable[[], float]) -> None:
         self._limits = limits
         self._usage = usage
         self._clock = clock
@@ -75,7 +75,7 @@ class Quota:
     def _account(self, owner: str) -> _Account:
         account = self._owners.get(owner)
         if account is None:
-            account = self._owners[owner] = _Account(owned_by(owner), self._usage, self._clock)
+            account = self._owners[owner] = _Account(OwnedBy(owner), self._usage, self._clock)
             if len(self._owners) > MOST_OWNERS:
                 self._owners.popitem(last=False)
         else:
@@ -142,7 +142,7 @@ class _Account:
 
     __slots__ = ("_asked_at", "_clock", "_look", "_usage", "_whose", "being_made", "known", "made")
 
-    def __init__(self, whose: Whose, usage: Callable[[Whose], Awaitable[Usage]], clock: Callable[[], float]) -> None:
+    def __init__(self, whose: Owners, usage: Callable[[Owners], Awaitable[Usage]], clock: Callable[[], float]) -> None:
         self._whose = whose
         self._usage = usage
         self._clock = clock

@@ -85,9 +85,12 @@ class Serving:
             answer = await self._answer(request, caller)
         except Exception as exc:
             told = _told_in_place_of(exc)
-            if told is None:
-                self._protocol.hands_over(caller)
-                raise HandedOver(Handover.REFUSED) from exc
+            if isinstance(told, HandedOver):
+                if isinstance(exc, RpcError):
+                    self._protocol.hands_over(caller, exc)
+                if told is exc:
+                    raise
+                raise told from exc
             if failed is not None:
                 failed(told)
             await send_error(send, request.id, modern_error_data(told))
@@ -183,22 +186,20 @@ class _Failed(Exception):
         self.told = told
 
 
-def _told_in_place_of(exc: Exception) -> Exception | None:
-    """What the SDK would meet, and answer with an error, where this was raised; None if it is refused: the SDK asks
-    again, and words the refusal.
+def _told_in_place_of(exc: Exception) -> Exception:
+    """What the SDK would meet, and answer with an error, where this was raised; or `HandedOver`, if it is refused, or
+    was not understood after all: the SDK asks again, and words the refusal.
 
     What fails for a reason of the server's is answered here: asked again, a store that is away would be waited for
     twice. So is what is beyond a limit: asked again, it would count twice.
-
-    Raises:
-        HandedOver: It was not understood after all.
     """
     match exc:
         case HandedOver():
-            raise exc
+            return exc
         case _Failed():
             return exc.told
         case RpcError():
-            return to_mcp_error(exc) if exc.code in (INTERNAL_ERROR, LIMIT_EXCEEDED) else None
+            is_told = exc.code in (INTERNAL_ERROR, LIMIT_EXCEEDED)
+            return to_mcp_error(exc) if is_told else HandedOver(Handover.REFUSED)
         case _:
-            raise HandedOver(Handover.FAILED) from exc
+            return HandedOver(Handover.FAILED)
