@@ -199,7 +199,10 @@ class SdkAdapter:
             listening = await self._protocol.listen(caller, params)
         except RpcError as exc:
             raise to_mcp_error(exc) from exc
-        return await serve_listening(listening, ctx, call_next, to_params=to_result, stopping=self._stopping)
+        try:
+            return await serve_listening(listening, ctx, call_next, to_params=to_result, stopping=self._stopping)
+        finally:
+            listening.close()
 
     def _handler(self, method: Callable[[Caller, JsonObject], Awaitable[Message]]) -> RequestHandler:
         async def handler(ctx: RequestContext, _: AnyParams) -> HandlerResult:
