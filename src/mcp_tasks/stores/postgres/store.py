@@ -174,7 +174,7 @@ class PostgresStore:
         save = writes.Save(record, expected=expected, state=state, lines=lines, outcome=kept, limits=limits)
         await self._database.run(save.run)
 
-    async def delete(self, task_id: str, *, expected: int) -> None:
+    async def delete(self, task_id: str, *, expected: int, now: datetime | None = None) -> None:
         """Forget the task with all that is kept beside it if it is still at version `expected`."""
         await self._database.run(lambda session: writes.delete(session, task_id, expected=expected))
 

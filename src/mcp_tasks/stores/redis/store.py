@@ -164,7 +164,7 @@ class RedisStore:
         kept = await encoded_outcome(self._codec, record.id, outcome)
         await self._writes.save(record, expected=expected, state=state, lines=lines, outcome=kept, limits=limits)
 
-    async def delete(self, task_id: str, *, expected: int) -> None:
+    async def delete(self, task_id: str, *, expected: int, now: datetime | None = None) -> None:
         """Forget the task with all that is kept beside it if it is still at version `expected`."""
         await self._writes.delete(task_id, expected=expected)
 
