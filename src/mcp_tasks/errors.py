@@ -36,12 +36,15 @@
     │   ├── CannotStart             it could not be found out how its tool is to be run
     │   ├── RequestUnreadable       what the tool was called with cannot be read
     │   └── JournalUnreadable       what earlier runs recorded cannot be read
+    ├── CannotDecrypt               something encrypted needs another key, or was changed
     ├── TransitionRefused           what happened does not fit the task's state
     │   └── StaleRun                a run that lost its lease tried to write
     └── StoreError                  the place where tasks are kept did not do its part
         ├── StoreUnavailable        it cannot take the request now (full, locked, unreachable)
         ├── ValueNotStorable        a value is too large, or of a kind, for the store to keep
         ├── StoreCorrupt            what is there cannot be read as ours
+        │   ├── UntrustedFile       others have put it there, or can write it
+        │   ├── EncryptionMismatch  it is encrypted with another key, or not at all
         │   └── TaskUnreadable      one task's row or journal cannot be read
         ├── TaskExists              an id was created twice
         ├── LimitReached            as many tasks of its tool or its owner are at work as may be
@@ -444,6 +447,10 @@ class AnswerRefused(TasksError):
         super().__init__(message)
 
 
+class CannotDecrypt(TasksError):
+    """Something encrypted needs another key, or was changed, or is of another task. The message shows nothing of it."""
+
+
 class TransitionRefused(TasksError):
     """An event does not fit the state a task is in."""
 
@@ -468,6 +475,14 @@ class StoreUnavailable(StoreError):
 
 class StoreCorrupt(StoreError):
     """What the store holds is not ours, is damaged, or was written by a newer release."""
+
+
+class UntrustedFile(StoreCorrupt):
+    """A file is not used, because somebody else may have put it there, or may write it; the message says what to do."""
+
+
+class EncryptionMismatch(StoreCorrupt):
+    """What is kept is encrypted and the key is missing or another one, or it is plain and there is a key."""
 
 
 class TaskUnreadable(StoreCorrupt):

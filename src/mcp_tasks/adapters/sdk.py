@@ -20,7 +20,7 @@ from mcp_tasks.adapters.era import Era
 from mcp_tasks.adapters.sdk_listen import serve_listening
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord, TaskRequest
-from mcp_tasks.protocol import Caller, Message, RpcError, TasksProtocol
+from mcp_tasks.protocol import Caller, Identity, Message, RpcError, TasksProtocol
 from mcp_tasks.protocol.outcome import decoded
 from mcp_tasks.tools.creation import CallAnswer, InlineResult, Question
 from mcp_tasks.tools.sdk_errors import to_mcp_error
@@ -39,9 +39,11 @@ def caller_of(ctx: RequestContext) -> Caller:
         # Starlette's headers: by lower-case name, and found in whatever case they are asked for.
         return modern_caller(ctx.protocol_version, request_meta(ctx), getattr(ctx.request, "headers", {}))
     handshake = ctx.session.client_params
+    principal, identity = _authenticated()
     return Caller(
         protocol_version=ctx.protocol_version,
-        principal=_principal(),
+        principal=principal,
+        identity=identity,
         capabilities={} if handshake is None else _dumped(handshake.capabilities),
         client_info=None if handshake is None else _dumped(handshake.client_info),
         headers=getattr(ctx.request, "headers", {}),
@@ -51,9 +53,11 @@ def caller_of(ctx: RequestContext) -> Caller:
 def modern_caller(version: str, meta: Mapping[str, Any], headers: Mapping[str, str]) -> Caller:
     """Who calls on a wire where every request says so itself, in its `_meta`."""
     # As they came, not dumped from the SDK's models again: a run has them parsed by the SDK, as this call had.
+    principal, identity = _authenticated()
     return Caller(
         protocol_version=version,
-        principal=_principal(),
+        principal=principal,
+        identity=identity,
         capabilities=_object(meta.get(CLIENT_CAPABILITIES_META_KEY)) or {},
         client_info=_object(meta.get(CLIENT_INFO_META_KEY)),
         headers=headers,
@@ -212,11 +216,23 @@ def request_meta(ctx: RequestContext) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", meta) if isinstance(meta, Mapping) else {}
 
 
-def _principal() -> str | None:
+def _authenticated() -> tuple[str, Identity] | tuple[None, None]:
     """The identity that the request was authenticated with, in the SDK's words for it (`authenticated_principal`, for
-    who has no context of a request)."""
+    who has no context of a request), and in its parts."""
     token = get_access_token()
-    return None if token is None else compact_json(principal_components(token))
+    if token is None:
+        return None, None
+    client_id, issuer, subject = components = principal_components(token)
+    identity = Identity(
+        client_id=client_id,
+        issuer=issuer,
+        subject=subject,
+        scopes=tuple(token.scopes),
+        claims=token.claims or {},
+        expires_at=token.expires_at,
+    )
+    # Stored with every task: it stays as it is.
+    return compact_json(components), identity
 
 
 def _object(value: Any) -> dict[str, Any] | None:

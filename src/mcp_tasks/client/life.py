@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from mcp.shared.exceptions import MCPError
 
@@ -40,9 +40,11 @@ class TaskLife:
         """Somebody came back to it."""
         logger.info("task %s is taken up again", self._task)
 
-    def asked(self, request: Mapping[str, Any]) -> None:
+    def asked(self, question: object) -> None:
         """A question of the task goes to a callback."""
-        logger.info("task %s asks (%s)", self._task, _KINDS.get(str(request.get("method")), "unknown"))
+        # A server may send anything in its place.
+        method = cast("Mapping[str, Any]", question).get("method") if isinstance(question, Mapping) else None
+        logger.info("task %s asks (%s)", self._task, _KINDS.get(str(method), "unknown"))
 
     def answered(self) -> None:
         """The server has the answer."""

@@ -21,7 +21,7 @@ from mcp_tasks.errors import StoreUnavailable, TaskUnreadable, UnknownTask, Usag
 from mcp_tasks.fallback.arguments import BadArguments, Given
 from mcp_tasks.fallback.companion_tools import check_prefix, definitions, names_with
 from mcp_tasks.fallback.hosts import Host, host_of
-from mcp_tasks.fallback.mine import Mine, list_result, mine, my_tasks
+from mcp_tasks.fallback.mine import Mine, list_result, mine, my_tasks, session_of
 from mcp_tasks.fallback.phrases import tool_name
 from mcp_tasks.fallback.standing_in import answer_for_person
 from mcp_tasks.fallback.ways import Fallback, ShownTo
@@ -118,7 +118,11 @@ class Companions:
         if not self.is_shown_to(caller):
             return []
         names = await self._present(self._protocol.speaks(caller.protocol_version))
-        return [] if names is None else definitions(names, lists=self._mine(caller) is not None)
+        return [] if names is None else definitions(names, lists=self._can_list(caller))
+
+    def _can_list(self, caller: Caller) -> bool:
+        # For who is only shown the tools: a caller without an owner is refused when it calls one.
+        return self._protocol.has_owner(caller) or session_of(caller) is not None
 
     async def check_names(self, tools: Iterable[str]) -> None:
         """Refuse a server that has tools of the same names itself. To be called when it starts.

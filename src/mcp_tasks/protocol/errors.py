@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final
 
-from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT, ErrorData
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, REQUEST_TIMEOUT, ErrorData
 
 from mcp_tasks.core.json import JsonObject, JsonValue
 from mcp_tasks.core.text import valid_json, valid_text
 from mcp_tasks.errors import (
     AnswerRefused,
     KeyRefused,
+    OwnerRequired,
     QuestionTimedOut,
     ReplayMismatch,
     RunStopped,
@@ -117,6 +118,9 @@ def _error_data(exc: Exception) -> ErrorData:
         case UnknownTask():
             # SEP-2663: -32602 for an invalid or nonexistent id. Unknown, expired and another's are one case.
             return ErrorData(code=INVALID_PARAMS, message=str(exc))
+        case OwnerRequired():
+            # Neither MCP nor the SDK has a code for it: a request without a token is refused before it is JSON-RPC.
+            return ErrorData(code=INVALID_REQUEST, message=str(exc), data={"reason": "owner_required"})
         case KeyRefused():
             return ErrorData(code=INVALID_PARAMS, message=str(exc), data={"reason": exc.reason})
         case AnswerRefused():

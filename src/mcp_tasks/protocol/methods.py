@@ -1,16 +1,14 @@
 """The methods of tasks: check the caller, parse, call the runtime, render.
 
 What every method needs to know of its caller is decided in one place each: the era in `Dialects.require`, the
-declaration in `TasksProtocol.enter`, the owner in `TasksProtocol.owner`.
+declaration in `TasksProtocol.enter`, the owner in `Owners.of`.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Coroutine
-from typing import Final
+from collections.abc import Callable
 
-from mcp_types import HEADER_MISMATCH, INTERNAL_ERROR, METHOD_NOT_FOUND
+from mcp_types import HEADER_MISMATCH, METHOD_NOT_FOUND
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
 from mcp_tasks.core.actor import Actor
@@ -24,11 +22,10 @@ from mcp_tasks.protocol.errors import RpcError, refusing
 from mcp_tasks.protocol.listen import Listening, honoured
 from mcp_tasks.protocol.message import Message
 from mcp_tasks.protocol.outcome import outcome_of
+from mcp_tasks.protocol.owners import Owners
 from mcp_tasks.protocol.texts import Texts
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.wire.headers import NAME_HEADER, decode_header
-
-logger: Final = logging.getLogger(__name__)
 
 CANCELLED_BY_CLIENT = "Cancelled by the client"
 
@@ -41,7 +38,7 @@ class TasksProtocol:
     Args:
         runtime: The running runtime.
         dialects: The eras that are spoken.
-        principal: Whom the tasks of a caller belong to.
+        owners: Whom the tasks of a caller belong to.
         require_name_header: Whether an HTTP request without the `Mcp-Name` header is refused.
     """
 
@@ -50,12 +47,12 @@ class TasksProtocol:
         runtime: Callable[[], TaskRuntime],
         *,
         dialects: Dialects,
-        principal: Callable[[Caller], str | None],
+        owners: Owners,
         require_name_header: bool = False,
     ) -> None:
         self._runtime = runtime
         self._dialects = dialects
-        self._principal = principal
+        self._owners = owners
         self._require_name_header = require_name_header
 
     # Who calls
@@ -75,20 +72,13 @@ class TasksProtocol:
         """Whom the tasks of the caller belong to.
 
         Raises:
-            RpcError: -32603, the author's rule answered with something that is not a name. No store has to tell apart
-                what it would make of it.
+            RpcError: -32600, the caller has no owner where one is required; -32603, the author's rule failed.
         """
-        owner: object = self._principal(caller)
-        if owner is None or isinstance(owner, str):
-            return owner
-        if isinstance(owner, Coroutine):
-            owner.close()
-        logger.error(
-            "principal= must return a str or None, and returned a value of type %r: the request is refused. "
-            "It cannot be an async function.",
-            type(owner).__name__,
-        )
-        raise RpcError(INTERNAL_ERROR, "Internal server error")
+        return self._owners.of(caller)
+
+    def has_owner(self, caller: Caller) -> bool:
+        """Whether the tasks of the caller belong to anybody, for what is only shown."""
+        return self._owners.has(caller)
 
     # tasks/*
 
@@ -102,7 +92,7 @@ class TasksProtocol:
         """The same as JSON: what was said before, if the task is still as it was then."""
         dialect, task_id = self._asked_for(caller, params)
         owner, runtime = self.owner(caller), self._runtime()
-        text, now = texts.find(task_id), runtime.now()
+        text, now = texts.find(task_id, owner), runtime.now()
         if text is not None:
             with refusing():
                 if await runtime.reading.is_current(text.record, owner=owner, now=now):

@@ -14,6 +14,7 @@ from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import RunReleased, RunStarted
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.engines.base import ReservedSlot, ReservesSlots
+from mcp_tasks.errors import OwnerRequired
 from mcp_tasks.runtime.policy import ToolPolicy
 
 if TYPE_CHECKING:
@@ -62,8 +63,13 @@ class Launching:
             fingerprint: What the call is, as a hash, where the key is one of the client's: it outlives the task, and no
                 other call may stand under it.
             task_id: An id of `new_task_id` for the task, if the caller has to know it before there is one.
+
+        Raises:
+            OwnerRequired: Nobody owns the task, on a server where every task has to have an owner.
         """
         runtime = self._runtime
+        if not owner and runtime.requires_owner:
+            raise OwnerRequired(f"a task of {request.name!r} has to have an owner on this server, and none is named")
         now = runtime.now()
         policy = await self._policy_of(request)
         treated = policy or ToolPolicy()

@@ -29,6 +29,7 @@ from mcp_tasks.runtime.changes import Changes
 from mcp_tasks.runtime.claims import Claims
 from mcp_tasks.runtime.context import current_run, current_runtime
 from mcp_tasks.runtime.dispatch import Dispatch
+from mcp_tasks.runtime.draining import Draining
 from mcp_tasks.runtime.early import EarlyStart
 from mcp_tasks.runtime.janitor import Janitor
 from mcp_tasks.runtime.late_writes import LateWrites
@@ -66,6 +67,7 @@ class TaskRuntime:
         clock: The time as people tell it; it may be set at any moment.
         namespace: Which server this is. Tasks of other servers in the same store are left alone.
         limits: How much callers may take.
+        requires_owner: Whether a task that nobody owns may not be made.
         runs_tools: Whether tools run in this process. One that only serves creates, answers and cancels tasks and
             sweeps like any other, but claims none, so it needs no lease.
         queues: The queues whose tasks are run in this process; None for all.
@@ -87,6 +89,7 @@ class TaskRuntime:
         namespace: str = "",
         settings: Settings | None = None,
         limits: Limits | None = None,
+        requires_owner: bool = False,
         runs_tools: bool = True,
         queues: Collection[str] | None = None,
         tools: Callable[[], Awaitable[Mapping[str, ToolPolicy]]] = _no_tools,
@@ -99,6 +102,7 @@ class TaskRuntime:
         self.engine = engine
         self.settings: Settings = settings or Settings()
         self.limits: Limits = limits or Limits()
+        self.requires_owner = requires_owner
         self.sweep_interval: timedelta = self.settings.sweeps_every(remote=engine.abilities.remote)
         self.policy = policy
         self.namespace = namespace
@@ -127,6 +131,7 @@ class TaskRuntime:
             take_up=self.janitor.take_up,
             clock=uptime,
         )
+        self.draining: Draining = Draining(self)
         self.early: EarlyStart = EarlyStart(self)
         self._launching = Launching(self, new_id)
         self._body = self.early.timed(body)
@@ -167,7 +172,8 @@ class TaskRuntime:
             "dispatch": self.dispatch.keep_handing_out,
         }
         if self.runs_tools:
-            services |= {"lease": self.lease.keep, "parking": self.parking.serve}
+            draining = self.draining.keep_looking
+            services |= {"lease": self.lease.keep, "parking": self.parking.serve, "draining": draining}
         self._services = [
             asyncio.create_task(service(), name=f"mcp-tasks-{name}") for name, service in services.items()
         ]

@@ -3,7 +3,7 @@ speak no tasks, and the short way."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +17,8 @@ from mcp_tasks.core.limits import Limits
 from mcp_tasks.fallback.hosts import Host
 from mcp_tasks.fallback.room import FallbackRoom
 from mcp_tasks.fallback.ways import ShownTo
-from mcp_tasks.protocol import Caller, Dialects, ModernDialect, TasksProtocol
+from mcp_tasks.protocol import Dialects, ModernDialect, TasksProtocol
+from mcp_tasks.protocol.owners import Owners
 from mcp_tasks.server.called_tools import CalledTools
 from mcp_tasks.server.calls import Augment, Calls
 from mcp_tasks.server.catalogue import Catalogue
@@ -41,9 +42,8 @@ class Doors:
         catalogue: Catalogue,
         lifecycle: Lifecycle,
         *,
-        principal: Callable[[Caller], str | None],
+        owners: Owners,
         require_name_header: bool,
-        require_owner: bool | None,
         limits: Limits,
         max_ttl: timedelta,
         augment: Augment | None,
@@ -56,7 +56,7 @@ class Doors:
         protocol = TasksProtocol(
             lifecycle.runtime,
             dialects=Dialects([ModernDialect()]),
-            principal=principal,
+            owners=owners,
             require_name_header=require_name_header,
         )
         parts = EraParts(

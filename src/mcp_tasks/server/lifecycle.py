@@ -50,6 +50,7 @@ class Setup:
         runs_tools: Whether this process runs tools, or only serves.
         queues: Of which queues; None for all.
         limits: How much callers may take.
+        require_owner: Whether every task has to have an owner; None if so on a server that requires authentication.
         audit: The file to which the audit log is appended, if there is one.
     """
 
@@ -62,6 +63,7 @@ class Setup:
     observers: Sequence[Observer]
     queues: Collection[str] | None = None
     limits: Limits = field(default_factory=Limits)
+    require_owner: bool | None = None
     audit: str | PathLike[str] | None = None
 
 
@@ -75,6 +77,7 @@ class Lifecycle:
         self.check_start: Callable[[], Awaitable[None]] | None = None
         self.open_calls: OpenCalls = OpenCalls()
         self.setup: Setup = setup
+        self.requires_owner: bool = setup.require_owner is True
         self._catalogue = catalogue
         self._store = setup.parts.store
         self._stopping = Stopping()
@@ -214,6 +217,8 @@ class Lifecycle:
             WiringError: The event loop is not asyncio's.
         """
         _require_asyncio()
+        said = self.setup.require_owner
+        self.requires_owner = host.requires_authentication if said is None else said
         await host.prepare()
         await self._catalogue.open(host)
         return TaskRuntime(
@@ -230,6 +235,7 @@ class Lifecycle:
             tools=self._catalogue.policies,
             observers=self.setup.observers,
             limits=self.setup.limits,
+            requires_owner=self.requires_owner,
         )
 
     @asynccontextmanager

@@ -31,6 +31,7 @@ from mcp_tasks.errors import WiringError
 from mcp_tasks.fallback.hosts import Host, check_hosts
 from mcp_tasks.fallback.ways import ShownTo, Ways, check_ways
 from mcp_tasks.protocol import Caller
+from mcp_tasks.protocol.owners import Owners, authenticated, local_user
 from mcp_tasks.runtime import Observer, Settings, TaskRuntime
 from mcp_tasks.server.calls import Augment
 from mcp_tasks.server.catalogue import Catalogue
@@ -70,11 +71,6 @@ StateT = TypeVar("StateT")
 def utc_now() -> datetime:
     """The time, as everything here tells it."""
     return datetime.now(UTC)
-
-
-def authenticated(caller: Caller) -> str | None:
-    """The usual rule of who owns a task: the identity that the request was authenticated with."""
-    return caller.principal
 
 
 class Tasks(Marking, LocalCalls, Working, Extension):
@@ -120,8 +116,10 @@ class Tasks(Marking, LocalCalls, Working, Extension):
         hosts: How long hosts wait for a call, by `clientInfo.name`; `"*"` for those that are not known. Adds to what is
             known already, and stands above it.
         limits: How much callers may take.
-        require_owner: Whether every task has to have an owner, so that a request without one is refused. By default it
-            is so on a server that requires authentication.
+        require_owner: Whether every task has to have an owner, so that a request without one is refused, and code in
+            this process names one. By default it is so on an `MCPServer` with `auth=`, where what comes over a pipe
+            belongs to the user who runs the server. Say True where something else authenticates (a low-level server,
+            middleware of your own): then whatever has no owner is refused, over a pipe too.
         cipher: Encrypts what the store keeps of tasks. For a store that a URL names; one that is given as an object is
             made with its own.
         audit: A file to which the audit log is appended, a JSON object a line; it goes to the logger
@@ -216,15 +214,19 @@ class Tasks(Marking, LocalCalls, Working, Extension):
             queues=chosen_queues(queues),
             observers=chosen_observers(observers),
             limits=limits or Limits(),
+            require_owner=require_owner,
             audit=audit,
         )
         self._lifecycle = Lifecycle(setup, self._catalogue)
         self._doors = Doors(
             self._catalogue,
             self._lifecycle,
-            principal=principal,
+            owners=Owners(
+                principal,
+                required=lambda: self._lifecycle.requires_owner,
+                local=None if require_owner else local_user(),
+            ),
             require_name_header=require_name_header,
-            require_owner=require_owner,
             limits=limits or Limits(),
             max_ttl=max_ttl,
             augment=augment,

@@ -48,6 +48,7 @@ from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_
 from mcp_tasks.stores.redis import names
 from mcp_tasks.stores.redis.checkup import check_layout, check_persistence
 from mcp_tasks.stores.redis.connection import Connection
+from mcp_tasks.stores.redis.inspecting import Inspecting
 from mcp_tasks.stores.redis.names import from_bytes, to_bytes
 from mcp_tasks.stores.redis.notifier import RedisNotifier
 from mcp_tasks.stores.redis.reads import Reads
@@ -59,7 +60,7 @@ from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
 T = TypeVar("T")
 
 
-class RedisStore:
+class RedisStore(Inspecting):
     """Keeps tasks on the server that `url` names: `redis://HOST:PORT/DATABASE`, `rediss://…`, `valkey://…`, `valkeys://…`.
 
     Args:
@@ -173,6 +174,11 @@ class RedisStore:
         version, owner, namespace, state = await self._reads.row(task_id, b"v", b"o", b"n", b"s")
         return None if version is None else self._record(to_bytes(task_id), owner, namespace, state)
 
+    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
+        """The record as of now, for its owner."""
+        version, *row = await self._reads.owned(task_id, owner, b"v", b"o", b"n", b"s")
+        return None if version is None else self._record(to_bytes(task_id), *row)
+
     async def request(self, task_id: str) -> TaskRequest | None:
         """What was asked for."""
         version, owner, request = await self._reads.row(task_id, b"v", b"o", b"r")
@@ -193,15 +199,14 @@ class RedisStore:
             return record, None
         return record, self._codec.decode_request(task_id, request, owner=_optional(owner))
 
-    async def get_with_outcome(self, task_id: str) -> tuple[TaskRecord, Outcome | None] | None:
-        """The record as of now, and how the task ended."""
-        version, owner, namespace, state, body, meta = await self._reads.row(
-            task_id, b"v", b"o", b"n", b"s", b"b", b"m"
-        )
+    async def get_with_outcome(self, task_id: str, owner: str | None) -> tuple[TaskRecord, Outcome | None] | None:
+        """The record as of now, and how the task ended, for its owner."""
+        fields = b"v", b"o", b"n", b"s", b"b", b"m"
+        version, whose, namespace, state, body, meta = await self._reads.owned(task_id, owner, *fields)
         if version is None:
             return None
-        record = self._record(to_bytes(task_id), owner, namespace, state)
-        return record, await self._outcome(task_id, owner, body, meta)
+        record = self._record(to_bytes(task_id), whose, namespace, state)
+        return record, await self._outcome(task_id, whose, body, meta)
 
     async def outcome(self, task_id: str) -> Outcome | None:
         """How the task ended."""

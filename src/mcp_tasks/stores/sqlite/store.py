@@ -44,6 +44,7 @@ from mcp_tasks.stores.fairness import Turns
 from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, Usage, WorkLimits
 from mcp_tasks.stores.sqlite import expiring, operations, queries
 from mcp_tasks.stores.sqlite.connection import Values, connect, from_text, retry_while_busy, to_text, translate
+from mcp_tasks.stores.sqlite.inspecting import Inspecting
 from mcp_tasks.stores.sqlite.notifier import SqliteNotifier
 from mcp_tasks.stores.sqlite.reader import Reader
 from mcp_tasks.stores.sqlite.schema import prepare
@@ -57,7 +58,7 @@ NO_LIMIT = 2**62
 """More bytes than any value has."""
 
 
-class SqliteStore:
+class SqliteStore(Inspecting):
     """Keeps tasks in the SQLite file at `path`, which is made if it is not there.
 
     Args:
@@ -176,6 +177,11 @@ class SqliteStore:
     async def get(self, task_id: str) -> TaskRecord | None:
         """The record as of now, or None."""
         rows = self._rows(queries.GET, (to_text(task_id),))
+        return self._record(task_id, *rows[0]) if rows else None
+
+    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
+        """The record as of now, for its owner."""
+        rows = self._rows(queries.GET_OWNED, (to_text(task_id), None if owner is None else to_text(owner)))
         return self._record(task_id, *rows[0]) if rows else None
 
     async def request(self, task_id: str) -> TaskRequest | None:
