@@ -56,12 +56,17 @@ def take_key(
     """
     if IDEMPOTENCY_KEY not in request.meta:
         return request, None
-    meta = dict(request.meta)
-    meta.pop(REPEATED_META_KEY, None)
-    key = _checked(meta.pop(IDEMPOTENCY_KEY), owner)
+    key = _checked(request.meta[IDEMPOTENCY_KEY], owner)
     place = [key, request.request_state, sorted(request.input_responses or ())] if asks_first else [key]
     what = [request.method, request.name, request.arguments, request.input_responses or {}]
-    return replace(request, meta=meta), CallKey(f"idempotency/{_digest(place)}", _digest(what))
+    return replace(request, meta=without_key(request.meta)), CallKey(f"idempotency/{_digest(place)}", _digest(what))
+
+
+def without_key(meta: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The `_meta` of a call as its tool sees it."""
+    if IDEMPOTENCY_KEY not in meta:
+        return meta
+    return {name: value for name, value in meta.items() if name not in (IDEMPOTENCY_KEY, REPEATED_META_KEY)}
 
 
 def check_first(meta: Mapping[str, Any]) -> None:
