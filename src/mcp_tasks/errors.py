@@ -10,13 +10,13 @@
     │   ├── ResultTooLarge          a tool's result is larger than what is kept
     │   ├── ErrorTooLarge           the error that a tool raised is larger than what is kept
     │   ├── QuestionTooLarge        a tool asks with more than a question may have
+    │   ├── OwnerRequired           a task has to have an owner, and there is none
     │   └── MissingExtra            an optional dependency is not installed
     ├── StepError                   a step failed in an earlier run, with an exception that cannot be rebuilt
     ├── QuestionTimedOut            nobody answered a question within its `timeout`
     ├── AnswerRefused               the client answered a question with an error
     ├── UnknownTask                 the caller named a task that is not there for this caller
     ├── LimitExceeded               the caller takes more than it may
-    ├── OwnerRequired               a task has to have an owner, and there is none
     ├── KeyRefused                  an idempotency key cannot be used for this call
     │   ├── KeyTaken                another call stands under it
     │   ├── KeySpent                its task has expired

@@ -39,7 +39,7 @@ def caller_of(ctx: RequestContext) -> Caller:
         # Starlette's headers: by lower-case name, and found in whatever case they are asked for.
         return modern_caller(ctx.protocol_version, request_meta(ctx), getattr(ctx.request, "headers", {}))
     handshake = ctx.session.client_params
-    principal, identity = _authenticated()
+    principal, identity = authenticated()
     return Caller(
         protocol_version=ctx.protocol_version,
         principal=principal,
@@ -53,7 +53,7 @@ def caller_of(ctx: RequestContext) -> Caller:
 def modern_caller(version: str, meta: Mapping[str, Any], headers: Mapping[str, str]) -> Caller:
     """Who calls on a wire where every request says so itself, in its `_meta`."""
     # As they came, not dumped from the SDK's models again: a run has them parsed by the SDK, as this call had.
-    principal, identity = _authenticated()
+    principal, identity = authenticated()
     return Caller(
         protocol_version=version,
         principal=principal,
@@ -62,6 +62,25 @@ def modern_caller(version: str, meta: Mapping[str, Any], headers: Mapping[str, s
         client_info=_object(meta.get(CLIENT_INFO_META_KEY)),
         headers=headers,
     )
+
+
+def authenticated() -> tuple[str, Identity] | tuple[None, None]:
+    """The identity that the request was authenticated with, in the SDK's words for it (`authenticated_principal`, for
+    who has no context of a request), and in its parts."""
+    token = get_access_token()
+    if token is None:
+        return None, None
+    client_id, issuer, subject = components = principal_components(token)
+    identity = Identity(
+        client_id=client_id,
+        issuer=issuer,
+        subject=subject,
+        scopes=tuple(token.scopes),
+        claims=token.claims or {},
+        expires_at=token.expires_at,
+    )
+    # Stored with every task: it stays as it is.
+    return compact_json(components), identity
 
 
 def task_request(params: CallToolRequestParams, ctx: RequestContext, caller: Caller) -> TaskRequest:
@@ -214,25 +233,6 @@ def request_meta(ctx: RequestContext) -> Mapping[str, Any]:
     """The `_meta` of a request as it came; empty if there is none."""
     meta = (ctx.params or {}).get("_meta")
     return cast("Mapping[str, Any]", meta) if isinstance(meta, Mapping) else {}
-
-
-def _authenticated() -> tuple[str, Identity] | tuple[None, None]:
-    """The identity that the request was authenticated with, in the SDK's words for it (`authenticated_principal`, for
-    who has no context of a request), and in its parts."""
-    token = get_access_token()
-    if token is None:
-        return None, None
-    client_id, issuer, subject = components = principal_components(token)
-    identity = Identity(
-        client_id=client_id,
-        issuer=issuer,
-        subject=subject,
-        scopes=tuple(token.scopes),
-        claims=token.claims or {},
-        expires_at=token.expires_at,
-    )
-    # Stored with every task: it stays as it is.
-    return compact_json(components), identity
 
 
 def _object(value: Any) -> dict[str, Any] | None:

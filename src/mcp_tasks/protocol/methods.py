@@ -23,6 +23,7 @@ from mcp_tasks.protocol.listen import Listening, honoured
 from mcp_tasks.protocol.message import Message
 from mcp_tasks.protocol.outcome import outcome_of
 from mcp_tasks.protocol.owners import Owners
+from mcp_tasks.protocol.stream_ends import StreamEnds
 from mcp_tasks.protocol.texts import Texts
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.wire.headers import NAME_HEADER, decode_header
@@ -40,6 +41,7 @@ class TasksProtocol:
         dialects: The eras that are spoken.
         owners: Whom the tasks of a caller belong to.
         require_name_header: Whether an HTTP request without the `Mcp-Name` header is refused.
+        stream_ends: What ends streams in time.
     """
 
     def __init__(
@@ -49,11 +51,13 @@ class TasksProtocol:
         dialects: Dialects,
         owners: Owners,
         require_name_header: bool = False,
+        stream_ends: StreamEnds | None = None,
     ) -> None:
         self._runtime = runtime
         self._dialects = dialects
         self._owners = owners
         self._require_name_header = require_name_header
+        self.stream_ends: StreamEnds = stream_ends or StreamEnds()
 
     # Who calls
 
@@ -147,9 +151,11 @@ class TasksProtocol:
         dialect = self.enter(caller, "subscriptions/listen")
         named = dialect.parse_listened(params)
         with refusing():
-            runtime = self._runtime()
-            own = await honoured(runtime, named, self.owner(caller), methods=dialect.methods)
-            return Listening(runtime, dialect, own)
+            runtime, owner = self._runtime(), self.owner(caller)
+            own = await honoured(runtime, named, owner, methods=dialect.methods)
+            return Listening(
+                runtime, dialect, own, owner, ends=self.stream_ends, ends_in=self.stream_ends.after(caller)
+            )
 
     # tools/call
 
