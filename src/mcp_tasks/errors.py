@@ -220,6 +220,18 @@ class KeyTooShort(KeyRefused):
         )
 
 
+class CallNotKept(KeyRefused):
+    """A call that may have been made before is of a tool whose calls leave nothing by which to tell."""
+
+    reason = "call_not_kept"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The call may have been made before, and calls of this tool are plain calls here, of which nothing is "
+            "kept: its idempotency key cannot tell. It is not made again"
+        )
+
+
 class TaskWasCancelled(TasksError):
     """The task that a caller waited for was cancelled, here or by somebody else."""
 
