@@ -4,7 +4,7 @@ A store that was encrypted is never opened without its key, and one that was not
 should be secret is written as it is because a variable was not set, and no server starts whose tasks it cannot read.
 Where there is no note yet, one task or note of the store tells; a store that has none becomes an encrypted one.
 
-`mcp-tasks encrypt` encrypts what is there, and changes the note first: until it has come to its end, nobody gets in.
+`mcp-tasks encrypt` encrypts what is there, and leaves a note first: until it has come to its end, nobody gets in.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ NAME: Final = "mcp-tasks/encryption"
 ON: Final = b"on"
 BEGUN: Final = b"begun"
 
+ATTEMPTS: Final = 5
+"""How often a value is tried to be encrypted that somebody else changes at the same time."""
+
 Sample: TypeAlias = tuple[str, bytes]
 """What some bytes of a store are bound to, and the bytes."""
 
@@ -39,7 +42,7 @@ class Resealed:
         changed: How many values were encrypted anew, of which
         plain: so many had not been encrypted.
         kept: How many needed nothing.
-        unreadable: How many were left as they are, because no key fits, or because they were changed meanwhile.
+        unreadable: How many were left as they are, because no key fits, or because others kept changing them.
     """
 
     changed: int = 0
@@ -77,6 +80,9 @@ class Tally:
     def missed(self) -> None:
         """What was counted last has not been written: somebody else was first."""
         self._changed -= 1
+
+    def gave_up(self) -> None:
+        """A value is left as it is: somebody else changes it all the time."""
         self._unreadable += 1
 
     def _counted(self, data: bytes, reseal: Callable[[], T | None]) -> T | None:
@@ -126,15 +132,14 @@ def note_to_write(codec: Codec, note: bytes | None, sample: Callable[[], Sample 
     return codec.encode_note(NAMESPACE, NAME, ON)
 
 
-def begin(codec: Codec, note: bytes | None, place: str) -> bytes:
-    """The note that a store gets before all of it is encrypted.
+def begin(codec: Codec, note: bytes | None, place: str) -> bytes | None:
+    """The note that a store gets before all of it is encrypted; None if it is, and only the key changes.
 
     Raises:
         EncryptionMismatch: It is encrypted with a key that is not there.
     """
-    if note is not None:
-        _said(codec, note, place)
-    return codec.encode_note(NAMESPACE, NAME, BEGUN)
+    is_on = note is not None and _said(codec, note, place) == ON
+    return None if is_on else codec.encode_note(NAMESPACE, NAME, BEGUN)
 
 
 def is_encrypted(data: bytes) -> bool:

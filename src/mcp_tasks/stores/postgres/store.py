@@ -48,6 +48,7 @@ from mcp_tasks.stores.postgres.failures import is_passing, translate
 from mcp_tasks.stores.postgres.handing import HandingOut
 from mcp_tasks.stores.postgres.notifier import PostgresNotifier
 from mcp_tasks.stores.postgres.schema import prepare, schema_of
+from mcp_tasks.stores.postgres.sealing import agree
 from mcp_tasks.stores.postgres.text import from_owner, from_text, to_text
 from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, WorkLimits
 from mcp_tasks.stores.together import LARGEST
@@ -108,10 +109,14 @@ class PostgresStore:
         """Connect, bring the tables up to date, and start the pool."""
         async with self._turn:
             if not self._is_open:
-                await self._ask_once(prepare)
+                await self._ask_once(self._prepare)
                 await self._database.open()
                 await self._pulse.open()
                 self._is_open = True
+
+    async def _prepare(self, connection: Connection, place: str) -> None:
+        await prepare(connection, place)
+        await agree(connection, place, self._codec)
 
     async def has_tables(self) -> bool:
         """Whether tasks have ever been kept there. Makes nothing, and may be asked before `open`."""

@@ -116,7 +116,8 @@ def encrypt_file(path: Path, codec: Codec) -> Resealed:
             raise StoreUnavailable(
                 f"{path} is in use. Stop the servers and workers that have it, and try again."
             ) from exc
-        connection.execute(_SET_NOTE, (*_PLACE, begin(codec, _note(connection), str(path))))
+        if (value := begin(codec, _note(connection), str(path))) is not None:
+            connection.execute(_SET_NOTE, (*_PLACE, value))
         connection.execute("COMMIT")
         _in_batches(connection, _resealed(connection, tally))
         connection.execute("VACUUM")
