@@ -158,6 +158,9 @@ class SdkAdapter:
 
     async def middleware(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         """What must be done before the SDK looks at a request: of everything else it costs a look-up or two."""
+        if ctx.request_id is None and not ctx.method.startswith("notifications/"):
+            # What asks for no answer is no request, whatever it calls itself: the SDK drops it.
+            return await call_next(ctx)
         if ctx.protocol_version not in _MODERN:
             if ctx.method == "initialize":
                 return await self._initialize(ctx, call_next)
