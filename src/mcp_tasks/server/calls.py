@@ -86,6 +86,7 @@ class Calls:
             settled = None if settle is None else await settle()
             return await self._answer_with_task(mark, params, ctx, caller) if settled is None else settled
         except (RpcError, TasksError) as exc:
+            self._protocol.refused(caller, ctx.method, exc)
             raise to_mcp_error(exc) from exc
 
     def is_plain(self, name: str) -> bool:
@@ -175,6 +176,7 @@ class Calls:
             )
             return await self._fallback.answer(call)
         except (RpcError, TasksError) as exc:
+            self._protocol.refused(caller, ctx.method, exc)
             raise to_mcp_error(exc) from exc
 
     def _is_waited_for(self, mark: Mark, ctx: RequestContext) -> bool:

@@ -125,6 +125,7 @@ class Serving:
         try:
             return self._encoded(self._protocol.created(caller, await launch()))
         except Exception as exc:
+            self._protocol.refused(caller, request.method, exc)
             raise _Failed(to_mcp_error(exc) if isinstance(exc, RpcError | TasksError) else exc) from exc
 
     def _planned(self, request: RpcRequest, caller: Caller) -> Launch:
