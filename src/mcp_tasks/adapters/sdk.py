@@ -158,6 +158,9 @@ class SdkAdapter:
 
     async def middleware(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         """What must be done before the SDK looks at a request: of everything else it costs a look-up or two."""
+        if ctx.request_id is None and not ctx.method.startswith("notifications/"):
+            # What asks for no answer is no request, whatever it calls itself: the SDK drops it.
+            return await call_next(ctx)
         if ctx.protocol_version not in _MODERN:
             if ctx.method == "initialize":
                 return await self._initialize(ctx, call_next)
@@ -200,7 +203,10 @@ class SdkAdapter:
         except RpcError as exc:
             self._protocol.refused(caller, "subscriptions/listen", exc)
             raise to_mcp_error(exc) from exc
-        return await serve_listening(listening, ctx, call_next, to_params=to_result, stopping=self._stopping)
+        try:
+            return await serve_listening(listening, ctx, call_next, to_params=to_result, stopping=self._stopping)
+        finally:
+            listening.close()
 
     def _handler(self, name: str, method: Callable[[Caller, JsonObject], Awaitable[Message]]) -> RequestHandler:
         async def handler(ctx: RequestContext, _: AnyParams) -> HandlerResult:

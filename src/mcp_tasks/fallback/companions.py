@@ -17,7 +17,7 @@ from mcp_types.version import LATEST_HANDSHAKE_VERSION
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import StoreUnavailable, TaskUnreadable, UnknownTask, UsageError
+from mcp_tasks.errors import LimitExceeded, StoreUnavailable, TaskUnreadable, UnknownTask, UsageError
 from mcp_tasks.fallback.arguments import BadArguments, Given
 from mcp_tasks.fallback.companion_tools import check_prefix, definitions, names_with
 from mcp_tasks.fallback.hosts import Host, host_of
@@ -25,7 +25,7 @@ from mcp_tasks.fallback.mine import Mine, list_result, mine, my_tasks, session_o
 from mcp_tasks.fallback.phrases import tool_name
 from mcp_tasks.fallback.standing_in import answer_for_person
 from mcp_tasks.fallback.ways import Fallback, ShownTo
-from mcp_tasks.fallback.words import CompanionNames, facts, problem, text_result, with_id
+from mcp_tasks.fallback.words import CompanionNames, beyond_limit, facts, problem, text_result, with_id
 from mcp_tasks.protocol import Caller, TasksProtocol
 from mcp_tasks.protocol.methods import actor_of
 from mcp_tasks.runtime import TaskRuntime
@@ -157,10 +157,14 @@ class Companions:
             return None
         given = Given(arguments)
         try:
+            await self._protocol.limiting.request(self._protocol.owner(caller))
             given.check_names(self._taken[name])
             return await self._answers[name](given, names, ctx, caller)
         except BadArguments as exc:
             return problem(f"{exc} This call changed nothing.")
+        except LimitExceeded as exc:
+            self._protocol.refused(caller, "companion", exc, task_id=given.task_id())
+            return beyond_limit(name, exc)
         except UnknownTask as exc:
             self._protocol.refused(caller, "companion", exc, task_id=given.task_id())
             return problem(self._unknown(given, names, caller))

@@ -41,6 +41,7 @@ from mcp_tasks.runtime.narration import Narration
 from mcp_tasks.runtime.observing import Observer, Observers
 from mcp_tasks.runtime.parking import Parking
 from mcp_tasks.runtime.policy import Settings, ToolPolicy
+from mcp_tasks.runtime.quota import Quota
 from mcp_tasks.runtime.reading import Reading
 from mcp_tasks.runtime.rest import WaitingRoom
 from mcp_tasks.runtime.run import Body, Run
@@ -104,7 +105,7 @@ class TaskRuntime:
         self.store = store
         self.engine = engine
         self.settings: Settings = settings or Settings()
-        self.limits: Limits = limits or Limits()
+        self.limits: Limits = self.settings.within(limits or Limits())
         self.requires_owner = requires_owner
         self.sweep_interval: timedelta = self.settings.sweeps_every(remote=engine.abilities.remote)
         self.policy = policy
@@ -137,6 +138,7 @@ class TaskRuntime:
         )
         self.draining: Draining = Draining(self)
         self.early: EarlyStart = EarlyStart(self)
+        self.quota: Quota = Quota(self.limits, lambda whose: store.usage(namespace, whose), monotonic)
         self._launching = Launching(self, new_id)
         self._body = self.early.timed(body)
         self._runs: dict[str, Run] = {}

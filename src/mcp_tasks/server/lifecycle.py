@@ -290,7 +290,7 @@ class Lifecycle:
 
     async def _new_runtime(self, server_name: str, host: ToolHost) -> TaskRuntime:
         if self._store is None:
-            self._store = default_store(server_name, self.setup.origin)
+            self._store = default_store(server_name, self.setup.origin, self.setup.parts.cipher)
         return await self.new_runtime(
             host,
             self._state,

@@ -93,10 +93,11 @@ class Creation:
         self, ctx: RequestContext, offer: Offer, name: str, arguments: Mapping[str, Any], task: Any
     ) -> TaskRecord:
         caller, session, runtime = caller_of(ctx), self._sessions.of(ctx), self._parts.runtime()
+        request = request_of(ctx.method, request_meta(ctx), caller, name=name, arguments=arguments)
+        owner = self._parts.protocol.owner(caller)
         with refusing():
-            asked = request_of(ctx.method, request_meta(ctx), caller, name=name, arguments=arguments)
-            owner = self._parts.protocol.owner(caller)
-            asked, own = take_key(asked, owner)
+            self._parts.protocol.limiting.create(owner, request)
+            asked, own = take_key(request, owner)
             record = await runtime.launch(
                 asked,
                 owner=owner,

@@ -76,7 +76,7 @@ class Methods:
 
     async def list(self, ctx: RequestContext) -> dict[str, Any]:
         """`tasks/list`: the caller's tasks, a page at a time."""
-        owner = self._parts.protocol.owner(caller_of(ctx))
+        owner = await self._parts.protocol.admit(caller_of(ctx))
         session = self._sessions.of(ctx)
         runtime = self._parts.runtime()
         with refusing():

@@ -52,6 +52,7 @@ from mcp_tasks.stores.redis.inspecting import Inspecting
 from mcp_tasks.stores.redis.names import from_bytes, to_bytes
 from mcp_tasks.stores.redis.notifier import RedisNotifier
 from mcp_tasks.stores.redis.reads import Reads
+from mcp_tasks.stores.redis.sealing import agree
 from mcp_tasks.stores.redis.writes import Writes
 from mcp_tasks.stores.shares import MOST_COUNTED, Backlog, Handing, Ready, Share, Usage, WorkLimits
 from mcp_tasks.stores.together import LARGEST
@@ -118,6 +119,7 @@ class RedisStore(Inspecting):
             self._connection.open()
             try:
                 await check_layout(self._connection)
+                await agree(self._connection, self._codec, namespace)
                 await check_persistence(self._connection)
             except BaseException:
                 with anyio.CancelScope(shield=True):
