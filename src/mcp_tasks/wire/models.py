@@ -22,6 +22,10 @@ QUESTION_META_KEY: Final = "mcp-tasks/question"
 """Which question of its task it is, in `_meta` of a question that comes as a request of its own: the same however often
 it is sent. Ours, like the one above."""
 
+LIMIT_EXCEEDED: Final = -32010
+"""The code of an error: the caller takes more than it may. Of the range that JSON-RPC leaves to servers, and in use by
+no version of MCP; ours, too. Its data names the limit, and says when to come back, where that helps: `retryAfterMs`."""
+
 
 class AnyParams(RequestParams):
     """Params that are looked at later."""
