@@ -10,13 +10,13 @@
     │   ├── ResultTooLarge          a tool's result is larger than what is kept
     │   ├── ErrorTooLarge           the error that a tool raised is larger than what is kept
     │   ├── QuestionTooLarge        a tool asks with more than a question may have
+    │   ├── OwnerRequired           a task has to have an owner, and there is none
     │   └── MissingExtra            an optional dependency is not installed
     ├── StepError                   a step failed in an earlier run, with an exception that cannot be rebuilt
     ├── QuestionTimedOut            nobody answered a question within its `timeout`
     ├── AnswerRefused               the client answered a question with an error
     ├── UnknownTask                 the caller named a task that is not there for this caller
     ├── LimitExceeded               the caller takes more than it may
-    ├── OwnerRequired               a task has to have an owner, and there is none
     ├── KeyRefused                  an idempotency key cannot be used for this call
     │   ├── KeyTaken                another call stands under it
     │   ├── KeySpent                its task has expired
@@ -37,12 +37,15 @@
     │   ├── CannotStart             it could not be found out how its tool is to be run
     │   ├── RequestUnreadable       what the tool was called with cannot be read
     │   └── JournalUnreadable       what earlier runs recorded cannot be read
+    ├── CannotDecrypt               something encrypted needs another key, or was changed
     ├── TransitionRefused           what happened does not fit the task's state
     │   └── StaleRun                a run that lost its lease tried to write
     └── StoreError                  the place where tasks are kept did not do its part
         ├── StoreUnavailable        it cannot take the request now (full, locked, unreachable)
         ├── ValueNotStorable        a value is too large, or of a kind, for the store to keep
         ├── StoreCorrupt            what is there cannot be read as ours
+        │   ├── UntrustedFile       others have put it there, or can write it
+        │   ├── EncryptionMismatch  it is encrypted with another key, or not at all
         │   └── TaskUnreadable      one task's row or journal cannot be read
         ├── TaskExists              an id was created twice
         ├── LimitReached            as many tasks of its tool or its owner are at work as may be
@@ -214,6 +217,18 @@ class KeyTooShort(KeyRefused):
         super().__init__(
             f"Without authentication an idempotency key has at least {least} characters, so that nobody can guess it: "
             "a UUID will do"
+        )
+
+
+class CallNotKept(KeyRefused):
+    """A call that may have been made before is of a tool whose calls leave nothing by which to tell."""
+
+    reason = "call_not_kept"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The call may have been made before, and calls of this tool are plain calls here, of which nothing is "
+            "kept: its idempotency key cannot tell. It is not made again"
         )
 
 
@@ -447,6 +462,10 @@ class AnswerRefused(TasksError):
         super().__init__(message)
 
 
+class CannotDecrypt(TasksError):
+    """Something encrypted needs another key, or was changed, or is of another task. The message shows nothing of it."""
+
+
 class TransitionRefused(TasksError):
     """An event does not fit the state a task is in."""
 
@@ -471,6 +490,14 @@ class StoreUnavailable(StoreError):
 
 class StoreCorrupt(StoreError):
     """What the store holds is not ours, is damaged, or was written by a newer release."""
+
+
+class UntrustedFile(StoreCorrupt):
+    """A file is not used, because somebody else may have put it there, or may write it; the message says what to do."""
+
+
+class EncryptionMismatch(StoreCorrupt):
+    """What is kept is encrypted and the key is missing or another one, or it is plain and there is a key."""
 
 
 class TaskUnreadable(StoreCorrupt):

@@ -24,7 +24,7 @@ from mcp_tasks.protocol import Caller, Identity, Message, RpcError, TasksProtoco
 from mcp_tasks.protocol.outcome import decoded
 from mcp_tasks.tools.creation import CallAnswer, InlineResult, Question
 from mcp_tasks.tools.sdk_errors import to_mcp_error
-from mcp_tasks.wire import AnyParams
+from mcp_tasks.wire import IDEMPOTENCY_CAPABILITY, AnyParams
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 RequestHandler: TypeAlias = Callable[[RequestContext, Any], Awaitable[HandlerResult]]
@@ -39,7 +39,7 @@ def caller_of(ctx: RequestContext) -> Caller:
         # Starlette's headers: by lower-case name, and found in whatever case they are asked for.
         return modern_caller(ctx.protocol_version, request_meta(ctx), getattr(ctx.request, "headers", {}))
     handshake = ctx.session.client_params
-    principal, identity = _authenticated()
+    principal, identity = authenticated()
     return Caller(
         protocol_version=ctx.protocol_version,
         principal=principal,
@@ -53,7 +53,7 @@ def caller_of(ctx: RequestContext) -> Caller:
 def modern_caller(version: str, meta: Mapping[str, Any], headers: Mapping[str, str]) -> Caller:
     """Who calls on a wire where every request says so itself, in its `_meta`."""
     # As they came, not dumped from the SDK's models again: a run has them parsed by the SDK, as this call had.
-    principal, identity = _authenticated()
+    principal, identity = authenticated()
     return Caller(
         protocol_version=version,
         principal=principal,
@@ -62,6 +62,25 @@ def modern_caller(version: str, meta: Mapping[str, Any], headers: Mapping[str, s
         client_info=_object(meta.get(CLIENT_INFO_META_KEY)),
         headers=headers,
     )
+
+
+def authenticated() -> tuple[str, Identity] | tuple[None, None]:
+    """The identity that the request was authenticated with, in the SDK's words for it (`authenticated_principal`, for
+    who has no context of a request), and in its parts."""
+    token = get_access_token()
+    if token is None:
+        return None, None
+    client_id, issuer, subject = components = principal_components(token)
+    identity = Identity(
+        client_id=client_id,
+        issuer=issuer,
+        subject=subject,
+        scopes=tuple(token.scopes),
+        claims=token.claims or {},
+        expires_at=token.expires_at,
+    )
+    # Stored with every task: it stays as it is.
+    return compact_json(components), identity
 
 
 def task_request(params: CallToolRequestParams, ctx: RequestContext, caller: Caller) -> TaskRequest:
@@ -149,6 +168,8 @@ class SdkAdapter:
                 return await call_next(_without_task(ctx))
         elif ctx.method == "subscriptions/listen":
             return await self._listen(ctx, call_next)
+        elif ctx.method == "server/discover":
+            return _honouring_keys(await call_next(ctx))
         return await call_next(ctx)
 
     async def answer(self, caller: Caller, answer: CallAnswer) -> HandlerResult:
@@ -163,7 +184,7 @@ class SdkAdapter:
 
     async def _initialize(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         """The handshake, with what the era says that it settled on. Until then the context's version is a guess."""
-        result = await call_next(ctx)
+        result = _honouring_keys(await call_next(ctx))
         if isinstance(result, dict):
             era = self._eras.get(result.get("protocolVersion", ""))
             if era is not None:
@@ -201,29 +222,20 @@ def _without_task(ctx: RequestContext) -> RequestContext:
     return replace(ctx, params={name: value for name, value in (ctx.params or {}).items() if name != "task"})
 
 
+def _honouring_keys(result: HandlerResult) -> HandlerResult:
+    """What the server says of itself, with that it honours idempotency keys."""
+    told = _dumped(result) if isinstance(result, BaseModel) else result
+    if not isinstance(told, dict):
+        return result
+    capabilities = _object(told.get("capabilities")) or {}
+    experimental: dict[str, Any] = {**(_object(capabilities.get("experimental")) or {}), IDEMPOTENCY_CAPABILITY: {}}
+    return {**told, "capabilities": {**capabilities, "experimental": experimental}}
+
+
 def request_meta(ctx: RequestContext) -> Mapping[str, Any]:
     """The `_meta` of a request as it came; empty if there is none."""
     meta = (ctx.params or {}).get("_meta")
     return cast("Mapping[str, Any]", meta) if isinstance(meta, Mapping) else {}
-
-
-def _authenticated() -> tuple[str, Identity] | tuple[None, None]:
-    """The identity that the request was authenticated with, in the SDK's words for it (`authenticated_principal`, for
-    who has no context of a request), and in its parts."""
-    token = get_access_token()
-    if token is None:
-        return None, None
-    client_id, issuer, subject = components = principal_components(token)
-    identity = Identity(
-        client_id=client_id,
-        issuer=issuer,
-        subject=subject,
-        scopes=tuple(token.scopes),
-        claims=token.claims or {},
-        expires_at=token.expires_at,
-    )
-    # Stored with every task: it stays as it is.
-    return compact_json(components), identity
 
 
 def _object(value: Any) -> dict[str, Any] | None:

@@ -26,6 +26,7 @@ from mcp_types import (
 )
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mcp_tasks.client.messages import CONNECTION_OVER
 from mcp_tasks.errors import InvalidResponse, UnknownTask, UsageError
 from mcp_tasks.failure import is_over_limit
 from mcp_tasks.wire.models import LIMIT_EXCEEDED, CancelTaskParams, GetTaskParams, UpdateTaskParams
@@ -41,10 +42,6 @@ SHORTEST_PAUSE: Final = 0.05
 
 LONGEST_PAUSE: Final = 60.0
 """Seconds that a request may be put off in all by a server that says when to come back, before who waits is told."""
-
-_SESSION_OVER = "Connection closed"
-"""What the SDK says of a connection that is gone for good, a stdio server that ended for one. A request over HTTP that
-was cut off has the same code and says something else."""
 
 
 class AnyResult(Result):
@@ -165,7 +162,7 @@ def is_transient(exc: Exception) -> bool:
     if isinstance(exc, MCPError):
         if retry_after(exc) is not None:
             return True
-        return exc.code in TRANSIENT_CODES and exc.message != _SESSION_OVER and not is_over_limit(exc)
+        return exc.code in TRANSIENT_CODES and exc.message != CONNECTION_OVER and not is_over_limit(exc)
     return isinstance(exc, httpx2.TransportError | OSError)
 
 

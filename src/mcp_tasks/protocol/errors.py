@@ -20,6 +20,7 @@ from mcp_tasks.core.json import JsonObject, JsonValue
 from mcp_tasks.core.text import valid_json, valid_text
 from mcp_tasks.errors import (
     AnswerRefused,
+    KeyRefused,
     LimitExceeded,
     OwnerRequired,
     QuestionTimedOut,
@@ -124,6 +125,8 @@ def _error_data(exc: Exception) -> ErrorData:
         case OwnerRequired():
             # Neither MCP nor the SDK has a code for it: a request without a token is refused before it is JSON-RPC.
             return ErrorData(code=INVALID_REQUEST, message=str(exc), data={"reason": "owner_required"})
+        case KeyRefused():
+            return ErrorData(code=INVALID_PARAMS, message=str(exc), data={"reason": exc.reason})
         case LimitExceeded():
             return ErrorData(code=LIMIT_EXCEEDED, message=str(exc), data=_limit_data(exc))
         case AnswerRefused():

@@ -27,6 +27,7 @@ from mcp_tasks.protocol.listen import Listening, honoured
 from mcp_tasks.protocol.message import Message
 from mcp_tasks.protocol.outcome import outcome_of
 from mcp_tasks.protocol.owners import Owners
+from mcp_tasks.protocol.stream_ends import StreamEnds
 from mcp_tasks.protocol.texts import Texts
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.wire.headers import NAME_HEADER, decode_header
@@ -48,6 +49,7 @@ class TasksProtocol:
         owners: Whom the tasks of a caller belong to.
         limiting: What callers may take.
         require_name_header: Whether an HTTP request without the `Mcp-Name` header is refused.
+        stream_ends: What ends streams in time.
     """
 
     def __init__(
@@ -58,12 +60,14 @@ class TasksProtocol:
         owners: Owners,
         limiting: Limiting | None = None,
         require_name_header: bool = False,
+        stream_ends: StreamEnds | None = None,
     ) -> None:
         self.limiting: Limiting = limiting or Limiting(Limits())
         self._runtime = runtime
         self._dialects = dialects
         self._owners = owners
         self._require_name_header = require_name_header
+        self.stream_ends: StreamEnds = stream_ends or StreamEnds()
 
     # Who calls
 
@@ -190,7 +194,15 @@ class TasksProtocol:
             self.limiting.check_stream(len(named))
             runtime = self._runtime()
             own = await honoured(runtime, named, owner, methods=dialect.methods)
-            return Listening(runtime, dialect, own, closed=self.limiting.open_stream(owner))
+            return Listening(
+                runtime,
+                dialect,
+                own,
+                owner,
+                ends=self.stream_ends,
+                ends_in=self.stream_ends.after(caller),
+                closed=self.limiting.open_stream(owner),
+            )
 
     # tools/call
 

@@ -44,6 +44,7 @@ class Launching:
         announced: bool,
         key: str | None,
         key_until_end: bool,
+        fingerprint: str | None,
         session: str | None,
         parent: str | None,
         task_id: str | None,
@@ -59,6 +60,8 @@ class Launching:
                 original call, until `TaskRuntime.announce`.
             key: Under which the task stands. If one stands there already, that one is given, and nothing is made.
             key_until_end: Whether a task that has ended does not count under the key.
+            fingerprint: What the call is, as a hash, where the key is one of the client's: it outlives the task, and no
+                other call may stand under it.
             task_id: An id of `new_task_id` for the task, if the caller has to know it before there is one.
 
         Raises:
@@ -86,6 +89,7 @@ class Launching:
             parent=parent,
             queue=treated.queue,
             priority=treated.priority,
+            fingerprint=fingerprint,
             namespace=runtime.namespace,
         )
         create = partial(runtime.changes.create, actor=Actor("client", owner), key=key, key_until_end=key_until_end)

@@ -29,6 +29,7 @@ from mcp_tasks.runtime.changes import Changes
 from mcp_tasks.runtime.claims import Claims
 from mcp_tasks.runtime.context import current_run, current_runtime
 from mcp_tasks.runtime.dispatch import Dispatch
+from mcp_tasks.runtime.draining import Draining
 from mcp_tasks.runtime.early import EarlyStart
 from mcp_tasks.runtime.janitor import Janitor
 from mcp_tasks.runtime.late_writes import LateWrites
@@ -131,6 +132,7 @@ class TaskRuntime:
             take_up=self.janitor.take_up,
             clock=uptime,
         )
+        self.draining: Draining = Draining(self)
         self.early: EarlyStart = EarlyStart(self)
         self.quota: Quota = Quota(self.limits, lambda whose: store.usage(namespace, whose), monotonic)
         self._launching = Launching(self, new_id)
@@ -172,7 +174,8 @@ class TaskRuntime:
             "dispatch": self.dispatch.keep_handing_out,
         }
         if self.runs_tools:
-            services |= {"lease": self.lease.keep, "parking": self.parking.serve}
+            draining = self.draining.keep_looking
+            services |= {"lease": self.lease.keep, "parking": self.parking.serve, "draining": draining}
         self._services = [
             asyncio.create_task(service(), name=f"mcp-tasks-{name}") for name, service in services.items()
         ]
@@ -220,6 +223,7 @@ class TaskRuntime:
         announced: bool = True,
         key: str | None = None,
         key_until_end: bool = False,
+        fingerprint: str | None = None,
         session: str | None = None,
         parent: str | None = None,
         task_id: str | None = None,
@@ -233,6 +237,7 @@ class TaskRuntime:
             announced=announced,
             key=key,
             key_until_end=key_until_end,
+            fingerprint=fingerprint,
             session=session,
             parent=parent,
             task_id=task_id,

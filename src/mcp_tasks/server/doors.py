@@ -20,6 +20,7 @@ from mcp_tasks.fallback.ways import ShownTo
 from mcp_tasks.protocol import Dialects, ModernDialect, TasksProtocol
 from mcp_tasks.protocol.limiting import Limiting
 from mcp_tasks.protocol.owners import Owners
+from mcp_tasks.protocol.stream_ends import StreamEnds
 from mcp_tasks.server.called_tools import CalledTools
 from mcp_tasks.server.calls import Augment, Calls
 from mcp_tasks.server.catalogue import Catalogue
@@ -60,6 +61,7 @@ class Doors:
             owners=owners,
             limiting=Limiting(limits),
             require_name_header=require_name_header,
+            stream_ends=StreamEnds(limits.stream_life),
         )
         parts = EraParts(
             runtime=lifecycle.runtime,

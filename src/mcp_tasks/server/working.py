@@ -95,6 +95,8 @@ class Worker:
         found: list[str] = []
         if not runtime.lease.is_valid:
             found.append("the lease of this process could not be renewed in time")
+        if runtime.draining.is_on:
+            found.append("an operator has it drain")
         if isinstance(runtime.engine, Takes) and not runtime.engine.is_taking:
             found.append("the engine cannot be reached")
         try:

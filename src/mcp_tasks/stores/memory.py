@@ -23,7 +23,7 @@ from mcp_tasks.errors import KeySpent, LimitReached, TaskExists, VersionConflict
 from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import MICROSECOND, decode_cursor, encode_cursor, expiry, sort_key, to_micros
-from mcp_tasks.stores.encoding import Line, encoded_entries, encoded_request, in_thread_if
+from mcp_tasks.stores.encoding import Line, encoded_entries, encoded_request, in_thread_if, size_of
 from mcp_tasks.stores.fairness import Choice, Turns
 from mcp_tasks.stores.hints import LocalNotifier
 from mcp_tasks.stores.ordered import Ordered, Place
@@ -40,7 +40,7 @@ from mcp_tasks.stores.places import (
     wait_of,
 )
 from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, Usage, WorkLimits
-from mcp_tasks.stores.tally import SpentKeys, Tally, Under, size_of
+from mcp_tasks.stores.tally import SpentKeys, Tally, Under
 
 
 class MemoryStore:

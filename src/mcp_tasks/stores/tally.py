@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from itertools import takewhile
 from typing import TypeAlias, TypeVar
 
-from mcp_tasks.core.record import Outcome, TaskRecord
+from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.stores.ordered import Ordered
 from mcp_tasks.stores.places import Owner, owner_of
 from mcp_tasks.stores.shares import MOST_COUNTED, Usage
@@ -17,11 +17,6 @@ K = TypeVar("K", bound=Hashable)
 
 Under: TypeAlias = tuple[str, Owner, str]
 """Namespace, owner and key."""
-
-
-def size_of(outcome: Outcome) -> int:
-    """The bytes of an outcome."""
-    return len(outcome.body) + len(outcome.meta or b"")
 
 
 class Tally:

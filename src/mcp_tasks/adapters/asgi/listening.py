@@ -201,7 +201,7 @@ class Listener:
         self._is_telling = True
         self._is_due = self._is_ending = self._has_ended = self._is_over = False
         self._when_over: Callable[[], None] | None = None
-        self._following = listening.follow(self._wake)
+        self._following = listening.follow(self._wake, self.end)
         self._closed = listening.close
 
     async def begin(self, listening: Listening) -> None:

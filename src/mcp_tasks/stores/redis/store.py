@@ -48,6 +48,7 @@ from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_
 from mcp_tasks.stores.redis import names
 from mcp_tasks.stores.redis.checkup import check_layout, check_persistence
 from mcp_tasks.stores.redis.connection import Connection
+from mcp_tasks.stores.redis.inspecting import Inspecting
 from mcp_tasks.stores.redis.names import from_bytes, to_bytes
 from mcp_tasks.stores.redis.notifier import RedisNotifier
 from mcp_tasks.stores.redis.reads import Reads
@@ -59,7 +60,7 @@ from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
 T = TypeVar("T")
 
 
-class RedisStore:
+class RedisStore(Inspecting):
     """Keeps tasks on the server that `url` names: `redis://HOST:PORT/DATABASE`, `rediss://…`, `valkey://…`, `valkeys://…`.
 
     Args:

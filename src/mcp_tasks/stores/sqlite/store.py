@@ -44,6 +44,7 @@ from mcp_tasks.stores.fairness import Turns
 from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, Usage, WorkLimits
 from mcp_tasks.stores.sqlite import expiring, operations, queries
 from mcp_tasks.stores.sqlite.connection import Values, connect, from_text, retry_while_busy, to_text, translate
+from mcp_tasks.stores.sqlite.inspecting import Inspecting
 from mcp_tasks.stores.sqlite.notifier import SqliteNotifier
 from mcp_tasks.stores.sqlite.reader import Reader
 from mcp_tasks.stores.sqlite.schema import prepare
@@ -57,7 +58,7 @@ NO_LIMIT = 2**62
 """More bytes than any value has."""
 
 
-class SqliteStore:
+class SqliteStore(Inspecting):
     """Keeps tasks in the SQLite file at `path`, which is made if it is not there.
 
     Args:
