@@ -24,7 +24,7 @@ from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.short.collecting import Collector
-from tests.short.servers import Verifier
+from tests.short.servers import UNPACED, Verifier
 
 
 class FailingStore(SqliteStore):
@@ -88,7 +88,7 @@ def main(number: int, db: str, *options: str) -> None:
     collector = Collector()
     if "traced" in options:
         set_tracer_provider(collector)
-    tasks = Tasks(FailingStore(db), short_way="long" not in options)
+    tasks = Tasks(FailingStore(db), limits=UNPACED, short_way="long" not in options)
     server = build(tasks, collector, auth="auth" in options)
     config = uvicorn.Config(leaving(server.streamable_http_app()), log_level="critical", access_log=False)
     with socket.socket(fileno=number) as listener:
