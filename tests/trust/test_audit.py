@@ -16,7 +16,7 @@ import pytest
 from mcp_tasks import Limits, Tasks
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import TaskDeleted
-from mcp_tasks.errors import TasksError
+from mcp_tasks.errors import InvalidOption, TasksError
 from mcp_tasks.runtime.accesses import TaskAccess
 from mcp_tasks.runtime.observing import TaskChange
 from mcp_tasks.telemetry.audit import TOGETHER_FOR, Audit
@@ -84,7 +84,7 @@ async def test_neither_arguments_nor_answers_nor_whole_ids_are_in_it(tmp_path: P
     assert "principal" not in created
 
 
-@pytest.mark.requirement("older/audit-retrieval", "older/audit-owner")
+@pytest.mark.requirement("older/audit-log", "older/audit-retrieval", "older/audit-owner")
 async def test_looks_of_the_older_era_are_written_with_the_principal(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     async with guarded(Tasks("memory://", settings=QUICK, audit=path)) as wire:
@@ -97,6 +97,7 @@ async def test_looks_of_the_older_era_are_written_with_the_principal(tmp_path: P
         await session.ask("tasks/get", {"taskId": "task_nobody"})
     written = entries(path)
     assert {each["principal"] for each in written if each["actor"] == "client"} == {owner_of("alice")}
+    assert {"created", "completed"} <= set(events(path, task_id))
     looks = {(each["event"], each["method"]) for each in written if each["event"] in ("read", "listed", "refused")}
     assert looks == {
         ("read", "tasks/result"),
@@ -280,3 +281,14 @@ async def test_looks_of_companions_and_of_the_servers_own_code_are_written(tmp_p
         await tasks.list(everybody=True)
     looks = [(each["event"], each["method"]) for each in entries(path) if each.get("method") in ("companion", "local")]
     assert looks == [("read", "companion"), ("refused", "companion"), ("read", "local"), ("listed", "local")]
+
+
+async def test_a_server_whose_audit_log_cannot_be_written_does_not_start(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="audit must be the path"):
+        Tasks("memory://", audit="")
+    with pytest.raises(InvalidOption, match="audit must be the path"):
+        Tasks("memory://", audit=5)  # pyright: ignore[reportArgumentType]
+    tasks = Tasks("memory://", settings=QUICK, audit=tmp_path)
+    with pytest.raises(TasksError, match="audit log"):
+        async with tasks.running(build(tasks)):
+            pass

@@ -41,6 +41,7 @@ async def _until(wire: Any, **wanted: float) -> dict[str, float]:
             await anyio.sleep(0.02)
 
 
+@pytest.mark.requirement("older/monitoring")
 @pytest.mark.parametrize("short_way", [True, False], ids=["short way", "SDK"])
 async def test_the_page_counts_what_happened(short_way: bool) -> None:
     desk = Desk()
@@ -108,6 +109,7 @@ def test_the_contract_is_what_is_documented() -> None:
         assert re.search(rf"^\| `{pattern}` \| .*\b{threshold}\b", page, re.M), pattern
 
 
+@pytest.mark.requirement("older/monitoring")
 def test_the_alert_rules_name_metrics_that_exist() -> None:
     rules = yaml.safe_load((ROOT / "deploy" / "alerts.yml").read_text())
     known = {metric.prometheus: metric for metric in METRICS}

@@ -112,3 +112,15 @@ def _check_metrics(measured: dict[str, Any]) -> None:
     assert "create" in verbs
     assert found["mcp_tasks.store"]["unit"] == "s"
     assert found["mcp_tasks.reads"]["data"]["data_points"][0]["value"] >= 2
+
+
+async def test_a_task_that_no_call_made_is_one_trace_as_well(tmp_path: Path) -> None:
+    path = tmp_path / "spans.jsonl"
+    command = [sys.executable, "-m", "tests.trust.traced", "start", "memory://", str(path)]
+    env = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)}
+    await anyio.run_process(command, cwd=ROOT, env=env)
+    [made], runs = _named(path, "tasks.create"), _named(path, "tasks.run")
+    assert made["parent"] is None
+    assert runs
+    assert {(run["trace"], run["parent"]) for run in runs} == {(made["trace"], made["id"])}
+    assert [run["attributes"]["mcp_tasks.run.end"] for run in runs][-1] == "completed"

@@ -2,6 +2,9 @@
 
 python -m tests.trust.traced serve STORE FILE FD
 python -m tests.trust.traced work STORE FILE
+python -m tests.trust.traced start STORE FILE
+
+The last starts a task itself, outside of any request, and ends when that has.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import json
 import socket
 import sys
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +29,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import format_span_id, format_trace_id
 
-from mcp_tasks import Tasks
+from mcp_tasks import Tasks, current_task
 from tests.helpers.server import QUICK, Name
 
 
@@ -60,7 +64,7 @@ def build(store: str) -> tuple[MCPServer[Any], Tasks, InMemoryMetricReader]:
     """The server, and what its metrics are read with."""
     reader = InMemoryMetricReader()
     metrics.set_meter_provider(MeterProvider([reader]))
-    tasks = Tasks(store, settings=QUICK, runs_tools=False)
+    tasks = Tasks(store, settings=QUICK, runs_tools=store == "memory://")
     server: MCPServer[Any] = MCPServer("traced", version="1", **tasks.wiring(), log_level="CRITICAL")
 
     @server.tool(annotations=ToolAnnotations(idempotent_hint=True))
@@ -71,6 +75,13 @@ def build(store: str) -> tuple[MCPServer[Any], Tasks, InMemoryMetricReader]:
             answer = await ctx.elicit("Who?", Name)
         return str(answer.action)
 
+    @server.tool(annotations=ToolAnnotations(idempotent_hint=True))
+    @tasks.task()
+    async def nap() -> str:
+        """Sleep a little."""
+        await current_task().sleep(timedelta(milliseconds=50))
+        return "rested"
+
     @server.tool()
     async def measured() -> str:
         """What OpenTelemetry would export of this process."""
@@ -78,6 +89,11 @@ def build(store: str) -> tuple[MCPServer[Any], Tasks, InMemoryMetricReader]:
         return "{}" if data is None else data.to_json()
 
     return server, tasks, reader
+
+
+async def _start(tasks: Tasks, server: MCPServer[Any]) -> None:
+    async with tasks.running(server):
+        await (await tasks.start("nap")).wait()
 
 
 def main(role: str, store: str, path: str, *number: str) -> None:
@@ -88,6 +104,9 @@ def main(role: str, store: str, path: str, *number: str) -> None:
     server, tasks, _ = build(store)
     if role == "work":
         asyncio.run(tasks.work(server))
+        return
+    if role == "start":
+        asyncio.run(_start(tasks, server))
         return
     config = uvicorn.Config(server.streamable_http_app(), log_level="critical", access_log=False)
     with socket.socket(fileno=int(number[0])) as listener:

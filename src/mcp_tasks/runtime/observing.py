@@ -263,6 +263,7 @@ class _Thread:
         self._put = 0
         self._told = 0
         self._forgotten = False
+        self._abandoned = False
         self._failed = False
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
@@ -279,8 +280,8 @@ class _Thread:
         self._batches.put(batch)
 
     def forget(self) -> None:
-        """End without telling what is left."""
-        self._forgotten = True
+        """End without telling what is left, as if the process had died."""
+        self._forgotten = self._abandoned = True
         self._batches.put(None)
 
     async def finish(self, timeout: timedelta) -> bool:
@@ -295,12 +296,17 @@ class _Thread:
         return True
 
     def _work(self) -> None:
+        untold = 0
         while (batch := self._batches.get()) is not None:
             for told in batch:
-                if not self._forgotten:
+                if self._forgotten:
+                    untold += 1
+                else:
                     self._call(told)
                 self._told += 1
-        if isinstance(self._observer, Watcher) and not self._forgotten:
+        if isinstance(self._observer, Watcher) and not self._abandoned:
+            if untold:
+                self._guarded(partial(self._observer.lost, untold))
             self._guarded(self._observer.close)
         # The event loop may be closed by now; then nobody waits any more.
         with suppress(RuntimeError):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from os import PathLike
 from typing import Any, Final
 
 from mcp_tasks.core.extras import needing_extra
+from mcp_tasks.errors import InvalidOption
 from mcp_tasks.runtime import Observer, TaskRuntime
 from mcp_tasks.stores.base import Store
 from mcp_tasks.telemetry.audit import Audit
@@ -73,6 +75,9 @@ class Telemetry:
         audit: The file of the audit log, if there is one.
         backlog: What waits in each queue of a runtime.
         served: What the short way has counted.
+
+    Raises:
+        InvalidOption: What is given as the file is no path.
     """
 
     def __init__(
@@ -82,6 +87,8 @@ class Telemetry:
         backlog: Callable[[TaskRuntime], Awaitable[Mapping[str, Queued]]],
         served: Callable[[], Served],
     ) -> None:
+        if audit is not None and not (isinstance(audit, str | PathLike) and os.fspath(audit)):
+            raise InvalidOption(f"audit must be the path of a file, like 'audit.jsonl', got {audit!r}")
         self.traces: Traces = Traces()
         self._audit_path = audit
         self._numbers = Numbers()

@@ -46,6 +46,7 @@ QUESTION: Final = "mcp_tasks.question.method"
 QUESTION_END: Final = "mcp_tasks.question.end"
 """Attributes of spans: a contract, see docs/telemetry.md."""
 
+CREATE_SPAN: Final = "tasks.create"
 RUN_SPAN: Final = "tasks.run"
 QUESTION_SPAN: Final = "tasks.question"
 
@@ -66,8 +67,7 @@ class Traces:
         """The context of the call: of the span that is current, or what the client says it is in."""
         if is_traced():
             context = get_current_span().get_span_context()
-            if context.is_valid:
-                return _text_of(context)
+            return _text_of(context if context.is_valid else _beginning(request))
         sent = request.meta.get(TRACEPARENT)
         context = None if not isinstance(sent, str) else context_of(sent)
         return None if context is None else _text_of(context)
@@ -134,6 +134,18 @@ class QuestionSpans(Watcher):
             span.end(_nanoseconds(change.at))
 
 
+def _beginning(request: TaskRequest) -> SpanContext:
+    """The beginning of a trace for a task that is made outside of any: by code of the server's own, as a rule. Without
+    it each run would be in a trace of its own."""
+    sent = request.meta.get(TRACEPARENT)
+    parent = context_of(sent) if isinstance(sent, str) else None
+    span = _tracer.start_span(
+        CREATE_SPAN, context=_in_trace_of(parent), attributes={TOOL: request.name, METHOD: request.method}
+    )
+    span.end()
+    return span.get_span_context()
+
+
 @contextmanager
 def _run_span(run: Run) -> Generator[None]:
     record = run.record
@@ -167,8 +179,11 @@ def _end_of(run: Run) -> str:
 
 
 def _within(record: TaskRecord) -> Context:
-    creation = None if record.trace is None else context_of(record.trace)
-    return Context() if creation is None else set_span_in_context(NonRecordingSpan(creation), Context())
+    return _in_trace_of(None if record.trace is None else context_of(record.trace))
+
+
+def _in_trace_of(parent: SpanContext | None) -> Context:
+    return Context() if parent is None else set_span_in_context(NonRecordingSpan(parent), Context())
 
 
 def _attributes(record: TaskRecord) -> dict[str, str]:

@@ -223,7 +223,11 @@ REQUIREMENTS = (
         level="SHOULD",
         source="2025-11-25",
         era="2025-11-25",
-        tests=("spec/legacy/test_operation::test_an_observer_is_told_whose_task_was_made_and_how_it_ended",),
+        tests=(
+            "spec/legacy/test_operation::test_an_observer_is_told_whose_task_was_made_and_how_it_ended",
+            "trust/test_telemetry::test_the_page_counts_what_happened",
+            "trust/test_telemetry::test_the_alert_rules_name_metrics_that_exist",
+        ),
     ),
     Requirement(
         id="older/audit-log",
@@ -232,7 +236,10 @@ REQUIREMENTS = (
         level="SHOULD",
         source="2025-11-25",
         era="2025-11-25",
-        tests=("spec/legacy/test_operation::test_the_log_has_a_line_for_the_creation_and_one_for_the_end",),
+        tests=(
+            "spec/legacy/test_operation::test_the_log_has_a_line_for_the_creation_and_one_for_the_end",
+            "trust/test_audit::test_looks_of_the_older_era_are_written_with_the_principal",
+        ),
     ),
     Requirement(
         id="older/audit-retrieval",
