@@ -238,8 +238,8 @@ def schema_7() -> OldFile:
         7,
         [
             *fifth.tasks,
-            task(id="large of carol", **{**there, "request": large}),
-            task(id="small of carol", key="a key of now", **there),
+            task(id="very large", **{**there, "request": large}),
+            task(id="very small", key="a key of now", **there),
         ],
         fifth.journals,
         notes=fifth.notes,

@@ -267,7 +267,7 @@ async def test_a_file_of_the_seventh_schema_counts_open_tasks_and_its_keys_do_no
     async with opened(Path(shutil.copy(SCHEMA_7.path, tmp_path / "tasks.db"))) as store:
         usage = await store.usage("demo", owned_by("carol"))
         assert (usage.open_tasks, usage.stored_bytes > 10_000) == (2, True)
-        await store.delete("small of carol", expected=1, now=NOON)
+        await store.delete("very small", expected=1, now=NOON)
         again = make_record(namespace="demo", owner="carol")
         request = TaskRequest(name="render", arguments={})
         assert await store.create(again, request, key="a key of now", key_outlives=HOUR) == again
