@@ -29,6 +29,8 @@ OF_TOOL: Final = "handed::int + at_work::int > 0"
 
 GET = b"SELECT owner, namespace, state FROM mcp_tasks_tasks WHERE id = %(id)s"
 
+GET_OWNED = GET + b" AND owner = %(owner)s"
+
 GET_WITH_REQUEST = b"""
 SELECT t.owner, t.namespace, t.state, r.request FROM mcp_tasks_tasks t
 LEFT JOIN mcp_tasks_requests r ON r.task = t.key AND octet_length(r.request) <= %(largest)s WHERE t.id = %(id)s
@@ -36,7 +38,7 @@ LEFT JOIN mcp_tasks_requests r ON r.task = t.key AND octet_length(r.request) <= 
 
 GET_WITH_OUTCOME = b"""
 SELECT t.owner, t.namespace, t.state, o.body, o.meta FROM mcp_tasks_tasks t
-LEFT JOIN mcp_tasks_outcomes o ON o.task = t.key WHERE t.id = %(id)s
+LEFT JOIN mcp_tasks_outcomes o ON o.task = t.key WHERE t.id = %(id)s AND t.owner = %(owner)s
 """
 
 # Who needs a request must be told that it cannot be read, so a task whose request is gone is still a row.

@@ -46,9 +46,11 @@ from mcp_tasks.stores.postgres.creating import Create
 from mcp_tasks.stores.postgres.database import Connection, Database, Row, Session, keeping_alive
 from mcp_tasks.stores.postgres.failures import is_passing, translate
 from mcp_tasks.stores.postgres.handing import HandingOut
+from mcp_tasks.stores.postgres.inspecting import Inspecting
 from mcp_tasks.stores.postgres.notifier import PostgresNotifier
-from mcp_tasks.stores.postgres.schema import prepare, schema_of
-from mcp_tasks.stores.postgres.text import from_owner, from_text, to_text
+from mcp_tasks.stores.postgres.schema import prepare
+from mcp_tasks.stores.postgres.sealing import agree
+from mcp_tasks.stores.postgres.text import from_owner, from_text, to_owner, to_text
 from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, Usage, WorkLimits
 from mcp_tasks.stores.together import LARGEST
 from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
@@ -56,7 +58,7 @@ from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
 T = TypeVar("T")
 
 
-class PostgresStore:
+class PostgresStore(Inspecting):
     """Keeps tasks in the Postgres database at `url`, in tables of its own, which are made if they are not there.
 
     Args:
@@ -108,14 +110,14 @@ class PostgresStore:
         """Connect, bring the tables up to date, and start the pool."""
         async with self._turn:
             if not self._is_open:
-                await self._ask_once(prepare)
+                await self._ask_once(self._prepare)
                 await self._database.open()
                 await self._pulse.open()
                 self._is_open = True
 
-    async def has_tables(self) -> bool:
-        """Whether tasks have ever been kept there. Makes nothing, and may be asked before `open`."""
-        return bool(await self._ask_once(schema_of))
+    async def _prepare(self, connection: Connection, place: str) -> None:
+        await prepare(connection, place)
+        await agree(connection, place, self._codec)
 
     async def close(self) -> None:
         """Finish what was asked for and close all connections."""
@@ -187,6 +189,11 @@ class PostgresStore:
         rows = await self._database.rows(queries.GET, {"id": to_text(task_id)})
         return self._record(to_text(task_id), *rows[0]) if rows else None
 
+    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
+        """The record as of now, for its owner. One round trip."""
+        rows = await self._database.rows(queries.GET_OWNED, {"id": to_text(task_id), "owner": to_owner(owner)})
+        return self._record(to_text(task_id), *rows[0]) if rows else None
+
     async def get_with_request(self, task_id: str) -> tuple[TaskRecord, TaskRequest | None] | None:
         """The record as of now and its request, unless that is large. One round trip."""
         values = {"id": to_text(task_id), "largest": LARGEST}
@@ -197,9 +204,10 @@ class PostgresStore:
             return record, self._codec.decode_request(task_id, request, owner=record.owner)
         return None
 
-    async def get_with_outcome(self, task_id: str) -> tuple[TaskRecord, Outcome | None] | None:
-        """The record as of now, and how the task ended. One round trip."""
-        rows = await self._database.rows(queries.GET_WITH_OUTCOME, {"id": to_text(task_id)})
+    async def get_with_outcome(self, task_id: str, owner: str | None) -> tuple[TaskRecord, Outcome | None] | None:
+        """The record as of now, and how the task ended, for its owner. One round trip."""
+        values = {"id": to_text(task_id), "owner": to_owner(owner)}
+        rows = await self._database.rows(queries.GET_WITH_OUTCOME, values)
         for *row, body, _ in rows:
             record = self._record(to_text(task_id), *row)
             if body is None:

@@ -48,9 +48,11 @@ from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_
 from mcp_tasks.stores.redis import names
 from mcp_tasks.stores.redis.checkup import check_layout, check_persistence
 from mcp_tasks.stores.redis.connection import Connection
+from mcp_tasks.stores.redis.inspecting import Inspecting
 from mcp_tasks.stores.redis.names import from_bytes, to_bytes
 from mcp_tasks.stores.redis.notifier import RedisNotifier
 from mcp_tasks.stores.redis.reads import Reads
+from mcp_tasks.stores.redis.sealing import agree
 from mcp_tasks.stores.redis.writes import Writes
 from mcp_tasks.stores.shares import MOST_COUNTED, Backlog, Handing, Ready, Share, Usage, WorkLimits
 from mcp_tasks.stores.together import LARGEST
@@ -59,7 +61,7 @@ from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
 T = TypeVar("T")
 
 
-class RedisStore:
+class RedisStore(Inspecting):
     """Keeps tasks on the server that `url` names: `redis://HOST:PORT/DATABASE`, `rediss://…`, `valkey://…`, `valkeys://…`.
 
     Args:
@@ -117,6 +119,7 @@ class RedisStore:
             self._connection.open()
             try:
                 await check_layout(self._connection)
+                await agree(self._connection, self._codec, namespace)
                 await check_persistence(self._connection)
             except BaseException:
                 with anyio.CancelScope(shield=True):
@@ -181,6 +184,11 @@ class RedisStore:
         version, owner, namespace, state = await self._reads.row(task_id, b"v", b"o", b"n", b"s")
         return None if version is None else self._record(to_bytes(task_id), owner, namespace, state)
 
+    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
+        """The record as of now, for its owner."""
+        version, *row = await self._reads.owned(task_id, owner, b"v", b"o", b"n", b"s")
+        return None if version is None else self._record(to_bytes(task_id), *row)
+
     async def request(self, task_id: str) -> TaskRequest | None:
         """What was asked for."""
         version, owner, request = await self._reads.row(task_id, b"v", b"o", b"r")
@@ -201,15 +209,14 @@ class RedisStore:
             return record, None
         return record, self._codec.decode_request(task_id, request, owner=_optional(owner))
 
-    async def get_with_outcome(self, task_id: str) -> tuple[TaskRecord, Outcome | None] | None:
-        """The record as of now, and how the task ended."""
-        version, owner, namespace, state, body, meta = await self._reads.row(
-            task_id, b"v", b"o", b"n", b"s", b"b", b"m"
-        )
+    async def get_with_outcome(self, task_id: str, owner: str | None) -> tuple[TaskRecord, Outcome | None] | None:
+        """The record as of now, and how the task ended, for its owner."""
+        fields = b"v", b"o", b"n", b"s", b"b", b"m"
+        version, whose, namespace, state, body, meta = await self._reads.owned(task_id, owner, *fields)
         if version is None:
             return None
-        record = self._record(to_bytes(task_id), owner, namespace, state)
-        return record, await self._outcome(task_id, owner, body, meta)
+        record = self._record(to_bytes(task_id), whose, namespace, state)
+        return record, await self._outcome(task_id, whose, body, meta)
 
     async def outcome(self, task_id: str) -> Outcome | None:
         """How the task ended."""

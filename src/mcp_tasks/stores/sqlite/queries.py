@@ -30,6 +30,7 @@ LOOKS = 1_000
 event loop waits meanwhile, a millisecond or two."""
 
 GET = "SELECT owner, namespace, state FROM tasks WHERE id = ?"
+GET_OWNED = f"{GET} AND owner IS ?"
 
 # What may be large is given only up to :limit bytes, with its size. The size of a blob is read without the blob.
 # Who needs a request must be told that it cannot be read, so a task whose request is gone is still a row.

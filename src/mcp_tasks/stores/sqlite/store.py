@@ -36,6 +36,7 @@ from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import KeySpent, StoreCorrupt, TaskUnreadable, UsageError
+from mcp_tasks.files import check_still
 from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest, encode_cursor
@@ -44,9 +45,11 @@ from mcp_tasks.stores.fairness import Turns
 from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, Usage, WorkLimits
 from mcp_tasks.stores.sqlite import expiring, operations, queries
 from mcp_tasks.stores.sqlite.connection import Values, connect, from_text, retry_while_busy, to_text, translate
+from mcp_tasks.stores.sqlite.inspecting import Inspecting
 from mcp_tasks.stores.sqlite.notifier import SqliteNotifier
 from mcp_tasks.stores.sqlite.reader import Reader
 from mcp_tasks.stores.sqlite.schema import prepare
+from mcp_tasks.stores.sqlite.sealing import agree
 from mcp_tasks.stores.sqlite.waiting import SqliteWaiting
 from mcp_tasks.stores.sqlite.writer import Writer
 from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
@@ -57,7 +60,7 @@ NO_LIMIT = 2**62
 """More bytes than any value has."""
 
 
-class SqliteStore:
+class SqliteStore(Inspecting):
     """Keeps tasks in the SQLite file at `path`, which is made if it is not there.
 
     Args:
@@ -176,6 +179,11 @@ class SqliteStore:
     async def get(self, task_id: str) -> TaskRecord | None:
         """The record as of now, or None."""
         rows = self._rows(queries.GET, (to_text(task_id),))
+        return self._record(task_id, *rows[0]) if rows else None
+
+    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
+        """The record as of now, for its owner."""
+        rows = self._rows(queries.GET_OWNED, (to_text(task_id), None if owner is None else to_text(owner)))
         return self._record(task_id, *rows[0]) if rows else None
 
     async def request(self, task_id: str) -> TaskRequest | None:
@@ -331,11 +339,13 @@ class SqliteStore:
 
     def _connect(self, namespace: str) -> tuple[Reader, Writer]:
         try:
-            prepare(self.path, namespace=namespace, patience=self._patience)
+            known = prepare(self.path, namespace=namespace, patience=self._patience)
             # No time-out for the writer's connection: it has its own way of waiting.
             writing = retry_while_busy(lambda: connect(self.path, timeout=0), patience=self._patience)
             try:
+                retry_while_busy(lambda: agree(writing, self._codec, self.path), patience=self._patience)
                 reader = Reader(self.path)
+                check_still(self.path, known)
             except BaseException:
                 writing.close()
                 raise
