@@ -12,6 +12,7 @@ the questions that it answers. What the answers are is a part of what was asked 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, Final
@@ -19,14 +20,12 @@ from typing import Any, Final
 from mcp_types import INVALID_PARAMS
 
 from mcp_tasks.core.record import TaskRequest
-from mcp_tasks.errors import KeyTooShort
+from mcp_tasks.errors import CallNotKept, KeyTooShort
 from mcp_tasks.protocol.errors import RpcError
-from mcp_tasks.wire.models import IDEMPOTENCY_KEY
+from mcp_tasks.wire.models import IDEMPOTENCY_KEY, LONGEST_KEY, REPEATED_META_KEY
 
 LEAST_CHARACTERS: Final = 22
 """Of a key without authentication: what `secrets.token_urlsafe(16)` gives, 128 bits."""
-
-MOST_CHARACTERS: Final = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +56,34 @@ def take_key(
     """
     if IDEMPOTENCY_KEY not in request.meta:
         return request, None
-    meta = dict(request.meta)
-    key = _checked(meta.pop(IDEMPOTENCY_KEY), owner)
+    key = _checked(request.meta[IDEMPOTENCY_KEY], owner)
     place = [key, request.request_state, sorted(request.input_responses or ())] if asks_first else [key]
     what = [request.method, request.name, request.arguments, request.input_responses or {}]
-    return replace(request, meta=meta), CallKey(f"idempotency/{_digest(place)}", _digest(what))
+    return replace(request, meta=without_key(request.meta)), CallKey(f"idempotency/{_digest(place)}", _digest(what))
+
+
+def without_key(meta: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The `_meta` of a call as its tool sees it."""
+    if IDEMPOTENCY_KEY not in meta:
+        return meta
+    return {name: value for name, value in meta.items() if name not in (IDEMPOTENCY_KEY, REPEATED_META_KEY)}
+
+
+def check_first(meta: Mapping[str, Any]) -> None:
+    """Refuse to make a call that may have been made before, of a tool whose calls are not kept.
+
+    Raises:
+        CallNotKept: Its caller says that it may have been.
+    """
+    if meta.get(REPEATED_META_KEY) is True and IDEMPOTENCY_KEY in meta:
+        raise CallNotKept
 
 
 def _checked(key: object, owner: str | None) -> str:
-    if not isinstance(key, str) or not 0 < len(key) <= MOST_CHARACTERS:
+    if not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY:
         raise RpcError(
             INVALID_PARAMS,
-            f"_meta[{IDEMPOTENCY_KEY!r}] must be a string of 1 to {MOST_CHARACTERS} characters, another one for each "
+            f"_meta[{IDEMPOTENCY_KEY!r}] must be a string of 1 to {LONGEST_KEY} characters, another one for each "
             "call: a UUID will do",
         )
     if owner is None and len(key) < LEAST_CHARACTERS:

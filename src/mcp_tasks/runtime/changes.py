@@ -192,7 +192,7 @@ class Changes:
             VersionConflict: It is not, or is gone.
         """
         record = await self._last_seen(task_id) if self._observers.want(TaskDeleted) else None
-        await self._store.delete(task_id, expected=expected)
+        await self._store.delete(task_id, expected=expected, now=self._now())
         if record is not None:
             self._observe(record, TaskDeleted(), None, actor)
 

@@ -26,6 +26,13 @@ IDEMPOTENCY_KEY: Final = "mcp-tasks/idempotencyKey"
 """Under which key of its caller a call is made, in its `_meta`: made again under the same one, it comes to the same
 task. Ours."""
 
+LONGEST_KEY: Final = 255
+"""Characters of such a key."""
+
+REPEATED_META_KEY: Final = "mcp-tasks/repeated"
+"""That a call under such a key may have been made before, in its `_meta`: if its server cannot tell, because it keeps
+nothing of calls of that tool, it refuses."""
+
 IDEMPOTENCY_CAPABILITY: Final = "mcp-tasks/idempotencyKeys"
 """By which a server says, among its experimental capabilities, that it honours such keys. Not among the settings of the
 extension: its schema has none."""
