@@ -124,7 +124,7 @@ class Calls:
 
     async def _launch(self, mark: Mark, caller: Caller, request: TaskRequest, grace: timedelta | None) -> CallAnswer:
         options, usual, owner = mark.options, self._catalogue.usual, self._protocol.owner(caller)
-        self._protocol.limiting.create(owner, request)
+        await self._protocol.limiting.create(owner, request)
         request, own = take_key(request, owner, asks_first=mark.asks_first)
         joined = _joined_under(mark, request.name, request.arguments)
         own = own if joined is None else None

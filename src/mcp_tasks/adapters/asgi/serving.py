@@ -18,9 +18,9 @@ from mcp_tasks.adapters.sdk import request_of
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.errors import TasksError
 from mcp_tasks.protocol import Caller, Listening, Message, RpcError, TasksProtocol, Texts
-from mcp_tasks.protocol.errors import LIMIT_EXCEEDED
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 from mcp_tasks.wire.headers import NAME_HEADER
+from mcp_tasks.wire.models import LIMIT_EXCEEDED
 
 _CALL_PARAMS: Final = frozenset({"name", "arguments", "_meta"})
 """What a plain call has. With anything else it may be one of several requests, or asks for something rare."""
