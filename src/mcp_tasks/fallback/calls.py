@@ -47,6 +47,7 @@ class ToolCall:
         joined: What makes another call the same as this one, where a second is given the task of the first.
         key: The caller's own idempotency key: its call made again is given the same task.
         max_wait: How long a question of the tool may stay open, where its author said so.
+        admit: Lets the call become a task; raises `LimitExceeded` if it may not.
     """
 
     ctx: RequestContext
@@ -61,6 +62,7 @@ class ToolCall:
     joined: str | None = None
     key: CallKey | None = None
     max_wait: timedelta | None = None
+    admit: Callable[[], None] = lambda: None
 
 
 class FallbackCalls:
@@ -110,6 +112,7 @@ class FallbackCalls:
         return await waiting.go_on(record)
 
     async def _begin(self, call: ToolCall, waiting: WaitingRequest) -> HandlerResult:
+        call.admit()
         task_id = new_task_id()
         with ExitStack() as opened:
             # Before the task is there: its tool may be at work before we hear of it.

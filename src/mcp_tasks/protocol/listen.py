@@ -34,13 +34,15 @@ class Listening:
         task_ids: The tasks that are honoured: the caller's own.
         owner: The caller whose they are.
         method: The notification that carries a state.
+        close: To be called when the stream is over, or was not begun; twice does nothing. Until then it counts as one
+            of its owner's.
 
     Args:
         ends: What ends streams in time,
         ends_in: and in which second this one; None for one that lasts.
     """
 
-    __slots__ = ("_dialect", "_ends", "_ends_in", "_runtime", "method", "owner", "task_ids")
+    __slots__ = ("_dialect", "_ends", "_ends_in", "_runtime", "close", "method", "owner", "task_ids")
 
     def __init__(
         self,
@@ -51,7 +53,9 @@ class Listening:
         *,
         ends: StreamEnds | None = None,
         ends_in: int | None = None,
+        closed: Callable[[], None] = lambda: None,
     ) -> None:
+        self.close: Callable[[], None] = closed
         self._runtime = runtime
         self._dialect = dialect
         self._ends = ends

@@ -86,6 +86,7 @@ class Calls:
             settled = None if settle is None else await settle()
             return await self._answer_with_task(mark, params, ctx, caller) if settled is None else settled
         except (RpcError, TasksError) as exc:
+            self._protocol.refused(caller, ctx.method, exc)
             raise to_mcp_error(exc) from exc
 
     def is_plain(self, name: str) -> bool:
@@ -123,6 +124,7 @@ class Calls:
 
     async def _launch(self, mark: Mark, caller: Caller, request: TaskRequest, grace: timedelta | None) -> CallAnswer:
         options, usual, owner = mark.options, self._catalogue.usual, self._protocol.owner(caller)
+        self._protocol.limiting.create(owner, request)
         request, key = take_key(request, owner, asks_first=mark.asks_first)
         return await answer_call(
             self._runtime(),
@@ -167,9 +169,11 @@ class Calls:
                 joined=_joined_under(mark, params.name, params.arguments or {}),
                 key=key,
                 max_wait=mark.options.max_wait or self._catalogue.usual.max_wait,
+                admit=partial(self._protocol.limiting.create, owner, request),
             )
             return await self._fallback.answer(call)
         except (RpcError, TasksError) as exc:
+            self._protocol.refused(caller, ctx.method, exc)
             raise to_mcp_error(exc) from exc
 
     def _is_waited_for(self, mark: Mark, ctx: RequestContext) -> bool:

@@ -18,6 +18,7 @@ from mcp_tasks.fallback.hosts import Host
 from mcp_tasks.fallback.room import FallbackRoom
 from mcp_tasks.fallback.ways import ShownTo
 from mcp_tasks.protocol import Dialects, ModernDialect, TasksProtocol
+from mcp_tasks.protocol.limiting import Limiting
 from mcp_tasks.protocol.owners import Owners
 from mcp_tasks.protocol.stream_ends import StreamEnds
 from mcp_tasks.server.called_tools import CalledTools
@@ -46,7 +47,7 @@ class Doors:
         owners: Owners,
         require_name_header: bool,
         limits: Limits,
-        max_ttl: timedelta,
+        max_ttl: timedelta | None,
         augment: Augment | None,
         hosts: Mapping[str, Host],
         companions: ShownTo,
@@ -58,13 +59,14 @@ class Doors:
             lifecycle.runtime,
             dialects=Dialects([ModernDialect()]),
             owners=owners,
+            limiting=Limiting(limits),
             require_name_header=require_name_header,
             stream_ends=StreamEnds(limits.stream_life),
         )
         parts = EraParts(
             runtime=lifecycle.runtime,
             protocol=protocol,
-            offers=ServedOffers(catalogue, max_ttl),
+            offers=ServedOffers(catalogue, max_ttl or limits.ttl),
             stopping=lifecycle.stopping,
         )
         eras = older_eras(parts)
@@ -83,6 +85,7 @@ class Doors:
         self.short_way: ShortWay = ShortWay(
             protocol, self.calls, self.adapter.is_own, lifecycle.stopping, max_listeners
         )
+        lifecycle.counts = self.short_way.counts
         self._harmless: frozenset[str] = frozenset()
         lifecycle.middleware = self.adapter.middleware
         lifecycle.check_start = lambda: self.fallback.prepare(tools.names())

@@ -68,7 +68,11 @@ class Creation:
         if problem is not None:
             raise RpcError(INVALID_PARAMS, f"{kind} {name!r} does not take these arguments: {problem}")
         with discreet(ctx.method):
-            record = await self._launch(ctx, offer, name, arguments, task)
+            try:
+                record = await self._launch(ctx, offer, name, arguments, task)
+            except RpcError as exc:
+                self._parts.protocol.refused(caller_of(ctx), ctx.method, exc)
+                raise
         return render_created(record, offer, self._parts.runtime().now())
 
     async def check_plain(self, ctx: RequestContext) -> None:
@@ -89,10 +93,11 @@ class Creation:
         self, ctx: RequestContext, offer: Offer, name: str, arguments: Mapping[str, Any], task: Any
     ) -> TaskRecord:
         caller, session, runtime = caller_of(ctx), self._sessions.of(ctx), self._parts.runtime()
+        request = request_of(ctx.method, request_meta(ctx), caller, name=name, arguments=arguments)
+        owner = self._parts.protocol.owner(caller)
         with refusing():
-            asked = request_of(ctx.method, request_meta(ctx), caller, name=name, arguments=arguments)
-            owner = self._parts.protocol.owner(caller)
-            asked, own = take_key(asked, owner)
+            self._parts.protocol.limiting.create(owner, request)
+            asked, own = take_key(request, owner)
             record = await runtime.launch(
                 asked,
                 owner=owner,

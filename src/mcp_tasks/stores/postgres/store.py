@@ -49,6 +49,7 @@ from mcp_tasks.stores.postgres.handing import HandingOut
 from mcp_tasks.stores.postgres.inspecting import Inspecting
 from mcp_tasks.stores.postgres.notifier import PostgresNotifier
 from mcp_tasks.stores.postgres.schema import prepare
+from mcp_tasks.stores.postgres.sealing import agree
 from mcp_tasks.stores.postgres.text import from_owner, from_text, to_owner, to_text
 from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, Usage, WorkLimits
 from mcp_tasks.stores.together import LARGEST
@@ -109,10 +110,14 @@ class PostgresStore(Inspecting):
         """Connect, bring the tables up to date, and start the pool."""
         async with self._turn:
             if not self._is_open:
-                await self._ask_once(prepare)
+                await self._ask_once(self._prepare)
                 await self._database.open()
                 await self._pulse.open()
                 self._is_open = True
+
+    async def _prepare(self, connection: Connection, place: str) -> None:
+        await prepare(connection, place)
+        await agree(connection, place, self._codec)
 
     async def close(self) -> None:
         """Finish what was asked for and close all connections."""

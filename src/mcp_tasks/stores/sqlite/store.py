@@ -36,6 +36,7 @@ from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import KeySpent, StoreCorrupt, TaskUnreadable, UsageError
+from mcp_tasks.files import check_still
 from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest, encode_cursor
@@ -48,6 +49,7 @@ from mcp_tasks.stores.sqlite.inspecting import Inspecting
 from mcp_tasks.stores.sqlite.notifier import SqliteNotifier
 from mcp_tasks.stores.sqlite.reader import Reader
 from mcp_tasks.stores.sqlite.schema import prepare
+from mcp_tasks.stores.sqlite.sealing import agree
 from mcp_tasks.stores.sqlite.waiting import SqliteWaiting
 from mcp_tasks.stores.sqlite.writer import Writer
 from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
@@ -337,11 +339,13 @@ class SqliteStore(Inspecting):
 
     def _connect(self, namespace: str) -> tuple[Reader, Writer]:
         try:
-            prepare(self.path, namespace=namespace, patience=self._patience)
+            known = prepare(self.path, namespace=namespace, patience=self._patience)
             # No time-out for the writer's connection: it has its own way of waiting.
             writing = retry_while_busy(lambda: connect(self.path, timeout=0), patience=self._patience)
             try:
+                retry_while_busy(lambda: agree(writing, self._codec, self.path), patience=self._patience)
                 reader = Reader(self.path)
+                check_still(self.path, known)
             except BaseException:
                 writing.close()
                 raise
