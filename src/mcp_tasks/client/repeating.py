@@ -73,7 +73,7 @@ async def make_once(send: Send[T], *, tool: str, key: str | None, is_honoured: b
     for repeats in itertools.count():
         try:
             return await send(_meta(key, repeated=repeats > 0))
-        except (MCPError, OSError, httpx2.TransportError) as exc:
+        except (MCPError, httpx2.TransportError) as exc:
             if lost is not None and _is_not_kept(exc):
                 raise lost from exc
             if lost is None or not _may_come_later(exc):
