@@ -28,7 +28,7 @@ SOURCE = Path(mcp_tasks.__file__).parent
 
 _BELOW_RUNTIME = ("errors", "files", "encryption", "core", "stores", "engines")
 _BELOW_PROTOCOL = (*_BELOW_RUNTIME, "wire", "runtime")
-_BELOW_SERVER = (*_BELOW_PROTOCOL, "protocol", "tools", "adapters", "failure")
+_BELOW_SERVER = (*_BELOW_PROTOCOL, "protocol", "tools", "telemetry", "adapters", "failure")
 _EVERYTHING_SHIPPED = (*_BELOW_SERVER, "fallback", "server", "client")
 
 PARTS: Mapping[str, Sequence[str]] = {
@@ -46,7 +46,9 @@ PARTS: Mapping[str, Sequence[str]] = {
     "runtime": _BELOW_RUNTIME,
     "protocol": _BELOW_PROTOCOL,
     "tools": (*_BELOW_PROTOCOL, "protocol"),
-    "adapters": (*_BELOW_PROTOCOL, "protocol", "tools"),
+    # Observers of the runtime, which know no wire either.
+    "telemetry": (*_BELOW_RUNTIME, "runtime"),
+    "adapters": (*_BELOW_PROTOCOL, "protocol", "tools", "telemetry"),
     # Answers for clients that speak no tasks.
     "fallback": _BELOW_SERVER,
     "server": (*_BELOW_SERVER, "fallback", "legacy.server"),
@@ -194,6 +196,7 @@ MAPPED = (
     "protocol",
     "tools",
     "adapters",
+    "telemetry",
     "server",
     "client",
     "legacy",

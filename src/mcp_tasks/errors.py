@@ -10,13 +10,13 @@
     │   ├── ResultTooLarge          a tool's result is larger than what is kept
     │   ├── ErrorTooLarge           the error that a tool raised is larger than what is kept
     │   ├── QuestionTooLarge        a tool asks with more than a question may have
+    │   ├── OwnerRequired           a task has to have an owner, and there is none
     │   └── MissingExtra            an optional dependency is not installed
     ├── StepError                   a step failed in an earlier run, with an exception that cannot be rebuilt
     ├── QuestionTimedOut            nobody answered a question within its `timeout`
     ├── AnswerRefused               the client answered a question with an error
     ├── UnknownTask                 the caller named a task that is not there for this caller
     ├── LimitExceeded               the caller takes more than it may
-    ├── OwnerRequired               a task has to have an owner, and there is none
     ├── KeyRefused                  an idempotency key cannot be used for this call
     │   ├── KeyTaken                another call stands under it
     │   ├── KeySpent                its task has expired
@@ -30,6 +30,7 @@
     │   ├── Interrupted             its process went away, and the tool may not be run again
     │   ├── RanTooLong              it ran longer than its `max_runtime`
     │   ├── WaitedTooLong           nobody answered it within its `max_wait`
+    │   ├── TooOld                  it was not done within the time that any task has in all
     │   ├── NeverAnnounced          it asks something, and nobody was ever told of it
     │   ├── LostTooOften            its process died with it again and again
     │   ├── OtherVersion            it was begun with another version of its tool, which says that it then ends
@@ -95,7 +96,7 @@ class ReplayMismatch(UsageError):
 
 
 class ResultTooLarge(UsageError):
-    """A tool's result is larger than `Settings.max_result_size`."""
+    """A tool's result is larger than `Limits.result_bytes`."""
 
     def __init__(self, tool: str, size: int, limit: int) -> None:
         self.tool = tool
@@ -103,12 +104,12 @@ class ResultTooLarge(UsageError):
         self.limit = limit
         super().__init__(
             f"The result of tool {tool!r} has {size:,} bytes of JSON, and at most {limit:,} are kept "
-            "(Settings.max_result_size). Return less, or a link to where the rest is."
+            "(Limits.result_bytes). Return less, or a link to where the rest is."
         )
 
 
 class ErrorTooLarge(UsageError):
-    """The error that a tool raised is larger than `Settings.max_result_size`."""
+    """The error that a tool raised is larger than `Limits.result_bytes`."""
 
     def __init__(self, tool: str, size: int, limit: int) -> None:
         self.tool = tool
@@ -116,7 +117,7 @@ class ErrorTooLarge(UsageError):
         self.limit = limit
         super().__init__(
             f"The error of tool {tool!r} has {size:,} bytes of JSON, and at most {limit:,} are kept "
-            "(Settings.max_result_size). Raise one that says less."
+            "(Limits.result_bytes). Raise one that says less."
         )
 
 
@@ -219,6 +220,18 @@ class KeyTooShort(KeyRefused):
         )
 
 
+class CallNotKept(KeyRefused):
+    """A call that may have been made before is of a tool whose calls leave nothing by which to tell."""
+
+    reason = "call_not_kept"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The call may have been made before, and calls of this tool are plain calls here, of which nothing is "
+            "kept: its idempotency key cannot tell. It is not made again"
+        )
+
+
 class TaskWasCancelled(TasksError):
     """The task that a caller waited for was cancelled, here or by somebody else."""
 
@@ -313,6 +326,20 @@ class WaitedTooLong(RunStopped):
         self.tool = tool
         self.limit = limit
         super().__init__(f"The work was stopped: nobody answered {tool!r} within {limit.total_seconds():.15g} s.")
+
+
+class TooOld(RunStopped):
+    """The task has not ended within `Limits.task_age` of its creation."""
+
+    reason = "task_age"
+
+    def __init__(self, tool: str, limit: timedelta) -> None:
+        self.tool = tool
+        self.limit = limit
+        super().__init__(
+            f"The work was stopped: {tool!r} was not done {limit.total_seconds() / 86_400:.15g} days after its task "
+            "was made, and no task goes on for longer here."
+        )
 
 
 class NeverAnnounced(RunStopped):

@@ -16,7 +16,8 @@ from mcp_tasks.cli.loading import load_server
 from mcp_tasks.cli.options import Output, takes_output
 from mcp_tasks.cli.outcomes import print_json, say
 from mcp_tasks.cli.running import run
-from mcp_tasks.cli.views import clean, stdout
+from mcp_tasks.cli.text import clean
+from mcp_tasks.cli.views import stdout
 from mcp_tasks.encryption import keyring_from_environment
 from mcp_tasks.errors import StoreError, UsageError
 from mcp_tasks.server import Waiting, waiting_in

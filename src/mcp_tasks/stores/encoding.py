@@ -36,7 +36,7 @@ async def encoded_outcome(codec: Codec, task_id: str, outcome: Outcome | None) -
     """The outcome as it is to be kept, if there is one."""
     if outcome is None:
         return None
-    return await in_thread_if(_size(outcome) > LARGE, codec.encode_outcome, task_id, outcome)
+    return await in_thread_if(size_of(outcome) > LARGE, codec.encode_outcome, task_id, outcome)
 
 
 async def in_thread_if(large: bool, act: Callable[..., T], *values: Any) -> T:
@@ -56,5 +56,6 @@ async def _encoded_entry(codec: Codec, task_id: str, entry: JournalEntry) -> tup
     return codec.encode_entry(task_id, entry.key, entry.value, False)
 
 
-def _size(outcome: Outcome) -> int:
+def size_of(outcome: Outcome) -> int:
+    """The bytes of an outcome."""
     return len(outcome.body) + len(outcome.meta or b"")

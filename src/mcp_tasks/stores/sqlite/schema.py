@@ -96,6 +96,17 @@ def _is_older(path: Path) -> bool:
     return application == APPLICATION_ID and schema < len(migrations())
 
 
+def schema_of_file(path: Path) -> int:
+    """The schema number of a file that is there, 0 for an empty one. Changes nothing.
+
+    Raises:
+        StoreCorrupt: It is something else, or of a newer release.
+        sqlite3.Error: SQLite refused; the caller translates.
+    """
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)) as connection:
+        return _schema_of(connection, path)
+
+
 def _prepare(path: Path, namespace: str) -> None:
     with closing(connect(path, timeout=0)) as connection:
         schema = _schema_of(connection, path)
