@@ -61,8 +61,8 @@ _MIGRATION: Final = (
 
 
 _SECRETS: Final = (
-    ("tasks", "mcp_tasks_bound_to(server, identity, task_id)", ("message", "result", "error")),
-    ("answers", "mcp_tasks_bound_to(server, identity, task_id, key)", ("question", "answer")),
+    ("tasks", "server, identity, task_id", ("message", "result", "error")),
+    ("answers", "server, identity, task_id, key", ("question", "answer")),
 )
 """What is encrypted where there is a cipher. The rest is what tasks are found by, and what a list of them shows."""
 

@@ -60,7 +60,7 @@ class Sealer:
 
 
 Columns: TypeAlias = Sequence[tuple[str, str, Sequence[str]]]
-"""Of each table, the SQL expression of what a row is bound to, and the columns that are encrypted."""
+"""Of each table, the columns that a row is found by and its values are bound to, and the columns that are encrypted."""
 
 
 def must_be_encrypted(db: sqlite3.Connection, cipher: Cipher | None, path: Path | str) -> bool:
@@ -134,10 +134,11 @@ def _is_current(cipher: Cipher, mark: bytes, path: Path | str) -> bool:
 def _encrypt(db: sqlite3.Connection, cipher: Cipher, columns: Columns) -> None:
     broken: list[Exception] = []
 
-    def seal(task: str, value: Any) -> Any:
+    def seal(value: Any, *key: str | bytes) -> Any:
         """As `Sealer.seal`, of what may be encrypted with an older key, or be the bytes of an odd text."""
         if value is None:
             return None
+        task = bound_to(*key)
         raw = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
         try:
             plain = _decrypted(cipher, task, raw) if raw.startswith(_ENCRYPTED) else raw
@@ -147,11 +148,10 @@ def _encrypt(db: sqlite3.Connection, cipher: Cipher, columns: Columns) -> None:
             raise
         return _ENCRYPTED + cipher.encrypt(task, plain)
 
-    db.create_function("mcp_tasks_seal", 2, seal)
-    db.create_function("mcp_tasks_bound_to", -1, bound_to)
+    db.create_function("mcp_tasks_seal", -1, seal)
     try:
         for table, key, names in columns:
-            values = ", ".join(f"{name} = mcp_tasks_seal({key}, {name})" for name in names)
+            values = ", ".join(f"{name} = mcp_tasks_seal({name}, {key})" for name in names)
             db.execute(f"UPDATE {table} SET {values}")  # noqa: S608 - names of ours
     except sqlite3.OperationalError:
         if broken:

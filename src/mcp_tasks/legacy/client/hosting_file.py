@@ -89,7 +89,7 @@ _COUNTS: Final = """
 """
 
 
-_SECRETS: Final = (("tasks", "mcp_tasks_bound_to(task_id)", ("message", "request", "outcome")),)
+_SECRETS: Final = (("tasks", "task_id", ("message", "request", "outcome")),)
 """What is encrypted where there is a cipher."""
 
 
