@@ -34,7 +34,11 @@ server that is not there when the client connects is a failure to connect."""
 
 
 MAX_EVENT: Final = 64 * 2**20
-"""Bytes in one event of a stream. A result is one event, and the SDK's own limit of 1 MiB is soon reached."""
+"""Bytes in one event of a stream, and in a body that is no stream. A result is one event, and the SDK's own limit of
+1 MiB is soon reached; for a body it has none."""
+
+MAX_PACKED: Final = MAX_EVENT // 1_024
+"""Bytes in a body that comes compressed, which it was not asked to be: a thousand times as many may be in them."""
 
 _LIMITS: Final = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
 
@@ -58,7 +62,8 @@ async def _streams(
     url: str, headers: Mapping[str, str] | None, auth: httpx2.Auth | None, timeout: httpx2.Timeout | None
 ) -> AsyncGenerator[Any]:
     client = httpx2.AsyncClient(
-        headers=dict(headers or {}),
+        # As it is, unless the caller says otherwise: how much will come of a compressed body is for its sender to say.
+        headers={"accept-encoding": "identity", **(headers or {})},
         auth=auth,
         timeout=timeout or httpx2.Timeout(30.0, read=300.0),
         # Each wait for a result of 2025-11-25 holds a connection, and looks must not queue up behind them.
@@ -87,7 +92,7 @@ class _FailsAlone(httpx2.AsyncBaseTransport):
                 raise type(exc)(why, request=request) from exc
             return _error_response(request, why)
         if isinstance(response.stream, httpx2.AsyncByteStream):
-            response.stream = _EndsQuietly(response.stream)
+            response.stream = _EndsQuietly(response.stream, _most_of(response.headers))
         return response
 
     async def aclose(self) -> None:
@@ -128,20 +133,32 @@ class _EndsInSilence(httpx2.AsyncByteStream):
 
 
 class _EndsQuietly(httpx2.AsyncByteStream):
-    """A body that is cut off raises what the SDK takes for a bad body, not what it takes for its own end."""
+    """A body that is cut off, or goes on for ever, raises what the SDK takes for a bad body, not for its own end."""
 
-    def __init__(self, inner: httpx2.AsyncByteStream) -> None:
+    def __init__(self, inner: httpx2.AsyncByteStream, most: int | None) -> None:
         self._inner = inner
+        self._most = most
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        came = 0
         try:
             async for chunk in self._inner:
+                came += len(chunk)
+                if self._most is not None and came > self._most:
+                    raise httpx2.StreamError(f"the answer has more than {self._most:,} bytes")
                 yield chunk
         except httpx2.TransportError as exc:
             raise httpx2.StreamError(f"the server went away: {exc}") from exc
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+def _most_of(headers: httpx2.Headers) -> int | None:
+    """How many bytes a body with these headers may have; None where the SDK counts those of each event."""
+    if headers.get("content-encoding", "identity").lower() not in ("identity", ""):
+        return MAX_PACKED
+    return None if headers.get("content-type", "").lower().startswith("text/event-stream") else MAX_EVENT
 
 
 def _unreachable(request: httpx2.Request, exc: httpx2.TransportError) -> str:
