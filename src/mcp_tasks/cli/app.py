@@ -25,6 +25,8 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "tools": ("mcp_tasks.cli.tools", "List a server's tools, and which can be tasks."),
         "worker": ("mcp_tasks.cli.worker", "Run the tools of a server, and serve nobody."),
         "backlog": ("mcp_tasks.cli.backlog", "Count what waits to be run, by queue."),
+        "key": ("mcp_tasks.cli.key", "Make a key to encrypt tasks with."),
+        "encrypt": ("mcp_tasks.cli.encrypt", "Encrypt all that a store keeps, or change the key."),
         "doctor": ("mcp_tasks.cli.doctor", "Check a server's support for tasks, probe by probe."),
     }
 )

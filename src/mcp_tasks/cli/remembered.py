@@ -13,6 +13,7 @@ from pathlib import Path
 from mcp_tasks.cli.exits import Exit, Problem
 from mcp_tasks.cli.options import Access, TaskOptions
 from mcp_tasks.cli.target import Target, parse_target, target_of
+from mcp_tasks.cli.text import one_line
 from mcp_tasks.client import Ledger, LedgerEntry
 from mcp_tasks.errors import StoreError
 from mcp_tasks.stores.url import state_folder
@@ -106,8 +107,8 @@ def by_server(entries: Sequence[LedgerEntry], access: Access) -> list[Group]:
 
 
 def short_id(task_id: str) -> str:
-    """As much of an id as tells tasks apart."""
-    kind, random = _split(task_id)
+    """As much of an id as tells tasks apart, to be shown: an id is what a server says it is."""
+    kind, random = _split(one_line(task_id))
     return kind + random[:SHORT]
 
 
@@ -125,7 +126,9 @@ def _split(task_id: str) -> tuple[str, str]:
 
 
 def _begins(task_id: str, start: str) -> bool:
-    return bool(start) and (task_id.startswith(start) or _split(task_id)[1].startswith(start))
+    # As it is, and as it is shown.
+    names = (task_id, shown := one_line(task_id), _split(task_id)[1], _split(shown)[1])
+    return bool(start) and any(name.startswith(start) for name in names)
 
 
 def _stranger(task_id: str, spec: str | None, identity: str) -> LedgerEntry:
@@ -141,4 +144,4 @@ def _stranger(task_id: str, spec: str | None, identity: str) -> LedgerEntry:
 
 def _line(entry: LedgerEntry) -> str:
     whose = f"  {entry.identity}" if entry.identity else ""
-    return f"{entry.task_id}  {entry.tool}  {entry.status}  {entry.server}{whose}"
+    return one_line(f"{entry.task_id}  {entry.tool}  {entry.status}  {entry.server}{whose}")

@@ -20,6 +20,8 @@ from mcp_types import (
 from pydantic import TypeAdapter, ValidationError
 
 from mcp_tasks.core import InputRequest, TaskRecord
+from mcp_tasks.core.limits import Limits
+from mcp_tasks.core.measure import check_json
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.wire.schemas import Schema, Uncheckable, UnusableSchema, not_enforced
 
@@ -35,13 +37,20 @@ _SHAPES: Mapping[str, TypeAdapter[Any]] = {
 }
 
 
-def check_answers(record: TaskRecord, responses: Mapping[str, Any]) -> None:
+def check_answers(record: TaskRecord, responses: Mapping[str, Any], limits: Limits | None = None) -> None:
     """Refuse an update in which an answer does not fit its question; the question then stays open.
+
+    Args:
+        limits: How much an answer may have; None for one of the server's own process.
 
     Raises:
         RpcError: -32602, naming the key and what is wrong with its answer.
+        LimitExceeded: An answer is too large, or nested too deeply.
     """
     for key in sorted(record.inputs.outstanding.keys() & responses.keys()):
+        if limits is not None:
+            what = f"The answer to {key[:100]!r}"
+            check_json("answer_bytes", what, responses[key], most=limits.answer_bytes, depth=limits.json_depth)
         problem = _problem(record.inputs.outstanding[key], responses[key])
         if problem is not None:
             raise RpcError(INVALID_PARAMS, f"The answer to {key!r} does not fit: {problem}")

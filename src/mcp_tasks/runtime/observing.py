@@ -4,6 +4,9 @@ Each observer is called in a thread of its own, one change after the other. What
 that a change costs the event loop next to nothing. What waits for an observer has a bound: one that cannot keep up
 loses changes, and the log says how many. One that raises is named in the log once, and goes on being called. None of
 them is held up by another.
+
+Changes are for everybody. Looks at tasks and refusals (`accesses.py`) are for watchers of our own, which are also told
+when something could not be told.
 """
 
 from __future__ import annotations
@@ -15,21 +18,27 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from math import inf
 from typing import Final, TypeAlias, get_args
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import Event, TaskCreated, TaskDeleted
 from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.runtime.accesses import Refusal, TaskAccess
 
 logger: Final = logging.getLogger(__name__)
 
 Observed: TypeAlias = Event | TaskCreated | TaskDeleted
 """What an observer is told of."""
 
-EVERYTHING: frozenset[type[Observed]] = frozenset(get_args(Observed))
+Wanted: TypeAlias = Observed | TaskAccess | Refusal
+"""What an observer of our own can ask to be told of: changes, looks at tasks (`TaskAccess`), those that were refused
+(`Refusal`). Refusals are few, so that they can be watched where looks are too many."""
+
+EVERYTHING: frozenset[type[Wanted]] = frozenset(get_args(Observed))
 
 MAX_WAITING = 10_000
 """Changes that may wait for the observers. Beyond it, new ones are dropped."""
@@ -51,12 +60,14 @@ class TaskChange:
         after: The task from then on; None for one that was deleted. Of several events that are written together, each
             has a change of its own, and only the last `after` is ever in the store.
         actor: Who did it.
+        at: When it was done, by the clock of the machine that did it.
     """
 
     before: TaskRecord | None
     event: Observed
     after: TaskRecord | None
     actor: Actor
+    at: datetime = field(default_factory=lambda: datetime.now(UTC), compare=False)
 
     @property
     def task(self) -> TaskRecord:
@@ -80,8 +91,38 @@ class Choosy(ABC):
         """Take note of a change."""
 
     @abstractmethod
-    def wanted(self) -> Collection[type[Observed]]:
+    def wanted(self) -> Collection[type[Wanted]]:
         """What it wants to be told of, as of now. Asked at the start and every few seconds, not with every change."""
+
+
+class Watcher(Choosy):
+    """An observer of our own that may want more than changes. All of it is called in the observer's thread."""
+
+    def access(self, access: TaskAccess, /) -> None:
+        """Take note of a look at a task (if it wants `TaskAccess`), or of one that was refused (`Refusal`)."""
+
+    def lost(self, count: int, /) -> None:
+        """Take note that so many things happened before this which it cannot be told of: it was too slow."""
+
+    def tick(self) -> None:
+        """Do what is to be done every few seconds."""
+
+    def close(self) -> None:
+        """Finish: it is told nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    count: int
+
+
+class _Tick:
+    """That some seconds are over."""
+
+
+_TICK: Final = _Tick()
+
+_Told: TypeAlias = TaskChange | TaskAccess | _Lost | _Tick
 
 
 class Observers:
@@ -89,25 +130,37 @@ class Observers:
 
     def __init__(self, observers: Sequence[Observer], *, max_waiting: int = MAX_WAITING) -> None:
         self._tellers = tuple(_Teller(observer, max_waiting) for observer in observers)
-        self._wanted: frozenset[type[Observed]] = frozenset()
-        self._batch: list[TaskChange] = []
+        self._wanted: frozenset[type[Wanted]] = frozenset()
+        self._batch: list[TaskChange | TaskAccess] = []
         self.ask()
 
+    @property
+    def lost(self) -> int:
+        """How many things were not told to one observer or another, because it was too slow."""
+        return sum(teller.lost for teller in self._tellers)
+
     def ask(self) -> None:
-        """Ask the observers again what they want to be told of."""
+        """Ask the observers again what they want to be told of. Every few seconds."""
         for teller in self._tellers:
             teller.ask()
-        self._wanted = frozenset[type[Observed]]().union(*(teller.wanted for teller in self._tellers))
+        self._wanted = frozenset[type[Wanted]]().union(*(teller.wanted for teller in self._tellers))
 
-    def want(self, event: type[Observed]) -> bool:
+    def want(self, event: type[Wanted]) -> bool:
         """Whether anybody wants to be told of such an event."""
         return event in self._wanted
 
+    def note(self, access: TaskAccess) -> None:
+        """Tell those who want it of a look at a task, or of a refusal, soon. Call from the event loop's thread."""
+        if _kind_of(access) in self._wanted:
+            self._add(access)
+
     def tell(self, change: TaskChange) -> None:
         """Tell them of a change, soon. Call from the event loop's thread."""
-        if type(change.event) not in self._wanted:
-            return
-        self._batch.append(change)
+        if type(change.event) in self._wanted:
+            self._add(change)
+
+    def _add(self, told: TaskChange | TaskAccess) -> None:
+        self._batch.append(told)
         if len(self._batch) == 1:
             asyncio.get_running_loop().call_later(TOGETHER_FOR, self._hand_over)
 
@@ -127,35 +180,54 @@ class Observers:
     def _hand_over(self) -> None:
         batch, self._batch = self._batch, []
         for teller in self._tellers:
-            teller.put([change for change in batch if type(change.event) in teller.wanted])
+            teller.put([told for told in batch if _kind_of(told) in teller.wanted])
+
+
+def _kind_of(told: TaskChange | TaskAccess) -> type[Wanted]:
+    if isinstance(told, TaskAccess):
+        return TaskAccess if told.refused is None else Refusal
+    return type(told.event)
 
 
 class _Teller:
     """Tells one observer, in a thread that is there once there is something to tell."""
 
     def __init__(self, observer: Observer, max_waiting: int) -> None:
-        self.wanted: frozenset[type[Observed]] = frozenset()
+        self.wanted: frozenset[type[Wanted]] = frozenset()
+        self.lost: int = 0
         self._observer = observer
         self._max_waiting = max_waiting
         self._thread: _Thread | None = None
         self._dropped = 0
+        self._untold = 0
         self._warned = -inf
 
     def ask(self) -> None:
         """Ask the observer what it wants to be told of."""
         observer = self._observer
         self.wanted = frozenset(observer.wanted()) if isinstance(observer, Choosy) else EVERYTHING
+        if self._thread is not None and isinstance(observer, Watcher):
+            self._thread.put([*self._those_lost(), _TICK])
 
-    def put(self, changes: Sequence[TaskChange]) -> None:
+    def put(self, told: Sequence[TaskChange | TaskAccess]) -> None:
         """Have it told of these, or of as many as may wait."""
-        if not changes:
+        if not told:
             return
         if self._thread is None:
             self._thread = _Thread(self._observer)
         room = max(self._max_waiting - self._thread.waiting, 0)
-        self._dropped += len(changes[room:])
+        # What was lost came before what there is room for now.
+        before = self._those_lost() if room else []
+        dropped = len(told[room:])
+        self._dropped += dropped
+        self._untold += dropped
+        self.lost += dropped
         self._warn_of_dropped(every=WARN_EVERY)
-        self._thread.put(changes[:room])
+        self._thread.put([*before, *told[:room]])
+
+    def _those_lost(self) -> list[_Told]:
+        untold, self._untold = self._untold, 0
+        return [_Lost(untold)] if untold else []
 
     def forget(self) -> None:
         """Tell it nothing more."""
@@ -166,6 +238,8 @@ class _Teller:
         """Tell it what is left, for up to `timeout`."""
         self._warn_of_dropped(every=0)
         thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.put(self._those_lost())
         if thread is not None and not await thread.finish(timeout):
             logger.warning(
                 "%r was not told of all changes of tasks: it did not end within %g s",
@@ -185,7 +259,7 @@ class _Thread:
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._batches: queue.SimpleQueue[Sequence[TaskChange] | None] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[Sequence[_Told] | None] = queue.SimpleQueue()
         self._put = 0
         self._told = 0
         self._forgotten = False
@@ -200,7 +274,7 @@ class _Thread:
         """How many changes the observer has not been told of yet. Each number is written by one thread only."""
         return self._put - self._told
 
-    def put(self, batch: Sequence[TaskChange]) -> None:
+    def put(self, batch: Sequence[_Told]) -> None:
         self._put += len(batch)
         self._batches.put(batch)
 
@@ -222,17 +296,32 @@ class _Thread:
 
     def _work(self) -> None:
         while (batch := self._batches.get()) is not None:
-            for change in batch:
+            for told in batch:
                 if not self._forgotten:
-                    self._call(change)
+                    self._call(told)
                 self._told += 1
+        if isinstance(self._observer, Watcher) and not self._forgotten:
+            self._guarded(self._observer.close)
         # The event loop may be closed by now; then nobody waits any more.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._ended.set)
 
-    def _call(self, change: TaskChange) -> None:
+    def _call(self, told: _Told) -> None:
+        observer = self._observer
+        if type(told) is TaskChange:
+            self._guarded(partial(observer, told))
+        elif isinstance(observer, Watcher):
+            match told:
+                case TaskAccess():
+                    self._guarded(partial(observer.access, told))
+                case _Lost(count):
+                    self._guarded(partial(observer.lost, count))
+                case _:
+                    self._guarded(observer.tick)
+
+    def _guarded(self, call: Callable[[], None]) -> None:
         try:
-            self._observer(change)
+            call()
         except BaseException:
             # Whatever it is: the next change is another one.
             if not self._failed:

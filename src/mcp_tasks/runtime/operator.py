@@ -1,0 +1,274 @@
+"""What an operator does at the store itself, with no server in between: look, cancel, run again, delete, drain.
+
+An operator is not a process that runs tools: nothing is swept, claimed or upgraded from here. What is done to a task
+goes through the machine and by compare-and-swap, as everything does, so that the processes that run it hear of it and
+observers see who did it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from mcp_tasks.core.actor import Actor
+from mcp_tasks.core.events import TaskCancelled
+from mcp_tasks.core.journal import JournalEntry
+from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
+from mcp_tasks.errors import TaskUnreadable, UnknownTask, UsageError, VersionConflict
+from mcp_tasks.runtime.changes import Changes
+from mcp_tasks.runtime.draining import draining_workers, set_draining
+from mcp_tasks.runtime.filtering import Found, Wanted, listed
+from mcp_tasks.runtime.launching import new_task_id
+from mcp_tasks.runtime.observing import Observer, Observers
+from mcp_tasks.runtime.worker_name import is_gone
+from mcp_tasks.stores.base import Store
+from mcp_tasks.stores.inspecting import Inspects
+
+TELLING: Final = timedelta(seconds=5)
+"""For how long observers may take to write down what was done."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dossier:
+    """All that is kept of one task.
+
+    Attributes:
+        unreadable: What of it cannot be read, and why.
+    """
+
+    record: TaskRecord
+    request: TaskRequest | None
+    journal: Sequence[JournalEntry]
+    outcome: Outcome | None
+    unreadable: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSeen:
+    """A worker as the store knows it.
+
+    Attributes:
+        beats: How often it has beaten; 0 for one that has signed off, and still has tasks.
+        claimed: How many tasks it has; at most as many as are counted.
+        draining: Who said that it is to drain; None if nobody did.
+        is_gone: Whether its process is known to have ended: only for one of this machine.
+    """
+
+    name: str
+    namespace: str
+    beats: int
+    claimed: int
+    draining: str | None
+    is_gone: bool
+
+
+MOST_CLAIMED: Final = 1_000
+"""Tasks of a worker that are counted."""
+
+
+class Operator:
+    """Somebody at the store.
+
+    Args:
+        name: Under which what is done is written down.
+        observers: Told of every change that is made here, as those of a server are of theirs.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        name: str,
+        observers: Sequence[Observer] = (),
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        new_id: Callable[[], str] = new_task_id,
+    ) -> None:
+        self.actor: Actor = Actor("operator", name)
+        self.store = store
+        self._now = clock
+        self._new_id = new_id
+        self._observers = Observers(observers)
+        self._changes = Changes(store, clock=clock, observers=self._observers, saw=lambda _: None, origin=self)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncGenerator[Operator]:
+        """The store, open for this operator. It is neither made nor upgraded: that is for servers.
+
+        Raises:
+            UsageError: There is no store there, or it is one of an older release.
+            StoreError: It cannot be used; the message says why.
+        """
+        await _check(self.store)
+        try:
+            await self.store.open()
+            yield self
+        finally:
+            await self._observers.stop(TELLING)
+            await self.store.close()
+
+    # Looking
+
+    async def namespaces(self) -> Sequence[str]:
+        """Whose tasks are in the store.
+
+        Raises:
+            UsageError: The store cannot tell.
+        """
+        if not isinstance(self.store, Inspects):
+            raise UsageError(f"{self.store!r} cannot tell whose tasks it has: name the namespace")
+        return await self.store.namespaces()
+
+    async def list(
+        self, namespaces: Sequence[str], wanted: Wanted, *, cursor: str | None = None, limit: int = 100
+    ) -> Found:
+        """Tasks of these namespaces, one after the other, each in the order of creation. A short page need not be the
+        last: only so many tasks are looked at for one.
+
+        Raises:
+            ValueError: The cursor is not one of ours.
+        """
+        return await listed(self.store, namespaces, wanted, now=self._now(), cursor=cursor, limit=limit)
+
+    async def find(self, task_id: str) -> TaskRecord:
+        """The task as it is now, whoever owns it, expired or not.
+
+        Raises:
+            UnknownTask: There is no such task.
+            TaskUnreadable: There is, and its row cannot be read.
+        """
+        return await self._changes.reload(task_id)
+
+    async def look(self, task_id: str) -> Dossier:
+        """All that is kept of a task. What cannot be read of it is said, and the rest is there.
+
+        Raises:
+            UnknownTask: There is no such task.
+            TaskUnreadable: There is, and its row cannot be read.
+        """
+        record = await self.find(task_id)
+        unreadable: dict[str, str] = {}
+        parts: dict[str, Any] = {"request": None, "journal": (), "outcome": None}
+        for part in parts:
+            try:
+                parts[part] = await getattr(self.store, part)(task_id)
+            except TaskUnreadable as exc:
+                unreadable[part] = exc.why
+        return Dossier(record=record, unreadable=unreadable, **parts)
+
+    async def workers(self, namespaces: Sequence[str]) -> Sequence[WorkerSeen]:
+        """The workers of these namespaces."""
+        seen: list[WorkerSeen] = []
+        for namespace in namespaces:
+            draining = await draining_workers(self.store, namespace)
+            for name, beats in sorted((await self.store.workers(namespace)).items()):
+                claimed = await self.store.claimed(name, limit=MOST_CLAIMED)
+                seen.append(
+                    WorkerSeen(
+                        name=name,
+                        namespace=namespace,
+                        beats=beats,
+                        claimed=len(claimed.ids),
+                        draining=draining.get(name),
+                        is_gone=is_gone(name),
+                    )
+                )
+        return seen
+
+    # Acting
+
+    async def cancel(self, record: TaskRecord, reason: str) -> TaskRecord:
+        """End a task as cancelled, wherever it runs. One that has ended stays as it is.
+
+        Raises:
+            UnknownTask: It is gone.
+        """
+        return await self._changes.change(record, TaskCancelled(reason=reason), actor=self.actor)
+
+    async def run_again(self, record: TaskRecord) -> TaskRecord:
+        """A new task that asks for the same as one that has ended, for the same owner, queued for whoever runs it.
+
+        While it has not ended, whoever has the same task run again is given this one.
+
+        Raises:
+            UsageError: The task has not ended.
+            UnknownTask: It is gone.
+            TaskUnreadable: What was asked for cannot be read.
+        """
+        if not record.is_final:
+            raise UsageError(f"{record.id} has not ended: it is {record.status.value}. Cancel it first")
+        request = await self.store.request(record.id)
+        if request is None:
+            raise UnknownTask(record.id)
+        new = self._again(record)
+        created = await self._changes.create(
+            new, request, actor=self.actor, key=f"mcp-tasks/rerun/{record.id}", key_until_end=True
+        )
+        if created.rerun_of != record.id:
+            raise UsageError(f"{created.id} stands under the key for running {record.id} again, and is another task")
+        return created
+
+    def _again(self, record: TaskRecord) -> TaskRecord:
+        now = self._now()
+        return TaskRecord(
+            id=self._new_id(),
+            owner=record.owner,
+            name=record.name,
+            method=record.method,
+            namespace=record.namespace,
+            created_at=now,
+            updated_at=now,
+            retention=record.retention,
+            poll_interval=record.poll_interval,
+            session=record.session,
+            queue=record.queue,
+            priority=record.priority,
+            rerun_of=record.id,
+        )
+
+    async def delete(self, record: TaskRecord) -> None:
+        """Forget a task that has ended, with all that is kept of it.
+
+        Raises:
+            UsageError: It has not ended.
+            UnknownTask: It is gone already.
+        """
+        while True:
+            if not record.is_final:
+                raise UsageError(f"{record.id} has not ended: it is {record.status.value}. Cancel it first")
+            try:
+                return await self._changes.delete(record.id, expected=record.version, actor=self.actor)
+            except VersionConflict:
+                record = await self.find(record.id)
+
+    async def delete_unreadable(self, task_id: str) -> None:
+        """Forget a task whose row cannot be read: nobody can run it, and nobody can say how it stands.
+
+        Raises:
+            UnknownTask: It is gone already.
+        """
+        versions = await self.store.versions([task_id])
+        if task_id not in versions:
+            raise UnknownTask(task_id)
+        await self._changes.delete(task_id, expected=versions[task_id], actor=self.actor)
+
+    async def drain(self, worker: WorkerSeen) -> None:
+        """Have a worker take nothing more. It hears of it with one of its next heartbeats."""
+        await set_draining(self.store, worker.namespace, add={worker.name: self.actor.name or "an operator"})
+
+    async def undrain(self, worker: WorkerSeen) -> None:
+        """Have a worker that drains take tasks again."""
+        await set_draining(self.store, worker.namespace, remove=[worker.name])
+
+
+async def _check(store: Store) -> None:
+    standing = await store.standing() if isinstance(store, Inspects) else "current"
+    if standing == "absent":
+        raise UsageError(f"there is no task store at {store!r}: no server has kept tasks there yet")
+    if standing == "older":
+        raise UsageError(
+            f"{store!r} is of an older release. A server or worker of this release upgrades it when it starts; until "
+            "then, use the release that wrote it"
+        )
