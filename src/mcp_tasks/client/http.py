@@ -99,7 +99,7 @@ class _FailsAlone(httpx2.AsyncBaseTransport):
                 raise type(exc)(why, request=request) from exc
             return _error_response(request, why, sent=not isinstance(exc, _NEVER_SENT))
         if isinstance(response.stream, httpx2.AsyncByteStream):
-            response.stream = _EndsQuietly(response.stream, _most_of(response.headers))
+            response.stream = _EndsQuietly(response.stream, _most_of(response))
         if response.status_code in _GATEWAY and not await _is_answer(response):
             return _error_response(request, f"{_address(request)} answered with HTTP {response.status_code}", sent=True)
         return response
@@ -163,11 +163,12 @@ class _EndsQuietly(httpx2.AsyncByteStream):
         await self._inner.aclose()
 
 
-def _most_of(headers: httpx2.Headers) -> int | None:
-    """How many bytes a body with these headers may have; None where the SDK counts those of each event."""
-    if headers.get("content-encoding", "identity").lower() not in ("identity", ""):
+def _most_of(response: httpx2.Response) -> int | None:
+    """How many bytes the body may have; None where the SDK counts those of each event."""
+    if response.headers.get("content-encoding", "identity").lower() not in ("identity", ""):
         return MAX_PACKED
-    return None if headers.get("content-type", "").lower().startswith("text/event-stream") else MAX_EVENT
+    is_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
+    return None if is_stream and response.status_code not in _GATEWAY else MAX_EVENT
 
 
 async def _is_answer(response: httpx2.Response) -> bool:
