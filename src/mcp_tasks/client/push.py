@@ -53,6 +53,7 @@ class PushHub:
         self._unheard: set[str] = set()
         self._streams: dict[asyncio.Task[None], frozenset[str]] = {}
         self._opener: asyncio.Task[None] | None = None
+        self._has_warned = False
 
     @asynccontextmanager
     async def join(self, task_id: str, box: Mailbox) -> AsyncGenerator[None]:
@@ -84,7 +85,11 @@ class PushHub:
         try:
             snapshot = parse_task(params)
         except InvalidResponse as exc:
-            logger.warning("ignored a notification: %s", type(exc).__name__)
+            # Once at that level: a server may send as many as it likes.
+            logger.log(
+                logging.DEBUG if self._has_warned else logging.WARNING, "ignored a notification: %s", type(exc).__name__
+            )
+            self._has_warned = True
             return
         for box in boxes:
             box.put(snapshot)
