@@ -91,6 +91,8 @@ class Serving:
                 if told is exc:
                     raise
                 raise told from exc
+            why = exc.__cause__ if isinstance(exc, _Failed) and isinstance(exc.__cause__, Exception) else exc
+            self._protocol.refused(caller, request.method, why, task_id=request.params.get("taskId"))
             if failed is not None:
                 failed(told)
             await send_error(send, request.id, modern_error_data(told))
@@ -125,7 +127,6 @@ class Serving:
         try:
             return self._encoded(self._protocol.created(caller, await launch()))
         except Exception as exc:
-            self._protocol.refused(caller, request.method, exc)
             raise _Failed(to_mcp_error(exc) if isinstance(exc, RpcError | TasksError) else exc) from exc
 
     def _planned(self, request: RpcRequest, caller: Caller) -> Launch:
