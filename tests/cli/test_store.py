@@ -13,8 +13,6 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from mcp_tasks.runtime.operator import Operator
-from mcp_tasks.stores.url import store_from_url
 from tests.cli.running import LIMIT, Cli, Done
 from tests.cli.working import WorkerProcess, is_there, serving_only, working
 from tests.helpers.databases import Postgres, Valkey, postgres, valkey
@@ -64,6 +62,11 @@ class Hands:
     async def __call__(self, command: str, *words: str) -> Done:
         return await anyio.to_thread.run_sync(lambda: self._cli(command, "--store", self._url, "--as", "ops", *words))
 
+    async def twice(self, command: str, *words: str) -> list[Done]:
+        """The same command two times at once."""
+        line = [command, "--store", self._url, "--as", "ops", *words]
+        return await anyio.to_thread.run_sync(lambda: self._cli.together(line, line))
+
     async def json(self, command: str, *words: str) -> Any:
         done = await self(command, *words, "--json")
         assert done.returncode == 0, done.stderr
@@ -97,148 +100,94 @@ async def fleet(cli: Cli, url: str) -> AsyncGenerator[tuple[Tasking, WorkerProce
             yield client, worker
 
 
-async def test_a_running_task_is_cancelled_and_its_worker_goes_on(
+async def test_running_tasks_are_cancelled_and_run_again_and_their_worker_drains(
     cli: Cli, url: str, hands: Hands, tmp_path: Path
 ) -> None:
-    async with fleet(cli, url) as (client, _):
-        held = await client.create("hold", file=str(tmp_path / "go"))
+    go = tmp_path / "go"
+    async with fleet(cli, url) as (client, worker):
+        pages = await worker.health()
+        held = await client.create("hold", file=str(go))
         await is_there(tmp_path / "go.started")
-        done = await hands("cancel", held, "--reason", "Maintenance")
-        assert done.returncode == 0, done.stderr
-        assert (await client.until(held, "cancelled"))["statusMessage"] == "Maintenance"
-        # The one slot that it may have had is free, and the worker takes others.
-        assert text_of((await client.finish("where"))["result"])
-        again = await hands("cancel", held)
-        assert "had ended already, as cancelled" in again.stderr
-    entries = [entry for entry in hands.audited() if entry["event"] == "cancelled"]
-    assert [(entry["actor"], entry["principal"], entry["server"]) for entry in entries] == [("operator", "ops", "farm")]
-    assert held not in (tmp_path / "audit.jsonl").read_text()
-
-
-async def test_an_ended_task_is_run_again_as_a_new_one_with_a_link_to_the_old(
-    cli: Cli, url: str, hands: Hands, tmp_path: Path
-) -> None:
-    async with fleet(cli, url) as (client, _):
-        held = await client.create("hold", file=str(tmp_path / "go"))
-        await is_there(tmp_path / "go.started")
+        # Run again is only what has ended, and what runs is cancelled wherever it does.
         refused = await hands("rerun", held)
         assert refused.returncode == 2
         assert "has not ended" in refused.stderr
-        await hands("cancel", held)
-        # At the same moment: one new task, as long as it has not ended.
-        first, second = await anyio.to_thread.run_sync(
-            lambda: cli.together(*[["rerun", held, "--store", url, "--as", "ops"]] * 2)
-        )
+        done = await hands("cancel", held, "--reason", "Maintenance")
+        assert done.returncode == 0, done.stderr
+        assert (await client.until(held, "cancelled"))["statusMessage"] == "Maintenance"
+        # By two at the same moment: one new task, as long as it has not ended.
+        (tmp_path / "go.started").unlink()
+        first, second = await hands.twice("rerun", held)
         assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
         assert first.stdout == second.stdout != ""
         new = first.stdout.strip()
-        assert new != held
-        (tmp_path / "go").touch()
-        assert text_of((await client.until(new, "completed"))["result"]) == "held"
-        shown = await hands.json("show", new)
-        assert shown["rerunOf"] == held
-        assert (await hands.json("rerun", held))[0]["taskId"] not in (held, new)
-    made = [entry for entry in hands.audited() if entry["event"] == "created"]
-    assert len(made) == 2
-    assert all(entry["rerunOfDigest"] and entry["actor"] == "operator" for entry in made)
-
-
-async def test_a_worker_drains_finishes_what_it_has_and_takes_tasks_again(
-    cli: Cli, url: str, hands: Hands, tmp_path: Path
-) -> None:
-    async with fleet(cli, url) as (client, worker):
-        pages = await worker.health()
-        held = await client.create("hold", file=str(tmp_path / "go"))
         await is_there(tmp_path / "go.started")
+        # Its worker takes nothing more, and finishes what it has.
         name = await hands.worker()
         [seen] = await hands.json("drain", name)
-        assert seen["draining"] and seen["claimed"] == 1 and seen["drainedBy"] == "ops"
+        assert (seen["draining"], seen["claimed"], seen["drainedBy"]) == (True, 1, "ops")
         await pages.ready(False)
         late = await client.create("where")
-        (tmp_path / "go").touch()
-        await client.until(held, "completed")
+        go.touch()
+        assert text_of((await client.until(new, "completed"))["result"]) == "held"
         [seen] = await hands.json("workers")
         assert seen["claimed"] == 0
-        assert (await client.get(late))["status"] == "working"
         assert [task["taskId"] for task in (await hands.json("ls", "--status", "working"))["tasks"]] == [late]
+        # And takes tasks again.
         assert (await hands("drain", "--undo", name)).returncode == 0
         await client.until(late, "completed")
         await pages.ready(True)
-    drained = [(entry["principal"], entry.get("outcome")) for entry in hands.audited() if entry["event"] == "drained"]
-    assert drained == [("ops", None), ("ops", "undone")]
+        assert (await hands.json("show", new))["rerunOf"] == held
+    assert [(entry["event"], entry.get("outcome")) for entry in hands.audited()] == [
+        ("cancelled", None),
+        ("created", "working"),
+        ("drained", None),
+        ("drained", "undone"),
+        ("shown", None),
+    ]
+    for entry in hands.audited():
+        assert (entry["actor"], entry["principal"], entry["server"]) == ("operator", "ops", "farm")
+    assert held not in (tmp_path / "audit.jsonl").read_text()
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_a_running_task_is_not_deleted_unless_forced_and_then_its_run_ends(
     cli: Cli, url: str, hands: Hands, tmp_path: Path
 ) -> None:
-    async with fleet(cli, url) as (client, worker):
-        held = await client.create("hold", file=str(tmp_path / "go"))
-        await is_there(tmp_path / "go.started")
+    async with fleet(cli, url) as (client, _):
+        held = await client.create("hold", file=str(tmp_path / "geheim-1"))
+        await is_there(tmp_path / "geheim-1.started")
+        # What it is about is shown only when asked for.
+        shown = await hands("show", held)
+        assert "geheim-1" not in shown.stdout
+        assert "file: text of" in shown.stdout
+        assert "geheim-1" in (await hands("show", held, "--secrets", "--json")).stdout
         refused = await hands("delete", held)
         assert refused.returncode == 2
         assert "has not ended" in refused.stderr
         assert (await client.get(held))["status"] == "working"
-        forced = await hands("delete", "--force", held)
-        assert forced.returncode == 0, forced.stderr
+        forced = await hands("delete", "--force", held, "task_not_there")
+        assert forced.returncode == 8
+        assert f"{held}: deleted" in forced.stderr
+        assert "there is no task task_not_there" in forced.stderr
         assert (await hands("show", held)).returncode == 8
-        assert (await hands("delete", held)).returncode == 8
-        pages = await worker.health()
-        until = time.monotonic() + LIMIT
-        while (await hands.json("workers"))[0]["claimed"] or pages.json("/ready")[0] != 200:
-            assert time.monotonic() < until
-            await anyio.sleep(0.05)
+        # The worker has let go of it, and takes others.
         assert text_of((await client.finish("where"))["result"])
-    assert [entry["event"] for entry in hands.audited()] == ["cancelled", "deleted"]
+    events = [(entry["event"], entry.get("outcome")) for entry in hands.audited()]
+    assert events == [("shown", None), ("shown", "secrets"), ("cancelled", None), ("deleted", None)]
 
 
-async def test_tasks_are_listed_by_what_they_are_page_by_page(cli: Cli, url: str, hands: Hands, tmp_path: Path) -> None:
-    async with serving_only(url) as client:
-        ids = [await client.create("where") for _ in range(4)] + [await client.create("paint")]
-
-        async def listed(*words: str) -> list[str]:
-            return [task["taskId"] for task in (await hands.json("ls", *words))["tasks"] if task["taskId"] in ids]
-
-        assert await listed("--tool", "paint") == ids[4:]
-        assert await listed("--queue", "gpu") == ids[4:]
-        assert await listed("--owner", "") == ids
-        assert await listed("--owner", "ann") == []
-        assert await listed("--older-than", "1h") == []
-        assert await listed("--older-than", "0s", "--limit", "1000") == ids
-        assert await listed("--namespace", "other") == []
-        if url.startswith("redis"):
-            return
-        seen, cursor = [], None
-        while True:
-            page = await hands.json("ls", "--tool", "where", "--limit", "3", *(["--cursor", cursor] if cursor else []))
-            assert len(page["tasks"]) <= 3
-            seen += [task["taskId"] for task in page["tasks"]]
-            cursor = page["cursor"]
-            if cursor is None:
-                break
-        assert seen == ids[:4]
-        assert (await hands("ls", "--cursor", "nonsense")).returncode == 2
-
-
-async def test_what_a_task_is_about_is_shown_only_when_asked_for(
-    cli: Cli, url: str, hands: Hands, tmp_path: Path
-) -> None:
-    async with serving_only(url) as client:
-        task = await client.create("hold", file="geheim-1")
-        for words in ((), ("--json",)):
-            done = await hands("show", task, *words)
-            assert done.returncode == 0, done.stderr
-            assert "geheim-1" not in done.stdout + done.stderr
-            assert "file: text of 8" in done.stdout
-        assert "geheim-1" in (await hands("show", task, "--secrets")).stdout
-    shown = [entry.get("outcome") for entry in hands.audited() if entry["event"] == "shown"]
-    assert shown == [None, None, "secrets"]
-
-
-async def test_an_operator_changes_nothing_by_looking(url: str, database: object) -> None:
-    store = store_from_url(url)
-    if not isinstance(database, Valkey):
-        with pytest.raises(Exception, match="no server has kept tasks there yet"):
-            async with Operator(store, name="ops").opened():
-                raise AssertionError("there is nothing to open")
-        if database is None:
-            assert not Path(url.removeprefix("sqlite:///")).exists()
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_what_is_no_store_is_said_to_be_none_and_stays_as_it_is(cli: Cli, url: str, tmp_path: Path) -> None:
+    path = tmp_path / "tasks.db"
+    done = cli("ls", "--store", url)
+    assert done.returncode == 2
+    assert "no server has kept tasks there yet" in done.stderr
+    assert not path.exists()
+    path.write_text("something else")
+    assert cli("workers").returncode == 10
+    assert path.read_text() == "something else"
+    assert cli("workers", "--store", "memory://").returncode == 2
+    assert cli("workers", "--audit", "/nowhere/audit").returncode == 2
+    # Without --store, it is the ledger that is listed.
+    assert cli("ls").returncode == 0

@@ -10,6 +10,7 @@ import os
 import stat
 import sys
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -23,8 +24,6 @@ TOKEN_FILE: Final = "MCP_TASKS_TOKEN_FILE"  # noqa: S105
 
 _LONGEST: Final = 64 * 1024
 """Bytes of a file with a token: more are not one."""
-
-_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def chosen_token(given: str | None, file: Path | None) -> str | None:
@@ -70,7 +69,10 @@ def warn_of_plain_http(url: str | None) -> None:
 
 def is_loopback(host: str) -> bool:
     """Whether a host is this machine, by its name."""
-    return host.lower().rstrip(".") in _LOOPBACK or host.startswith("127.")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def environment_for_servers() -> dict[str, str]:
