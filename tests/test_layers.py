@@ -26,7 +26,7 @@ import mcp_tasks
 PACKAGE = "mcp_tasks"
 SOURCE = Path(mcp_tasks.__file__).parent
 
-_BELOW_RUNTIME = ("errors", "core", "stores", "engines")
+_BELOW_RUNTIME = ("errors", "files", "encryption", "core", "stores", "engines")
 _BELOW_PROTOCOL = (*_BELOW_RUNTIME, "wire", "runtime")
 _BELOW_SERVER = (*_BELOW_PROTOCOL, "protocol", "tools", "telemetry", "adapters", "failure")
 _EVERYTHING_SHIPPED = (*_BELOW_SERVER, "fallback", "server", "client")
@@ -34,10 +34,13 @@ _EVERYTHING_SHIPPED = (*_BELOW_SERVER, "fallback", "server", "client")
 PARTS: Mapping[str, Sequence[str]] = {
     "errors": (),
     "core": ("errors",),
+    # Files that hold secrets, and their keys: for whoever keeps something.
+    "files": ("errors",),
+    "encryption": ("errors", "files"),
     # An error of ours that is one of the SDK's as well: for those who raise it.
     "failure": ("errors",),
     "wire": ("errors", "core"),
-    "stores": ("errors", "core"),
+    "stores": ("errors", "core", "files", "encryption"),
     "engines": ("errors", "core"),
     # Not `wire`: the runtime knows no dialect.
     "runtime": _BELOW_RUNTIME,
@@ -50,12 +53,12 @@ PARTS: Mapping[str, Sequence[str]] = {
     "fallback": _BELOW_SERVER,
     "server": (*_BELOW_SERVER, "fallback", "legacy.server"),
     # Needs no database driver, and never meets the server.
-    "client": ("errors", "core", "wire", "failure", "legacy.client"),
+    "client": ("errors", "files", "encryption", "core", "wire", "failure", "legacy.client"),
     # The older era. Imported by the two modules that pass it in, and by nothing else (see `PASSED_IN_BY`).
     # What both sides of it say alike; the sides never meet.
     "legacy": ("errors", "core", "wire"),
     "legacy.server": (*_BELOW_SERVER, "legacy"),
-    "legacy.client": ("errors", "core", "wire", "failure", "client", "legacy"),
+    "legacy.client": ("errors", "files", "encryption", "core", "wire", "failure", "client", "legacy"),
     "cli": (*_EVERYTHING_SHIPPED, PACKAGE),
     # `python -m mcp_tasks`: the command.
     "__main__": ("cli",),

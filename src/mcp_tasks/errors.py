@@ -10,13 +10,13 @@
     │   ├── ResultTooLarge          a tool's result is larger than what is kept
     │   ├── ErrorTooLarge           the error that a tool raised is larger than what is kept
     │   ├── QuestionTooLarge        a tool asks with more than a question may have
+    │   ├── OwnerRequired           a task has to have an owner, and there is none
     │   └── MissingExtra            an optional dependency is not installed
     ├── StepError                   a step failed in an earlier run, with an exception that cannot be rebuilt
     ├── QuestionTimedOut            nobody answered a question within its `timeout`
     ├── AnswerRefused               the client answered a question with an error
     ├── UnknownTask                 the caller named a task that is not there for this caller
     ├── LimitExceeded               the caller takes more than it may
-    ├── OwnerRequired               a task has to have an owner, and there is none
     ├── KeyRefused                  an idempotency key cannot be used for this call
     │   ├── KeyTaken                another call stands under it
     │   ├── KeySpent                its task has expired
@@ -30,18 +30,22 @@
     │   ├── Interrupted             its process went away, and the tool may not be run again
     │   ├── RanTooLong              it ran longer than its `max_runtime`
     │   ├── WaitedTooLong           nobody answered it within its `max_wait`
+    │   ├── TooOld                  it was not done within the time that any task has in all
     │   ├── NeverAnnounced          it asks something, and nobody was ever told of it
     │   ├── LostTooOften            its process died with it again and again
     │   ├── OtherVersion            it was begun with another version of its tool, which says that it then ends
     │   ├── CannotStart             it could not be found out how its tool is to be run
     │   ├── RequestUnreadable       what the tool was called with cannot be read
     │   └── JournalUnreadable       what earlier runs recorded cannot be read
+    ├── CannotDecrypt               something encrypted needs another key, or was changed
     ├── TransitionRefused           what happened does not fit the task's state
     │   └── StaleRun                a run that lost its lease tried to write
     └── StoreError                  the place where tasks are kept did not do its part
         ├── StoreUnavailable        it cannot take the request now (full, locked, unreachable)
         ├── ValueNotStorable        a value is too large, or of a kind, for the store to keep
         ├── StoreCorrupt            what is there cannot be read as ours
+        │   ├── UntrustedFile       others have put it there, or can write it
+        │   ├── EncryptionMismatch  it is encrypted with another key, or not at all
         │   └── TaskUnreadable      one task's row or journal cannot be read
         ├── TaskExists              an id was created twice
         ├── LimitReached            as many tasks of its tool or its owner are at work as may be
@@ -92,7 +96,7 @@ class ReplayMismatch(UsageError):
 
 
 class ResultTooLarge(UsageError):
-    """A tool's result is larger than `Settings.max_result_size`."""
+    """A tool's result is larger than `Limits.result_bytes`."""
 
     def __init__(self, tool: str, size: int, limit: int) -> None:
         self.tool = tool
@@ -100,12 +104,12 @@ class ResultTooLarge(UsageError):
         self.limit = limit
         super().__init__(
             f"The result of tool {tool!r} has {size:,} bytes of JSON, and at most {limit:,} are kept "
-            "(Settings.max_result_size). Return less, or a link to where the rest is."
+            "(Limits.result_bytes). Return less, or a link to where the rest is."
         )
 
 
 class ErrorTooLarge(UsageError):
-    """The error that a tool raised is larger than `Settings.max_result_size`."""
+    """The error that a tool raised is larger than `Limits.result_bytes`."""
 
     def __init__(self, tool: str, size: int, limit: int) -> None:
         self.tool = tool
@@ -113,7 +117,7 @@ class ErrorTooLarge(UsageError):
         self.limit = limit
         super().__init__(
             f"The error of tool {tool!r} has {size:,} bytes of JSON, and at most {limit:,} are kept "
-            "(Settings.max_result_size). Raise one that says less."
+            "(Limits.result_bytes). Raise one that says less."
         )
 
 
@@ -216,6 +220,18 @@ class KeyTooShort(KeyRefused):
         )
 
 
+class CallNotKept(KeyRefused):
+    """A call that may have been made before is of a tool whose calls leave nothing by which to tell."""
+
+    reason = "call_not_kept"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The call may have been made before, and calls of this tool are plain calls here, of which nothing is "
+            "kept: its idempotency key cannot tell. It is not made again"
+        )
+
+
 class TaskWasCancelled(TasksError):
     """The task that a caller waited for was cancelled, here or by somebody else."""
 
@@ -310,6 +326,20 @@ class WaitedTooLong(RunStopped):
         self.tool = tool
         self.limit = limit
         super().__init__(f"The work was stopped: nobody answered {tool!r} within {limit.total_seconds():.15g} s.")
+
+
+class TooOld(RunStopped):
+    """The task has not ended within `Limits.task_age` of its creation."""
+
+    reason = "task_age"
+
+    def __init__(self, tool: str, limit: timedelta) -> None:
+        self.tool = tool
+        self.limit = limit
+        super().__init__(
+            f"The work was stopped: {tool!r} was not done {limit.total_seconds() / 86_400:.15g} days after its task "
+            "was made, and no task goes on for longer here."
+        )
 
 
 class NeverAnnounced(RunStopped):
@@ -432,6 +462,10 @@ class AnswerRefused(TasksError):
         super().__init__(message)
 
 
+class CannotDecrypt(TasksError):
+    """Something encrypted needs another key, or was changed, or is of another task. The message shows nothing of it."""
+
+
 class TransitionRefused(TasksError):
     """An event does not fit the state a task is in."""
 
@@ -456,6 +490,14 @@ class StoreUnavailable(StoreError):
 
 class StoreCorrupt(StoreError):
     """What the store holds is not ours, is damaged, or was written by a newer release."""
+
+
+class UntrustedFile(StoreCorrupt):
+    """A file is not used, because somebody else may have put it there, or may write it; the message says what to do."""
+
+
+class EncryptionMismatch(StoreCorrupt):
+    """What is kept is encrypted and the key is missing or another one, or it is plain and there is a key."""
 
 
 class TaskUnreadable(StoreCorrupt):

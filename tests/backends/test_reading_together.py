@@ -62,11 +62,11 @@ async def test_a_task_and_its_request_are_one_round_trip(store: NetworkStore) ->
 async def test_a_task_and_its_outcome_are_one_round_trip(store: NetworkStore) -> None:
     record, outcome = new_record(), Outcome(body=b'{"text":"x"}', meta=b"{}")
     await store.create(record, TaskRequest(name="noop", arguments={}))
-    assert await store.get_with_outcome(record.id) == (record, None)
+    assert await store.get_with_outcome(record.id, record.owner) == (record, None)
     ended = replace(record, status=TaskStatus.COMPLETED, finished_at=record.created_at, version=2)
     await store.save(ended, expected=1, outcome=outcome)
     before = store.round_trips
-    assert await store.get_with_outcome(record.id) == (ended, outcome)
+    assert await store.get_with_outcome(record.id, record.owner) == (ended, outcome)
     assert store.round_trips == before + 1
 
 
@@ -79,7 +79,7 @@ async def test_a_large_request_is_left_out(store: NetworkStore) -> None:
 
 async def test_nothing_is_found_of_an_unknown_task(store: NetworkStore) -> None:
     assert await store.get_with_request("task_of_nobody \0") is None
-    assert await store.get_with_outcome("task_of_nobody \0") is None
+    assert await store.get_with_outcome("task_of_nobody \0", None) is None
 
 
 class Shifted:
@@ -101,6 +101,6 @@ async def test_what_cannot_be_read_is_said(url: str, store: NetworkStore) -> Non
         with pytest.raises(TaskUnreadable):
             await store.get_with_request(record.id)
         with pytest.raises(TaskUnreadable):
-            await store.get_with_outcome(record.id)
+            await store.get_with_outcome(record.id, record.owner)
     finally:
         await other.close()

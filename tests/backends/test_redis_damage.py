@@ -135,7 +135,7 @@ async def test_a_readable_task_can_be_written_over_a_damaged_one(store: RedisSto
 
 async def test_a_task_of_a_newer_release_says_so(store: RedisStore, redis: Any, bad: str) -> None:
     fields: dict[str, Any] = json.loads(await redis.hget(bad, "s") or b"")
-    await redis.hset(bad, "s", json.dumps(fields | {"format": 99, "status": "a status of tomorrow"}))
+    await redis.hset(bad, "s", json.dumps(fields | {"format": 99, "readable": 99, "status": "a status of tomorrow"}))
     with pytest.raises(TaskUnreadable, match=r"format 99.*use the release that wrote it, or a newer one"):
         await store.get("bad")
     page = await store.list("demo", EVERYBODY, now=NOON, status=TaskStatus.WORKING)

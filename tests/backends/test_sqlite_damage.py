@@ -158,7 +158,7 @@ async def test_a_field_that_is_not_what_it_should_be_is_damage(store: SqliteStor
 
 
 async def test_a_task_of_a_newer_release_says_so(store: SqliteStore) -> None:
-    change_state(store, format=99, status="a status of tomorrow")
+    change_state(store, format=99, readable=99, status="a status of tomorrow")
     with pytest.raises(TaskUnreadable, match=r"format 99.*use the release that wrote it, or a newer one") as unreadable:
         await store.get("bad")
     assert unreadable.value.owner == "alice"

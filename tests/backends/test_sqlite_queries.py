@@ -15,10 +15,10 @@ from typing import Any
 import anyio
 import pytest
 
-from mcp_tasks.core import TaskStatus
+from mcp_tasks.core import JournalEntry, Outcome, TaskStatus
 from mcp_tasks.stores import Hint
-from mcp_tasks.stores.base import EVERYBODY, UNOWNED, ChildrenOf, InSession, OwnedBy, Whose
-from mcp_tasks.stores.sqlite import SqliteStore, expiring, queries, reader, waiting
+from mcp_tasks.stores.base import EVERYBODY, UNOWNED, ChildrenOf, InSession, OwnedBy, Owners, Whose
+from mcp_tasks.stores.sqlite import SqliteStore, expiring, operations, queries, reader, waiting
 from mcp_tasks.stores.sqlite.connection import Values, fetch
 from mcp_tasks.testing import make_record, make_request
 
@@ -158,6 +158,7 @@ async def test_polls_listings_sweeps_and_listeners_never_touch_what_is_beside_a_
     assert list((await store.due("demo", NOW, limit=9)).ids) == []
     assert await store.versions([record.id]) == {record.id: 1}
     assert await store.workers("demo") == {"worker": 0}
+    assert (await store.usage("demo", OwnedBy("alice"))).open_tasks == 1
     await store.save(replace(record, version=2), expected=1)
     assert await store.create(make_record(namespace="demo"), REQUEST, key="key") == replace(record, version=2)
     async with store.notifier().listen() as hints:
@@ -173,6 +174,7 @@ SWEEPS: dict[str, tuple[queries.Query, str]] = {
     "claimed": (queries.claimed("x", cursor="1.x", limit=1), "tasks_claimed"),
     "any expired": (expiring.any_expired(NOW), "tasks_expires"),
     "expired": (expiring.keys(NOW, limit=1), "tasks_expires"),
+    "any key that is over": (expiring.any_key_over(NOW), "spent_keys_until"),
 }
 
 
@@ -182,7 +184,7 @@ async def test_a_sweep_reads_its_index_in_order_and_no_row(store: SqliteStore, n
     query, index = SWEEPS[name]
     # One step: no row is fetched, and nothing is sorted, so what is not asked for is not looked at.
     (step,) = plan_of(store, query)
-    assert re.match(rf"SEARCH (tasks|t) USING COVERING INDEX {index} \(", step)
+    assert re.match(rf"SEARCH (tasks|t|spent_keys) USING COVERING INDEX {index} \(", step)
 
 
 @pytest.mark.anyio
@@ -221,6 +223,59 @@ async def test_a_backlog_is_read_from_its_index(store: SqliteStore) -> None:
     searches = [step for step in plan_of(store, queries.backlog("x", NOW)) if "tasks" in step]
     assert len(searches) == 5
     assert all(step.startswith("SEARCH tasks USING COVERING INDEX tasks_backlog (namespace=?") for step in searches)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("whose", [OwnedBy("x"), UNOWNED, EVERYBODY])
+async def test_usage_is_counted_in_an_index_and_read_from_one_row(store: SqliteStore, whose: Owners) -> None:
+    steps = [step for step in plan_of(store, queries.usage("x", whose)) if step.startswith(("SEARCH", "SCAN"))]
+    index = "tasks_status (namespace=?" if whose is EVERYBODY else "tasks_owner_status (namespace=? AND owner=?"
+    assert f"SEARCH tasks USING COVERING INDEX {index} AND status=?)" in steps
+    steps = [step for step in steps if "tasks" not in step and not step.startswith("SCAN (subquery")]
+    kept = [] if whose is EVERYBODY else ["SEARCH stored USING PRIMARY KEY (namespace=? AND owner=?)"]
+    assert steps == kept
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("sql", [operations.SPENT, operations.FREE_SPENT, operations.SPEND, expiring.FORGET_KEYS])
+async def test_spent_keys_are_found_by_seeks(store: SqliteStore, sql: str) -> None:
+    plan = plan_of(store, (sql, (1,) * sql.count("?")))
+    assert [step for step in plan if step.startswith("SCAN") or "TEMP" in step] == []
+    assert [step for step in plan if step.startswith("SEARCH spent_keys")]
+
+
+@pytest.mark.anyio
+async def test_keys_that_are_over_are_forgotten_some_at_a_time(store: SqliteStore) -> None:
+    values = ", ".join(f"('{number}', '', 0, {number})" for number in range(2 * expiring.KEYS_AT_ONCE + 5))
+    execute(store, f"INSERT INTO spent_keys VALUES {values}")
+    left: list[int] = []
+    for _ in range(3):
+        assert list(await store.forget_expired(NOW, limit=1)) == []
+        with closing(sqlite3.connect(store.path)) as connection:
+            left += connection.execute("SELECT count(*) FROM spent_keys").fetchone()
+    assert left == [expiring.KEYS_AT_ONCE + 5, 5, 0]
+
+
+@pytest.mark.anyio
+async def test_what_another_program_does_to_what_is_kept_is_counted_too(store: SqliteStore) -> None:
+    record = make_record(owner="alice", status=TaskStatus.COMPLETED, finished_at=NOW)
+    await store.create(record, REQUEST, outcome=Outcome(body=b"{}", meta=b"{}"))
+    entry = JournalEntry(kind="step", key="one", value={"value": 1})
+    await store.save(replace(record, version=2), expected=1, entries=[entry])
+    # As when all of it is encrypted with another key, or a release writes that does not know of counting.
+    for change in (
+        "requests SET request = x'01'",
+        "outcomes SET body = x'0102', meta = NULL",
+        "journal SET value = x'01'",
+    ):
+        execute(store, f"UPDATE {change}")
+    assert (await store.usage("", OwnedBy("alice"))).stored_bytes == 4
+    execute(store, "UPDATE outcomes SET meta = zeroblob(1000)")
+    assert (await store.usage("", OwnedBy("alice"))).stored_bytes == 1004
+    execute(store, "DELETE FROM tasks")
+    assert (await store.usage("", OwnedBy("alice"))).stored_bytes == 0
+    with closing(sqlite3.connect(store.path)) as connection:
+        assert connection.execute("SELECT count(*) FROM stored").fetchone() == (0,)
 
 
 @pytest.mark.anyio

@@ -17,6 +17,8 @@ from pydantic import FileUrl
 
 from mcp_tasks.client import Ledger, TasksClient, pending_tasks, resume_task
 from mcp_tasks.client.answerer import Answerer
+from mcp_tasks.client.callbacks import Callbacks
+from mcp_tasks.client.life import TaskLife
 from mcp_tasks.client.modern import ModernTask
 from mcp_tasks.client.task_ledger import TaskLedger
 from mcp_tasks.core import TaskStatus
@@ -158,7 +160,10 @@ async def test_busy_is_told_at_the_first_question_and_at_the_end_of_the_last(pee
     async with connect(peer_url, person=Person(ready=ready)) as client:
         answerer = Answerer(
             ModernTask(client.session, TASK_ID),
+            TASK_ID,
             ledger=TaskLedger(None, TASK_ID),
+            life=TaskLife(TASK_ID, "x"),
+            callbacks=Callbacks(),
             busy_changed=changes.append,
             answered=outcomes.append,
         )

@@ -24,6 +24,7 @@ from mcp_tasks.errors import (
     ReplayMismatch,
     RequestUnreadable,
     RunStopped,
+    TooOld,
     WaitedTooLong,
 )
 from mcp_tasks.fallback.words import CompanionNames, failed_result, handle_result
@@ -182,6 +183,7 @@ STOPPED: list[RunStopped] = [
     Interrupted("render"),
     RanTooLong("render", timedelta(seconds=5)),
     WaitedTooLong("render", timedelta(seconds=5)),
+    TooOld("render", timedelta(days=30)),
     NeverAnnounced("render"),
     LostTooOften("render", 3),
     CannotStart("render"),

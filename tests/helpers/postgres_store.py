@@ -11,7 +11,7 @@ from tests.helpers.databases import Postgres
 
 _EMPTY = b"""
 TRUNCATE mcp_tasks_tasks, mcp_tasks_requests, mcp_tasks_outcomes, mcp_tasks_journal, mcp_tasks_heartbeats,
-    mcp_tasks_notes
+    mcp_tasks_notes, mcp_tasks_spent_keys
 """
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 from mcp.server import MCPServer, Server, ServerRequestContext
@@ -103,9 +103,9 @@ class WatchedStore(MemoryStore):
         self.written.append(Written("save", replace(record, id=""), told))
         await super().save(record, expected=expected, entries=entries, **options)
 
-    async def delete(self, task_id: str, *, expected: int) -> None:
+    async def delete(self, task_id: str, *, expected: int, now: datetime | None = None) -> None:
         self.written.append(Written("delete", TaskRecord.__new__(TaskRecord), expected))
-        await super().delete(task_id, expected=expected)
+        await super().delete(task_id, expected=expected, now=now)
 
 
 def build(tasks: Tasks, *, auth: bool = False) -> MCPServer[Any]:

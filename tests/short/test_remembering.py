@@ -98,15 +98,15 @@ def test_texts_are_forgotten_when_there_are_too_many() -> None:
     records = [make_record() for _ in range(MANY)]
     for record in records:
         texts.add(dialect, record, dialect.task(record, None, record.updated_at))
-    kept = [text for record in records if (text := texts.find(record.id)) is not None]
+    kept = [text for record in records if (text := texts.find(record.id, record.owner)) is not None]
     assert 0 < sum(text.size for text in kept) <= 100_000
-    assert texts.find(records[-1].id) is not None
+    assert texts.find(records[-1].id, records[-1].owner) is not None
 
 
 def test_a_large_text_is_not_kept() -> None:
     texts, dialect, record = Texts({}), ModernDialect(), make_record(status=TaskStatus.COMPLETED)
     texts.add(dialect, record, Message(fields={"a": 1}, large=("result", b'"' + b"x" * 100_000 + b'"')))
-    assert texts.find(record.id) is None
+    assert texts.find(record.id, record.owner) is None
 
 
 QUESTION = InputRequest(method="elicitation/create", params={"message": "Sure?", "requestedSchema": {}})
@@ -167,9 +167,9 @@ class CountingStore(SqliteStore):
 
     reads = 0
 
-    async def get(self, task_id: str) -> TaskRecord | None:
+    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
         self.reads += 1
-        return await super().get(task_id)
+        return await super().get_owned(task_id, owner)
 
 
 class Polled:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mcp_tasks.core import InputBook, InputRequest
-from mcp_tasks.protocol.answers import check_answers
+from mcp_tasks.protocol.answers import check_answers, warn_of_schema
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.testing import make_record
 
@@ -40,3 +40,41 @@ def test_a_refusal_that_quotes_what_is_not_valid_unicode_is_valid_all_the_same()
 )
 def test_a_question_with_a_bad_schema_can_be_answered(schema: Any) -> None:
     _check(schema, {"name": "Ada"})
+
+
+def test_a_pattern_that_backtracks_in_other_engines_is_answered_at_once() -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string", "pattern": "(a+)+$"}}}
+    with pytest.raises(RpcError, match="does not fit"):
+        _check(schema, {"name": "a" * 50 + "!"})
+    _check(schema, {"name": "a" * 50})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{"price": 10**400, "name": 5}, {"price": 1e400, "name": 5}, {"name": 5, **{f"x{n}": 1 for n in range(30_000)}}],
+    ids=["no float holds it", "infinite", "a great deal"],
+)
+def test_an_answer_that_cannot_be_checked_does_not_get_by(content: Any) -> None:
+    price = {"type": "number", "multipleOf": 0.01}
+    schema = {
+        "type": "object",
+        "patternProperties": {"^x": {"type": "integer"}},
+        "properties": {"price": price, "name": {"type": "string"}},
+    }
+    with pytest.raises(RpcError, match="does not fit: it cannot be checked"):
+        _check(schema, content)
+
+
+def test_what_is_wrong_with_a_schema_is_logged_without_the_answer(caplog: pytest.LogCaptureFixture) -> None:
+    _check({"type": "object", "properties": {"name": {"type": "nonsense"}}}, {"name": "the secret"})
+    assert "an answer is not checked" in caplog.text
+    assert "the secret" not in caplog.text
+
+
+def test_the_author_is_told_once_of_a_pattern_that_is_not_enforced(caplog: pytest.LogCaptureFixture) -> None:
+    params = {"requestedSchema": {"properties": {"name": {"pattern": "(?=told once)"}}}}
+    for _ in range(3):
+        warn_of_schema(params)
+    (record,) = caplog.records
+    assert "look-around" in record.getMessage()
+    _check({"properties": {"name": {"pattern": "(?=told once)"}}}, {"name": "anything"})

@@ -10,6 +10,7 @@ import pytest
 
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.core.json_bytes import LARGE
+from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.text import LONGEST_MESSAGE
 from mcp_tasks.errors import InvalidOption, ResultTooLarge, UsageError
 from mcp_tasks.runtime import AskedOnCall, Ending, Failure, Run, Settings, Success
@@ -34,7 +35,7 @@ async def test_a_result_without_meta_has_none() -> None:
     [
         ([{"type": "text", "text": "no paper"}, {"type": "text", "text": "really"}], "no paper"),
         ([{"type": "image", "data": "AA"}, {"type": "text", "text": " "}, {"type": "text", "text": "b"}], "b"),
-        ([{"type": "text", "text": "x" * (LONGEST_MESSAGE + 1)}], "x" * (LONGEST_MESSAGE - 1) + "…"),
+        ([{"type": "text", "text": "x" * (LONGEST_MESSAGE + 1)}], "x" * (LONGEST_MESSAGE - len("…".encode())) + "…"),
         ([], None),
         ([7, {"text": 7}], None),
         ("odd", None),
@@ -92,7 +93,7 @@ async def test_a_task_with_too_large_a_result_fails_and_says_what_the_limit_is()
         assert task.error["data"] == {"type": "ResultTooLarge"}
         assert "'tool'" in task.error["message"]
         assert "1,000" in task.error["message"]
-        assert "max_result_size" in task.error["message"]
+        assert "Limits.result_bytes" in task.error["message"]
 
 
 @pytest.mark.parametrize("size", [0, -1, True, 1.5, "16 MB"])
@@ -116,7 +117,7 @@ async def test_a_long_message_of_an_error_is_cut_in_the_record_and_whole_in_the_
     async with running(body) as runtime:
         task = await until_final(runtime, await launch(runtime))
         record = await runtime.get(task.id, owner=None)
-        assert record.status_message == long[: LONGEST_MESSAGE - 1] + "…"
+        assert record.status_message == long[: LONGEST_MESSAGE - len("…".encode())] + "…"
         assert task.error == {"code": -1, "message": long}
 
 
@@ -131,7 +132,7 @@ async def test_a_task_with_too_large_an_error_fails_with_one_that_says_so(error:
         assert task.error is not None
         assert task.error["data"] == {"type": "ErrorTooLarge"}
         assert "The error of tool 'tool' has 2,0" in task.error["message"]
-        assert "at most 1,000 are kept (Settings.max_result_size)" in task.error["message"]
+        assert "at most 1,000 are kept (Limits.result_bytes)" in task.error["message"]
 
 
 async def test_a_large_error_is_encoded_in_another_thread() -> None:
@@ -143,7 +144,7 @@ async def test_a_large_error_is_encoded_in_another_thread() -> None:
             return super().items()
 
     error = {"code": -1, "message": "odd", "data": Watched({str(n): "x" * 1_000 for n in range(200)})}
-    _, outcome = await last_words(Failure(error), 1, tool="tool", describe=lambda _: {}, max_size=LARGE * 10)
+    _, outcome = await last_words(Failure(error), 1, tool="tool", describe=lambda _: {}, limits=Limits())
     assert json.loads(outcome.body) == error
     assert threads
     assert threading.get_ident() not in threads

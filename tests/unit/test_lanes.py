@@ -13,7 +13,7 @@ MANY = 10_000
 
 def taken(lanes: Lanes, count: int | None = None) -> list[str]:
     """The next so many, or all."""
-    return [lanes.take() for _ in range(len(lanes) if count is None else count)]
+    return [lanes.take()[0] for _ in range(len(lanes) if count is None else count)]
 
 
 def test_the_ids_of_one_owner_are_taken_in_the_order_they_came() -> None:
@@ -95,7 +95,7 @@ def test_nothing_is_kept_of_owners_and_priorities_that_have_nothing_in_line() ->
     lanes = Lanes()
     for number in range(100):
         lanes.put(str(number), "new", owner=str(number), priority=number)
-        assert lanes.take() == str(number)
+        assert lanes.take() == (str(number), str(number))
     assert lanes.priorities == []
 
 

@@ -114,4 +114,4 @@ def test_a_long_message_is_cut() -> None:
     throttle.put(Progress(progress=1, message="x" * LONGEST_MESSAGE))
     assert throttle.take() == Progress(progress=1, message="x" * LONGEST_MESSAGE)
     throttle.put(Progress(progress=1, message="x" * (LONGEST_MESSAGE + 1)))
-    assert throttle.take() == Progress(progress=1, message="x" * (LONGEST_MESSAGE - 1) + "…")
+    assert throttle.take() == Progress(progress=1, message="x" * (LONGEST_MESSAGE - len("…".encode())) + "…")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -25,6 +25,7 @@ from mcp_tasks.engines import LocalEngine
 from mcp_tasks.errors import TaskUnreadable
 from mcp_tasks.protocol import Caller, Dialects, Listening, Message, ModernDialect, RpcError, TasksProtocol
 from mcp_tasks.protocol.errors import describe
+from mcp_tasks.protocol.owners import Owners
 from mcp_tasks.runtime import Ending, Failure, Run, Success, TaskRuntime, ToolPolicy
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import FakeClock
@@ -70,13 +71,13 @@ class House:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     callers: list[Caller] = field(default_factory=list[Caller])
 
-    def protocol(self, **options: Any) -> TasksProtocol:
-        def principal(caller: Caller) -> str | None:
+    def protocol(self, *, principal: Callable[[Caller], str | None] | None = None, **options: Any) -> TasksProtocol:
+        def usual(caller: Caller) -> str | None:
             self.callers.append(caller)
             return caller.principal
 
-        usual: dict[str, Any] = {"dialects": Dialects([ModernDialect()]), "principal": principal}
-        return TasksProtocol(lambda: self.runtime, **(usual | options))
+        options = {"dialects": Dialects([ModernDialect()]), **options}
+        return TasksProtocol(lambda: self.runtime, owners=Owners(principal or usual), **options)
 
     async def create(self, name: str, owner: str | None = "alice", **arguments: Any) -> str:
         request = TaskRequest(name=name, arguments=arguments, protocol_version=MODERN)

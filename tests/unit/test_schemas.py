@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from mcp_tasks.wire import patterns, schemas
 from mcp_tasks.wire.patterns import found, why_unusable
-from mcp_tasks.wire.schemas import UnusableSchema, first_problem, not_enforced, problems
+from mcp_tasks.wire.schemas import Schema, UnusableSchema, not_enforced
 
 BACKTRACKING = "(a+)+$"
 LETTERS = "a" * 50 + "!"
@@ -25,6 +25,10 @@ DOUBLING: dict[str, Any] = {
     },
     "$ref": "#/$defs/d0",
 }
+
+
+def problems(schema: Any, value: Any) -> Sequence[object]:
+    return Schema(schema).problems(value)
 
 
 def elapsed(schema: Any, value: Any) -> float:
@@ -168,11 +172,11 @@ def test_items_are_equal_as_json_has_it(items: list[Any], equal: bool) -> None:
 
 def test_a_problem_is_told_with_its_place_and_is_short() -> None:
     schema = {"properties": {"a": {"type": "integer"}}}
-    told = first_problem(schema, {"a": "x" * 100_000})
+    told = Schema(schema).first_problem({"a": "x" * 100_000})
     assert told is not None
     assert told.startswith("$.a: 'xxx")
     assert len(told) < 1_100
-    assert first_problem(schema, {"a": 3}) is None
+    assert Schema(schema).first_problem({"a": 3}) is None
 
 
 def test_no_message_of_an_unusable_schema_quotes_the_value() -> None:

@@ -20,11 +20,11 @@ from mcp_tasks.adapters.era import Era
 from mcp_tasks.adapters.sdk_listen import serve_listening
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord, TaskRequest
-from mcp_tasks.protocol import Caller, Message, RpcError, TasksProtocol
+from mcp_tasks.protocol import Caller, Identity, Message, RpcError, TasksProtocol
 from mcp_tasks.protocol.outcome import decoded
 from mcp_tasks.tools.creation import CallAnswer, InlineResult, Question
 from mcp_tasks.tools.sdk_errors import to_mcp_error
-from mcp_tasks.wire import AnyParams
+from mcp_tasks.wire import IDEMPOTENCY_CAPABILITY, AnyParams
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 RequestHandler: TypeAlias = Callable[[RequestContext, Any], Awaitable[HandlerResult]]
@@ -39,9 +39,11 @@ def caller_of(ctx: RequestContext) -> Caller:
         # Starlette's headers: by lower-case name, and found in whatever case they are asked for.
         return modern_caller(ctx.protocol_version, request_meta(ctx), getattr(ctx.request, "headers", {}))
     handshake = ctx.session.client_params
+    principal, identity = authenticated()
     return Caller(
         protocol_version=ctx.protocol_version,
-        principal=_principal(),
+        principal=principal,
+        identity=identity,
         capabilities={} if handshake is None else _dumped(handshake.capabilities),
         client_info=None if handshake is None else _dumped(handshake.client_info),
         headers=getattr(ctx.request, "headers", {}),
@@ -51,13 +53,34 @@ def caller_of(ctx: RequestContext) -> Caller:
 def modern_caller(version: str, meta: Mapping[str, Any], headers: Mapping[str, str]) -> Caller:
     """Who calls on a wire where every request says so itself, in its `_meta`."""
     # As they came, not dumped from the SDK's models again: a run has them parsed by the SDK, as this call had.
+    principal, identity = authenticated()
     return Caller(
         protocol_version=version,
-        principal=_principal(),
+        principal=principal,
+        identity=identity,
         capabilities=_object(meta.get(CLIENT_CAPABILITIES_META_KEY)) or {},
         client_info=_object(meta.get(CLIENT_INFO_META_KEY)),
         headers=headers,
     )
+
+
+def authenticated() -> tuple[str, Identity] | tuple[None, None]:
+    """The identity that the request was authenticated with, in the SDK's words for it (`authenticated_principal`, for
+    who has no context of a request), and in its parts."""
+    token = get_access_token()
+    if token is None:
+        return None, None
+    client_id, issuer, subject = components = principal_components(token)
+    identity = Identity(
+        client_id=client_id,
+        issuer=issuer,
+        subject=subject,
+        scopes=tuple(token.scopes),
+        claims=token.claims or {},
+        expires_at=token.expires_at,
+    )
+    # Stored with every task: it stays as it is.
+    return compact_json(components), identity
 
 
 def task_request(params: CallToolRequestParams, ctx: RequestContext, caller: Caller) -> TaskRequest:
@@ -114,9 +137,9 @@ class SdkAdapter:
         # Any params: the SDK validates them before the handler sees the version, and on a wire without tasks a method
         # is unknown whatever its params are. The protocol validates.
         self._methods = [
-            MethodBinding("tasks/get", AnyParams, self.own(self._handler(protocol.get))),
-            MethodBinding("tasks/update", AnyParams, self.own(self._handler(protocol.update))),
-            MethodBinding("tasks/cancel", AnyParams, self.own(self._handler(protocol.cancel))),
+            MethodBinding("tasks/get", AnyParams, self.own(self._handler("tasks/get", protocol.get))),
+            MethodBinding("tasks/update", AnyParams, self.own(self._handler("tasks/update", protocol.update))),
+            MethodBinding("tasks/cancel", AnyParams, self.own(self._handler("tasks/cancel", protocol.cancel))),
         ]
 
     def methods(self) -> Sequence[MethodBinding]:
@@ -135,6 +158,9 @@ class SdkAdapter:
 
     async def middleware(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         """What must be done before the SDK looks at a request: of everything else it costs a look-up or two."""
+        if ctx.request_id is None and not ctx.method.startswith("notifications/"):
+            # What asks for no answer is no request, whatever it calls itself: the SDK drops it.
+            return await call_next(ctx)
         if ctx.protocol_version not in _MODERN:
             if ctx.method == "initialize":
                 return await self._initialize(ctx, call_next)
@@ -145,6 +171,8 @@ class SdkAdapter:
                 return await call_next(_without_task(ctx))
         elif ctx.method == "subscriptions/listen":
             return await self._listen(ctx, call_next)
+        elif ctx.method == "server/discover":
+            return _honouring_keys(await call_next(ctx))
         return await call_next(ctx)
 
     async def answer(self, caller: Caller, answer: CallAnswer) -> HandlerResult:
@@ -159,7 +187,7 @@ class SdkAdapter:
 
     async def _initialize(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         """The handshake, with what the era says that it settled on. Until then the context's version is a guess."""
-        result = await call_next(ctx)
+        result = _honouring_keys(await call_next(ctx))
         if isinstance(result, dict):
             era = self._eras.get(result.get("protocolVersion", ""))
             if era is not None:
@@ -173,14 +201,20 @@ class SdkAdapter:
         try:
             listening = await self._protocol.listen(caller, params)
         except RpcError as exc:
+            self._protocol.refused(caller, "subscriptions/listen", exc)
             raise to_mcp_error(exc) from exc
-        return await serve_listening(listening, ctx, call_next, to_params=to_result, stopping=self._stopping)
+        try:
+            return await serve_listening(listening, ctx, call_next, to_params=to_result, stopping=self._stopping)
+        finally:
+            listening.close()
 
-    def _handler(self, method: Callable[[Caller, JsonObject], Awaitable[Message]]) -> RequestHandler:
+    def _handler(self, name: str, method: Callable[[Caller, JsonObject], Awaitable[Message]]) -> RequestHandler:
         async def handler(ctx: RequestContext, _: AnyParams) -> HandlerResult:
+            caller, params = caller_of(ctx), ctx.params or {}
             try:
-                return await to_result(await method(caller_of(ctx), ctx.params or {}))
+                return await to_result(await method(caller, params))
             except RpcError as exc:
+                self._protocol.refused(caller, name, exc, task_id=params.get("taskId"))
                 raise to_mcp_error(exc) from exc
 
         return handler
@@ -194,17 +228,20 @@ def _without_task(ctx: RequestContext) -> RequestContext:
     return replace(ctx, params={name: value for name, value in (ctx.params or {}).items() if name != "task"})
 
 
+def _honouring_keys(result: HandlerResult) -> HandlerResult:
+    """What the server says of itself, with that it honours idempotency keys."""
+    told = _dumped(result) if isinstance(result, BaseModel) else result
+    if not isinstance(told, dict):
+        return result
+    capabilities = _object(told.get("capabilities")) or {}
+    experimental: dict[str, Any] = {**(_object(capabilities.get("experimental")) or {}), IDEMPOTENCY_CAPABILITY: {}}
+    return {**told, "capabilities": {**capabilities, "experimental": experimental}}
+
+
 def request_meta(ctx: RequestContext) -> Mapping[str, Any]:
     """The `_meta` of a request as it came; empty if there is none."""
     meta = (ctx.params or {}).get("_meta")
     return cast("Mapping[str, Any]", meta) if isinstance(meta, Mapping) else {}
-
-
-def _principal() -> str | None:
-    """The identity that the request was authenticated with, in the SDK's words for it (`authenticated_principal`, for
-    who has no context of a request)."""
-    token = get_access_token()
-    return None if token is None else compact_json(principal_components(token))
 
 
 def _object(value: Any) -> dict[str, Any] | None:

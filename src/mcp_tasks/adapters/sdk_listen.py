@@ -33,12 +33,13 @@ async def serve_listening(
     to_params: Callable[[Message], Awaitable[dict[str, Any]]],
     stopping: Callable[[], Awaitable[object]],
 ) -> HandlerResult:
-    """Serve the stream with the states of its tasks, until the client leaves or the process is told to stop."""
+    """Serve the stream with the states of its tasks, until the client leaves, the stream's time is over, or the process
+    is told to stop."""
     stream = _Stream(ctx.session, ctx.request_id, listening)
     refused: Exception | None = None
     result: HandlerResult = None
     async with anyio.create_task_group() as group:
-        group.start_soon(_send_states, listening, stream, to_params)
+        group.start_soon(_send_states, listening, stream, to_params, group.cancel_scope.cancel)
         group.start_soon(_end_with, stopping, group)
         try:
             result = await call_next(replace(ctx, session=cast(ServerSession, stream)))
@@ -58,10 +59,13 @@ async def _end_with(stopping: Callable[[], Awaitable[object]], group: TaskGroup)
 
 
 async def _send_states(
-    listening: Listening, stream: _Stream, to_params: Callable[[Message], Awaitable[dict[str, Any]]]
+    listening: Listening,
+    stream: _Stream,
+    to_params: Callable[[Message], Awaitable[dict[str, Any]]],
+    end: Callable[[], None],
 ) -> None:
     await stream.acknowledged.wait()
-    async with aclosing(listening.states()) as states:
+    async with aclosing(listening.states(end)) as states:
         async for state in states:
             await stream.send_state(await to_params(state))
 

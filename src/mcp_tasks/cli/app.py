@@ -29,6 +29,8 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "drain": ("mcp_tasks.cli.store.drain", "Have workers take nothing more, and finish what they have."),
         "rerun": ("mcp_tasks.cli.store.rerun", "Run ended tasks of a store again, as new ones."),
         "delete": ("mcp_tasks.cli.store.delete", "Delete ended tasks of a store."),
+        "key": ("mcp_tasks.cli.key", "Make a key to encrypt tasks with."),
+        "encrypt": ("mcp_tasks.cli.encrypt", "Encrypt all that a store keeps, or change the key."),
         "doctor": ("mcp_tasks.cli.doctor", "Check a server's support for tasks, probe by probe."),
     }
 )

@@ -4,7 +4,7 @@ from mcp_tasks.client.calls import call_tool, list_tasks, pending_tasks, resume_
 from mcp_tasks.client.connected import ConnectedClient
 from mcp_tasks.client.eras import Hosting
 from mcp_tasks.client.extension import TasksClient
-from mcp_tasks.client.failure import TaskFailed
+from mcp_tasks.client.failure import CallLost, TaskFailed
 from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle
 from mcp_tasks.client.http import reconnecting_http
 from mcp_tasks.client.ledger import Ledger, LedgerEntry
@@ -25,6 +25,7 @@ from mcp_tasks.errors import (
 from mcp_tasks.wire.parse import TaskSnapshot
 
 __all__ = [
+    "CallLost",
     "ConnectedClient",
     "Hosting",
     "InvalidOption",

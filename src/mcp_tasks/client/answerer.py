@@ -13,6 +13,8 @@ from typing import Any
 import anyio
 from mcp.shared.exceptions import MCPError
 
+from mcp_tasks.client.callbacks import Callbacks
+from mcp_tasks.client.life import TaskLife
 from mcp_tasks.client.poller import Patience, Poller
 from mcp_tasks.client.port import TaskPort
 from mcp_tasks.client.requests import check_answer, is_transient
@@ -42,13 +44,19 @@ class Answerer:
     def __init__(
         self,
         port: TaskPort,
+        task_id: str,
         *,
         ledger: TaskLedger,
+        life: TaskLife,
+        callbacks: Callbacks,
         patience: Patience | None = None,
         busy_changed: Callable[[bool], None],
         answered: Callable[[Unanswered | None], None],
     ) -> None:
         self._port = port
+        self._task_id = task_id
+        self._life = life
+        self._callbacks = callbacks
         self._ledger = ledger
         self._patience = patience
         self._busy_changed = busy_changed
@@ -63,6 +71,10 @@ class Answerer:
             if key in self._seen:
                 continue
             self._seen.add(key)
+            if not self._callbacks.admit(self._task_id):
+                most = self._callbacks.per_task
+                self._answered(Unanswered(key, f"a task may ask at most {most} questions (max_callbacks_per_task)"))
+                return
             if not self._working:
                 self._busy_changed(True)
             work = asyncio.create_task(self._answer(key, request))
@@ -85,22 +97,33 @@ class Answerer:
                 self._answered(Unanswered(key, "the callback that answers it was cancelled"))
             return
         exc = work.exception()
-        self._answered(_unanswered(key, exc) if isinstance(exc, Exception) else None)
+        unanswered = _unanswered(key, exc) if isinstance(exc, Exception) else None
+        if unanswered is None:
+            self._life.answered()
+        else:
+            self._life.unanswered(unanswered)
+        self._answered(unanswered)
 
     async def _answer(self, key: str, request: JsonObject) -> None:
         answer = self._ledger.recorded_answer(key, request)
         if answer is None:
-            try:
-                answer = await self._port.ask(key, request)
-                check_answer({key: answer})
-            except Exception as exc:
-                raise Unanswered(key, _why(exc)) from exc
+            answer = await self._ask(key, request)
             self._ledger.record_answer(key, request, answer)
         try:
             await self._deliver(key, answer)
         except (MCPError, OSError) as exc:
             raise Unanswered(key, f"the answer could not be delivered: {exc}") from exc
         self._ledger.answer_sent(key)
+
+    async def _ask(self, key: str, request: JsonObject) -> Mapping[str, Any]:
+        async with self._callbacks.wait_for_turn():
+            self._life.asked(request)
+            try:
+                answer = await self._port.ask(key, request)
+                check_answer({key: answer})
+            except Exception as exc:
+                raise Unanswered(key, _why(exc)) from exc
+            return answer
 
     async def _deliver(self, key: str, answer: Mapping[str, Any]) -> None:
         retries = Poller(self._patience)

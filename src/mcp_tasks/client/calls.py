@@ -25,10 +25,18 @@ async def call_tool(
     on_progress: OnProgress | None = None,
     on_abandon: OnAbandon | None = None,
     ttl: timedelta | None = None,
+    idempotency_key: str | None = None,
 ) -> CallToolResult:
     """`TasksClient.call` of the client's own `TasksClient`."""
     return await tasks_of(client).call(
-        client, name, arguments, timeout=timeout, on_progress=on_progress, on_abandon=on_abandon, ttl=ttl
+        client,
+        name,
+        arguments,
+        timeout=timeout,
+        on_progress=on_progress,
+        on_abandon=on_abandon,
+        ttl=ttl,
+        idempotency_key=idempotency_key,
     )
 
 
@@ -40,6 +48,7 @@ async def start_task(
     read_timeout_seconds: float | None = None,
     progress_callback: ProgressFnT | None = None,
     ttl: timedelta | None = None,
+    idempotency_key: str | None = None,
 ) -> TaskHandle | CallToolResult:
     """`TasksClient.start` of the client's own `TasksClient`."""
     return await tasks_of(client).start(
@@ -49,6 +58,7 @@ async def start_task(
         read_timeout_seconds=read_timeout_seconds,
         progress_callback=progress_callback,
         ttl=ttl,
+        idempotency_key=idempotency_key,
     )
 
 

@@ -7,14 +7,14 @@ another result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast, runtime_checkable
 
 from mcp import Client
 from mcp.client.extension import ClientExtension
 from mcp.client.session import ClientSession
 from mcp.shared.dispatcher import ProgressFnT
-from mcp_types import CallToolResult
+from mcp_types import CallToolResult, RequestParamsMeta
 
 from mcp_tasks.client.tool_name import ToolName
 from mcp_tasks.client.transport import ServerTransport
@@ -54,6 +54,11 @@ def timeout_of(client: ConnectedClient) -> float | None:
     return client.read_timeout_seconds if isinstance(client, Client) else None
 
 
+def takes_meta(client: ConnectedClient) -> bool:
+    """Whether a call of the client can be given a `_meta`."""
+    return isinstance(client, Client)
+
+
 def transport_of(client: ConnectedClient) -> ServerTransport | None:
     """The transport of a client, if it is one of ours and the client shows it."""
     server: object = client.server if isinstance(client, Client) else None
@@ -66,14 +71,18 @@ async def call_over(
     arguments: dict[str, Any] | None,
     timeout: float | None = None,
     progress: ProgressFnT | None = None,
+    meta: Mapping[str, Any] | None = None,
 ) -> CallToolResult:
     """Call a tool in the client's own way, questions before the task included.
+
+    Args:
+        meta: What goes into the `_meta` of the call, where the client takes some.
 
     Raises:
         UsageError: It is no client that is known here.
     """
     if isinstance(client, Client):
-        return await client.call_tool(tool, arguments, timeout, progress)
+        return await client.call_tool(tool, arguments, timeout, progress, meta=cast("RequestParamsMeta | None", meta))
     if isinstance(client, _RawCalls):
         return await client.call_tool_mcp(tool, arguments or {}, progress_handler=progress, timeout=timeout)
     raise UsageError(f"tools can be called by the SDK's Client and by FastMCP's, not by {type(client).__name__}")

@@ -18,12 +18,16 @@ from typing import Any
 from weakref import WeakSet
 
 from mcp.client.extension import ClaimContext, ClientExtension, NotificationBinding, ResultClaim
-from mcp.client.session import ClientSession
 from mcp.shared.dispatcher import ProgressFnT
 from mcp_types import CallToolResult
 from pydantic import BaseModel, ConfigDict
 
-from mcp_tasks.client.connected import ConnectedClient, call_over, extensions_of, timeout_of, transport_of
+from mcp_tasks.client.callbacks import AT_ONCE, PER_TASK, Callbacks
+from mcp_tasks.client.connected import (
+    ConnectedClient,
+    extensions_of,
+    transport_of,
+)
 from mcp_tasks.client.eras import HostedTasks, Hosting, has_older_tasks, host_over
 from mcp_tasks.client.handle import (
     OnAbandon,
@@ -31,15 +35,15 @@ from mcp_tasks.client.handle import (
     TaskHandle,
     check_on_abandon,
     check_on_progress,
-    tool_result,
 )
+from mcp_tasks.client.handles import NO_ADDRESS, Handles, new
 from mcp_tasks.client.ledger import Ledger
 from mcp_tasks.client.links import Link, Switchboard
-from mcp_tasks.client.modern import ModernTask
 from mcp_tasks.client.poller import Patience
-from mcp_tasks.client.port import OlderTasks, TaskPort
+from mcp_tasks.client.port import OlderTasks
+from mcp_tasks.client.repeating import honours_keys
 from mcp_tasks.client.requests import CreateTaskResult
-from mcp_tasks.client.task_ledger import TaskLedger
+from mcp_tasks.client.starting import start_call
 from mcp_tasks.client.tool_name import CallOptions, HandleWanted, ToolName, options_of
 from mcp_tasks.client.transport import INTRODUCTION, TASK_NOTIFICATION, ServerTransport, transport_in
 from mcp_tasks.core.json import JsonObject
@@ -47,12 +51,6 @@ from mcp_tasks.core.values import check_flag, check_instance, check_text
 from mcp_tasks.errors import InvalidOption, UsageError
 from mcp_tasks.wire.models import EXTENSION_ID
 from mcp_tasks.wire.parse import TaskSnapshot
-
-_NO_ADDRESS = (
-    "the ledger keeps tasks by the address of their server, and the address of this server is not known: connect with "
-    "Client(reconnecting_http(url), ...) or Client(stdio_transport(parameters), ...), or give it as "
-    "TasksClient(ledger=..., server='https://...')"
-)
 
 _NO_HOST = (
     "this TasksClient hosts tasks, and the transport of this client does not know of it: connect with "
@@ -80,6 +78,9 @@ class TasksClient(ClientExtension):
             cancelled.
         on_progress: Called with the progress of every task that a call waits for.
         patience: How long a server may be unreachable before a wait ends.
+        max_callbacks: How many callbacks (elicitation, sampling, roots) work at a time for questions of tasks, those
+            that are hosted included.
+        max_callbacks_per_task: How many questions one task may ask in all. With the next one the wait for it ends.
         hosting: Take requests of 2025-11-25 servers for sampling and elicitation as tasks, within these limits. The
             transport must be told as well: `Client(tasks.host(transport), extensions=[tasks])`.
 
@@ -99,6 +100,8 @@ class TasksClient(ClientExtension):
         on_abandon: OnAbandon = "leave",
         on_progress: OnProgress | None = None,
         patience: Patience | None = None,
+        max_callbacks: int = AT_ONCE,
+        max_callbacks_per_task: int = PER_TASK,
         hosting: Hosting | None = None,
     ) -> None:
         check_on_abandon(on_abandon)
@@ -118,12 +121,21 @@ class TasksClient(ClientExtension):
         self.identity: str = identity
         self._server = server
         self._push = push
-        self._on_abandon: OnAbandon = on_abandon
         self._on_progress = on_progress
         self._patience = patience
         self._switchboard = Switchboard(push=push)
+        callbacks = Callbacks(max_callbacks, max_callbacks_per_task)
+        self._handles = Handles(
+            switchboard=self._switchboard,
+            ledger=self.ledger,
+            server=server,
+            identity=identity,
+            patience=patience,
+            on_abandon=on_abandon,
+            callbacks=callbacks,
+        )
         self._begun: Link | None = None
-        self._hosted = None if hosting is None else HostedTasks(hosting)
+        self._hosted = None if hosting is None else HostedTasks(hosting, turns=callbacks.wait_for_turn)
         self._hosts_over: WeakSet[ServerTransport] = WeakSet()
 
     def host(self, transport: ServerTransport) -> ServerTransport:
@@ -135,7 +147,7 @@ class TasksClient(ClientExtension):
         if self._hosted is None:
             raise UsageError("this TasksClient hosts no tasks; make it with TasksClient(hosting=Hosting(...))")
         if self._hosted.hosting.ledger is not None and not (self._server or transport.address):
-            raise UsageError(_NO_ADDRESS)
+            raise UsageError(NO_ADDRESS)
         host_over(transport, self._hosted, server=self._server, identity=self.identity)
         self._hosts_over.add(transport)
         return transport
@@ -151,7 +163,7 @@ class TasksClient(ClientExtension):
             raise UsageError(_NO_HOST)
         # A client is made with its transport: if none of ours waits for its client, this client has another one.
         if self.ledger is not None and self._server is None and not ServerTransport.is_any_unused():
-            raise UsageError(_NO_ADDRESS)
+            raise UsageError(NO_ADDRESS)
         self._begun = self._switchboard.begin()
         resolve = partial(self._resolve, self._begun)
         return [ResultClaim(result_type="task", model=CreateTaskResult, resolve=resolve)]
@@ -175,6 +187,7 @@ class TasksClient(ClientExtension):
         on_progress: OnProgress | None = None,
         on_abandon: OnAbandon | None = None,
         ttl: timedelta | None = None,
+        idempotency_key: str | None = None,
     ) -> CallToolResult:
         """`client.call_tool` with options for the task that the call may become.
 
@@ -185,20 +198,28 @@ class TasksClient(ClientExtension):
             on_progress: Called with the task's progress as it changes.
             on_abandon: What becomes of the task if this wait ends before the task does.
             ttl: How long to keep the task, for servers of 2025-11-25; newer ones decide that themselves.
+            idempotency_key: As for `start`.
 
         Raises:
             InvalidOption: An argument has a value that it cannot have. Nothing was sent.
             UsageError: The client was not given this `TasksClient`, its transport cannot carry the tasks of this
                 server, or there is a ledger and the server's address is not known. Nothing was sent.
+            CallLost: The call got no answer. It is an `MCPError` that says whether the call may have been made.
             TasksError: As `TaskHandle.result` raises them.
             MCPError: The call failed.
         """
-        older = self._check(client)
-        options = CallOptions(timeout=timeout, on_progress=on_progress, on_abandon=on_abandon, ttl=ttl)
-        handle = None if older is None else await self._start_older(older, client, name, arguments, ttl, None)
-        if handle is None:
-            return await call_over(client, ToolName(name, options), arguments)
-        result = handle if isinstance(handle, CallToolResult) else await self._finish(handle, options)
+        options = CallOptions(
+            timeout=timeout,
+            on_progress=on_progress,
+            on_abandon=on_abandon,
+            want_handle=True,
+            ttl=ttl,
+            idempotency_key=idempotency_key,
+        )
+        started = await start_call(self._handles, client, self._check(client), ToolName(name, options), arguments)
+        if isinstance(started, CallToolResult):
+            return started
+        result = await self._finish(started, options)
         if not result.is_error:
             await client.session.validate_tool_result(name, result)
         return result
@@ -212,6 +233,7 @@ class TasksClient(ClientExtension):
         read_timeout_seconds: float | None = None,
         progress_callback: ProgressFnT | None = None,
         ttl: timedelta | None = None,
+        idempotency_key: str | None = None,
     ) -> TaskHandle | CallToolResult:
         """Call a tool and return at once: a handle, or the result if the server answered inline.
 
@@ -219,23 +241,24 @@ class TasksClient(ClientExtension):
             read_timeout_seconds: That of `client.call_tool`, for a server that answers inline.
             progress_callback: That of `client.call_tool`, for a server that answers inline.
             ttl: How long to keep the task, for servers of 2025-11-25; newer ones decide that themselves.
+            idempotency_key: The call made again under the same key, by whoever you are to the server, comes to the
+                same task, if the server honours keys (`honours_keys`). By default each call has a key of its own there,
+                and is made again by itself, under that key, if its answer is lost with the connection.
 
         Raises:
             InvalidOption: An argument has a value that it cannot have. Nothing was sent.
             UsageError: The client was not given this `TasksClient`, its transport cannot carry the tasks of this
                 server, or there is a ledger and the server's address is not known. Nothing was sent.
+            CallLost: The call got no answer. It is an `MCPError` that says whether the call may have been made.
             MCPError: The call failed.
         """
-        older = self._check(client)
-        tool = ToolName(name, CallOptions(want_handle=True, ttl=ttl))
-        if older is not None:
-            handle = await self._start_older(older, client, name, arguments, ttl, read_timeout_seconds)
-            if handle is not None:
-                return handle
-        try:
-            return await call_over(client, tool, arguments, read_timeout_seconds, progress_callback)
-        except HandleWanted as signal:
-            return signal.handle
+        options = CallOptions(want_handle=True, ttl=ttl, idempotency_key=idempotency_key)
+        older, tool = self._check(client), ToolName(name, options)
+        return await start_call(self._handles, client, older, tool, arguments, read_timeout_seconds, progress_callback)
+
+    def honours_keys(self, client: ConnectedClient) -> bool:
+        """Whether the server says that it honours idempotency keys: only then is it safe to make a call again."""
+        return honours_keys(client.session)
 
     def resume(self, client: ConnectedClient, task_id: str, *, tool: str = "") -> TaskHandle:
         """A handle of a task by its id: from another process, or another day. Nothing is sent.
@@ -247,7 +270,7 @@ class TasksClient(ClientExtension):
             UsageError: The client was not given this `TasksClient`, its transport cannot carry the tasks of this
                 server, or there is a ledger and the server's address is not known.
         """
-        return self._resumed(self._check(client), client, task_id, tool)
+        return self._handles.resumed(self._check(client), client, task_id, tool)
 
     def pending(self, client: ConnectedClient) -> list[TaskHandle]:
         """Handles of the tasks of this server that the ledger has not seen end. Without a ledger there are none.
@@ -259,9 +282,14 @@ class TasksClient(ClientExtension):
         older = self._check(client)
         if self.ledger is None:
             return []
-        address = self._address(client.session, transport_of(client))
+        address = self._handles.address(client.session, transport_of(client))
         entries = self.ledger.pending(server=address, identity=self.identity)
-        return [self._resumed(older, client, entry.task_id, entry.tool) for entry in entries if entry.attributed]
+        found = [
+            self._handles.of_client(older, client, entry.task_id, entry.tool) for entry in entries if entry.attributed
+        ]
+        for handle in found:
+            handle.life.resumed()
+        return found
 
     async def list(self, client: ConnectedClient) -> AsyncIterator[TaskSnapshot]:
         """The tasks that a server of 2025-11-25 lists for this client, page by page and without their outcomes.
@@ -289,77 +317,23 @@ class TasksClient(ClientExtension):
             self._switchboard.expect_new_sessions()
         transport = transport_of(client)
         if self.ledger is not None:
-            self._address(client.session, transport)
+            self._handles.address(client.session, transport)
         if not has_older_tasks(client.session):
             return None
         if transport is None or transport.older is None or not transport.older.is_spoken:
             raise UsageError(_NO_WIRE.format(version=client.session.protocol_version))
         return transport.older
 
-    async def _start_older(
-        self,
-        older: OlderTasks,
-        client: ConnectedClient,
-        name: str,
-        arguments: dict[str, Any] | None,
-        ttl: timedelta | None,
-        timeout: float | None,
-    ) -> TaskHandle | CallToolResult | None:
-        """Call a tool as a task in an older era; None if it is not offered as one."""
-        timeout = timeout_of(client) if timeout is None else timeout
-        started = await older.start(name, arguments, ttl=ttl, timeout=timeout)
-        if started is None:
-            return None
-        if not isinstance(started, TaskSnapshot):
-            return tool_result(started, f"the call of {name!r}")
-        handle = self._resumed(older, client, started.id, name)
-        handle.remember()
-        return handle
-
-    def _resumed(self, older: OlderTasks | None, client: ConnectedClient, task_id: str, tool: str) -> TaskHandle:
-        transport = transport_of(client)
-        if older is None:
-            return self._handle(client.session, task_id, tool=tool, transport=transport)
-        server = "" if self.ledger is None else self._address(client.session, transport)
-        return self._handle_over(older.task(task_id), task_id, tool=tool, server=server)
-
-    def _handle(
-        self, session: ClientSession, task_id: str, *, tool: str = "", transport: ServerTransport | None = None
-    ) -> TaskHandle:
-        connection = self._switchboard.connection(session, transport)
-        server = "" if self.ledger is None else self._address(session, transport)
-        port = ModernTask(session, task_id, hub=connection.hub)
-        return self._handle_over(port, task_id, tool=tool, server=server)
-
-    def _handle_over(self, port: TaskPort, task_id: str, *, tool: str, server: str) -> TaskHandle:
-        return TaskHandle(
-            port,
-            task_id,
-            tool=tool,
-            ledger=TaskLedger(self.ledger, task_id, server=server, identity=self.identity),
-            patience=self._patience,
-            on_abandon=self._on_abandon,
-        )
-
-    def _address(self, session: ClientSession, transport: ServerTransport | None) -> str:
-        """The address by which the ledger knows the server of this session."""
-        if self._server is not None:
-            return self._server
-        known = self._switchboard.connection(session, transport).transport
-        if known is None or not known.address:
-            raise UsageError(_NO_ADDRESS)
-        return known.address
-
     async def _resolve(self, link: Link, created: CreateTaskResult, ctx: ClaimContext) -> CallToolResult:
         link.prove(ctx.session)
         options = options_of(ctx.tool_name)
         try:
-            handle = self._handle(
+            handle = self._handles.over_session(
                 ctx.session, created.task_id, tool=str(ctx.tool_name), transport=transport_in(created.meta)
             )
         except UsageError as exc:
             raise UsageError(f"task {created.task_id} goes on, but is not in the ledger: {exc}") from None
-        handle.remember()
+        new(handle)
         if options.want_handle:
             raise HandleWanted(handle)
         return await self._finish(handle, options)
@@ -379,10 +353,9 @@ class TasksClient(ClientExtension):
         """See the task to its end that a plain `client.call_tool` became in an older era."""
         server = "" if self.ledger is None else self._server or transport.address
         if transport.older is None or (self.ledger is not None and not server):
-            raise UsageError(f"task {created.id} goes on, but is not in the ledger: {_NO_ADDRESS}")
-        handle = self._handle_over(transport.older.task(created.id), created.id, tool=tool, server=server)
-        handle.remember()
-        result = await self._finish(handle, CallOptions())
+            raise UsageError(f"task {created.id} goes on, but is not in the ledger: {NO_ADDRESS}")
+        handle = self._handles.over(transport.older.task(created.id), created.id, tool=tool, server=server)
+        result = await self._finish(new(handle), CallOptions())
         return result.model_dump(by_alias=True, mode="json", exclude_none=True, exclude={"result_type"})
 
     async def _deliver(self, link: Link, params: _AnyParams) -> None:

@@ -16,7 +16,9 @@ from mcp_types import CallToolResult
 from pydantic import ValidationError
 
 from mcp_tasks.client.answerer import Answerer, Unanswered
+from mcp_tasks.client.callbacks import Callbacks
 from mcp_tasks.client.failure import task_failed
+from mcp_tasks.client.life import TaskLife
 from mcp_tasks.client.mailbox import Mailbox
 from mcp_tasks.client.poller import Patience, Poller
 from mcp_tasks.client.port import TaskPort
@@ -86,9 +88,12 @@ class TaskHandle:
         ledger: TaskLedger | None = None,
         patience: Patience | None = None,
         on_abandon: OnAbandon = "leave",
+        callbacks: Callbacks | None = None,
     ) -> None:
         self.id = task_id
         self.tool = tool
+        self.life: TaskLife = TaskLife(task_id, tool)
+        self._callbacks = callbacks or Callbacks()
         self._port = port
         self._ledger = ledger or TaskLedger(None, task_id)
         self._patience = patience
@@ -245,18 +250,23 @@ class TaskHandle:
             return await get()
         except UnknownTask:
             self._ledger.lost()
+            self.life.unknown()
             raise
 
     def _saw(self, snapshot: TaskSnapshot) -> TaskSnapshot:
         self._asked = snapshot.input_requests
         self._ledger.saw(snapshot)
+        self.life.seen(snapshot)
         return snapshot
 
     async def _wait(self, budget: Budget, on_progress: OnProgress | None) -> TaskSnapshot:
         wake = Wake()
         answerer = Answerer(
             self._port,
+            self.id,
             ledger=self._ledger,
+            life=self.life,
+            callbacks=self._callbacks,
             patience=self._patience,
             busy_changed=budget.pause,
             answered=wake.answered,
@@ -325,8 +335,9 @@ class TaskHandle:
                 if not isinstance(exc, TasksError):
                     exc.add_note(f"while waiting for a task; come back to it with resume_task(client, {self.id!r})")
                 raise
-            logger.info("task %s could not be looked at, trying again: %s", self.id, exc)
+            self.life.out_of_reach(exc)
             return None
+        self.life.reached()
         poller.saw(snapshot, loop.time(), pushed=box.live)
         return snapshot
 

@@ -23,6 +23,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CONNECTION_CLOSED
 
 from mcp_tasks.client.http_session import RenewsSession
+from mcp_tasks.client.messages import SENT_DATA_KEY
 from mcp_tasks.client.transport import ServerTransport, http_address, leaving_quietly
 from mcp_tasks.core.pacing import backoff
 
@@ -35,6 +36,12 @@ server that is not there when the client connects is a failure to connect."""
 
 MAX_EVENT: Final = 64 * 2**20
 """Bytes in one event of a stream. A result is one event, and the SDK's own limit of 1 MiB is soon reached."""
+
+_NEVER_SENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+"""What a request fails with of which nothing has left."""
+
+_GATEWAY: Final = frozenset({502, 503, 504})
+"""What answers with these in place of a server is on the way to it, and does not know what became of the request."""
 
 _LIMITS: Final = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
 
@@ -85,7 +92,9 @@ class _FailsAlone(httpx2.AsyncBaseTransport):
             if request.headers.get("mcp-method") in _CONNECTING:
                 # The same exception, with the URL in its text.
                 raise type(exc)(why, request=request) from exc
-            return _error_response(request, why)
+            return _error_response(request, why, sent=not isinstance(exc, _NEVER_SENT))
+        if response.status_code in _GATEWAY and not await _is_answer(response):
+            return _error_response(request, f"{_address(request)} answered with HTTP {response.status_code}", sent=True)
         if isinstance(response.stream, httpx2.AsyncByteStream):
             response.stream = _EndsQuietly(response.stream)
         return response
@@ -144,13 +153,29 @@ class _EndsQuietly(httpx2.AsyncByteStream):
         await self._inner.aclose()
 
 
-def _unreachable(request: httpx2.Request, exc: httpx2.TransportError) -> str:
+async def _is_answer(response: httpx2.Response) -> bool:
+    """Whether it is the server that answers, and not something on the way to it. Closed, if it is not."""
+    try:
+        message: Any = json.loads(await response.aread())
+    except (ValueError, httpx2.HTTPError, httpx2.StreamError):
+        message = None
+    if isinstance(message, dict) and "jsonrpc" in message:
+        return True
+    await response.aclose()
+    return False
+
+
+def _address(request: httpx2.Request) -> str:
     # Without the query: like a password, a key in it is not for logs.
-    where = http_address(str(request.url.copy_with(query=None)))
+    return http_address(str(request.url.copy_with(query=None)))
+
+
+def _unreachable(request: httpx2.Request, exc: httpx2.TransportError) -> str:
+    where = _address(request)
     return f"{where} cannot be reached: {str(exc) or type(exc).__name__}"
 
 
-def _error_response(request: httpx2.Request, message: str) -> httpx2.Response:
-    error = {"code": CONNECTION_CLOSED, "message": message}
+def _error_response(request: httpx2.Request, message: str, *, sent: bool) -> httpx2.Response:
+    error = {"code": CONNECTION_CLOSED, "message": message, "data": {SENT_DATA_KEY: sent}}
     body = json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode()
     return httpx2.Response(503, headers={"content-type": "application/json"}, content=body, request=request)

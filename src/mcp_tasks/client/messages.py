@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
@@ -15,6 +15,14 @@ from mcp_types import (
     JSONRPCResponse,
     RequestId,
 )
+
+CONNECTION_OVER: Final = "Connection closed"
+"""What the SDK says of a connection that is gone for good, a stdio server that ended for one. A request over HTTP that
+was cut off has the same code and says something else."""
+
+SENT_DATA_KEY: Final = "mcp-tasks/sent"
+"""In the data of an error that a transport of ours made in place of an answer: whether the request may have reached the
+server."""
 
 
 def request_message(request_id: str, method: str, params: Mapping[str, Any] | None) -> JSONRPCRequest:
@@ -42,4 +50,4 @@ def reply_to(request_id: RequestId, outcome: Mapping[str, Any] | ErrorData) -> J
 def connection_closed() -> MCPError:
     """What a request fails with whose connection has ended."""
     # In the SDK's own words: whoever waits is told by them that trying again is no use.
-    return MCPError(code=CONNECTION_CLOSED, message="Connection closed")
+    return MCPError(code=CONNECTION_CLOSED, message=CONNECTION_OVER)

@@ -105,7 +105,13 @@ class OlderTasks(Protocol):
         ...
 
     async def start(
-        self, tool: str, arguments: Mapping[str, Any] | None, *, ttl: timedelta | None, timeout: float | None
+        self,
+        tool: str,
+        arguments: Mapping[str, Any] | None,
+        *,
+        ttl: timedelta | None,
+        timeout: float | None,
+        meta: Mapping[str, Any] | None = None,
     ) -> TaskSnapshot | JsonObject | None:
         """Call a tool as a task: the task, the result if the server answered inline, None if the tool takes no tasks.
 

@@ -23,6 +23,7 @@ from mcp_types import (
 )
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mcp_tasks.client.messages import CONNECTION_OVER
 from mcp_tasks.errors import InvalidResponse, UnknownTask, UsageError
 from mcp_tasks.failure import is_over_limit
 from mcp_tasks.wire.models import CancelTaskParams, GetTaskParams, UpdateTaskParams
@@ -31,11 +32,6 @@ from mcp_tasks.wire.parse import TaskSnapshot, parse_task
 TRANSIENT_CODES = frozenset({CONNECTION_CLOSED, REQUEST_TIMEOUT, INTERNAL_ERROR, PARSE_ERROR})
 """Errors after which the same request may well succeed: the server restarts, is slow, or its store is busy; the SDK
 reports an answer that was cut off as one that cannot be parsed."""
-
-
-_SESSION_OVER = "Connection closed"
-"""What the SDK says of a connection that is gone for good, a stdio server that ended for one. A request over HTTP that
-was cut off has the same code and says something else."""
 
 
 class AnyResult(Result):
@@ -154,7 +150,7 @@ async def listen_to_tasks(session: ClientSession, task_ids: Sequence[str]) -> No
 def is_transient(exc: Exception) -> bool:
     """Whether the same request may succeed later, without anybody fixing anything."""
     if isinstance(exc, MCPError):
-        return exc.code in TRANSIENT_CODES and exc.message != _SESSION_OVER and not is_over_limit(exc)
+        return exc.code in TRANSIENT_CODES and exc.message != CONNECTION_OVER and not is_over_limit(exc)
     return isinstance(exc, httpx2.TransportError | OSError)
 
 

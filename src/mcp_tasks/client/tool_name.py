@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Self
 
 from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle, check_on_abandon, check_on_progress
+from mcp_tasks.client.repeating import check_key
 from mcp_tasks.core.durations import check_duration, seconds_of
 
 
@@ -23,12 +24,14 @@ class CallOptions:
     on_abandon: OnAbandon | None = None
     want_handle: bool = False
     ttl: timedelta | None = None
+    idempotency_key: str | None = None
 
     def __post_init__(self) -> None:
         # Here, because here nothing has been sent yet.
         seconds_of(self.timeout)
         check_on_abandon(self.on_abandon)
         check_on_progress(self.on_progress)
+        check_key(self.idempotency_key)
         if self.ttl is not None:
             check_duration("ttl", self.ttl, zero=True)
 

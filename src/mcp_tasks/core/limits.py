@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.values import check_number
@@ -91,7 +91,7 @@ class Limits:
                 check_number(field.name, value, 1)
 
 
-def _check_rate(name: str, value: object, *, most: float | None) -> None:
+def _check_rate(name: str, value: Any, *, most: float | None) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 < value <= (float(most) if most is not None else 1e9):
         wanted = f"more than 0 and at most {most}" if most is not None else "a number of times a second, more than 0"

@@ -15,8 +15,11 @@ from typing import Any, cast
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _UNREADABLE = "\ufffd"
 
-LONGEST_MESSAGE = 4_000
-"""Characters of a message that a record keeps: it is read with every look at the task, and every look at many."""
+LONGEST_MESSAGE = 4 * 1024
+"""Bytes of a message that a record keeps, if nobody says otherwise: it is read with every look at the task, and every
+look at many."""
+
+_ELLIPSIS = "…"
 
 
 def is_valid_text(text: str) -> bool:
@@ -29,9 +32,23 @@ def valid_text(text: str) -> str:
     return text if is_valid_text(text) else _SURROGATE.sub(_UNREADABLE, text)
 
 
-def short_message(text: str) -> str:
-    """The text as a record keeps it: one that is too long ends with an ellipsis."""
-    return text if len(text) <= LONGEST_MESSAGE else text[: LONGEST_MESSAGE - 1] + "…"
+def short_message(text: str, most: int | None = LONGEST_MESSAGE) -> str:
+    """The text as a record keeps it: one of more than `most` bytes is cut, and ends with an ellipsis."""
+    # A character has four bytes at most: what is short enough by far is not encoded.
+    if most is None or len(text) * 4 <= most:
+        return text
+    # Half a character (a lone surrogate) is replaced elsewhere, by one of as many bytes.
+    data = text.encode(errors="surrogatepass")
+    if len(data) <= most:
+        return text
+    room = most - len(_ELLIPSIS.encode())
+    return data[:room].decode(errors="ignore") + _ELLIPSIS if room > 0 else _ELLIPSIS[:most]
+
+
+def short_id(task_id: str) -> str:
+    """As much of a task's id as tells it from others in a log: who has all of it may have the task."""
+    start = task_id.removeprefix("task_")[:8]
+    return f"{start if start.isascii() and start.isprintable() else ascii(start)[1:-1]}…"
 
 
 def valid_json(value: Any) -> Any:

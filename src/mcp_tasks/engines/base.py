@@ -49,12 +49,14 @@ class Serves:
         namespace: Whose tasks it takes. Engines of two servers may share one carrier.
         homes: The queue that a tool has, where it is known: tasks of it are in no other. In a queue that no tool has, a
             tool may have had its tasks before.
+        owner_share: The part of its slots that tasks of one owner have while those of others wait; None for all.
     """
 
     namespace: str = ""
     queues: Collection[str] = (DEFAULT_QUEUE,)
     tools: Collection[str] = ()
     homes: Mapping[str, str] = field(default_factory=dict[str, str])
+    owner_share: float | None = None
 
     def routes(self) -> Sequence[tuple[str, str | None]]:
         """Each queue that is served, with each tool that may be in it, and with None for tasks of no tool in
@@ -211,6 +213,6 @@ class Takes(Protocol):
 class ReservesSlots(Protocol):
     """An engine that runs tools in this very process, and can keep a slot for a task that is being made."""
 
-    def reserve(self) -> ReservedSlot | None:
-        """A slot right here and now, if one is free and nobody waits for it."""
+    def reserve(self, owner: str | None = None) -> ReservedSlot | None:
+        """A slot right here and now for a task of that owner, if one is free and nobody waits for it."""
         ...

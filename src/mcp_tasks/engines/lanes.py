@@ -1,4 +1,5 @@
-"""Ids in line for a slot: by priority, then in two lanes that take turns, in each of which owners take turns.
+"""Ids in line for a slot: by priority, then in two lanes that take turns, in each of which owners take turns. Owners
+who have their share of the slots are passed over while others are in line.
 
 Putting an id in line and taking one costs the same however many are in line, and whosever they are.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter, OrderedDict, deque
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from mcp_tasks.engines.base import Lane
@@ -40,15 +42,26 @@ class Lanes:
             insort(self.priorities, priority)
         self._levels[priority].lanes[lane].put(task_id, owner)
 
-    def take(self) -> str:
-        """Take the id whose turn it is."""
-        priority = self.priorities[-1]
-        task_id, lane, is_last = self._levels[priority].take()
-        if is_last:
-            del self._levels[self.priorities.pop()]
+    def take(self, passed_over: Set[str] = frozenset()) -> tuple[str, str | None]:
+        """Take the id whose turn it is, and whose it is: one of an owner that is not passed over, if there is any."""
+        found = self._find(passed_over) or self._find(frozenset())
+        if found is None:
+            raise IndexError("nobody is in line")
+        task_id, owner, lane = found
         self._ids.remove(task_id)
         self._counts[lane] -= 1
-        return task_id
+        return task_id, owner
+
+    def _find(self, passed_over: Set[str]) -> tuple[str, str | None, Lane] | None:
+        for priority in reversed(self.priorities):
+            level = self._levels[priority]
+            found = level.take(passed_over)
+            if found is not None:
+                if level.is_empty:
+                    del self._levels[priority]
+                    self.priorities.remove(priority)
+                return found
+        return None
 
     def clear(self) -> None:
         """Forget every id."""
@@ -71,12 +84,16 @@ class _Owners:
     def put(self, task_id: str, owner: str | None) -> None:
         self._lines.setdefault(owner, deque()).append(task_id)
 
-    def take(self) -> str:
-        owner, line = self._lines.popitem(last=False)
-        task_id = line.popleft()
-        if line:
-            self._lines[owner] = line
-        return task_id
+    def take(self, passed_over: Set[str]) -> tuple[str, str | None] | None:
+        # As many steps as there are owners that have their share, at most, and one: these are few, by what a share is.
+        for owner in self._lines:
+            if owner not in passed_over:
+                line = self._lines.pop(owner)
+                task_id = line.popleft()
+                if line:
+                    self._lines[owner] = line
+                return task_id, owner
+        return None
 
 
 @dataclass(slots=True)
@@ -86,11 +103,19 @@ class _Level:
     lanes: dict[Lane, _Owners] = field(default_factory=lambda: {"new": _Owners(), "again": _Owners()})
     next_lane: Lane = "again"
 
-    def take(self) -> tuple[str, Lane, bool]:
-        """The id whose turn it is, its lane, and whether it was the last."""
-        lane = self.next_lane if self.lanes[self.next_lane] else _other(self.next_lane)
-        self.next_lane = _other(lane)
-        return self.lanes[lane].take(), lane, not any(self.lanes.values())
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody is in line."""
+        return not any(self.lanes.values())
+
+    def take(self, passed_over: Set[str]) -> tuple[str, str | None, Lane] | None:
+        """The id whose turn it is, its owner and its lane; None if all owners are passed over."""
+        for lane in (self.next_lane, _other(self.next_lane)):
+            taken = self.lanes[lane].take(passed_over)
+            if taken is not None:
+                self.next_lane = _other(lane)
+                return *taken, lane
+        return None
 
 
 def _other(lane: Lane) -> Lane:

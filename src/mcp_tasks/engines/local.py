@@ -59,7 +59,7 @@ class LocalEngine:
     async def start(self, execute: Execute | None, serves: Serves = EVERYTHING) -> None:
         """Begin to hand submitted ids to `execute`; None to run nothing here."""
         # New slots: a run that an earlier life left behind gives its own back to that life.
-        self._slots = Slots(self.concurrency, self._start_next)
+        self._slots = Slots(self.concurrency, self._start_next, serves.owner_share)
         self._running = {}
         # Runs start in the context of the server's start, not of the request that happened to submit them: what
         # only a live request has (its token, its trace) must not be there by luck the first time.
@@ -70,11 +70,11 @@ class LocalEngine:
             anyio.to_thread.current_default_thread_limiter().total_tokens += self.concurrency
         self._execute = execute
 
-    def reserve(self) -> ReservedLocalSlot | None:
+    def reserve(self, owner: str | None = None) -> ReservedLocalSlot | None:
         """A slot for a task that is about to be made, if one is free and nobody waits for it."""
         if not self.has_room or not self._slots.acquire_now():
             return None
-        return ReservedLocalSlot(self, self._slots)
+        return ReservedLocalSlot(self, self._slots, owner)
 
     async def submit(
         self,
@@ -171,13 +171,19 @@ class LocalEngine:
             return False
         return True
 
-    def begin(self, task_id: str, slots: Slots, on_claimed: Callable[[], None] | None = None) -> bool:
+    def begin(
+        self,
+        task_id: str,
+        slots: Slots,
+        on_claimed: Callable[[], None] | None = None,
+        owner: str | None = None,
+    ) -> bool:
         """Start a run on a slot that was taken for it; False, and the slot is free again, if nothing is started."""
         if self._execute is None:
             slots.release()
             return False
         self._running[task_id] = asyncio.create_task(
-            self._run(task_id, self._execute, slots, on_claimed),
+            self._run(task_id, self._execute, RunSlot(slots, on_claimed, owner)),
             name=f"mcp-task-{task_id}",
             context=self._context.copy(),
         )
@@ -188,10 +194,11 @@ class LocalEngine:
         # Slots of an earlier life come back from the runs it left behind, and start nothing in this one.
         if slots is not self._slots or self._execute is None or not self._lanes:
             return False
-        return self.begin(self._lanes.take(), slots)
+        task_id, owner = self._lanes.take(slots.sated)
+        return self.begin(task_id, slots, owner=owner)
 
-    async def _run(self, task_id: str, execute: Execute, slots: Slots, on_claimed: Callable[[], None] | None) -> None:
-        running, slot = self._running, RunSlot(slots, on_claimed)
+    async def _run(self, task_id: str, execute: Execute, slot: RunSlot) -> None:
+        running = self._running
         try:
             await execute(task_id, slot)
         finally:
@@ -206,13 +213,14 @@ class LocalEngine:
 class ReservedLocalSlot:
     """A slot of a `LocalEngine` for a task that is being made."""
 
-    def __init__(self, engine: LocalEngine, slots: Slots) -> None:
+    def __init__(self, engine: LocalEngine, slots: Slots, owner: str | None) -> None:
         self._engine = engine
         self._slots = slots
+        self._owner = owner
 
     def start(self, task_id: str) -> bool:
         """Run the task now. False if nothing is started any more; the slot is then free again."""
-        return self._engine.begin(task_id, self._slots)
+        return self._engine.begin(task_id, self._slots, owner=self._owner)
 
     def release(self) -> None:
         """There is no such task after all."""

@@ -7,7 +7,7 @@ tasks that have not begun are given free slots by turns, so that neither keeps t
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 
@@ -17,9 +17,16 @@ class Slots:
     Args:
         count: How many there are.
         start_next: Starts the next task that has not begun, on a slot of these; False if none is in line.
+        share: The part of them that is one owner's share; None for all.
+
+    Attributes:
+        sated: Owners who have their share, or more.
     """
 
-    def __init__(self, count: int, start_next: Callable[[Slots], bool]) -> None:
+    def __init__(self, count: int, start_next: Callable[[Slots], bool], share: float | None = None) -> None:
+        self.sated: set[str] = set()
+        self._share = None if share is None else max(int(count * share), 1)
+        self._held: Counter[str] = Counter()
         self._count = count
         self._free = count
         self._start_next = start_next
@@ -58,6 +65,22 @@ class Slots:
                 self.release()
             raise
 
+    def held_by(self, owner: str | None) -> None:
+        """Take note that an owner's task has a slot. Those of nobody are of no owner."""
+        if owner is not None and self._share is not None:
+            self._held[owner] += 1
+            if self._held[owner] >= self._share:
+                self.sated.add(owner)
+
+    def let_go_by(self, owner: str | None) -> None:
+        """Take note that it has it no more."""
+        if owner is not None and self._share is not None:
+            self._held[owner] -= 1
+            if self._held[owner] < self._share:
+                self.sated.discard(owner)
+            if not self._held[owner]:
+                del self._held[owner]
+
     def release(self) -> None:
         """Give a slot to whoever is next, or leave it free."""
         self._free += 1
@@ -95,10 +118,13 @@ class RunSlot:
 
     Args:
         on_claimed: Called when the run says that the store knows who has the task.
+        owner: Whose task it is.
     """
 
-    def __init__(self, slots: Slots, on_claimed: Callable[[], None] | None = None) -> None:
+    def __init__(self, slots: Slots, on_claimed: Callable[[], None] | None = None, owner: str | None = None) -> None:
         self._slots = slots
+        self._owner = owner
+        slots.held_by(owner)
         self._acquired = True
         self._acquiring = asyncio.Lock()
         self._on_claimed = on_claimed
@@ -112,6 +138,7 @@ class RunSlot:
         """Let another run have it."""
         if self._acquired:
             self._acquired = False
+            self._slots.let_go_by(self._owner)
             self._slots.release()
 
     async def acquire(self) -> None:
@@ -120,4 +147,5 @@ class RunSlot:
         async with self._acquiring:
             if not self._acquired:
                 await self._slots.acquire()
+                self._slots.held_by(self._owner)
                 self._acquired = True

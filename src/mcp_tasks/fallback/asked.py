@@ -173,7 +173,9 @@ class TaskQuestions:
             return
         # It stays here until its task has it: nobody asks what has been answered.
         sent.is_answered = True
-        fitting = answer if isinstance(answer, AnswerRefused) else misfit(record, key, answer) or answer
+        fitting = answer
+        if not isinstance(answer, AnswerRefused):
+            fitting = misfit(record, key, answer, self._runtime.limits) or answer
         await take_answer(lambda: self._runtime, record, key, fitting)
         self._drop(key, sent)
 

@@ -78,6 +78,6 @@ class BroughtAnswers:
         which = (record.id, key)
         if which in self._writing:
             return
-        taken = take_answer(self._runtime, record, key, misfit(record, key, answer) or answer)
+        taken = take_answer(self._runtime, record, key, misfit(record, key, answer, self._runtime().limits) or answer)
         self._writing[which] = self._later.do(taken)
         self._writing[which].add_done_callback(lambda _: self._writing.pop(which))

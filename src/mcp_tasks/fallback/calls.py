@@ -26,6 +26,7 @@ from mcp_tasks.fallback.mine import session_of
 from mcp_tasks.fallback.serving import ServingParts, WaitingRequest
 from mcp_tasks.fallback.ways import Fallback
 from mcp_tasks.protocol import Caller
+from mcp_tasks.protocol.idempotency import CallKey
 from mcp_tasks.runtime.launching import new_task_id
 from mcp_tasks.tools.channel import UNKNOWN_CLIENT
 from mcp_tasks.tools.creation import CallAnswer, Question, answer_call
@@ -43,8 +44,10 @@ class ToolCall:
         settle: Runs the call up to the tool's body, where parameters are asked for before it; gives what the call is
             answered with, or None if the body was reached.
         asks_first: Whether the tool may begin by asking on the call.
-        key: What makes another call the same as this one, where a second is given the task of the first.
+        joined: What makes another call the same as this one, where a second is given the task of the first.
+        key: The caller's own idempotency key: its call made again is given the same task.
         max_wait: How long a question of the tool may stay open, where its author said so.
+        admit: Lets the call become a task; raises `LimitExceeded` if it may not.
     """
 
     ctx: RequestContext
@@ -56,8 +59,10 @@ class ToolCall:
     poll_interval: timedelta | None = None
     settle: Callable[[], Awaitable[HandlerResult | None]] | None = None
     asks_first: bool = False
-    key: str | None = None
+    joined: str | None = None
+    key: CallKey | None = None
     max_wait: timedelta | None = None
+    admit: Callable[[], None] = lambda: None
 
 
 class FallbackCalls:
@@ -73,7 +78,7 @@ class FallbackCalls:
             RpcError: What the tool raised, or why the request is refused.
             StoreError: The task could not be kept.
         """
-        joins = call.key is not None
+        joins = call.joined is not None
         waiting = WaitingRequest(self._parts, call.ctx, call.caller, call.ways, at_end=plain_answer, joins=joins)
         brought = None if waiting.leg is None else waiting.leg.brought
         if brought is not None and brought.task_id is not None:
@@ -107,6 +112,7 @@ class FallbackCalls:
         return await waiting.go_on(record)
 
     async def _begin(self, call: ToolCall, waiting: WaitingRequest) -> HandlerResult:
+        call.admit()
         task_id = new_task_id()
         with ExitStack() as opened:
             # Before the task is there: its tool may be at work before we hear of it.
@@ -126,7 +132,8 @@ class FallbackCalls:
     async def _launch(self, call: ToolCall, waiting: WaitingRequest, task_id: str) -> CallAnswer:
         # One that was asked something first has its own key, and is not the same as another whose answers may differ.
         nonce = waiting.nonce
-        joins = call.key is not None and nonce is None
+        joins = call.joined is not None and nonce is None
+        own = None if joins else call.key
         return await answer_call(
             self._parts.runtime(),
             _request(call),
@@ -135,15 +142,16 @@ class FallbackCalls:
             poll_interval=call.poll_interval,
             asks_first=call.asks_first and waiting.leg is not None and not joins,
             task_id=task_id,
-            key=call.key if joins else nonce,
+            key=call.joined if joins else nonce if own is None else own.key,
             joins=joins,
+            fingerprint=None if own is None else own.fingerprint,
             session=session_of(call.caller),
             goes_on=call.ways.when_caller_leaves == "continue",
         )
 
     def _forget(self, call: ToolCall, waiting: WaitingRequest) -> None:
         # Another request may have been given the task, where there is a key, or wait for it by its id.
-        has_key = call.key is not None or waiting.nonce is not None
+        has_key = call.joined is not None or call.key is not None or waiting.nonce is not None
         given = waiting.given
         if given is None or waiting.time.waited > FORGET_WITHIN or has_key or waiting.others_wait(given.id):
             return

@@ -17,15 +17,15 @@ from mcp_types.version import LATEST_HANDSHAKE_VERSION
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import StoreUnavailable, TaskUnreadable, UnknownTask, UsageError
+from mcp_tasks.errors import LimitExceeded, StoreUnavailable, TaskUnreadable, UnknownTask, UsageError
 from mcp_tasks.fallback.arguments import BadArguments, Given
 from mcp_tasks.fallback.companion_tools import check_prefix, definitions, names_with
 from mcp_tasks.fallback.hosts import Host, host_of
-from mcp_tasks.fallback.mine import Mine, list_result, mine, my_tasks
+from mcp_tasks.fallback.mine import Mine, list_result, mine, my_tasks, session_of
 from mcp_tasks.fallback.phrases import tool_name
 from mcp_tasks.fallback.standing_in import answer_for_person
 from mcp_tasks.fallback.ways import Fallback, ShownTo
-from mcp_tasks.fallback.words import CompanionNames, facts, problem, text_result, with_id
+from mcp_tasks.fallback.words import CompanionNames, beyond_limit, facts, problem, text_result, with_id
 from mcp_tasks.protocol import Caller, TasksProtocol
 from mcp_tasks.protocol.methods import actor_of
 from mcp_tasks.runtime import TaskRuntime
@@ -118,7 +118,11 @@ class Companions:
         if not self.is_shown_to(caller):
             return []
         names = await self._present(self._protocol.speaks(caller.protocol_version))
-        return [] if names is None else definitions(names, lists=self._mine(caller) is not None)
+        return [] if names is None else definitions(names, lists=self._can_list(caller))
+
+    def _can_list(self, caller: Caller) -> bool:
+        # For who is only shown the tools: a caller without an owner is refused when it calls one.
+        return self._protocol.has_owner(caller) or session_of(caller) is not None
 
     async def check_names(self, tools: Iterable[str]) -> None:
         """Refuse a server that has tools of the same names itself. To be called when it starts.
@@ -153,11 +157,16 @@ class Companions:
             return None
         given = Given(arguments)
         try:
+            await self._protocol.limiting.request(self._protocol.owner(caller))
             given.check_names(self._taken[name])
             return await self._answers[name](given, names, ctx, caller)
         except BadArguments as exc:
             return problem(f"{exc} This call changed nothing.")
-        except UnknownTask:
+        except LimitExceeded as exc:
+            self._protocol.refused(caller, "companion", exc, task_id=given.task_id())
+            return beyond_limit(name, exc)
+        except UnknownTask as exc:
+            self._protocol.refused(caller, "companion", exc, task_id=given.task_id())
             return problem(self._unknown(given, names, caller))
         except TaskUnreadable:
             return problem("This task cannot be read; the server's log says why. Tell the user.")
@@ -169,14 +178,18 @@ class Companions:
     async def _status(self, given: Given, names: CompanionNames, ctx: RequestContext, caller: Caller) -> dict[str, Any]:
         since, seconds = time.monotonic(), given.seconds()
         if given.task_id() is not None:
-            return await self._wait_for(await self._find(given, caller), ctx, caller, seconds, since)
+            record = await self._find(given, caller)
+            self._protocol.saw(record, "companion")
+            return await self._wait_for(record, ctx, caller, seconds, since)
         whose = self._mine(caller)
         if whose is None:
             raise BadArguments(
                 "A task_id is needed: on this connection nobody can tell which tasks are yours. It is in the answer "
                 "that said that the tool is still running."
             )
-        return list_result(await my_tasks(self._runtime(), whose), names)
+        listed = await my_tasks(self._runtime(), whose)
+        self._protocol.saw_list(whose.owner, "companion", len(listed))
+        return list_result(listed, names)
 
     async def _cancel(self, given: Given, names: CompanionNames, ctx: RequestContext, caller: Caller) -> dict[str, Any]:
         before = await self._find(given, caller)

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from mcp_tasks.adapters.sdk import RequestContext
 from mcp_tasks.fallback.relay import ProgressRelay
+from mcp_tasks.protocol.idempotency import without_key
 from mcp_tasks.tools.open_calls import CloseStream
 
 
@@ -25,7 +26,7 @@ class OpenRequest:
         self._ctx = ctx
         self._relay = relay
         self.name: str | None = (ctx.params or {}).get("name")
-        self.meta: Mapping[str, Any] = ctx.meta or {}
+        self.meta: Mapping[str, Any] = without_key(ctx.meta or {})
         self.request: Any = ctx.request
         self.user: Any = auth_context_var.get()
         self.close_stream: CloseStream | None = ctx.close_sse_stream

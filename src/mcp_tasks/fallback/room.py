@@ -15,7 +15,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from mcp_tasks.adapters.era import EraParts, RequestContext
 from mcp_tasks.adapters.sdk import caller_of
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.errors import StoreError, TasksError
+from mcp_tasks.errors import LimitExceeded, StoreError, TasksError
 from mcp_tasks.fallback.brought import BroughtAnswers
 from mcp_tasks.fallback.calls import FallbackCalls, ToolCall
 from mcp_tasks.fallback.companions import Companions, ToolWays
@@ -28,6 +28,7 @@ from mcp_tasks.fallback.listing import Listing
 from mcp_tasks.fallback.serving import ServingParts
 from mcp_tasks.fallback.timing import KnownHosts
 from mcp_tasks.fallback.ways import Fallback, ShownTo
+from mcp_tasks.fallback.words import beyond_limit
 from mcp_tasks.protocol import Caller, RpcError
 from mcp_tasks.tools.open_calls import OpenCalls
 from mcp_tasks.tools.sdk_errors import to_mcp_error
@@ -134,7 +135,11 @@ class FallbackRoom:
             RpcError: What the tool raised, or why the request is refused.
             StoreError: The task could not be kept.
         """
-        return _worded(call.ctx, await self._calls.answer(call))
+        try:
+            return _worded(call.ctx, await self._calls.answer(call))
+        except LimitExceeded as exc:
+            # Nothing was started. A model reads the result of its call, and seldom an error of the protocol.
+            return _worded(call.ctx, beyond_limit(call.request.name, exc))
 
     def is_companion(self, name: str) -> bool:
         """Whether a tool of that name may be one of ours."""

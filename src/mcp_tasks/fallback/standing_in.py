@@ -6,7 +6,7 @@ from typing import Any
 
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.errors import ValueNotStorable
+from mcp_tasks.errors import LimitExceeded, ValueNotStorable
 from mcp_tasks.fallback.arguments import BadArguments, Given
 from mcp_tasks.fallback.phrases import is_form, line, quoted, tool_name
 from mcp_tasks.fallback.words import CompanionNames, facts, text_result, with_id
@@ -31,12 +31,12 @@ async def answer_for_person(
         # Each time before it is written: the person, or a second call, may be first.
         if not task.inputs.answerable([key], runtime.now()):
             raise BadArguments(f"The question has been answered or withdrawn meanwhile. {_next(task, names)}")
-        check_answers(task, {key: answer})
+        check_answers(task, {key: answer}, runtime.limits)
 
     try:
         after = await runtime.answer(record, {key: answer}, actor=actor_of(record), check=check)
-    except RpcError as exc:
-        raise BadArguments(f"{line(exc.message)}. The question stays open.") from exc
+    except (RpcError, LimitExceeded) as exc:
+        raise BadArguments(f"{line(str(exc))}. The question stays open.") from exc
     except ValueNotStorable as exc:
         raise BadArguments("The answer is too large to be kept. The question stays open.") from exc
     said = f"The answer was given to the tool {tool_name(record.name)}, which goes on. {_next(after, names)}"

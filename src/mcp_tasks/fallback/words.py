@@ -7,6 +7,7 @@ arguments as they are to be sent. Whatever a tool or a person wrote comes after 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -16,6 +17,7 @@ from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.text import valid_text
+from mcp_tasks.errors import LimitExceeded
 from mcp_tasks.fallback.phrases import as_json, field_lines, is_form, line, question_line, quoted, sentence, tool_name
 from mcp_tasks.wire.render import status_message
 
@@ -88,6 +90,17 @@ def problem(text: str) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": valid_text(text)}], "isError": True}
 
 
+def beyond_limit(tool: str, exc: LimitExceeded) -> dict[str, Any]:
+    """A tool error: the call was refused before anything was done, because it is more than its caller may take."""
+    named = tool_name(tool)
+    if exc.retry_after is None:
+        advice = f"The same call will be refused again: call {named} with less."
+    else:
+        seconds = max(math.ceil(exc.retry_after.total_seconds()), 1)
+        advice = f"Call {named} again, but not before {seconds} s have passed."
+    return problem(f"The tool {named} was not called: {sentence(str(exc))} {advice}")
+
+
 def facts(record: TaskRecord, message: str | None = None) -> dict[str, Any]:
     """What a program reads of a task: the structured content of a handle."""
     return {
@@ -110,6 +123,7 @@ _ADVICE: Final[dict[str, str]] = {
     "interrupted": _CHECK,
     "max_runtime": f"{_IN_PART} The same call would take as long again. {_CHECK}",
     "max_wait": f"{_IN_PART} Call {{tool}} again only when somebody is there to answer it.",
+    "task_age": f"{_IN_PART} {_CHECK}",
     "unannounced": f"{_IN_PART} {_CHECK}",
     "lost": f"{_IN_PART} Do not call {{tool}} again: the same is likely to happen. Tell the user.",
     "tool_version": "If the user wants it still, call {tool} again: the server has another version of it by now.",

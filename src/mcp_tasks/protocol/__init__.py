@@ -4,7 +4,7 @@ Nothing here knows how a request came in. An adapter (see `mcp_tasks.adapters`) 
 `TasksProtocol`, and sends on what comes back. What differs between eras is a `Dialect`.
 """
 
-from mcp_tasks.protocol.caller import Caller
+from mcp_tasks.protocol.caller import Caller, Identity
 from mcp_tasks.protocol.dialect import Dialect, Dialects
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.protocol.listen import Listening
@@ -17,6 +17,7 @@ __all__ = [
     "Caller",
     "Dialect",
     "Dialects",
+    "Identity",
     "Listening",
     "Message",
     "ModernDialect",

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
 from mcp_types import (
     INVALID_PARAMS,
     CreateMessageResult,
@@ -19,13 +18,17 @@ from mcp_types import (
     ListRootsResult,
 )
 from pydantic import TypeAdapter, ValidationError
-from referencing import Registry
-from referencing.exceptions import Unresolvable
 
 from mcp_tasks.core import InputRequest, TaskRecord
+from mcp_tasks.core.limits import Limits
+from mcp_tasks.core.measure import check_json
 from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.wire.schemas import Schema, Uncheckable, UnusableSchema, not_enforced
 
 logger: Final = logging.getLogger(__name__)
+
+_WARNINGS: Final = 100
+"""Warnings that are remembered, so as not to be repeated: a tool's questions are alike."""
 
 _SHAPES: Mapping[str, TypeAdapter[Any]] = {
     "elicitation/create": TypeAdapter(ElicitResult),
@@ -34,13 +37,20 @@ _SHAPES: Mapping[str, TypeAdapter[Any]] = {
 }
 
 
-def check_answers(record: TaskRecord, responses: Mapping[str, Any]) -> None:
+def check_answers(record: TaskRecord, responses: Mapping[str, Any], limits: Limits | None = None) -> None:
     """Refuse an update in which an answer does not fit its question; the question then stays open.
+
+    Args:
+        limits: How much an answer may have; None for one of the server's own process.
 
     Raises:
         RpcError: -32602, naming the key and what is wrong with its answer.
+        LimitExceeded: An answer is too large, or nested too deeply.
     """
     for key in sorted(record.inputs.outstanding.keys() & responses.keys()):
+        if limits is not None:
+            what = f"The answer to {key[:100]!r}"
+            check_json("answer_bytes", what, responses[key], most=limits.answer_bytes, depth=limits.json_depth)
         problem = _problem(record.inputs.outstanding[key], responses[key])
         if problem is not None:
             raise RpcError(INVALID_PARAMS, f"The answer to {key!r} does not fit: {problem}")
@@ -62,12 +72,26 @@ def _form_problem(params: Mapping[str, Any], content: Any) -> str | None:
     if schema is None:
         return None
     try:
-        Draft202012Validator.check_schema(schema)
-        # With a registry of its own, so that a reference to elsewhere is never fetched.
-        form = Draft202012Validator(schema, registry=Registry())
-        error = next(form.iter_errors(content if content is not None else {}), None)
-    except (SchemaError, Unresolvable) as exc:
+        return Schema(schema).first_problem(content if content is not None else {})
+    except Uncheckable as exc:
+        return f"it cannot be checked: {exc}"
+    except UnusableSchema as exc:
         # The tool's own mistake; the client cannot answer it any better.
-        logger.warning("an answer is not checked, because its question has a bad schema: %s", exc)
+        logger.warning("an answer is not checked, because of the schema that its question has: %s", exc)
         return None
-    return None if error is None else f"{error.json_path}: {error.message}"
+
+
+def warn_of_schema(params: Mapping[str, Any]) -> None:
+    """Tell the author of a question, once, what its schema asks for and answers are not checked for."""
+    try:
+        said = [] if (schema := params.get("requestedSchema")) is None else not_enforced(schema)
+    except RecursionError:
+        # Told with the answer.
+        return
+    for each in said:
+        _warn_once(each)
+
+
+@lru_cache(_WARNINGS)
+def _warn_once(said: str) -> None:
+    logger.warning("in the schema of a question, %s; check it in the tool", said)

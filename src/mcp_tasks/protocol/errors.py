@@ -7,17 +7,22 @@ does go out is valid Unicode: an error that no client can parse answers nobody.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Generator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final
 
-from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT, ErrorData
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, REQUEST_TIMEOUT, ErrorData
 
 from mcp_tasks.core.json import JsonObject, JsonValue
 from mcp_tasks.core.text import valid_json, valid_text
 from mcp_tasks.errors import (
     AnswerRefused,
+    KeyRefused,
+    LimitExceeded,
+    OwnerRequired,
     QuestionTimedOut,
     ReplayMismatch,
     RunStopped,
@@ -29,6 +34,9 @@ from mcp_tasks.errors import (
 )
 
 logger: Final = logging.getLogger(__name__)
+
+LIMIT_EXCEEDED: Final = -32010
+"""The caller takes more than it may: of the range that JSON-RPC leaves to servers, and in use by no version of MCP."""
 
 _STORE_UNAVAILABLE = "The task store cannot take the request now; try again later"
 _TASK_UNREADABLE = "This task cannot be read; the server's log says why"
@@ -116,6 +124,13 @@ def _error_data(exc: Exception) -> ErrorData:
         case UnknownTask():
             # SEP-2663: -32602 for an invalid or nonexistent id. Unknown, expired and another's are one case.
             return ErrorData(code=INVALID_PARAMS, message=str(exc))
+        case OwnerRequired():
+            # Neither MCP nor the SDK has a code for it: a request without a token is refused before it is JSON-RPC.
+            return ErrorData(code=INVALID_REQUEST, message=str(exc), data={"reason": "owner_required"})
+        case KeyRefused():
+            return ErrorData(code=INVALID_PARAMS, message=str(exc), data={"reason": exc.reason})
+        case LimitExceeded():
+            return ErrorData(code=LIMIT_EXCEEDED, message=str(exc), data=_limit_data(exc))
         case AnswerRefused():
             return ErrorData(code=exc.code, message=exc.message, data=exc.data)
         case QuestionTimedOut():
@@ -134,3 +149,11 @@ def _error_data(exc: Exception) -> ErrorData:
             return ErrorData(code=INTERNAL_ERROR, message=str(exc))
         case _:
             return ErrorData(code=INTERNAL_ERROR, message="Internal server error")
+
+
+def _limit_data(exc: LimitExceeded) -> JsonObject:
+    data: dict[str, Any] = {"reason": "limit", "limit": exc.limit}
+    if exc.retry_after is not None:
+        # Up: who comes back a moment too early would be told to wait for no time at all.
+        data["retryAfterMs"] = math.ceil(exc.retry_after / timedelta(milliseconds=1))
+    return data

@@ -16,6 +16,7 @@ from mcp_tasks.errors import StoreError, TaskUnreadable, UnknownTask
 from mcp_tasks.protocol.dialect import Dialect
 from mcp_tasks.protocol.message import Message
 from mcp_tasks.protocol.outcome import outcome_of
+from mcp_tasks.protocol.stream_ends import End, StreamEnds
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.hints import Inbox
@@ -31,28 +32,55 @@ class Listening:
 
     Attributes:
         task_ids: The tasks that are honoured: the caller's own.
+        owner: The caller whose they are.
         method: The notification that carries a state.
+        close: To be called when the stream is over, or was not begun; twice does nothing. Until then it counts as one
+            of its owner's.
+
+    Args:
+        ends: What ends streams in time,
+        ends_in: and in which second this one; None for one that lasts.
     """
 
-    __slots__ = ("_dialect", "_runtime", "method", "task_ids")
+    __slots__ = ("_dialect", "_ends", "_ends_in", "_runtime", "close", "method", "owner", "task_ids")
 
-    def __init__(self, runtime: TaskRuntime, dialect: Dialect, task_ids: Sequence[str]) -> None:
+    def __init__(
+        self,
+        runtime: TaskRuntime,
+        dialect: Dialect,
+        task_ids: Sequence[str],
+        owner: str | None = None,
+        *,
+        ends: StreamEnds | None = None,
+        ends_in: int | None = None,
+        closed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.close: Callable[[], None] = closed
         self._runtime = runtime
         self._dialect = dialect
+        self._ends = ends
+        self._ends_in = ends_in
         self.task_ids: Sequence[str] = task_ids
+        self.owner: str | None = owner
         self.method: str = dialect.notification_method
 
-    def follow(self, wake: Callable[[], None] | None = None) -> Following:
+    def follow(self, wake: Callable[[], None] | None = None, end: End | None = None) -> Following:
         """Follow the tasks from now on, to be stopped when done.
 
         Args:
             wake: Called whenever there may be something to tell, for who does not wait.
+            end: Called when the stream's time is over: the token that opened it has expired, or it has lasted for as
+                long as any may.
         """
-        return Following(self._runtime, self._dialect, self.task_ids, wake)
+        following = Following(self._runtime, self._dialect, self.task_ids, wake)
+        if end is not None and self._ends is not None and self._ends_in is not None:
+            following.end_in(self._ends, self._ends_in, end)
+        return following
 
-    async def states(self) -> AsyncGenerator[Message]:
-        """The state of each task at once, and then whenever it changed. Never ends by itself; close it when done."""
-        following = self.follow()
+    async def states(self, end: End | None = None) -> AsyncGenerator[Message]:
+        """The state of each task at once, and then whenever it changed. Never ends by itself; close it when done, and
+        when `end` is called."""
+        following = self.follow(end=end)
         try:
             while True:
                 while (state := await following.next()) is not None:
@@ -69,7 +97,7 @@ class Following:
         wake: Called whenever there may be something to tell.
     """
 
-    __slots__ = ("_dialect", "_inbox", "_runtime", "_sent")
+    __slots__ = ("_dialect", "_ending", "_inbox", "_runtime", "_sent")
 
     def __init__(
         self, runtime: TaskRuntime, dialect: Dialect, task_ids: Sequence[str], wake: Callable[[], None] | None
@@ -77,6 +105,7 @@ class Following:
         self._runtime = runtime
         self._dialect = dialect
         self._sent = dict.fromkeys(task_ids, 0)
+        self._ending: tuple[StreamEnds, int, End] | None = None
         self._inbox = Inbox(wake=wake)
         for task_id in task_ids:
             runtime.hints.add(self._inbox, task_id)
@@ -97,9 +126,17 @@ class Following:
         """Return when there may be something to tell."""
         await self._inbox.wait()
 
+    def end_in(self, ends: StreamEnds, second: int, end: End) -> None:
+        """Have the stream ended in that second, unless it stops before."""
+        self._ending = ends, second, end
+        ends.add(second, end)
+
     def stop(self) -> None:
         """Be told nothing more."""
         self._runtime.hints.leave(self._inbox)
+        if self._ending is not None:
+            (ends, second, end), self._ending = self._ending, None
+            ends.leave(second, end)
 
     async def _newer(self, task_id: str, *, than: int) -> tuple[Message | None, int]:
         """The task's state if it is newer, and the version that the listener has after it."""

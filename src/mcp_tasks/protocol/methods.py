@@ -1,34 +1,40 @@
 """The methods of tasks: check the caller, parse, call the runtime, render.
 
 What every method needs to know of its caller is decided in one place each: the era in `Dialects.require`, the
-declaration in `TasksProtocol.enter`, the owner in `TasksProtocol.owner`.
+declaration in `TasksProtocol.enter`, the owner in `Owners.of`.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
-from mcp_types import HEADER_MISMATCH, INTERNAL_ERROR, METHOD_NOT_FOUND
+from mcp_types import HEADER_MISMATCH, METHOD_NOT_FOUND, MISSING_REQUIRED_CLIENT_CAPABILITY
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.errors import UnknownTask
+from mcp_tasks.errors import TasksError, UnknownTask
 from mcp_tasks.protocol.answers import check_answers
 from mcp_tasks.protocol.caller import Caller
 from mcp_tasks.protocol.dialect import Dialect, Dialects
 from mcp_tasks.protocol.errors import RpcError, refusing
+from mcp_tasks.protocol.limiting import Limiting
 from mcp_tasks.protocol.listen import Listening, honoured
 from mcp_tasks.protocol.message import Message
 from mcp_tasks.protocol.outcome import outcome_of
+from mcp_tasks.protocol.owners import Owners
+from mcp_tasks.protocol.stream_ends import StreamEnds
+from mcp_tasks.protocol.telling import tell_listening, tell_listing, tell_look, tell_refusal
 from mcp_tasks.protocol.texts import Texts
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.wire.headers import NAME_HEADER, decode_header
 
-logger: Final = logging.getLogger(__name__)
+_NOT_ADMITTED: Final = frozenset({METHOD_NOT_FOUND, MISSING_REQUIRED_CLIENT_CAPABILITY})
+"""What `TasksProtocol.enter` refuses with, before a request counts."""
 
 CANCELLED_BY_CLIENT = "Cancelled by the client"
 
@@ -41,8 +47,10 @@ class TasksProtocol:
     Args:
         runtime: The running runtime.
         dialects: The eras that are spoken.
-        principal: Whom the tasks of a caller belong to.
+        owners: Whom the tasks of a caller belong to.
+        limiting: What callers may take.
         require_name_header: Whether an HTTP request without the `Mcp-Name` header is refused.
+        stream_ends: What ends streams in time.
     """
 
     def __init__(
@@ -50,13 +58,17 @@ class TasksProtocol:
         runtime: Callable[[], TaskRuntime],
         *,
         dialects: Dialects,
-        principal: Callable[[Caller], str | None],
+        owners: Owners,
+        limiting: Limiting | None = None,
         require_name_header: bool = False,
+        stream_ends: StreamEnds | None = None,
     ) -> None:
+        self.limiting: Limiting = limiting or Limiting(Limits())
         self._runtime = runtime
         self._dialects = dialects
-        self._principal = principal
+        self._owners = owners
         self._require_name_header = require_name_header
+        self.stream_ends: StreamEnds = stream_ends or StreamEnds()
 
     # Who calls
 
@@ -75,37 +87,51 @@ class TasksProtocol:
         """Whom the tasks of the caller belong to.
 
         Raises:
-            RpcError: -32603, the author's rule answered with something that is not a name. No store has to tell apart
-                what it would make of it.
+            RpcError: -32600, the caller has no owner where one is required; -32603, the author's rule failed.
         """
-        owner: object = self._principal(caller)
-        if owner is None or isinstance(owner, str):
-            return owner
-        if isinstance(owner, Coroutine):
-            owner.close()
-        logger.error(
-            "principal= must return a str or None, and returned a value of type %r: the request is refused. "
-            "It cannot be an async function.",
-            type(owner).__name__,
-        )
-        raise RpcError(INTERNAL_ERROR, "Internal server error")
+        return self._owners.of(caller)
+
+    def has_owner(self, caller: Caller) -> bool:
+        """Whether the tasks of the caller belong to anybody, for what is only shown."""
+        return self._owners.has(caller)
+
+    async def admit(self, caller: Caller) -> str | None:
+        """Let a caller ask about tasks, at the pace that it may. Gives whom its tasks belong to.
+
+        Before anything is looked at but what `enter` says, so that whatever is refused for another reason has counted.
+
+        Raises:
+            RpcError: -32010, it asks too often; otherwise as `owner`.
+        """
+        owner = self.owner(caller)
+        if owner is not None:
+            with refusing():
+                await self.limiting.request(owner)
+        return owner
+
+    def hands_over(self, caller: Caller, refused: RpcError) -> None:
+        """Let a request that was refused here not count: it is handed to another door, where it counts."""
+        if refused.code not in _NOT_ADMITTED:
+            with suppress(RpcError):
+                self.limiting.not_asked(self.owner(caller))
 
     # tasks/*
 
     async def get(self, caller: Caller, params: JsonObject) -> Message:
         """`tasks/get`: the task with its outcome or its open questions."""
-        dialect, task_id = self._asked_for(caller, params)
-        _, answer = await self._look(dialect, task_id, self.owner(caller))
+        dialect, task_id, owner = await self._asked_for(caller, params)
+        _, answer = await self._look(dialect, task_id, owner)
         return answer
 
     async def get_text(self, caller: Caller, params: JsonObject, texts: Texts) -> bytes:
         """The same as JSON: what was said before, if the task is still as it was then."""
-        dialect, task_id = self._asked_for(caller, params)
-        owner, runtime = self.owner(caller), self._runtime()
-        text, now = texts.find(task_id), runtime.now()
+        dialect, task_id, owner = await self._asked_for(caller, params)
+        runtime = self._runtime()
+        text, now = texts.find(task_id, owner), runtime.now()
         if text is not None:
             with refusing():
                 if await runtime.reading.is_current(text.record, owner=owner, now=now):
+                    tell_look(runtime, text.record, "tasks/get")
                     return text.at(now)
         record, answer = await self._look(dialect, task_id, owner)
         return texts.add(dialect, record, answer).at(runtime.now())
@@ -113,27 +139,36 @@ class TasksProtocol:
     async def update(self, caller: Caller, params: JsonObject) -> Message:
         """`tasks/update`: take answers to open questions. Acknowledged once they are durable."""
         dialect = self.enter(caller, "tasks/update")
+        owner = await self.admit(caller)
         task_id, answers = dialect.parse_answers(params)
-        record = await self._find(caller, dialect, task_id)
+        record = await self._find(caller, owner, dialect, task_id)
+        limits = self.limiting.limits
         with refusing():
             await self._runtime().answer(
-                record, answers, actor=actor_of(record), check=lambda task: check_answers(task, answers)
+                record, answers, actor=actor_of(record), check=lambda task: check_answers(task, answers, limits)
             )
         return dialect.acknowledgement()
 
     async def cancel(self, caller: Caller, params: JsonObject) -> Message:
         """`tasks/cancel`. A task that has ended is acknowledged too, and stays as it is."""
         dialect = self.enter(caller, "tasks/cancel")
-        record = await self._find(caller, dialect, dialect.parse_task_id(params))
+        owner = await self.admit(caller)
+        record = await self._find(caller, owner, dialect, dialect.parse_task_id(params))
         with refusing():
             await self._runtime().cancel(record, CANCELLED_BY_CLIENT, actor=actor_of(record))
         return dialect.acknowledgement()
 
-    def _asked_for(self, caller: Caller, params: JsonObject) -> tuple[Dialect, str]:
+    async def _asked_for(self, caller: Caller, params: JsonObject) -> tuple[Dialect, str, str | None]:
         dialect = self.enter(caller, "tasks/get")
+        owner = await self.admit(caller)
         task_id = dialect.parse_task_id(params)
         self._check_name_header(caller, task_id)
-        return dialect, task_id
+        if owner is None and self.limiting.counts_polls:
+            # Only of tasks that exist: ids by the million would have those forgotten that are asked for too often.
+            with refusing():
+                await self._runtime().get(task_id, owner=None)
+                await self.limiting.poll(task_id)
+        return dialect, task_id, owner
 
     async def _look(self, dialect: Dialect, task_id: str, owner: str | None) -> tuple[TaskRecord, Message]:
         runtime = self._runtime()
@@ -141,6 +176,7 @@ class TasksProtocol:
             record, outcome = await runtime.reading.get_with_outcome(task_id, owner=owner)
             _check_method(record, dialect)
             outcome = outcome or await outcome_of(runtime, record)
+        tell_look(runtime, record, "tasks/get")
         return record, dialect.task(record, outcome, runtime.now())
 
     # subscriptions/listen
@@ -155,11 +191,22 @@ class TasksProtocol:
         """`subscriptions/listen`: the caller's own tasks among those that it names, and their states from now on."""
         # Before the ids are looked at: to a client that has no tasks they are not malformed, but none of its business.
         dialect = self.enter(caller, "subscriptions/listen")
+        owner = await self.admit(caller)
         named = dialect.parse_listened(params)
         with refusing():
+            self.limiting.check_stream(len(named))
             runtime = self._runtime()
-            own = await honoured(runtime, named, self.owner(caller), methods=dialect.methods)
-            return Listening(runtime, dialect, own)
+            own = await honoured(runtime, named, owner, methods=dialect.methods)
+            tell_listening(runtime, owner, len(named), own)
+            return Listening(
+                runtime,
+                dialect,
+                own,
+                owner,
+                ends=self.stream_ends,
+                ends_in=self.stream_ends.after(caller),
+                closed=self.limiting.open_stream(owner),
+            )
 
     # tools/call
 
@@ -195,10 +242,11 @@ class TasksProtocol:
         Raises:
             RpcError: -32602, there is no such task for this caller; -32603, it cannot be read.
         """
+        owner = await self.admit(caller)
         with refusing():
-            return await self._runtime().get(task_id, owner=self.owner(caller))
+            return await self._runtime().get(task_id, owner=owner)
 
-    async def _find(self, caller: Caller, dialect: Dialect, task_id: str) -> TaskRecord:
+    async def _find(self, caller: Caller, owner: str | None, dialect: Dialect, task_id: str) -> TaskRecord:
         """The caller's task of that id, as the caller's era has it: tasks of methods that it cannot call as tasks are
         not there.
 
@@ -207,10 +255,33 @@ class TasksProtocol:
                 cannot be read.
         """
         self._check_name_header(caller, task_id)
-        record = await self.find(caller, task_id)
         with refusing():
+            record = await self._runtime().get(task_id, owner=owner)
             _check_method(record, dialect)
+        tracing = self._runtime().tracing
+        if tracing is not None:
+            tracing.touched(record)
         return record
+
+    # Who watches
+
+    def saw(self, record: TaskRecord, method: str) -> None:
+        """Take note that a caller was shown a task of its own, in a way that this class does not serve itself."""
+        tell_look(self._runtime(), record, method)
+
+    def saw_list(self, owner: str | None, method: str, shown: int) -> None:
+        """The same of a listing that showed so many tasks."""
+        tell_listing(self._runtime(), owner, method, shown)
+
+    def refused(self, caller: Caller, method: str, why: Exception, *, task_id: object = None) -> None:
+        """Take note that a request is answered with a refusal. For doors, where they answer."""
+        owner: str | None = None
+        with suppress(RpcError):
+            # It may be refused because it has none.
+            owner = self.owner(caller)
+        with suppress(TasksError):
+            # Without a runtime there is nobody to be told.
+            tell_refusal(self._runtime(), owner, method, why, task_id=task_id)
 
     def _check_name_header(self, caller: Caller, task_id: str) -> None:
         # SEP-2663, "Routing Headers": clients MUST send Mcp-Name. At least one real client does not, so a missing

@@ -15,10 +15,11 @@ from typing import Any, Final
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
 
 from mcp_tasks.core.actor import Actor
+from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.text import short_message
-from mcp_tasks.errors import AnswerRefused, StoreError, TasksError, ValueNotStorable
+from mcp_tasks.errors import AnswerRefused, LimitExceeded, StoreError, TasksError, ValueNotStorable
 from mcp_tasks.protocol.answers import check_answers
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.runtime import TaskRuntime
@@ -28,12 +29,12 @@ logger: Final = logging.getLogger(__name__)
 _NOT_STORABLE: Final = AnswerRefused(INTERNAL_ERROR, "The client's answer cannot be stored")
 
 
-def misfit(record: TaskRecord, key: str, answer: Any) -> AnswerRefused | None:
+def misfit(record: TaskRecord, key: str, answer: Any, limits: Limits) -> AnswerRefused | None:
     """What is wrong with an answer, as its tool is told in the end; None if it fits its question."""
     try:
-        check_answers(record, {key: answer})
-    except RpcError as exc:
-        return AnswerRefused(INVALID_PARAMS, short_message(exc.message))
+        check_answers(record, {key: answer}, limits)
+    except (RpcError, LimitExceeded) as exc:
+        return AnswerRefused(INVALID_PARAMS, short_message(str(exc)))
     return None
 
 

@@ -65,11 +65,13 @@ class Texts:
         self._texts: OrderedDict[str, Text] = OrderedDict()
         self._bytes = 0
 
-    def find(self, task_id: str) -> Text | None:
-        """What was last said of the task, which may have changed since."""
+    def find(self, task_id: str, owner: str | None) -> Text | None:
+        """What was last said of the task to its owner, which may have changed since."""
         text = self._texts.get(task_id)
-        if text is not None:
-            self._texts.move_to_end(task_id)
+        if text is None or text.record.owner != owner:
+            # Also for another's: it is then looked for as if nobody had it, with as many looks.
+            return None
+        self._texts.move_to_end(task_id)
         return text
 
     def add(self, dialect: Dialect, record: TaskRecord, answer: Message) -> Text:

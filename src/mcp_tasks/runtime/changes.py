@@ -9,15 +9,15 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import Event, TaskCreated, TaskDeleted
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.machine import apply
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
-from mcp_tasks.errors import StaleRun, TaskUnreadable, UnknownTask, VersionConflict
+from mcp_tasks.errors import KeyTaken, StaleRun, TaskUnreadable, UnknownTask, VersionConflict
 from mcp_tasks.runtime.observing import Observed, Observers, TaskChange
 from mcp_tasks.stores.base import Hint, Store
 from mcp_tasks.stores.hints import HintFan, Inbox
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from mcp_tasks.runtime.late_writes import Write
 
 logger: Final = logging.getLogger(__name__)
+
+KEY_OUTLIVES: Final = timedelta(days=1)
+"""How long the idempotency key of a client stays with a task that is gone."""
 
 MAX_REMEMBERED = 5_000
 """Tasks whose versions are remembered as written here: more than are written between two looks at a file."""
@@ -82,10 +85,17 @@ class Changes:
         ending: Write | None = None,
     ) -> TaskRecord:
         """Keep a new task to which `events` have happened already, and its `ending`, if its run has ended; or the task
-        that stands under the key."""
+        that stands under the key.
+
+        Raises:
+            KeyTaken: Under the idempotency key of a client stands another call.
+            KeySpent: What stood there is gone, and the key is not free yet.
+        """
         history = _apply(record, events, record.created_at)
         ended = [] if ending is None else _apply(history[-1], ending.events, self._now())
-        kept = {} if ending is None else {"outcome": ending.outcome}
+        kept: dict[str, Any] = {} if ending is None else {"outcome": ending.outcome}
+        if record.fingerprint is not None:
+            kept["key_outlives"] = KEY_OUTLIVES
         # Before it is written: a look at the store may find it there before this goes on. No other has such an id.
         new = ended[-1] if ended else history[-1]
         self._remember(new)
@@ -99,6 +109,8 @@ class Changes:
                 # Nobody listens to it yet, but a process that has room may start it. An engine that carries ids has
                 # been handed it, or will be.
                 await self._store.notifier().publish(Hint(created.id, created.version), origin=self._origin)
+        elif created.fingerprint != record.fingerprint:
+            raise KeyTaken
         return created
 
     async def swap(
@@ -180,7 +192,7 @@ class Changes:
             VersionConflict: It is not, or is gone.
         """
         record = await self._last_seen(task_id) if self._observers.want(TaskDeleted) else None
-        await self._store.delete(task_id, expected=expected)
+        await self._store.delete(task_id, expected=expected, now=self._now())
         if record is not None:
             self._observe(record, TaskDeleted(), None, actor)
 

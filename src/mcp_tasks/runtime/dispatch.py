@@ -78,7 +78,13 @@ class Dispatch:
         if self._runtime.queues is None and self._is_remote:
             # Those in which something waits, too: a tool may have had another queue when a task of it was made.
             queues.update(await self._runtime.store.backlog(self._runtime.namespace, self._runtime.now()))
-        return Serves(namespace=self._runtime.namespace, queues=sorted(queues), tools=sorted(tools), homes=homes)
+        return Serves(
+            namespace=self._runtime.namespace,
+            queues=sorted(queues),
+            tools=sorted(tools),
+            homes=homes,
+            owner_share=self._runtime.limits.owner_share,
+        )
 
     def limits(self, policy: ToolPolicy) -> WorkLimits | None:
         """How many tasks may be at work for one more of this tool to be claimed; None if any number may."""

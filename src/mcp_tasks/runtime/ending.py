@@ -11,8 +11,9 @@ from typing import Any, Final, TypeAlias, cast
 from mcp_tasks.core.events import RunCompleted, RunFailed
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.json_bytes import encode_in_pieces, encode_json, is_large
+from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.record import Outcome
-from mcp_tasks.core.text import short_message
+from mcp_tasks.core.text import LONGEST_MESSAGE, short_message
 from mcp_tasks.errors import ErrorTooLarge, ResultTooLarge, UsageError, ValueNotStorable
 
 logger: Final = logging.getLogger(__name__)
@@ -42,18 +43,24 @@ Ending: TypeAlias = Success | Failure | AskedOnCall
 
 
 async def last_words(
-    ending: Ending, attempt: int, *, tool: str, describe: Callable[[Exception], JsonObject], max_size: int
+    ending: Ending,
+    attempt: int,
+    *,
+    tool: str,
+    describe: Callable[[Exception], JsonObject],
+    limits: Limits,
 ) -> tuple[RunCompleted | RunFailed, Outcome]:
     """An ending, ready to be written; one that cannot be kept becomes a failure that says why."""
+    max_size, max_message = limits.result_bytes, limits.status_message_bytes
     try:
         match ending:
             case Success(result):
-                return await completed(attempt, result, tool=tool, max_size=max_size)
+                return await completed(attempt, result, tool=tool, max_size=max_size, max_message=max_message)
             case Failure(error, reason):
                 outcome = Outcome(body=await _encode(error, strict=False))
-                if len(outcome.body) > max_size:
+                if max_size is not None and len(outcome.body) > max_size:
                     raise ErrorTooLarge(tool, len(outcome.body), max_size)
-                return _failure(attempt, error, reason), outcome
+                return _failure(attempt, error, reason, max_message), outcome
             case AskedOnCall():
                 raise UsageError(f"The body of {tool!r} ended as if it had asked on the call, and had not")
     except (UsageError, ValueNotStorable) as exc:
@@ -61,7 +68,14 @@ async def last_words(
         return failed(attempt, describe(exc), "result")
 
 
-async def completed(attempt: int, result: JsonObject, *, tool: str, max_size: int) -> tuple[RunCompleted, Outcome]:
+async def completed(
+    attempt: int,
+    result: JsonObject,
+    *,
+    tool: str,
+    max_size: int | None,
+    max_message: int | None = LONGEST_MESSAGE,
+) -> tuple[RunCompleted, Outcome]:
     """A result, ready to be written.
 
     Raises:
@@ -79,19 +93,20 @@ async def completed(attempt: int, result: JsonObject, *, tool: str, max_size: in
     except ValueNotStorable as exc:
         raise UsageError(f"The result of tool {tool!r} cannot be stored: {exc}") from exc
     size = len(outcome.body) + len(outcome.meta or b"")
-    if size > max_size:
+    if max_size is not None and size > max_size:
         raise ResultTooLarge(tool, size, max_size)
     is_error = result.get("isError") is True
-    return RunCompleted(attempt=attempt, is_error=is_error, message=_told(result) if is_error else None), outcome
+    message = _told(result, max_message) if is_error else None
+    return RunCompleted(attempt=attempt, is_error=is_error, message=message), outcome
 
 
-def _told(result: JsonObject) -> str | None:
+def _told(result: JsonObject, most: int | None) -> str | None:
     """What a tool says of its error: the first text of the result, shortened."""
     content = result.get("content")
     blocks = cast("list[Any]", content) if isinstance(content, list) else []
     texts = (cast("Mapping[str, Any]", block).get("text") for block in blocks if isinstance(block, Mapping))
     said = next((text for text in texts if isinstance(text, str) and text.strip()), None)
-    return None if said is None else short_message(said)
+    return None if said is None else short_message(said, most)
 
 
 def failed(attempt: int, error: JsonObject, reason: str | None = None) -> tuple[RunFailed, Outcome]:
@@ -99,9 +114,9 @@ def failed(attempt: int, error: JsonObject, reason: str | None = None) -> tuple[
     return _failure(attempt, error, reason), Outcome(body=encode_json(error))
 
 
-def _failure(attempt: int, error: JsonObject, reason: str | None) -> RunFailed:
+def _failure(attempt: int, error: JsonObject, reason: str | None, most: int | None = LONGEST_MESSAGE) -> RunFailed:
     message = error.get("message")
-    said = short_message(message) if isinstance(message, str) else None
+    said = short_message(message, most) if isinstance(message, str) else None
     return RunFailed(attempt=attempt, message=said, reason=reason)
 
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Protocol
 
 from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.runtime.alarms import Alarms
 from mcp_tasks.runtime.changes import Changes
@@ -27,6 +28,9 @@ class Host(Protocol):
 
     @property
     def settings(self) -> Settings: ...
+
+    @property
+    def limits(self) -> Limits: ...
 
     @property
     def now(self) -> Callable[[], datetime]: ...

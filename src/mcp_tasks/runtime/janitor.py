@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import anyio
 
 from mcp_tasks.errors import StoreError
+from mcp_tasks.runtime.ageing import Ageing
 from mcp_tasks.runtime.expiry import Expiry
 from mcp_tasks.runtime.queue_sweep import QueueSweep
 from mcp_tasks.runtime.recovery import Recovery
@@ -58,7 +59,7 @@ class Janitor:
         self.recovery: Recovery = Recovery(runtime, self.troubles)
         self.queue: QueueSweep = QueueSweep(runtime)
         self.expiry: Expiry = Expiry(runtime)
-        self._parts: tuple[Part, ...] = (self.recovery, runtime.dispatch, self.queue, self.expiry)
+        self._parts: tuple[Part, ...] = (self.recovery, runtime.dispatch, self.queue, self.expiry, Ageing(runtime))
 
     async def recover_lost(self) -> None:
         """Take tasks from processes that are dead."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -14,6 +14,7 @@ from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import RunReleased, RunStarted
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.engines.base import ReservedSlot, ReservesSlots
+from mcp_tasks.errors import OwnerRequired
 from mcp_tasks.runtime.policy import ToolPolicy
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Launching:
         announced: bool,
         key: str | None,
         key_until_end: bool,
+        fingerprint: str | None,
         session: str | None,
         parent: str | None,
         task_id: str | None,
@@ -58,9 +60,18 @@ class Launching:
                 original call, until `TaskRuntime.announce`.
             key: Under which the task stands. If one stands there already, that one is given, and nothing is made.
             key_until_end: Whether a task that has ended does not count under the key.
+            fingerprint: What the call is, as a hash, where the key is one of the client's: it outlives the task, and no
+                other call may stand under it.
             task_id: An id of `new_task_id` for the task, if the caller has to know it before there is one.
+
+        Raises:
+            OwnerRequired: Nobody owns the task, on a server where every task has to have an owner.
+            LimitExceeded: There are as many tasks as may be. Nothing was written, and nothing started.
         """
         runtime = self._runtime
+        if not owner and runtime.requires_owner:
+            raise OwnerRequired(f"a task of {request.name!r} has to have an owner on this server, and none is named")
+        admission = await runtime.quota.admit(owner, inside=parent is not None)
         now = runtime.now()
         policy = await self._policy_of(request)
         treated = policy or ToolPolicy()
@@ -78,14 +89,33 @@ class Launching:
             parent=parent,
             queue=treated.queue,
             priority=treated.priority,
+            trace=None if runtime.tracing is None else runtime.tracing.trace_of(request),
+            fingerprint=fingerprint,
             namespace=runtime.namespace,
         )
         create = partial(runtime.changes.create, actor=Actor("client", owner), key=key, key_until_end=key_until_end)
-        slot = None if policy is None else self._reserve(policy)
-        if slot is not None and not runtime.early.is_for(record, treated, key=key):
-            return await self._start_in(slot, record, request, treated, create)
+        with admission:
+            slot = None if policy is None else self._reserve(policy, owner)
+            is_early = slot is not None and runtime.early.is_for(record, treated, key=key)
+            created = await self._make(record, request, treated, create, slot, is_early=is_early)
+            admission.made = created.id == record.id
+        return created
+
+    async def _make(
+        self,
+        record: TaskRecord,
+        request: TaskRequest,
+        policy: ToolPolicy,
+        create: Callable[..., Coroutine[Any, Any, TaskRecord]],
+        slot: ReservedSlot | None,
+        *,
+        is_early: bool,
+    ) -> TaskRecord:
+        runtime = self._runtime
+        if slot is not None and not is_early:
+            return await self._start_in(slot, record, request, policy, create)
         if slot is not None:
-            started = await runtime.early.start(slot, record, request, treated, create)
+            started = await runtime.early.start(slot, record, request, policy, create)
             if started is not None:
                 return started
         handing = runtime.dispatch.handing(record)
@@ -102,7 +132,7 @@ class Launching:
             # The task is queued. Whoever claims it asks again, and says what is wrong.
             return None
 
-    def _reserve(self, policy: ToolPolicy) -> ReservedSlot | None:
+    def _reserve(self, policy: ToolPolicy, owner: str | None) -> ReservedSlot | None:
         runtime = self._runtime
         # Without a lease nothing is claimed; what is only queued may be started by whoever has one. Where there is a
         # limit, a claim of its own keeps it.
@@ -112,7 +142,7 @@ class Launching:
             and runtime.serves(policy.queue)
             and runtime.dispatch.limits(policy) is None
         )
-        return self._slots.reserve() if may_run and self._slots is not None else None
+        return self._slots.reserve(owner) if may_run and self._slots is not None else None
 
     async def _start_in(
         self,

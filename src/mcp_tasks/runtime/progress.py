@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Final
 
 from mcp_tasks.core.record import Progress
-from mcp_tasks.core.text import short_message
+from mcp_tasks.core.text import LONGEST_MESSAGE, short_message
 
 logger: Final = logging.getLogger(__name__)
 
@@ -21,9 +21,16 @@ class ProgressThrottle:
     Args:
         write: Writes one report; whether the run may go on writing.
         pause: The least time between two writes.
+        longest: Bytes of a message. A longer one is cut.
     """
 
-    def __init__(self, write: Callable[[Progress], Awaitable[bool]], pause: timedelta) -> None:
+    def __init__(
+        self,
+        write: Callable[[Progress], Awaitable[bool]],
+        pause: timedelta,
+        longest: int | None = LONGEST_MESSAGE,
+    ) -> None:
+        self._longest = longest
         self._write = write
         self._pause = pause.total_seconds()
         self._newest: Progress | None = None
@@ -32,7 +39,7 @@ class ProgressThrottle:
     def put(self, progress: Progress) -> bool:
         """Take a report; whether `flush` should be started for it."""
         said = progress.message
-        self._newest = progress if said is None else replace(progress, message=short_message(said))
+        self._newest = progress if said is None else replace(progress, message=short_message(said, self._longest))
         start, self._writing = not self._writing, True
         return start
 

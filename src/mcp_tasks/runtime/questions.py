@@ -18,7 +18,14 @@ from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.json import JsonValue
 from mcp_tasks.core.json_bytes import encode_json, is_large
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.errors import AnswerRefused, NeverAnnounced, QuestionTimedOut, QuestionTooLarge, WaitedTooLong
+from mcp_tasks.errors import (
+    AnswerRefused,
+    LimitExceeded,
+    NeverAnnounced,
+    QuestionTimedOut,
+    QuestionTooLarge,
+    WaitedTooLong,
+)
 from mcp_tasks.runtime.alarms import Bell, later
 from mcp_tasks.runtime.replay import (
     Ask,
@@ -87,6 +94,7 @@ class Questions:
         self._writing = False
         self._open: dict[str, _Open] = {}
         self._expects_announcement = False
+        self._waited_for = 0
 
     @property
     def is_writing(self) -> bool:
@@ -102,12 +110,15 @@ class Questions:
         for request in requests:
             self._check_size(request)
         await self._run.make_sure()
+        self._check_number(len(requests))
         asked = [self._look_up(request, asking or Asking()) for request in requests]
+        self._waited_for += len(asked)
         try:
             if any(each.gives_up for each in asked):
                 await self._run.give_up_again()
             return await self._answers_to(asked)
         finally:
+            self._waited_for -= len(asked)
             for each in asked:
                 if each.ask is not None:
                     self._open.pop(each.ask.key, None)
@@ -117,6 +128,16 @@ class Questions:
         size = len(encode_json(request.params)) if is_large(request.params) else 0
         if size > LARGEST_QUESTION:
             raise QuestionTooLarge(self._run.record.name, size, LARGEST_QUESTION)
+
+    def _check_number(self, more: int) -> None:
+        """Refuse questions beyond what may be open. By what the tool waits for, which is the same in each run."""
+        most = self._run.limits.open_questions
+        if most is not None and self._waited_for + more > most:
+            raise LimitExceeded(
+                "open_questions",
+                f"{self._run.record.name!r} asks {self._waited_for + more} questions at a time, and at most {most} may "
+                "be open (Limits.open_questions). Ask for more with one form, or one after the other",
+            )
 
     async def _answers_to(self, asked: Sequence[_Open]) -> list[JsonValue]:
         try:
@@ -163,6 +184,7 @@ class Questions:
     async def _put(self, new: Sequence[_Open]) -> None:
         if not new:
             return
+        self._run.recording.require_room()
         what = ", ".join(f"the question {_short(each.request)}" for each in new)
         await self._run.deliveries.caught_up(what)
         loop = asyncio.get_running_loop()
@@ -305,8 +327,8 @@ class Questions:
 
     @property
     def _limit(self) -> timedelta | None:
-        """How long the task waits for an answer: as its tool says, or its call, whichever is less."""
-        limits = (self._run.policy.max_wait, self._run.request.max_wait)
+        """How long the task waits for an answer: as its tool says, or its call, or the server, whichever is least."""
+        limits = (self._run.policy.max_wait, self._run.request.max_wait, self._run.limits.question_wait)
         return min((limit for limit in limits if limit is not None), default=None)
 
     async def _fetch(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mcp_tasks.core.pacing import is_expired
 from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.errors import TaskUnreadable, UnknownTask
-from mcp_tasks.stores.together import ReadsTogether
+from mcp_tasks.stores.together import ReadsOwned, ReadsTogether
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
@@ -23,6 +23,9 @@ class Reading:
     def __init__(self, runtime: TaskRuntime) -> None:
         self._runtime = runtime
         self._together = runtime.store if isinstance(runtime.store, ReadsTogether) else None
+        # Whose a task is has to be known before any of it is read or decoded: a stranger would notice by the time that
+        # there is such a task.
+        self._owned = runtime.store if isinstance(runtime.store, ReadsOwned) else None
 
     async def find(self, task_id: str) -> TaskRecord:
         """The task as it is now, whoever owns it.
@@ -46,6 +49,18 @@ class Reading:
             UnknownTask: There is no such task for this owner.
             TaskUnreadable: There is, and its row cannot be read.
         """
+        if self._owned is None:
+            return await self._get_compared(task_id, owner)
+        await self._runtime.early.until_written(task_id)
+        try:
+            record = await self._owned.get_owned(task_id, owner) if len(task_id) <= MAX_ID_LENGTH else None
+        except TaskUnreadable as exc:
+            self._runtime.janitor.note_trouble(task_id, exc)
+            raise
+        return _owned(self._here(task_id, record, self._runtime.now()), owner)
+
+    async def _get_compared(self, task_id: str, owner: str | None) -> TaskRecord:
+        """The same from a store that reads a task to see whose it is."""
         try:
             record = await self.find(task_id)
         except TaskUnreadable as exc:
@@ -65,7 +80,7 @@ class Reading:
         if self._together is not None and len(task_id) <= MAX_ID_LENGTH:
             await self._runtime.early.until_written(task_id)
             try:
-                record, outcome = await self._together.get_with_outcome(task_id) or (None, None)
+                record, outcome = await self._together.get_with_outcome(task_id, owner) or (None, None)
             except TaskUnreadable:
                 # Which of the two it is, and what is to be done, is found by asking for each.
                 return await self.get(task_id, owner=owner), None

@@ -23,7 +23,7 @@ from mcp_tasks.errors import StaleRun, StoreUnavailable, UnknownTask
 from mcp_tasks.runtime.early import TURNS, Unwritten
 from mcp_tasks.runtime.late_writes import Write
 from mcp_tasks.runtime.life import State
-from mcp_tasks.runtime.replay import GIVEN_UP, Place, ResultId, done_entry
+from mcp_tasks.runtime.replay import GIVEN_UP, Place, Replay, ResultId, done_entry
 from mcp_tasks.runtime.uncancelled import uncancelled
 
 if TYPE_CHECKING:
@@ -36,10 +36,11 @@ logger: Final = logging.getLogger(__name__)
 class Recording:
     """What one run writes, and reads of its journal."""
 
-    def __init__(self, run: Run, host: Host, unwritten: Unwritten | None = None) -> None:
+    def __init__(self, run: Run, host: Host, replay: Replay, unwritten: Unwritten | None = None) -> None:
         # Not kept alive by its own parts: a run is freed when it ends, and not once the garbage collector comes by.
         self._run: Run = proxy(run)
         self._host = host
+        self._replay = replay
         self._unwritten = unwritten
         self._writing = asyncio.Lock()
         self._write_soon: asyncio.Task[bool] | None = None
@@ -116,6 +117,14 @@ class Recording:
             self.record_first(self.record_given_up([result], place=self._run.place))
             raise
 
+    def require_room(self) -> None:
+        """See that something new may begin: it ends as an entry of the journal.
+
+        Raises:
+            LimitExceeded: The journal has as many entries as it may have.
+        """
+        self._replay.require_room(self._host.limits.journal_entries)
+
     def record_first(self, work: Coroutine[Any, Any, None]) -> None:
         """Record something before anything new begins. Nobody waits for it now: a cancellation is not held up."""
         self._run.deliveries.begin_after(self._run.help(work))
@@ -183,6 +192,7 @@ class Recording:
                 return False
             # A change that lost against another's write has read it; what it says is news to the questions.
             self._run.reconcile(record)
+            self._replay.length += len(write.entries)
         # What comes after the end of the task is passed over, and entries with it.
         return not (write.entries and record.is_final)
 

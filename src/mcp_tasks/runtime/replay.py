@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias, cast
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json import JsonValue
-from mcp_tasks.errors import UsageError
+from mcp_tasks.errors import LimitExceeded, UsageError
 from mcp_tasks.stores.columns import from_micros, to_micros
 
 Kind: TypeAlias = Literal["step", "question", "timer"]
@@ -114,6 +114,8 @@ class Replay:
         """Steps that an earlier run began and did not end, as far as something happened in them."""
         self.read_up_to: int = max((entry.number for entry in entries), default=0)
         """The number of the last entry of the journal that has been read."""
+        self.length: int = len(entries)
+        """How many entries the journal has."""
         if not entries:
             return
         for entry in self._of_open_steps(self._since_start(entries)):
@@ -129,7 +131,21 @@ class Replay:
         for entry in entries:
             self.read_up_to = max(self.read_up_to, entry.number)
             if entry.kind in _ANSWERS:
+                self.length += 1
                 self._add(entry)
+
+    def require_room(self, most: int | None) -> None:
+        """See that something new may begin. What has begun is recorded to its end, also beyond the limit.
+
+        Raises:
+            LimitExceeded: The journal has as many entries as it may have.
+        """
+        if most is not None and self.length >= most:
+            raise LimitExceeded(
+                "journal_entries",
+                f"The journal of this task has {self.length:,} entries, and may have {most:,} (Limits.journal_entries)"
+                ": it takes no more steps, questions or timers. Put more into one step, or into tasks of its own",
+            )
 
     def gives_up(self, result: ResultId) -> bool:
         """Whether an earlier run gave up on this; said once for each time that it did."""

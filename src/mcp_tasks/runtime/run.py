@@ -22,6 +22,7 @@ from mcp_tasks.core.events import Event, ProgressReported, RunAskedOnCall, RunRe
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.json import JsonObject, JsonValue
 from mcp_tasks.core.json_bytes import encode_json
+from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.record import Outcome, Progress, TaskRecord, TaskRequest
 from mcp_tasks.engines.base import Slot
 from mcp_tasks.errors import (
@@ -91,9 +92,10 @@ class Run:
         # Taken before the tool's context is entered: what runs in it is not a branch of the tool.
         self._context = contextvars.copy_context()
         self.rest: Rest = Rest(self.life, slot, self.branches, host.parking.room, self._context)
-        self.recording: Recording = Recording(self, host, unwritten)
+        self.recording: Recording = Recording(self, host, replay, unwritten)
         self.now: Callable[[], datetime] = host.now
         self.alarms: Alarms = host.alarms
+        self.limits: Limits = host.limits
         self.is_cancelled: bool = False
         """Whether the work should stop. Also for the thread of a sync tool."""
         self.stopped: asyncio.Event = asyncio.Event()
@@ -182,7 +184,8 @@ class Run:
     async def report(self, progress: Progress) -> None:
         """Keep the newest progress; it reaches the store at once or a moment later, never per call."""
         if self._progress is None:
-            self._progress = ProgressThrottle(self._write_progress, self._host.settings.progress_interval)
+            pause, longest = self._host.settings.progress_interval, self.limits.status_message_bytes
+            self._progress = ProgressThrottle(self._write_progress, pause, longest)
         if self._progress.put(progress):
             self.help(self._progress.flush())
         await anyio.lowlevel.checkpoint()
@@ -362,7 +365,7 @@ class Run:
         host, tool = self._host, self.record.name
         while True:
             event, outcome = await last_words(
-                ending, self.attempt, tool=tool, describe=host.describe, max_size=host.settings.max_result_size
+                ending, self.attempt, tool=tool, describe=host.describe, limits=self.limits
             )
             try:
                 await self.recording.write_patiently(*reported, event, outcome=outcome)

@@ -41,10 +41,12 @@ from mcp_tasks.runtime.narration import Narration
 from mcp_tasks.runtime.observing import Observer, Observers
 from mcp_tasks.runtime.parking import Parking
 from mcp_tasks.runtime.policy import Settings, ToolPolicy
+from mcp_tasks.runtime.quota import Quota
 from mcp_tasks.runtime.reading import Reading
 from mcp_tasks.runtime.rest import WaitingRoom
 from mcp_tasks.runtime.run import Body, Run
 from mcp_tasks.runtime.shutdown import drain, hand_over
+from mcp_tasks.runtime.tracing import Tracing
 from mcp_tasks.runtime.worker_name import new_worker_name
 from mcp_tasks.stores.base import Page, Store, Whose
 from mcp_tasks.stores.hints import HintFan
@@ -67,11 +69,13 @@ class TaskRuntime:
         clock: The time as people tell it; it may be set at any moment.
         namespace: Which server this is. Tasks of other servers in the same store are left alone.
         limits: How much callers may take.
+        requires_owner: Whether a task that nobody owns may not be made.
         runs_tools: Whether tools run in this process. One that only serves creates, answers and cancels tasks and
             sweeps like any other, but claims none, so it needs no lease.
         queues: The queues whose tasks are run in this process; None for all.
         tools: The tools that this process has, as far as they can be listed: what it tells an engine that it can run.
         observers: Told of everything that happens to tasks through this process, in a thread of their own.
+        tracing: What makes traces of it.
         monotonic: Seconds on a clock that is never set, by which other processes are watched.
         uptime: The same, but going on while the machine sleeps, by which this process's own lease is measured.
     """
@@ -88,10 +92,12 @@ class TaskRuntime:
         namespace: str = "",
         settings: Settings | None = None,
         limits: Limits | None = None,
+        requires_owner: bool = False,
         runs_tools: bool = True,
         queues: Collection[str] | None = None,
         tools: Callable[[], Awaitable[Mapping[str, ToolPolicy]]] = _no_tools,
         observers: Sequence[Observer] = (),
+        tracing: Tracing | None = None,
         new_id: Callable[[], str] = new_task_id,
         monotonic: Callable[[], float] = time.monotonic,
         uptime: Callable[[], float] = uptime,
@@ -99,7 +105,8 @@ class TaskRuntime:
         self.store = store
         self.engine = engine
         self.settings: Settings = settings or Settings()
-        self.limits: Limits = limits or Limits()
+        self.limits: Limits = self.settings.within(limits or Limits())
+        self.requires_owner = requires_owner
         self.sweep_interval: timedelta = self.settings.sweeps_every(remote=engine.abilities.remote)
         self.policy = policy
         self.namespace = namespace
@@ -110,6 +117,7 @@ class TaskRuntime:
         self.describe = describe
         self.now = clock
         self.monotonic = monotonic
+        self.tracing = tracing
         self.observers: Observers = Observers((Narration(), *observers))
         self.changes: Changes = Changes(store, clock=clock, observers=self.observers, saw=self._saw, origin=self)
         self.late_writes: LateWrites = LateWrites(self.changes)
@@ -130,6 +138,7 @@ class TaskRuntime:
         )
         self.draining: Draining = Draining(self)
         self.early: EarlyStart = EarlyStart(self)
+        self.quota: Quota = Quota(self.limits, lambda whose: store.usage(namespace, whose), monotonic)
         self._launching = Launching(self, new_id)
         self._body = self.early.timed(body)
         self._runs: dict[str, Run] = {}
@@ -218,6 +227,7 @@ class TaskRuntime:
         announced: bool = True,
         key: str | None = None,
         key_until_end: bool = False,
+        fingerprint: str | None = None,
         session: str | None = None,
         parent: str | None = None,
         task_id: str | None = None,
@@ -231,6 +241,7 @@ class TaskRuntime:
             announced=announced,
             key=key,
             key_until_end=key_until_end,
+            fingerprint=fingerprint,
             session=session,
             parent=parent,
             task_id=task_id,
@@ -379,7 +390,11 @@ class TaskRuntime:
             self._runs[task_id] = run
             current_runtime.set(self)
             try:
-                await run.execute(self._body)
+                if self.tracing is None:
+                    await run.execute(self._body)
+                else:
+                    with self.tracing.around(run):
+                        await run.execute(self._body)
             finally:
                 del self._runs[task_id]
                 self.claims.end(task_id)

@@ -113,6 +113,7 @@ class Steps:
                     if "error" in stored:
                         raise restore_error(name, stored)
                     return kept_as.restore(stored)
+                run.recording.require_room()
                 if name not in self._replay.reopened:
                     await run.deliveries.caught_up(str(result))
                 if after is not None:

@@ -39,6 +39,7 @@ class Timers:
         run = self._run
         place = run.place
         if not is_set:
+            run.recording.require_room()
             timer = Timer(key=result.key, until=until)
             await run.deliveries.caught_up(str(result))
             await run.recording.record(StepRecorded(attempt=run.attempt), entries=[timer_entry(timer, place)])

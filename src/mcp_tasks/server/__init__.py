@@ -3,7 +3,7 @@
 from mcp_tasks.adapters.asgi import Counts, Handover
 from mcp_tasks.fallback.hosts import HOSTS, Host
 from mcp_tasks.fallback.ways import Fallback, ShownTo, Ways
-from mcp_tasks.protocol import Caller
+from mcp_tasks.protocol import Caller, Identity
 from mcp_tasks.server.backlog import Waiting, waiting_in
 from mcp_tasks.server.list_changes import ChangesWiring, ListChanges
 from mcp_tasks.server.local_handle import LocalSnapshot, LocalTask
@@ -21,6 +21,7 @@ __all__ = [
     "Fallback",
     "Handover",
     "Host",
+    "Identity",
     "Lifespan",
     "ListChanges",
     "LocalSnapshot",

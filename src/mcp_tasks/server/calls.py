@@ -14,13 +14,14 @@ from mcp.server.context import CallNext, HandlerResult
 from mcp_types import CallToolRequestParams
 
 from mcp_tasks.adapters.asgi import Launch
-from mcp_tasks.adapters.sdk import SdkAdapter, caller_of, task_request
+from mcp_tasks.adapters.sdk import SdkAdapter, caller_of, request_meta, task_request
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.errors import TasksError
 from mcp_tasks.fallback.calls import ToolCall
 from mcp_tasks.fallback.legs import comes_back
 from mcp_tasks.fallback.room import FallbackRoom
 from mcp_tasks.protocol import Caller, RpcError, TasksProtocol
+from mcp_tasks.protocol.idempotency import check_first, take_key
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server.catalogue import Catalogue
 from mcp_tasks.server.marks import Mark, ServedTool
@@ -61,20 +62,20 @@ class Calls:
                 return answer
         # First, because a tool that is not marked pays for this on every call.
         if self.is_plain(params.name) and not comes_back():
-            return await call_next(ctx)
+            return await _plain_call(ctx, call_next)
         mark = await self._mark_for(params)
         if comes_back():
             # Its task is there, whatever the tool is marked with by now and the client declares this time.
             mark = mark or Mark(name=params.name, options=TaskOptions())
             return await self._without_tasks(mark, params, ctx, caller_of(ctx))
         if mark is None:
-            return await call_next(ctx)
+            return await _plain_call(ctx, call_next)
         caller = caller_of(ctx)
         takes_tasks = self._protocol.takes_tasks(caller)
         if not takes_tasks and mark.options.mode == "required":
             raise to_mcp_error(self._protocol.cannot_take(caller, params.name))
         if not takes_tasks and not self._is_waited_for(mark, ctx):
-            return await call_next(ctx)
+            return await _plain_call(ctx, call_next)
         if not mark.resolves and not mark.takes(params.arguments or {}):
             # The SDK refuses them before it enters the tool: the plain call's answer, at once, and no task.
             return await call_next(ctx)
@@ -85,6 +86,7 @@ class Calls:
             settled = None if settle is None else await settle()
             return await self._answer_with_task(mark, params, ctx, caller) if settled is None else settled
         except (RpcError, TasksError) as exc:
+            self._protocol.refused(caller, ctx.method, exc)
             raise to_mcp_error(exc) from exc
 
     def is_plain(self, name: str) -> bool:
@@ -121,17 +123,22 @@ class Calls:
         return answer
 
     async def _launch(self, mark: Mark, caller: Caller, request: TaskRequest, grace: timedelta | None) -> CallAnswer:
-        options, usual = mark.options, self._catalogue.usual
+        options, usual, owner = mark.options, self._catalogue.usual, self._protocol.owner(caller)
+        self._protocol.limiting.create(owner, request)
+        request, own = take_key(request, owner, asks_first=mark.asks_first)
+        joined = _joined_under(mark, request.name, request.arguments)
+        own = own if joined is None else None
         return await answer_call(
             self._runtime(),
             request,
-            owner=self._protocol.owner(caller),
+            owner=owner,
             retention=options.retention(usual),
             poll_interval=options.poll_interval,
             asks_first=mark.asks_first,
             grace=grace,
-            key=_key_of(mark, request.name, request.arguments),
-            joins=mark.options.join_running,
+            key=joined if own is None else own.key,
+            joins=joined is not None,
+            fingerprint=None if own is None else own.fingerprint,
         )
 
     def _grace(self, mark: Mark, arguments: Mapping[str, Any]) -> timedelta | None:
@@ -150,21 +157,26 @@ class Calls:
         settle: Settle | None = None,
     ) -> HandlerResult:
         try:
+            owner = self._protocol.owner(caller)
+            request, own = take_key(task_request(params, ctx, caller), owner, asks_first=mark.asks_first)
             call = ToolCall(
                 ctx=ctx,
                 caller=caller,
-                request=task_request(params, ctx, caller),
+                request=request,
                 ways=mark.options.ways(self._catalogue.usual),
-                owner=self._protocol.owner(caller),
+                owner=owner,
                 retention=mark.options.retention(self._catalogue.usual),
                 poll_interval=mark.options.poll_interval,
                 settle=settle,
                 asks_first=mark.asks_first,
-                key=_key_of(mark, params.name, params.arguments or {}),
+                joined=_joined_under(mark, params.name, params.arguments or {}),
+                key=own,
                 max_wait=mark.options.max_wait or self._catalogue.usual.max_wait,
+                admit=partial(self._protocol.limiting.create, owner, request),
             )
             return await self._fallback.answer(call)
         except (RpcError, TasksError) as exc:
+            self._protocol.refused(caller, ctx.method, exc)
             raise to_mcp_error(exc) from exc
 
     def _is_waited_for(self, mark: Mark, ctx: RequestContext) -> bool:
@@ -185,12 +197,20 @@ class Calls:
         return _that_makes_tasks(tool)
 
 
+async def _plain_call(ctx: RequestContext, call_next: CallNext) -> HandlerResult:
+    try:
+        check_first(request_meta(ctx))
+    except TasksError as exc:
+        raise to_mcp_error(exc) from exc
+    return await call_next(ctx)
+
+
 def _that_makes_tasks(tool: ServedTool) -> Mark | None:
     """The mark of a tool, if it has one and it does not forbid tasks."""
     return None if tool.mark is None or tool.mark.options.mode == "forbidden" else tool.mark
 
 
-def _key_of(mark: Mark, name: str, arguments: Mapping[str, Any]) -> str | None:
+def _joined_under(mark: Mark, name: str, arguments: Mapping[str, Any]) -> str | None:
     """What makes the call the same as another one of its owner, for a tool that is to be started once for both."""
     if not mark.options.join_running:
         return None

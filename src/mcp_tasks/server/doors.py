@@ -3,7 +3,7 @@ speak no tasks, and the short way."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +17,10 @@ from mcp_tasks.core.limits import Limits
 from mcp_tasks.fallback.hosts import Host
 from mcp_tasks.fallback.room import FallbackRoom
 from mcp_tasks.fallback.ways import ShownTo
-from mcp_tasks.protocol import Caller, Dialects, ModernDialect, TasksProtocol
+from mcp_tasks.protocol import Dialects, ModernDialect, TasksProtocol
+from mcp_tasks.protocol.limiting import Limiting
+from mcp_tasks.protocol.owners import Owners
+from mcp_tasks.protocol.stream_ends import StreamEnds
 from mcp_tasks.server.called_tools import CalledTools
 from mcp_tasks.server.calls import Augment, Calls
 from mcp_tasks.server.catalogue import Catalogue
@@ -41,11 +44,10 @@ class Doors:
         catalogue: Catalogue,
         lifecycle: Lifecycle,
         *,
-        principal: Callable[[Caller], str | None],
+        owners: Owners,
         require_name_header: bool,
-        require_owner: bool | None,
         limits: Limits,
-        max_ttl: timedelta,
+        max_ttl: timedelta | None,
         augment: Augment | None,
         hosts: Mapping[str, Host],
         companions: ShownTo,
@@ -56,13 +58,15 @@ class Doors:
         protocol = TasksProtocol(
             lifecycle.runtime,
             dialects=Dialects([ModernDialect()]),
-            principal=principal,
+            owners=owners,
+            limiting=Limiting(limits),
             require_name_header=require_name_header,
+            stream_ends=StreamEnds(limits.stream_life),
         )
         parts = EraParts(
             runtime=lifecycle.runtime,
             protocol=protocol,
-            offers=ServedOffers(catalogue, max_ttl),
+            offers=ServedOffers(catalogue, max_ttl or limits.ttl),
             stopping=lifecycle.stopping,
         )
         eras = older_eras(parts)
@@ -81,6 +85,7 @@ class Doors:
         self.short_way: ShortWay = ShortWay(
             protocol, self.calls, self.adapter.is_own, lifecycle.stopping, max_listeners
         )
+        lifecycle.counts = self.short_way.counts
         self._harmless: frozenset[str] = frozenset()
         lifecycle.middleware = self.adapter.middleware
         lifecycle.check_start = lambda: self.fallback.prepare(tools.names())

@@ -115,7 +115,7 @@ class ListChanges:
             result = await call_next(ctx)
             # Without sessions (stateless HTTP) there is nowhere to send it.
             return _with_list_changed(result) if ctx.session.can_send_request else result
-        if ctx.method == "notifications/initialized":
+        if ctx.method == "notifications/initialized" and ctx.request_id is None:
             return await self._serve_session(ctx, call_next)
         return await call_next(ctx)
 

@@ -16,7 +16,7 @@ from mcp_types import CallToolResult, GetPromptResult, ReadResourceResult
 from mcp_tasks.core.record import TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.values import check_text
-from mcp_tasks.errors import UsageError
+from mcp_tasks.errors import InvalidOption, OwnerRequired, UsageError
 from mcp_tasks.protocol import RpcError
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.context import current_run, current_runtime
@@ -86,7 +86,8 @@ class LocalCalls:
         Args:
             ttl: How long the task is kept after it ended; None for as long as the store lives. By default as the tool
                 is marked. A child has a ttl of its own.
-            owner: Whose task it is; None for nobody's. Only its owner sees it on the wire.
+            owner: Whose task it is; None for nobody's. Only its owner sees it on the wire. It has to be given on a
+                server that requires authentication.
             session: The session in whose listing it is.
             key: An idempotency key: if a task of the same owner stands under it, that one is given and none is started.
                 For a child, it says which one it is in place of its tool and arguments.
@@ -94,6 +95,7 @@ class LocalCalls:
         Raises:
             UsageError: The server has no such tool, it never becomes a task, or it does not take these arguments; or
                 another call stands under the key.
+            OwnerRequired: The server requires authentication, and no owner is given.
             WiringError: The server is not running.
             StoreError: The task could not be kept.
         """
@@ -138,10 +140,21 @@ class LocalCalls:
         start = LocalStart(request=request, options=options, ttl=ttl, owner=owner, session=session, key=key)
         return await self._start(runtime, start)
 
-    def handle(self, task_id: str) -> LocalTask[Any]:
-        """The task of that id, whoever started it, on another day or in another process. Nothing is looked up yet."""
+    def handle(self, task_id: str, *, owner: str | Unset | None = UNSET, everybody: bool = False) -> LocalTask[Any]:
+        """The task of that id, started on another day or in another process. Nothing is looked up yet.
+
+        Args:
+            owner: Whose task it has to be; None for nobody's. Another's is not there, as on the wire. In a tool that
+                runs as a task it is by default the owner of that task, because the id may come from its caller;
+                elsewhere it is anybody's, and has to be said on a server that requires authentication.
+            everybody: Whoever's it is: for operators.
+
+        Raises:
+            OwnerRequired: It is not said whose, on a server that requires authentication.
+            UsageError: It is said in two ways.
+        """
         check_text("task_id", task_id)
-        return LocalTask(self._runtime, task_id)
+        return LocalTask(self._runtime, task_id, self._whose(owner, everybody=everybody))
 
     async def list(
         self,
@@ -160,8 +173,9 @@ class LocalCalls:
 
         Args:
             owner: The tasks of one owner; None for those that nobody owns.
-            session: The tasks of one session, whoever owns them.
-            parent: The children of one task.
+            session: The tasks of one session,
+            parent: or the children of one task, whoever owns them; in a tool that runs as a task, those that the owner
+                of that task has.
             everybody: All tasks: for operators.
             status: Only those in this status, as `LocalSnapshot.status` has it.
             page_size: How many tasks a page has at most.
@@ -172,7 +186,10 @@ class LocalCalls:
             InvalidOption: Another argument has a value that it cannot have.
         """
         whose = whose_tasks(owner, session, parent, everybody=everybody)
-        return await page_of(self._runtime(), whose, status=status, page_size=page_size, cursor=cursor)
+        run = current_run.get()
+        # What it is given by its caller is no proof: another's session or task may be meant.
+        only = UNSET if run is None or isinstance(owner, str | None) or everybody else run.record.owner
+        return await page_of(self._runtime(), whose, owner=only, status=status, page_size=page_size, cursor=cursor)
 
     async def list_all(
         self,
@@ -239,6 +256,24 @@ class LocalCalls:
             raise UsageError(f"{what} never becomes a task: {_why_not(read.options)}")
         return read.options or TaskOptions()
 
+    def _whose(self, owner: str | Unset | None, *, everybody: bool) -> str | Unset | None:
+        """Whose a task has to be; unset for anybody's."""
+        if not isinstance(owner, str | Unset | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidOption(f"owner must be a string or None, got {owner!r}")
+        if not isinstance(owner, Unset):
+            if everybody:
+                raise UsageError("say whose task it is in one way: owner=, or everybody=True")
+            return owner
+        run = current_run.get()
+        if everybody or run is not None:
+            return UNSET if run is None or everybody else run.record.owner
+        if self._lifecycle.requires_owner:
+            raise OwnerRequired(
+                "this server requires authentication, so a task is somebody's: say whose, as in tasks.handle(task_id, "
+                "owner=owner), or tasks.handle(task_id, everybody=True) for an operator"
+            )
+        return UNSET
+
     async def _start(self, runtime: TaskRuntime, start: LocalStart) -> LocalTask[Any]:
         run = current_run.get()
         if run is None:
@@ -248,7 +283,7 @@ class LocalCalls:
             task_id = await run.children.start(
                 start.identity, lambda key: start.launch(runtime, self._catalogue.usual, key, run), key=start.key
             )
-        return LocalTask(self._runtime, task_id)
+        return LocalTask(self._runtime, task_id, start.owner_in(run))
 
 
 def _why_not(options: TaskOptions | None) -> str:

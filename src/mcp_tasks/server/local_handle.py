@@ -30,6 +30,7 @@ from mcp_tasks.protocol.answers import check_answers
 from mcp_tasks.protocol.outcome import decoded, outcome_of
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.context import current_run
+from mcp_tasks.server.options import UNSET, Unset
 from mcp_tasks.server.reads import KINDS, Kind
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 
@@ -118,11 +119,13 @@ def snapshot_of(record: TaskRecord, now: datetime) -> LocalSnapshot:
 
 
 class LocalTask(Generic[ResultT]):
-    """One task of this server, whoever owns it. Made by `Tasks.start` and its kin, and by `Tasks.handle`."""
+    """One task of this server. Made by `Tasks.start` and its kin, and by `Tasks.handle`, which say whose it is: a task
+    of anybody else is not there."""
 
-    def __init__(self, runtime: Callable[[], TaskRuntime], task_id: str) -> None:
+    def __init__(self, runtime: Callable[[], TaskRuntime], task_id: str, owner: str | Unset | None = UNSET) -> None:
         self.id: str = task_id
         self._runtime = runtime
+        self._owner = owner
 
     def __repr__(self) -> str:
         return f"<LocalTask {self.id}>"
@@ -134,7 +137,7 @@ class LocalTask(Generic[ResultT]):
             UnknownTask: There is no such task (any more).
         """
         runtime = self._runtime()
-        return snapshot_of(await runtime.find(self.id), runtime.now())
+        return snapshot_of(await self._find(runtime), runtime.now())
 
     async def wait(self, timeout: timedelta | float | None = None) -> ResultT:
         """Wait for the task to end; what a plain call would have returned, or raised.
@@ -212,7 +215,7 @@ class LocalTask(Generic[ResultT]):
         if response is None:
             response = {"action": action} if content is None else {"action": action, "content": dict(content)}
         runtime = self._runtime()
-        record = await runtime.find(self.id)
+        record = await self._find(runtime)
         responses = {self._asked(record, key): dict(response)}
 
         def check(task: TaskRecord) -> None:
@@ -232,9 +235,14 @@ class LocalTask(Generic[ResultT]):
             UnknownTask: There is no such task (any more).
         """
         runtime = self._runtime()
-        record = await runtime.find(self.id)
+        record = await self._find(runtime)
         cancelled = await runtime.cancel(record, reason, actor=Actor("client", record.owner))
         return snapshot_of(cancelled, runtime.now())
+
+    async def _find(self, runtime: TaskRuntime) -> TaskRecord:
+        if isinstance(self._owner, Unset):
+            return await runtime.find(self.id)
+        return await runtime.get(self.id, owner=self._owner)
 
     def _asked(self, record: TaskRecord, key: str | None) -> str:
         open_keys = sorted(record.inputs.outstanding)
@@ -252,7 +260,7 @@ class LocalTask(Generic[ResultT]):
         while True:
             # Each time anew: it raises when the server has stopped, and nothing of it will ever end any more.
             runtime = self._runtime()
-            record = await runtime.find(self.id)
+            record = await self._find(runtime)
             left = deadline - anyio.current_time()
             if condition(record) or left <= 0:
                 return record

@@ -13,7 +13,7 @@ from mcp_tasks.core.values import check_choice, check_number
 from mcp_tasks.errors import InvalidOption, UsageError
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server.local_handle import LocalSnapshot, snapshot_of, status_of
-from mcp_tasks.server.options import Unset
+from mcp_tasks.server.options import UNSET, Unset
 from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, Whose, owned_by
 
 
@@ -26,9 +26,15 @@ class TaskPage:
 
 
 async def page_of(
-    runtime: TaskRuntime, whose: Whose, *, status: TaskStatus | str | None, page_size: int, cursor: str | None
+    runtime: TaskRuntime,
+    whose: Whose,
+    *,
+    owner: str | Unset | None = UNSET,
+    status: TaskStatus | str | None,
+    page_size: int,
+    cursor: str | None,
 ) -> TaskPage:
-    """One page of a listing.
+    """One page of a listing, of one owner's tasks alone if that is said.
 
     Raises:
         InvalidOption: An argument has a value that it cannot have.
@@ -45,7 +51,11 @@ async def page_of(
             page = await runtime.list(whose, status=kept, cursor=cursor, limit=page_size - len(found))
         except ValueError as exc:
             raise InvalidOption(f"cursor must be the next_cursor of an earlier page, got {cursor!r}") from exc
-        found += [record for record in page.records if wanted is None or status_of(record) is wanted]
+        found += [
+            record
+            for record in page.records
+            if (wanted is None or status_of(record) is wanted) and (isinstance(owner, Unset) or record.owner == owner)
+        ]
         cursor = page.cursor
         if cursor is None or len(found) >= page_size:
             now = runtime.now()

@@ -13,7 +13,7 @@ from mcp_types.version import LATEST_MODERN_VERSION
 from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.core.values import check_text
-from mcp_tasks.errors import InvalidOption, UsageError, ValueNotStorable
+from mcp_tasks.errors import InvalidOption, OwnerRequired, UsageError, ValueNotStorable
 from mcp_tasks.runtime import Run, TaskRuntime
 from mcp_tasks.server.options import TaskOptions, Unset
 
@@ -78,7 +78,7 @@ class LocalStart:
     async def launch(self, runtime: TaskRuntime, usual: TaskOptions, key: str | None, run: Run | None = None) -> str:
         """The id of the new task, or of the one that stands under the key."""
         parent = None if run is None else run.record
-        owner = parent and parent.owner if isinstance(self.owner, Unset) else self.owner
+        owner = self._owner(runtime, run)
         session = parent and parent.session if isinstance(self.session, Unset) else self.session
         record = await runtime.launch(
             self.request,
@@ -92,6 +92,27 @@ class LocalStart:
         if self.key is not None:
             await self._check_same(runtime, record)
         return record.id
+
+    def owner_in(self, run: Run | None) -> str | None:
+        """The owner that is given, or that of the run's own task."""
+        return (run and run.record.owner) if isinstance(self.owner, Unset) else self.owner
+
+    def _owner(self, runtime: TaskRuntime, run: Run | None) -> str | None:
+        """Whose task it will be.
+
+        Raises:
+            OwnerRequired: Nobody's, on a server where every task has to have an owner.
+        """
+        owner = self.owner_in(run)
+        if not owner and runtime.requires_owner:
+            whose = "the task that it is started in has no owner either" if run is not None else "nobody is named"
+            raise OwnerRequired(
+                f"{self.request.name!r} was to be started as a task that nobody owns ({whose}), and this server "
+                "requires authentication, so that nobody could see it: say whose it is, as in "
+                'tasks.start(..., owner="reports"). Tasks of a client\'s user have the owner that '
+                "current_task().owner gives in a tool that runs for them"
+            )
+        return owner
 
     async def _check_same(self, runtime: TaskRuntime, record: TaskRecord) -> None:
         standing = await runtime.store.request(record.id)

@@ -15,14 +15,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
-from jsonschema import Draft202012Validator
 from mcp.server.mcpserver.tools import Tool as ServerTool
 from mcp_types import Tool, ToolAnnotations
-from referencing import Registry
 
 from mcp_tasks.errors import InvalidMark
 from mcp_tasks.runtime import ToolPolicy
 from mcp_tasks.server.options import TaskOptions
+from mcp_tasks.wire.schemas import Schema, UnusableSchema, not_enforced
 
 logger: Final = logging.getLogger(__name__)
 
@@ -79,10 +78,9 @@ class Mark:
         if self.schema is None:
             return False
         try:
-            # With a registry of its own, so that a reference to elsewhere is never fetched.
-            return not Draft202012Validator(self.schema, registry=Registry()).is_valid(dict(arguments))
-        except Exception:
-            # Too deep, or not a valid schema.
+            return self._checked is None or self._checked.first_problem(dict(arguments)) is not None
+        except UnusableSchema:
+            # Too deep, or too much to go through.
             return True
 
     def is_refusal(self, tool: str, told: str) -> bool:
@@ -112,6 +110,14 @@ class Mark:
         """The mark as it holds for `tool`: its function counts only if it is the one behind the tool."""
         is_behind = self._as_tool is not None and self._as_tool.parameters == tool.input_schema
         return self if is_behind else replace(self, function=None, schema=tool.input_schema)
+
+    @cached_property
+    def _checked(self) -> Schema | None:
+        """What the arguments are checked against; None if they cannot be, or not for all of it."""
+        try:
+            return None if not_enforced(self.schema) else Schema(self.schema)
+        except (UnusableSchema, RecursionError):
+            return None
 
     @cached_property
     def _takes_none(self) -> bool:

@@ -11,17 +11,18 @@ from typing import Any
 from mcp_tasks.adapters.era import Offer
 from mcp_tasks.server.catalogue import Catalogue
 from mcp_tasks.server.marks import Mark
-from mcp_tasks.server.options import DEFAULT_MAX_TTL, TaskOptions
+from mcp_tasks.server.options import TaskOptions
 
 
 class ServedOffers:
     """The offers of one server, by what its author said of its tools, prompts and resources.
 
     Args:
-        max_ttl: The longest that a caller may have a task kept for, unless its tool keeps tasks for longer anyway.
+        max_ttl: The longest that a caller may have a task kept for, unless its tool keeps tasks for longer anyway; None
+            for as long as it likes.
     """
 
-    def __init__(self, catalogue: Catalogue, max_ttl: timedelta = DEFAULT_MAX_TTL) -> None:
+    def __init__(self, catalogue: Catalogue, max_ttl: timedelta | None = None) -> None:
         self._catalogue = catalogue
         self._max_ttl = max_ttl
 
@@ -56,11 +57,11 @@ class ServedOffers:
         return replace(self._offer(read.options), problem_with=read.problem_with)
 
     def _offer(self, options: TaskOptions) -> Offer:
-        retention = options.retention(self._catalogue.usual)
+        retention, longest = options.retention(self._catalogue.usual), self._max_ttl
         return Offer(
             support=options.mode,
             retention=retention,
-            max_retention=None if retention is None else max(retention, self._max_ttl),
+            max_retention=None if retention is None or longest is None else max(retention, longest),
             poll_interval=options.poll_interval,
             immediate_response=options.immediate_response,
         )

@@ -28,9 +28,6 @@ Recover: TypeAlias = Literal["rerun", "fail"]
 DEFAULT_TTL: Final = timedelta(days=1)
 """How long a finished task is kept: long enough to come back for it tomorrow, short enough not to pile up."""
 
-DEFAULT_MAX_TTL: Final = timedelta(days=7)
-"""The longest `ttl` that a caller of 2025-11-25 gets by asking: a week to come back in, and no more to pile up."""
-
 LONGEST_POLL_INTERVAL: Final = timedelta(days=1)
 """Beyond it no task would be polled while anybody still waits, and clients count milliseconds in 32 bits."""
 

@@ -31,6 +31,7 @@ from mcp_tasks.errors import WiringError
 from mcp_tasks.fallback.hosts import Host, check_hosts
 from mcp_tasks.fallback.ways import ShownTo, Ways, check_ways
 from mcp_tasks.protocol import Caller
+from mcp_tasks.protocol.owners import Owners, authenticated, local_user
 from mcp_tasks.runtime import Observer, Settings, TaskRuntime
 from mcp_tasks.server.calls import Augment
 from mcp_tasks.server.catalogue import Catalogue
@@ -40,7 +41,6 @@ from mcp_tasks.server.lifecycle import Lifecycle, Setup
 from mcp_tasks.server.local import LocalCalls
 from mcp_tasks.server.marking import Marking
 from mcp_tasks.server.options import (
-    DEFAULT_MAX_TTL,
     UNSET,
     TaskMode,
     TaskOptions,
@@ -60,6 +60,7 @@ from mcp_tasks.server.working import Working
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.codec import Cipher
 from mcp_tasks.stores.origin import callers_globals, origin_of
+from mcp_tasks.telemetry.room import Metrics
 from mcp_tasks.tools.host import LowLevelHost, MCPServerHost
 from mcp_tasks.wire import EXTENSION_ID
 
@@ -70,11 +71,6 @@ StateT = TypeVar("StateT")
 def utc_now() -> datetime:
     """The time, as everything here tells it."""
     return datetime.now(UTC)
-
-
-def authenticated(caller: Caller) -> str | None:
-    """The usual rule of who owns a task: the identity that the request was authenticated with."""
-    return caller.principal
 
 
 class Tasks(Marking, LocalCalls, Working, Extension):
@@ -92,8 +88,8 @@ class Tasks(Marking, LocalCalls, Working, Extension):
         clock: Source of the current time, aware and in UTC.
         default_ttl_ms: How long a finished task is kept, in milliseconds; None keeps it for as long as the store lives.
         default_ttl: The same as a `timedelta`. Without either, a day.
-        max_ttl: The longest `ttl` that a caller may ask for, where callers can (2025-11-25). A tool whose own `ttl` is
-            longer goes up to that.
+        max_ttl: The longest `ttl` that a caller may ask for, where callers can (2025-11-25). Without it, `Limits.ttl`.
+            A tool whose own `ttl` is longer goes up to that.
         engine: Who runs the tools: an `Engine`, or a URL (`local`, `postgresql://…`, `redis://…`). Without one, what
             goes with the URL of the store, and a `LocalEngine` with a `Store` object.
         concurrency: How many tools run in this process at a time.
@@ -103,7 +99,8 @@ class Tasks(Marking, LocalCalls, Working, Extension):
         require_name_header: Refuse `tasks/*` over HTTP without the `Mcp-Name` header that SEP-2663 asks clients for.
         settings: Leases, sweeps and time limits of the runtime.
         namespace: Which servers are the same server, and run each other's tasks; by default the server's name.
-        max_wait: How long a question of any tool may stay unanswered before its task fails. Without it, for ever.
+        max_wait: How long a question of any tool may stay unanswered before its task fails. `Limits.question_wait` is
+            the most.
         early_start: Whether a tool that may run again may start while its task is being written, if it was quick the
             last time. A mark may say otherwise for its tool.
         max_lost_runs: How many runs of a tool in a row may die with their process, without getting any further, before
@@ -120,8 +117,10 @@ class Tasks(Marking, LocalCalls, Working, Extension):
         hosts: How long hosts wait for a call, by `clientInfo.name`; `"*"` for those that are not known. Adds to what is
             known already, and stands above it.
         limits: How much callers may take.
-        require_owner: Whether every task has to have an owner, so that a request without one is refused. By default it
-            is so on a server that requires authentication.
+        require_owner: Whether every task has to have an owner, so that a request without one is refused, and code in
+            this process names one. By default it is so on an `MCPServer` with `auth=`, where what comes over a pipe
+            belongs to the user who runs the server. Say True where something else authenticates (a low-level server,
+            middleware of your own): then whatever has no owner is refused, over a pipe too.
         cipher: Encrypts what the store keeps of tasks. For a store that a URL names; one that is given as an object is
             made with its own.
         audit: A file to which the audit log is appended, a JSON object a line; it goes to the logger
@@ -148,7 +147,7 @@ class Tasks(Marking, LocalCalls, Working, Extension):
         clock: Callable[[], datetime] = utc_now,
         default_ttl_ms: int | Unset | None = UNSET,
         default_ttl: timedelta | Unset | None = UNSET,
-        max_ttl: timedelta = DEFAULT_MAX_TTL,
+        max_ttl: timedelta | None = None,
         engine: Engine | str | None = None,
         concurrency: int | None = None,
         grace: timedelta | None = None,
@@ -192,7 +191,8 @@ class Tasks(Marking, LocalCalls, Working, Extension):
         check_flag("short_way", short_way)
         check_number("max_listeners", max_listeners, 0)
         ttl = chosen_ttl(default_ttl_ms, default_ttl)
-        check_duration("max_ttl", max_ttl)
+        if max_ttl is not None:
+            check_duration("max_ttl", max_ttl)
         check_choice("companions", companions, get_args(ShownTo))
         check_hosts({} if hosts is None else hosts)
         check_ways(fallback)
@@ -216,15 +216,19 @@ class Tasks(Marking, LocalCalls, Working, Extension):
             queues=chosen_queues(queues),
             observers=chosen_observers(observers),
             limits=limits or Limits(),
+            require_owner=require_owner,
             audit=audit,
         )
         self._lifecycle = Lifecycle(setup, self._catalogue)
         self._doors = Doors(
             self._catalogue,
             self._lifecycle,
-            principal=principal,
+            owners=Owners(
+                principal,
+                required=lambda: self._lifecycle.requires_owner,
+                local=None if require_owner else local_user(),
+            ),
             require_name_header=require_name_header,
-            require_owner=require_owner,
             limits=limits or Limits(),
             max_ttl=max_ttl,
             augment=augment,
@@ -305,6 +309,16 @@ class Tasks(Marking, LocalCalls, Working, Extension):
     def short_way(self) -> Counts:
         """How many requests were answered before the SDK saw them, by method, and why others were handed over to it."""
         return self._doors.short_way.counts
+
+    @property
+    def metrics(self) -> Metrics:
+        """The metrics for Prometheus: `server.custom_route("/metrics", methods=["GET"])(tasks.metrics.endpoint)`. Ask
+        for it before the server starts: from then on everything is counted.
+
+        Raises:
+            MissingExtra: `prometheus_client` is not installed.
+        """
+        return self._lifecycle.telemetry.metrics
 
     async def rotate_state_key(self) -> None:
         """Use a new key from now on for what calls of clients without tasks bring along when they come back. What was

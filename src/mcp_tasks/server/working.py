@@ -19,7 +19,7 @@ from mcp_tasks.core.durations import check_duration
 from mcp_tasks.engines.base import Serves, Takes
 from mcp_tasks.errors import StoreError
 from mcp_tasks.runtime import Settings, TaskRuntime
-from mcp_tasks.server.backlog import Waiting, waiting_in
+from mcp_tasks.server.backlog import Waiting, backlog_of
 from mcp_tasks.server.choice import chosen_queues
 from mcp_tasks.server.lifecycle import Lifecycle, Setup
 from mcp_tasks.server.stopping import Orders
@@ -120,9 +120,9 @@ class Worker:
             StoreError: The store cannot be read now.
         """
         if self._runtime is not None:
-            return await self._backlog(self._runtime)
+            return await backlog_of(self._runtime)
         async with self._opened() as runtime:
-            return await self._backlog(runtime)
+            return await backlog_of(runtime)
 
     @asynccontextmanager
     async def rehearsing(self) -> AsyncGenerator[TaskRuntime]:
@@ -148,12 +148,6 @@ class Worker:
             yield runtime
         finally:
             await runtime.store.close()
-
-    async def _backlog(self, runtime: TaskRuntime) -> Mapping[str, Waiting]:
-        known = {policy.queue for policy in (await runtime.tools()).values()}
-        return await waiting_in(
-            runtime.store, runtime.namespace, runtime.now(), known=known | (runtime.queues or set())
-        )
 
     async def _work(self, orders: Orders, on_start: Callable[[TaskRuntime], Awaitable[None]] | None) -> None:
         async with self._lifecycle.living(self.server, self._setup) as runtime:

@@ -32,13 +32,16 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import Enum
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Protocol
 
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, Usage, WorkLimits
+from mcp_tasks.stores.whose import EVERYBODY, UNOWNED, Anyone, ChildrenOf, InSession, OwnedBy, Owners, Whose, owned_by
+
+__all__ = ["LARGEST_NOTE", "Forgotten", "Hint", "IdPage", "Notifier", "Page", "Store"]
+__all__ += ["EVERYBODY", "UNOWNED", "Anyone", "ChildrenOf", "InSession", "OwnedBy", "Owners", "Whose", "owned_by"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,51 +81,8 @@ class Forgotten:
     record: TaskRecord | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OwnedBy:
-    """The tasks of one owner."""
-
-    owner: str
-
-
-@dataclass(frozen=True, slots=True)
-class InSession:
-    """The tasks of one session, whoever owns them: those made in it, and those that it took over."""
-
-    session: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChildrenOf:
-    """The tasks that one task started, whoever owns them."""
-
-    parent: str
-
-
-class Anyone(Enum):
-    """Whose tasks to list, where that is not one owner."""
-
-    UNOWNED = "unowned"
-    EVERYBODY = "everybody"
-
-
-UNOWNED: Final = Anyone.UNOWNED
-"""The tasks that nobody owns: those of clients without a name."""
-
-EVERYBODY: Final = Anyone.EVERYBODY
-"""All tasks, whoever owns them: for operators, never for a client."""
-
-Whose: TypeAlias = OwnedBy | InSession | ChildrenOf | Literal[Anyone.UNOWNED, Anyone.EVERYBODY]
-"""Whose tasks to list. There is no default: who lists must say it."""
-
-
 LARGEST_NOTE: Final = 64 * 1024
 """Bytes. A note is a small thing that a server remembers beside its tasks, and is read whole."""
-
-
-def owned_by(owner: str | None) -> Whose:
-    """The tasks of a caller, who may have no name."""
-    return UNOWNED if owner is None else OwnedBy(owner)
 
 
 class Store(Protocol):
@@ -170,14 +130,19 @@ class Store(Protocol):
         with all that it has, and only loses the key to the new task. Which of the two rules holds is for the one who
         creates to say, each time.
 
-        With `key_outlives` the key stays with this task when it is gone, however it went, and for so long after that:
-        whoever creates under it then is refused, and so is who does while the task has expired and is still there.
-        Where the key belongs to a task that is there, that one is returned, as without it. `forget_expired` forgets
-        such keys too, once their time is over.
+        With `key_outlives` the key stays with the new task when it is gone, however it went, and for so long: whoever
+        creates under it until then is refused. The time runs from the moment at which the task expires, whenever it is
+        removed, or from the `now` of `delete`; as with expiry, what it is compared with is `record.created_at`. So it
+        is the same whether an expired task is still there or not. A task that has not expired is returned, as without
+        it, and how long a key outlives its task is for who made the task to say, not for who finds it. Such keys are
+        bounded in number by their time alone. Without a `key` it means nothing.
+
+        With both, the new task's key outlives it, but for those who create with `key_until_end`: to them a task that
+        is gone has ended, and they take over its key too.
 
         Raises:
             TaskExists: The id is taken.
-            KeySpent: The task of the key has expired or is gone, and the key outlives it.
+            KeySpent: The task of the key has expired or is gone, and the key outlives it. Nothing was written.
             TaskUnreadable: There is a task under the key, but not in a state that can be read.
             ValueNotStorable: The record or the request is too large, or not JSON. Nobody else's write fails with it.
         """
@@ -234,8 +199,12 @@ class Store(Protocol):
         """
         ...
 
-    async def delete(self, task_id: str, *, expected: int) -> None:
+    async def delete(self, task_id: str, *, expected: int, now: datetime | None = None) -> None:
         """Forget the task with all that is kept beside it if it is still at version `expected`.
+
+        Args:
+            now: From when the time runs for which a key outlives the task. Without it, from when the task expires, or
+                was made if that is not known.
 
         Raises:
             VersionConflict: Somebody saved first, or the task is gone.
@@ -271,7 +240,7 @@ class Store(Protocol):
         """
         ...
 
-    async def usage(self, namespace: str, whose: Whose) -> Usage:
+    async def usage(self, namespace: str, whose: Owners) -> Usage:
         """What is kept of the tasks of the namespace, of one owner, of nobody, or of everybody.
 
         For limits, asked now and then: it must not read the tasks, and counts those that have expired and are not
@@ -336,6 +305,9 @@ class Store(Protocol):
         so one that is asked for few at a time holds nobody up. Of many that ask at once, each is given other tasks.
         Fewer than `limit` are taken where they are large, or where others are at work on some; none only if nothing is
         left to take.
+
+        Keys that outlived their tasks are forgotten too when their time is over, some of them each time, unless the
+        backend does so by itself.
 
         What cannot be read is forgotten too. An act whose answer is lost (a connection broke) may be told to nobody.
 

@@ -19,7 +19,7 @@ from mcp_tasks.stores.fields import request_fields
 T = TypeVar("T")
 
 Line: TypeAlias = tuple[str, str, bytes]
-"""A journal entry: its kind, its key and its encoded value."""
+"""A journal entry: its kind, its key (empty where it is encrypted with the value) and its encoded value."""
 
 
 async def encoded_request(codec: Codec, task_id: str, request: TaskRequest) -> bytes:
@@ -29,14 +29,14 @@ async def encoded_request(codec: Codec, task_id: str, request: TaskRequest) -> b
 
 async def encoded_entries(codec: Codec, task_id: str, entries: Sequence[JournalEntry]) -> list[Line]:
     """The entries as they are to be kept."""
-    return [(entry.kind, entry.key, await _encoded_value(codec, task_id, entry.value)) for entry in entries]
+    return [(entry.kind, *await _encoded_entry(codec, task_id, entry)) for entry in entries]
 
 
 async def encoded_outcome(codec: Codec, task_id: str, outcome: Outcome | None) -> Outcome | None:
     """The outcome as it is to be kept, if there is one."""
     if outcome is None:
         return None
-    return await in_thread_if(_size(outcome) > LARGE, codec.encode_outcome, task_id, outcome)
+    return await in_thread_if(size_of(outcome) > LARGE, codec.encode_outcome, task_id, outcome)
 
 
 async def in_thread_if(large: bool, act: Callable[..., T], *values: Any) -> T:
@@ -50,5 +50,12 @@ async def _encoded_value(codec: Codec, task_id: str, value: JsonValue) -> bytes:
     return codec.encode_value(task_id, value, False)
 
 
-def _size(outcome: Outcome) -> int:
+async def _encoded_entry(codec: Codec, task_id: str, entry: JournalEntry) -> tuple[str, bytes]:
+    if is_large(entry.value):
+        return await asyncio.to_thread(codec.encode_entry, task_id, entry.key, entry.value, True)
+    return codec.encode_entry(task_id, entry.key, entry.value, False)
+
+
+def size_of(outcome: Outcome) -> int:
+    """The bytes of an outcome."""
     return len(outcome.body) + len(outcome.meta or b"")

@@ -9,9 +9,9 @@ what the next run gets, and what no store could keep is refused here too.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import islice, takewhile
 
 from mcp_tasks.core.journal import JournalEntry
@@ -19,11 +19,11 @@ from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.core.pacing import is_expired
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import LimitReached, TaskExists, VersionConflict
-from mcp_tasks.stores.base import Forgotten, IdPage, Page, Whose
+from mcp_tasks.errors import KeySpent, LimitReached, TaskExists, VersionConflict
+from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
 from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.columns import decode_cursor, encode_cursor, to_micros
-from mcp_tasks.stores.encoding import Line, encoded_entries, encoded_request, in_thread_if
+from mcp_tasks.stores.columns import MICROSECOND, decode_cursor, encode_cursor, expiry, sort_key, to_micros
+from mcp_tasks.stores.encoding import Line, encoded_entries, encoded_request, in_thread_if, size_of
 from mcp_tasks.stores.fairness import Choice, Turns
 from mcp_tasks.stores.hints import LocalNotifier
 from mcp_tasks.stores.ordered import Ordered, Place
@@ -39,7 +39,8 @@ from mcp_tasks.stores.places import (
     tool_of,
     wait_of,
 )
-from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, WorkLimits
+from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, Usage, WorkLimits
+from mcp_tasks.stores.tally import SpentKeys, Tally, Under
 
 
 class MemoryStore:
@@ -50,8 +51,10 @@ class MemoryStore:
         self._requests: dict[str, bytes] = {}
         self._outcomes: dict[str, Outcome] = {}
         self._journals: dict[str, list[Line]] = {}
-        self._keys: dict[Hashable, str] = {}
-        self._key_of: dict[str, Hashable] = {}
+        self._keys: dict[Under, str] = {}
+        self._key_of: dict[str, tuple[Under, timedelta | None]] = {}
+        self._spent = SpentKeys()
+        self._tally = Tally()
         self._order = Ordered()
         self._waits: dict[str, Wait] = {}
         self._turns = Turns()
@@ -76,6 +79,7 @@ class MemoryStore:
         *,
         key: str | None = None,
         key_until_end: bool = False,
+        key_outlives: timedelta | None = None,
         handing: Handing | None = None,
         outcome: Outcome | None = None,
     ) -> TaskRecord:
@@ -85,23 +89,27 @@ class MemoryStore:
         self._codec.encode_state(record)
         encoded = await encoded_request(self._codec, record.id, request)
         # From here on nobody else has a turn: whoever comes second under a key finds the first.
-        under = None if key is None else (record.namespace, record.owner, key)
+        under = None if key is None else (record.namespace, owner_of(record), key)
         standing = None if under is None else self._records.get(self._keys.get(under, ""))
         loses_key = key_until_end and standing is not None and standing.is_final
         if standing is not None and not loses_key and not is_expired(standing, record.created_at):
             return standing
+        if under is not None and not key_until_end and self._is_spent(under, standing, sort_key(record)):
+            raise KeySpent
         if record.id in self._records:
             raise TaskExists(record.id)
         if standing is not None:
             self._free_key(standing.id) if loses_key else self._forget(standing.id)
         self._put(record)
         self._requests[record.id] = encoded
+        self._tally.grow(record, len(encoded))
         self._journals[record.id] = []
         if outcome is not None:
-            self._outcomes[record.id] = outcome
+            self._keep(record, outcome)
         if under is not None:
+            self._spent.free(under)
             self._keys[under] = record.id
-            self._key_of[record.id] = under
+            self._key_of[record.id] = under, key_outlives
         if handing is not None and record.id in self._waits:
             room = Waiting(self._order, self._records, record.namespace).room(handing.share)
             handing.handed = room.has(route_of(record))
@@ -140,13 +148,14 @@ class MemoryStore:
         self._check_limits(record, limits or WorkLimits())
         self._put(record)
         self._journals[record.id] += lines
+        self._tally.grow(record, sum(len(value) for _, _, value in lines))
         if outcome is not None:
-            self._outcomes[record.id] = outcome
+            self._keep(record, outcome)
 
-    async def delete(self, task_id: str, *, expected: int) -> None:
+    async def delete(self, task_id: str, *, expected: int, now: datetime | None = None) -> None:
         """Forget the task if it is still at version `expected`."""
         self._check(task_id, expected)
-        self._forget(task_id)
+        self._forget(task_id, now)
 
     async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
         """The task's journal beyond `after`."""
@@ -179,6 +188,10 @@ class MemoryStore:
         found = list(islice(wanted, limit + 1))
         standing = [created_place(record) for record in found]
         return Page(records=found[:limit], cursor=_cursor(standing, limit))
+
+    async def usage(self, namespace: str, whose: Owners) -> Usage:
+        """What is kept of some tasks of the namespace."""
+        return self._tally.usage(namespace, whose)
 
     async def hand_out(
         self, namespace: str, share: Share, *, queues: Collection[str] | None = None, mark: bool = True, limit: int
@@ -223,6 +236,7 @@ class MemoryStore:
         found = [self._records[task_id] for _, _, task_id in islice(overdue, limit)]
         for record in found:
             self._forget(record.id)
+        self._spent.forget(instant)
         return [Forgotten(record.id, record.version, record if records else None) for record in found]
 
     async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
@@ -281,15 +295,32 @@ class MemoryStore:
     def _mark(self, task_id: str, *, handed: bool) -> None:
         self._move(task_id, self._records[task_id], replace(self._waits[task_id], handed=handed))
 
-    def _forget(self, task_id: str) -> None:
+    def _keep(self, record: TaskRecord, outcome: Outcome) -> None:
+        before = self._outcomes.get(record.id)
+        self._tally.grow(record, size_of(outcome) - (0 if before is None else size_of(before)))
+        self._outcomes[record.id] = outcome
+
+    def _is_spent(self, under: Under, standing: TaskRecord | None, now: int) -> bool:
+        """Whether a key is taken under which no task stands, or one that has expired."""
+        if standing is None:
+            return self._spent.is_spent(under, now)
+        _, outlives = self._key_of[standing.id]
+        return outlives is not None and _until(standing, outlives) > now
+
+    def _forget(self, task_id: str, now: datetime | None = None) -> None:
+        record = self._records[task_id]
         self._move(task_id, None, None)
         del self._requests[task_id], self._journals[task_id]
         self._outcomes.pop(task_id, None)
+        under, outlives = self._key_of.get(task_id, (None, None))
         self._free_key(task_id)
+        if under is not None and outlives is not None:
+            self._spent.spend(under, _until(record, outlives, now))
 
     def _move(self, task_id: str, record: TaskRecord | None, wait: Wait | None) -> None:
         """Have the task where it belongs now: nowhere, if there is no record of it any more."""
         earlier = self._records.pop(task_id, None)
+        self._tally.move(earlier, record)
         before = set(() if earlier is None else places(earlier, self._waits.pop(task_id, None)))
         now = set(() if record is None else places(record, wait))
         for group, place in before - now:
@@ -302,7 +333,14 @@ class MemoryStore:
             self._waits[task_id] = wait
 
     def _free_key(self, task_id: str) -> None:
-        self._keys.pop(self._key_of.pop(task_id, None), None)
+        if (taken := self._key_of.pop(task_id, None)) is not None:
+            self._keys.pop(taken[0], None)
+
+
+def _until(record: TaskRecord, outlives: timedelta, now: datetime | None = None) -> int:
+    """Until when the key of a task is taken that is gone since `now`, or else expired."""
+    gone = to_micros(now) if now is not None else expiry(record)
+    return (sort_key(record) if gone is None else gone) + outlives // MICROSECOND
 
 
 def _after(cursor: str | None) -> Place:

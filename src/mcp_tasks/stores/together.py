@@ -23,10 +23,25 @@ class ReadsTogether(Protocol):
         """
         ...
 
-    async def get_with_outcome(self, task_id: str) -> tuple[TaskRecord, Outcome | None] | None:
-        """The record as of now and how the task ended, if it has, or None.
+    async def get_with_outcome(self, task_id: str, owner: str | None) -> tuple[TaskRecord, Outcome | None] | None:
+        """The record as of now and how the task ended, if it has; None if the owner has no such task, of which nothing
+        is read then.
 
         Raises:
             TaskUnreadable: One of the two cannot be read. Which, `Store.get` and `Store.outcome` say.
+        """
+        ...
+
+
+@runtime_checkable
+class ReadsOwned(Protocol):
+    """A store that sees whose a task is before it reads the rest."""
+
+    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
+        """The record as of now; None if the owner has no such task. What another has is not read, whatever its size, so
+        that it takes as long as if there were none.
+
+        Raises:
+            TaskUnreadable: The owner has one, and it cannot be read.
         """
         ...

@@ -11,8 +11,8 @@
                 await store.close()
 
 The tests run with anyio's pytest plugin on asyncio; nothing else needs to be set up. They live in modules by
-subject: records, what is kept beside them, idempotency keys, listings, sweeps, what has expired, what is handed out,
-how many may be at work, what waits, heartbeats, notes, and what processes share.
+subject: records, what is kept beside them, idempotency keys, listings, sweeps, what has expired, what is kept of whom,
+what is handed out, how many may be at work, what waits, heartbeats, notes, and what processes share.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import pytest
 
 # Before the imports that follow: an `assert` in a module that is not a test says nothing unless rewritten.
 _MODULES = (
-    *("records", "parts", "keys", "joining", "races", "listings", "sweeps", "expiry", "handing", "turns"),
-    *("limits", "backlog", "heartbeats", "notes", "hints"),
+    *("records", "parts", "keys", "joining", "spent", "races", "listings", "sweeps", "expiry", "handing", "turns"),
+    *("limits", "backlog", "usage", "heartbeats", "notes", "hints"),
 )
 pytest.register_assert_rewrite(*(f"mcp_tasks.testing._store_{name}" for name in _MODULES))
 
@@ -39,8 +39,10 @@ from mcp_tasks.testing._store_notes import NoteTests  # noqa: E402
 from mcp_tasks.testing._store_parts import PartTests  # noqa: E402
 from mcp_tasks.testing._store_races import RaceTests  # noqa: E402
 from mcp_tasks.testing._store_records import RecordTests  # noqa: E402
+from mcp_tasks.testing._store_spent import SpentKeyTests  # noqa: E402
 from mcp_tasks.testing._store_sweeps import SweepTests  # noqa: E402
 from mcp_tasks.testing._store_turns import TurnTests  # noqa: E402
+from mcp_tasks.testing._store_usage import UsageTests  # noqa: E402
 
 __all__ = ["StoreSuite"]
 
@@ -50,10 +52,12 @@ class StoreSuite(
     PartTests,
     KeyTests,
     JoiningTests,
+    SpentKeyTests,
     RaceTests,
     ListingTests,
     SweepTests,
     ExpiryTests,
+    UsageTests,
     HandingTests,
     TurnTests,
     LimitTests,

@@ -107,6 +107,9 @@ class TaskTester:
     ) -> str:
         """Call a tool as a task, for a client with these capabilities; the task's id.
 
+        Args:
+            owner: Whose task it is; on a server that requires authentication somebody's, if it is not said.
+
         Raises:
             UsageError: The server has no such tool, it is not marked, or it does not take these arguments: what a
                 server answers without a task.
@@ -119,6 +122,8 @@ class TaskTester:
             protocol_version=LATEST_MODERN_VERSION,
             client_capabilities=capabilities,
         )
+        if owner is None and self.runtime.requires_owner:
+            owner = "somebody"
         return (await self.runtime.launch(request, owner=owner, retention=None)).id
 
     async def record(self, task_id: str) -> TaskRecord:

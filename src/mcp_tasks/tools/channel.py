@@ -25,6 +25,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from mcp_tasks.core import InputRequest, JsonObject, Progress, TaskRequest
 from mcp_tasks.core.text import valid_json, valid_text
 from mcp_tasks.errors import TasksError
+from mcp_tasks.protocol.answers import warn_of_schema
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.runtime import Asking, Run
 from mcp_tasks.tools.open_calls import OpenCalls
@@ -84,6 +85,7 @@ class TaskChannel:
         question = InputRequest(method=method, params=valid_json(params or {}))
         try:
             check_askable(question, self._run.request)
+            warn_of_schema(question.params)
             return dict(await self._run.ask(question, _asking(opts)))
         except (RpcError, TasksError) as exc:
             # As an `MCPError`, because any other exception of a tool is a crash to the SDK, and its text is withheld.

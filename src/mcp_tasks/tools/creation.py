@@ -8,6 +8,8 @@ task is not announced:
   waited for any longer.
 - The call has a grace: a tool that ends within it is answered as in a plain call, and its task is forgotten too.
 
+Under an idempotency key of the client's neither is forgotten: the same request again gets the same answer.
+
 The tool may run in another process, so all of this goes through the store: the announcement is a change of the record
 like any other, and so is the question. Whichever is written first stands. A question that comes second is asked in the
 task; an announcement that comes second finds the task ended.
@@ -34,6 +36,7 @@ from mcp_tasks.core.pacing import backoff
 from mcp_tasks.errors import StoreError, StoreUnavailable
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.runtime.launching import new_task_id
 from mcp_tasks.tools.body import questions_in
 
 logger: Final = logging.getLogger(__name__)
@@ -76,6 +79,7 @@ async def answer_call(
     task_id: str | None = None,
     key: str | None = None,
     joins: bool = False,
+    fingerprint: str | None = None,
     session: str | None = None,
     goes_on: bool = False,
 ) -> CallAnswer:
@@ -86,13 +90,18 @@ async def answer_call(
         key: What the task stands under: whoever comes with the same one gets the same task.
         joins: Whether that is so for other calls, too, and only while the task runs. A task that several calls may
             have is announced at once.
+        fingerprint: What the call is, where the key is one of the client's. Whatever it comes to is kept then: the
+            client may have lost the answer, and come for it again.
         session: The session in which the task is made.
         goes_on: Whether the tool is to go on where its caller goes away before the task is announced.
 
     Raises:
         RpcError: What the plain call would have failed with, if that became clear while the call was open.
+        KeyRefused: The client's key is of another call, or of a task that is gone.
         StoreError: The task could not be kept.
     """
+    is_kept = fingerprint is not None
+    task_id = task_id or (new_task_id() if is_kept else None)
     # SEP-2663: not answered before the task is durably created; `launch` returns no sooner.
     created = await runtime.launch(
         request,
@@ -103,36 +112,35 @@ async def answer_call(
         task_id=task_id,
         key=key,
         key_until_end=joins,
+        fingerprint=fingerprint,
         session=session,
     )
     if created.announced:
         return created
     if task_id is not None and created.id != task_id:
-        return await _of_earlier_request(runtime, created, request)
+        return await _of_earlier_request(runtime, created, request, grace)
     seen = created
     if asks_first:
-        seen = await _wait_for_question(runtime, seen, goes_on=goes_on)
+        seen = await _wait_for_question(runtime, seen, goes_on=goes_on or is_kept)
     if grace:
         # A caller that goes away meanwhile leaves the task: closing a stream cancels the request, never its task.
         seen = await _wait(runtime, seen, _is_settled, grace)
     record = await _announce(runtime, seen)
     if record.announced:
         return created
-    return await _instead_of_task(runtime, record, request, in_grace=bool(grace)) or created
+    return await _instead_of_task(runtime, record, request, in_grace=bool(grace), keep=is_kept) or created
 
 
-async def _of_earlier_request(runtime: TaskRuntime, created: TaskRecord, request: TaskRequest) -> CallAnswer:
+async def _of_earlier_request(
+    runtime: TaskRuntime, created: TaskRecord, request: TaskRequest, grace: timedelta | None
+) -> CallAnswer:
     """What an earlier request of the same call comes to, which is being answered, or whose answer was lost."""
-    seen = await _wait(runtime, created, lambda task: task.announced or task.is_final, 2 * ANNOUNCE_AFTER)
+    limit = grace or 2 * ANNOUNCE_AFTER
+    seen = await _wait(runtime, created, lambda task: task.announced or _is_settled(task), limit)
     record = await _announce(runtime, seen)
-    if record.announced or record.status is not TaskStatus.CANCELLED:
+    if record.announced:
         return record
-    outcome = await runtime.outcome(record.id)
-    if outcome is None:
-        return record
-    told = decode_json(outcome.body)
-    questions_in(told, request)
-    return Question(told)
+    return await _instead_of_task(runtime, record, request, in_grace=bool(grace), keep=True) or record
 
 
 async def _wait_for_question(runtime: TaskRuntime, created: TaskRecord, *, goes_on: bool) -> TaskRecord:
@@ -187,11 +195,14 @@ def _is_settled(task: TaskRecord) -> bool:
 
 
 async def _instead_of_task(
-    runtime: TaskRuntime, ended: TaskRecord, request: TaskRequest, *, in_grace: bool
+    runtime: TaskRuntime, ended: TaskRecord, request: TaskRequest, *, in_grace: bool, keep: bool
 ) -> Question | InlineResult | None:
     """What the call is answered with in place of a task that ended before it was announced; None for the task itself.
 
     Without a grace that is only a question: who wants a task for a call gets one, however quick the tool is.
+
+    Args:
+        keep: Whether somebody may come for the same answer again.
     """
     if ended.status is not TaskStatus.CANCELLED and not in_grace:
         return None
@@ -199,7 +210,8 @@ async def _instead_of_task(
     if outcome is None:
         # Cancelled from outside, and not by asking.
         return None
-    await runtime.discard(ended)
+    if not keep:
+        await runtime.discard(ended)
     if ended.status is TaskStatus.COMPLETED:
         return InlineResult(outcome)
     told = decode_json(outcome.body)

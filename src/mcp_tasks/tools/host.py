@@ -47,6 +47,11 @@ class ToolHost(Protocol):
         """Whether the schemas of its tools are those that the SDK makes of functions."""
         ...
 
+    @property
+    def requires_authentication(self) -> bool:
+        """Whether the server says itself that it lets nobody in without a token."""
+        ...
+
     async def prepare(self) -> None:
         """Get ready, before the server serves anybody."""
         ...
@@ -76,6 +81,11 @@ class MCPServerHost:
     """Tools of an `MCPServer`."""
 
     publishes_schemas = True
+
+    @property
+    def requires_authentication(self) -> bool:
+        """Whether the server lets nobody in over HTTP without a token, as far as it says so itself."""
+        return self._server.settings.auth is not None
 
     def __init__(self, server: MCPServer[Any]) -> None:
         self._server = server
@@ -132,6 +142,8 @@ class LowLevelHost:
     """Tools of a low-level `Server`: whatever its handlers answer."""
 
     publishes_schemas = False
+    # Its app is told so, not the server.
+    requires_authentication = False
 
     def __init__(self, server: Server[Any], call_tool: Callable[[RequestContext, Any], Any]) -> None:
         self._server = server

@@ -2,6 +2,8 @@
 
 from mcp_tasks.wire.models import (
     EXTENSION_ID,
+    IDEMPOTENCY_CAPABILITY,
+    IDEMPOTENCY_KEY,
     PROGRESS_META_KEY,
     AnyParams,
     CancelTaskParams,
@@ -21,6 +23,8 @@ from mcp_tasks.wire.render import (
 __all__ = [
     "ACK",
     "EXTENSION_ID",
+    "IDEMPOTENCY_CAPABILITY",
+    "IDEMPOTENCY_KEY",
     "PROGRESS_META_KEY",
     "AnyParams",
     "CancelTaskParams",

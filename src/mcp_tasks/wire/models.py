@@ -22,6 +22,21 @@ QUESTION_META_KEY: Final = "mcp-tasks/question"
 """Which question of its task it is, in `_meta` of a question that comes as a request of its own: the same however often
 it is sent. Ours, like the one above."""
 
+IDEMPOTENCY_KEY: Final = "mcp-tasks/idempotencyKey"
+"""Under which key of its caller a call is made, in its `_meta`: made again under the same one, it comes to the same
+task. Ours."""
+
+LONGEST_KEY: Final = 255
+"""Characters of such a key."""
+
+REPEATED_META_KEY: Final = "mcp-tasks/repeated"
+"""That a call under such a key may have been made before, in its `_meta`: if its server cannot tell, because it keeps
+nothing of calls of that tool, it refuses."""
+
+IDEMPOTENCY_CAPABILITY: Final = "mcp-tasks/idempotencyKeys"
+"""By which a server says, among its experimental capabilities, that it honours such keys. Not among the settings of the
+extension: its schema has none."""
+
 
 class AnyParams(RequestParams):
     """Params that are looked at later."""

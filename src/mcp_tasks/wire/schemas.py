@@ -15,9 +15,10 @@ form has them, and no model is made into a schema with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
 from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema.exceptions import SchemaError, ValidationError
@@ -49,7 +50,6 @@ _IGNORED: Final = frozenset({"unevaluatedProperties", "unevaluatedItems"})
 _NO_OTHERS: Registry[Any] = Registry()
 
 _Rule = Callable[[Any, Any, Any, Any], Iterator[ValidationError] | None]
-_Told = TypeVar("_Told")
 
 
 class UnusableSchema(ValueError):
@@ -59,23 +59,50 @@ class UnusableSchema(ValueError):
     """
 
 
-def problems(schema: Any, value: Any) -> list[ValidationError]:
-    """What is wrong with `value` by `schema`, as much of it as is told; empty if it fits.
+class Uncheckable(UnusableSchema):
+    """This value cannot be checked: it would take too much work, or the library fails on it.
+
+    Whoever sends such a value must not get by with it; another may fit.
+    """
+
+
+class Schema:
+    """A schema that was found to be one, for as many values as there are.
 
     Raises:
-        UnusableSchema: The value cannot be checked.
+        UnusableSchema: It is none, or too large.
     """
-    return _checked(schema, value, lambda errors: list(islice(errors, MOST_PROBLEMS)))
 
+    def __init__(self, schema: Any) -> None:
+        work = _Work()
+        with _translated():
+            own = _own(schema, work)
+            # Without the library's formats: one of them compiles patterns with `re`.
+            Draft202012Validator.check_schema(own, format_checker=FormatChecker(()))
+        self._own: Any = own
+        self._parts = work.parts
 
-def first_problem(schema: Any, value: Any) -> str | None:
-    """The first thing that is wrong with `value`, in words and with its place; None if it fits.
+    def problems(self, value: Any) -> list[ValidationError]:
+        """What is wrong with `value`, as much of it as is told; empty if it fits.
 
-    Raises:
-        UnusableSchema: The value cannot be checked.
-    """
-    error = _checked(schema, value, lambda errors: next(errors, None))
-    return None if error is None else f"{_shortened(error.json_path)}: {_shortened(error.message)}"
+        Raises:
+            UnusableSchema: The value cannot be checked.
+        """
+        with _translated():
+            return list(islice(self._errors(value), MOST_PROBLEMS))
+
+    def first_problem(self, value: Any) -> str | None:
+        """The first thing that is wrong with `value`, in words and with its place; None if it fits.
+
+        Raises:
+            UnusableSchema: The value cannot be checked.
+        """
+        with _translated():
+            error = next(self._errors(value), None)
+        return None if error is None else f"{_shortened(error.json_path)}: {_shortened(error.message)}"
+
+    def _errors(self, value: Any) -> Iterator[ValidationError]:
+        return iter(_Validator(self._own, registry=_NO_OTHERS, format_checker=_Work(self._parts)).iter_errors(value))
 
 
 def not_enforced(schema: Any) -> list[str]:
@@ -102,25 +129,22 @@ def _patterns(name: str, part: Any) -> list[str]:
     return list(cast("dict[str, Any]", part)) if name == "patternProperties" and isinstance(part, dict) else []
 
 
-def _checked(schema: Any, value: Any, told: Callable[[Iterator[ValidationError]], _Told]) -> _Told:
-    work = _Work()
+@contextmanager
+def _translated() -> Generator[None]:
+    """Whatever the library runs into, as one error that can be logged."""
     try:
-        own = _own(schema, work)
-        # Without the library's formats: one of them compiles patterns with `re`.
-        Draft202012Validator.check_schema(own, format_checker=FormatChecker(()))
-        # With a registry of its own, so that a reference to elsewhere is never fetched.
-        return told(iter(_Validator(own, registry=_NO_OTHERS, format_checker=work).iter_errors(value)))
+        yield
+    except UnusableSchema:
+        raise
     except SchemaError as exc:
         raise UnusableSchema(f"it is not a valid JSON schema, at {_shortened(exc.json_path)}") from None
     except Unresolvable as exc:
         raise UnusableSchema(f"it refers to {_shortened(exc.ref)!r}, which is not in it") from None
     except RecursionError:
-        raise UnusableSchema("it is nested too deeply, or refers to itself for ever") from None
-    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as exc:
-        if isinstance(exc, UnusableSchema):
-            raise
-        # The library's own trouble with a value or a schema that nobody thought of, such as 1e400 by `multipleOf: 0.1`.
-        raise UnusableSchema(f"the check failed with {type(exc).__name__}") from None
+        raise Uncheckable("it is nested too deeply, or refers to itself for ever") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
+        # A value or a schema that the library did not think of, such as 10**400 by `multipleOf: 0.1`.
+        raise Uncheckable(f"the check failed with {type(exc).__name__}") from None
 
 
 def _own(schema: Any, work: _Work) -> Any:
@@ -142,9 +166,9 @@ def _own(schema: Any, work: _Work) -> Any:
 class _Work(FormatChecker):
     """What one check has cost. In the place of a checker of formats: that is what goes along into every part."""
 
-    def __init__(self) -> None:
+    def __init__(self, parts: int = 0) -> None:
         super().__init__(())
-        self.parts: int = 0
+        self.parts: int = parts
         self.rules: int = 0
 
     def count_part(self) -> None:
@@ -155,7 +179,7 @@ class _Work(FormatChecker):
     def count(self, rules: int = 1) -> None:
         self.rules += rules
         if self.rules > MOST_RULES:
-            raise UnusableSchema(f"the check takes more than {MOST_RULES:,} steps")
+            raise Uncheckable(f"the check takes more than {MOST_RULES:,} steps")
 
 
 def _counted(rule: _Rule) -> _Rule:

@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from mcp_tasks import Tasks
+from mcp_tasks.core.limits import Limits
 from mcp_tasks.runtime import TaskChange
-from mcp_tasks.server.options import DEFAULT_MAX_TTL
 from tests.helpers.http import serving
 from tests.helpers.older import http_session
 from tests.helpers.rpc import PATIENCE
@@ -34,13 +34,13 @@ def test_it_is_documented_that_without_authentication_the_id_is_the_key() -> Non
 
 @pytest.mark.requirement("older/documented-ttl")
 def test_the_longest_ttl_is_documented() -> None:
-    assert "`Tasks(max_ttl=)`, a week by default" in _page()
-    assert timedelta(weeks=1) == DEFAULT_MAX_TTL
+    assert "`Tasks(max_ttl=)`, or `Limits.ttl`, 30 days by default" in _page()
+    assert timedelta(days=30) == Limits().ttl
 
 
 @pytest.mark.requirement("older/documented-concurrency")
-def test_it_is_documented_that_there_is_no_limit_per_requestor() -> None:
-    assert "a rate limit and a limit of tasks per requestor. Neither is built in" in _page()
+def test_it_is_documented_which_limits_hold_per_requestor() -> None:
+    assert "a rate limit and a limit of tasks per requestor: both hold for callers with a name" in _page()
 
 
 @pytest.mark.requirement("older/audit-owner", "older/monitoring")

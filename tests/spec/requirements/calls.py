@@ -126,6 +126,12 @@ REQUIREMENTS = (
             "test_security::test_nobody_listens_to_somebody_elses_task",
             "test_security::test_a_new_token_of_the_same_user_reaches_the_task",
             "test_security::test_a_request_without_a_valid_token_is_refused_before_anything_is_looked_up",
+            "trust/test_matrix::test_over_http",
+            "trust/test_matrix::test_over_pipes",
+            "trust/test_matrix::test_over_pipes_where_an_owner_is_required_everywhere",
+            "trust/test_matrix::test_in_memory",
+            "trust/test_owners::test_a_request_without_an_owner_makes_no_task",
+            "trust/test_streams::test_a_stream_ends_with_the_token_that_opened_it",
         ),
     ),
 )

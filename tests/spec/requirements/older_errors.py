@@ -126,6 +126,7 @@ REQUIREMENTS = (
         tests=(
             "spec/legacy/test_errors::test_somebody_elses_task_looks_exactly_like_no_task",
             "spec/legacy/test_interplay::test_an_owner_is_the_same_in_both_eras_and_so_is_a_stranger",
+            "trust/test_matrix::test_over_http_in_older_sessions",
         ),
     ),
     Requirement(
@@ -138,6 +139,7 @@ REQUIREMENTS = (
         tests=(
             "spec/legacy/test_listing::test_a_cursor_of_somebody_else_shows_nothing_of_theirs",
             "spec/legacy/test_listing::test_a_list_has_only_the_tasks_of_its_owner",
+            "trust/test_matrix::test_over_http_in_older_sessions",
         ),
     ),
     Requirement(

@@ -170,6 +170,7 @@ class Listener:
     """One stream. Made by `Listeners.open`."""
 
     __slots__ = (
+        "_closed",
         "_context",
         "_following",
         "_has_ended",
@@ -200,7 +201,8 @@ class Listener:
         self._is_telling = True
         self._is_due = self._is_ending = self._has_ended = self._is_over = False
         self._when_over: Callable[[], None] | None = None
-        self._following = listening.follow(self._wake)
+        self._following = listening.follow(self._wake, self.end)
+        self._closed = listening.close
 
     async def begin(self, listening: Listening) -> None:
         """Acknowledge, and tell how the tasks are now."""
@@ -232,6 +234,7 @@ class Listener:
         if not self._over.done():
             self._over.set_result(None)
         self._following.stop()
+        self._closed()
         self._listeners.left(self)
         if self._teller is not None:
             self._teller.cancel()

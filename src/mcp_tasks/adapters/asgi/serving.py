@@ -18,6 +18,7 @@ from mcp_tasks.adapters.sdk import request_of
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.errors import TasksError
 from mcp_tasks.protocol import Caller, Listening, Message, RpcError, TasksProtocol, Texts
+from mcp_tasks.protocol.errors import LIMIT_EXCEEDED
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 from mcp_tasks.wire.headers import NAME_HEADER
 
@@ -31,9 +32,8 @@ _LISTEN_PARAMS: Final = frozenset({"notifications", "_meta"})
 _TASKS_ALONE: Final = frozenset({"taskIds"})
 """What a stream is about that is served here: nothing of the SDK's own."""
 
-_MOST_TASKS: Final = 100
 _LONGEST_ID: Final = 256
-"""Of a stream that is served here: a listener keeps both, and there may be thousands. The SDK serves fewer."""
+"""Of a stream that is served here: a listener keeps it, and there may be thousands. The SDK serves fewer."""
 
 Launch: TypeAlias = Callable[[], Awaitable[TaskRecord]]
 """Makes a task. Once it has begun, the call is answered by who began it, also with an error: were the call handed over
@@ -85,12 +85,22 @@ class Serving:
             answer = await self._answer(request, caller)
         except Exception as exc:
             told = _told_in_place_of(exc)
+            if isinstance(told, HandedOver):
+                if isinstance(exc, RpcError):
+                    self._protocol.hands_over(caller, exc)
+                if told is exc:
+                    raise
+                raise told from exc
             if failed is not None:
                 failed(told)
             await send_error(send, request.id, modern_error_data(told))
             return None
         if isinstance(answer, Listening):
-            return await self._listeners.open(answer, request.id, send)
+            try:
+                return await self._listeners.open(answer, request.id, send)
+            except BaseException:
+                answer.close()
+                raise
         await send_result(send, request.id, answer)
         return None
 
@@ -115,6 +125,7 @@ class Serving:
         try:
             return self._encoded(self._protocol.created(caller, await launch()))
         except Exception as exc:
+            self._protocol.refused(caller, request.method, exc)
             raise _Failed(to_mcp_error(exc) if isinstance(exc, RpcError | TasksError) else exc) from exc
 
     def _planned(self, request: RpcRequest, caller: Caller) -> Launch:
@@ -163,8 +174,7 @@ def _is_slight(request: RpcRequest) -> bool:
     if not (request.params.keys() <= _LISTEN_PARAMS and isinstance(wanted, dict)):
         return False
     named = cast("dict[str, Any]", wanted)
-    tasks = named.get("taskIds")
-    if named.keys() != _TASKS_ALONE or (isinstance(tasks, list) and len(cast("list[Any]", tasks)) > _MOST_TASKS):
+    if named.keys() != _TASKS_ALONE:
         return False
     return not (isinstance(request.id, str) and len(request.id) > _LONGEST_ID)
 
@@ -178,23 +188,19 @@ class _Failed(Exception):
 
 
 def _told_in_place_of(exc: Exception) -> Exception:
-    """What the SDK would meet, and answer with an error, where this was raised.
+    """What the SDK would meet, and answer with an error, where this was raised; or `HandedOver`, if it is refused, or
+    was not understood after all: the SDK asks again, and words the refusal.
 
     What fails for a reason of the server's is answered here: asked again, a store that is away would be waited for
-    twice.
-
-    Raises:
-        HandedOver: It is refused, or was not understood after all. The SDK asks again, and words the refusal.
+    twice. So is what is beyond a limit: asked again, it would count twice.
     """
     match exc:
         case HandedOver():
-            raise exc
+            return exc
         case _Failed():
             return exc.told
         case RpcError():
-            told = to_mcp_error(exc)
-            if told.error.code == INTERNAL_ERROR:
-                return told
-            raise HandedOver(Handover.REFUSED) from exc
+            is_told = exc.code in (INTERNAL_ERROR, LIMIT_EXCEEDED)
+            return to_mcp_error(exc) if is_told else HandedOver(Handover.REFUSED)
         case _:
-            raise HandedOver(Handover.FAILED) from exc
+            return HandedOver(Handover.FAILED)

@@ -97,7 +97,13 @@ class LegacyTasks:
         return known
 
     async def start(
-        self, tool: str, arguments: Mapping[str, Any] | None, *, ttl: timedelta | None, timeout: float | None
+        self,
+        tool: str,
+        arguments: Mapping[str, Any] | None,
+        *,
+        ttl: timedelta | None,
+        timeout: float | None,
+        meta: Mapping[str, Any] | None = None,
     ) -> TaskSnapshot | JsonObject | None:
         """Call a tool as a task: the task, the result if the server answered inline, None if the tool takes no tasks.
 
@@ -106,7 +112,7 @@ class LegacyTasks:
             InvalidResponse: The server answered with something that is not a valid task.
         """
         params: dict[str, Any] = {"name": tool} if arguments is None else {"name": tool, "arguments": dict(arguments)}
-        return await self._start(params, ttl=ttl, timeout=timeout)
+        return await self._start(params if meta is None else {**params, "_meta": dict(meta)}, ttl=ttl, timeout=timeout)
 
     async def tasks(self) -> AsyncIterator[TaskSnapshot]:
         """The tasks that the server lists, without their outcomes.

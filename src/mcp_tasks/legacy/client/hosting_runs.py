@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import datetime
 from typing import Any, Final, Protocol
 
@@ -63,12 +64,23 @@ class Runner(Protocol):
 
 
 class Runs:
-    """The runs of one server's tasks, and every change of these tasks."""
+    """The runs of one server's tasks, and every change of these tasks.
 
-    def __init__(self, file: Callable[[], HostedFile], owner: str, now: Callable[[], datetime]) -> None:
+    Args:
+        turns: Gives what a callback waits in for its turn, and has it while it works.
+    """
+
+    def __init__(
+        self,
+        file: Callable[[], HostedFile],
+        owner: str,
+        now: Callable[[], datetime],
+        turns: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+    ) -> None:
         self._open_file = file
         self._owner = owner
         self._now = now
+        self._turns = turns
         self._runners: list[Runner] = []
         self._runs: dict[str, tuple[Runner, asyncio.Task[None]]] = {}
         self._ends: dict[str, asyncio.Future[tuple[TaskRecord, dict[str, Any]]]] = {}
@@ -166,7 +178,8 @@ class Runs:
 
     async def _run(self, runner: Runner, record: TaskRecord) -> None:
         try:
-            result = await runner.run(record, self._file.request(record.id))
+            async with self._turns():
+                result = await runner.run(record, self._file.request(record.id))
         except CallbackFailed as exc:
             await self._write(record, RunFailed(attempt=record.attempt, message=_message(exc)), {"error": exc.error})
         except ConnectionEnded:

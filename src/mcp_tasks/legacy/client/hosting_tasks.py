@@ -11,6 +11,7 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -46,8 +47,14 @@ class TaskHasEnded(TasksError):
 class HostedTasks:
     """All tasks that one `TasksClient` hosts. The file is open while there are connections."""
 
-    def __init__(self, hosting: Hosting, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+    def __init__(
+        self,
+        hosting: Hosting,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        turns: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+    ) -> None:
         self.hosting = hosting
+        self.turns = turns
         self.now = clock
         self._file: HostedFile | None = None
         self._connections = 0
@@ -121,7 +128,7 @@ class ServerTasks:
     def __init__(self, hosted: HostedTasks, owner: str) -> None:
         self._hosted = hosted
         self._owner = owner
-        self._runs = Runs(lambda: hosted.file, owner, hosted.now)
+        self._runs = Runs(lambda: hosted.file, owner, hosted.now, hosted.turns)
 
     @property
     def is_connected(self) -> bool:

@@ -206,7 +206,7 @@ class OpenQuestions:
             sent.carrier.is_open = False
             self._drop(record.id, key, sent)
         else:
-            problem = misfit(record, key, answer)
+            problem = misfit(record, key, answer, self._runtime().limits)
             if problem is None or self._is_last_misfit(record, key):
                 sent.is_answered = True
                 await take_answer(self._runtime, record, key, answer if problem is None else problem)

@@ -21,6 +21,7 @@ from mcp_tasks.legacy.server.parse import check_task, parse_retention, progress_
 from mcp_tasks.legacy.server.render import render_created
 from mcp_tasks.legacy.server.sessions import Sessions
 from mcp_tasks.protocol.errors import RpcError, discreet, refusing
+from mcp_tasks.protocol.idempotency import take_key
 from mcp_tasks.tools.creation import ANNOUNCE_AFTER
 
 logger: Final = logging.getLogger(__name__)
@@ -67,7 +68,11 @@ class Creation:
         if problem is not None:
             raise RpcError(INVALID_PARAMS, f"{kind} {name!r} does not take these arguments: {problem}")
         with discreet(ctx.method):
-            record = await self._launch(ctx, offer, name, arguments, task)
+            try:
+                record = await self._launch(ctx, offer, name, arguments, task)
+            except RpcError as exc:
+                self._parts.protocol.refused(caller_of(ctx), ctx.method, exc)
+                raise
         return render_created(record, offer, self._parts.runtime().now())
 
     async def check_plain(self, ctx: RequestContext) -> None:
@@ -88,25 +93,34 @@ class Creation:
         self, ctx: RequestContext, offer: Offer, name: str, arguments: Mapping[str, Any], task: Any
     ) -> TaskRecord:
         caller, session, runtime = caller_of(ctx), self._sessions.of(ctx), self._parts.runtime()
+        request = request_of(ctx.method, request_meta(ctx), caller, name=name, arguments=arguments)
+        owner = self._parts.protocol.owner(caller)
         with refusing():
+            self._parts.protocol.limiting.create(owner, request)
+            asked, own = take_key(request, owner)
             record = await runtime.launch(
-                request_of(ctx.method, request_meta(ctx), caller, name=name, arguments=arguments),
-                owner=self._parts.protocol.owner(caller),
+                asked,
+                owner=owner,
                 retention=parse_retention(task, offer),
                 poll_interval=offer.poll_interval,
                 session=None if session is None else session.id,
+                key=None if own is None else own.key,
+                fingerprint=None if own is None else own.fingerprint,
             )
             if offer.may_refuse(arguments):
-                await self._refuse(record, offer)
+                await self._refuse(record, offer, keep=own is not None)
         if session is not None:
             session.follow(record, progress_token(request_meta(ctx)), after=exchange_of(ctx))
         return record
 
-    async def _refuse(self, record: TaskRecord, offer: Offer) -> None:
+    async def _refuse(self, record: TaskRecord, offer: Offer, *, keep: bool) -> None:
         """Refuse a call whose arguments do not fit the tool's schema, once the SDK has refused them as well.
 
         A tool may take more than its schema says ("7" for a number), so only the attempt tells. A tool that was entered
         keeps its task, whatever it reports: it may have done its work.
+
+        Args:
+            keep: Whether the call may be made again, to be refused in the same way.
 
         Raises:
             RpcError: -32602, with what the SDK said; there is no task then.
@@ -120,7 +134,8 @@ class Creation:
             return
         told = None if ended is None or not ended.is_error else ended.status_message
         if ended is not None and told is not None and offer.is_refusal(told):
-            await runtime.discard(ended)
+            if not keep:
+                await runtime.discard(ended)
             raise RpcError(INVALID_PARAMS, told)
 
 

@@ -103,7 +103,7 @@ class LegacyEra:
         # A server over a session manager of the author's own cannot be asked how it is served. There, a handshake that
         # begins with a guess other than the newest version came without a session.
         is_stateless = self._is_stateless or ctx.protocol_version != LATEST_HANDSHAKE_VERSION
-        return ctx.request is None or not is_stateless or self._parts.protocol.owner(caller_of(ctx)) is not None
+        return ctx.request is None or not is_stateless or self._parts.protocol.has_owner(caller_of(ctx))
 
 
 def _is_open(ctx: RequestContext) -> bool:

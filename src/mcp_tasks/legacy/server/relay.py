@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
@@ -12,18 +13,21 @@ from mcp_types import INTERNAL_ERROR
 
 from mcp_tasks.adapters.era import EraParts, RequestContext
 from mcp_tasks.adapters.exchange import Exchange, exchange_of, is_pipe
+from mcp_tasks.adapters.sdk import caller_of
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import StoreError, TaskUnreadable, UnknownTask
 from mcp_tasks.legacy.server.audience import OpenResult
 from mcp_tasks.legacy.server.carriers import Carrier
 from mcp_tasks.legacy.server.sessions import Session, Sessions
 from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.protocol.stream_ends import expiry
 from mcp_tasks.runtime import TaskRuntime
 
 logger: Final = logging.getLogger(__name__)
 
 STOPPING: Final = "The server is stopping. The task goes on: ask for its result again, in a new session if need be"
 LEFT: Final = "The client left before the task ended"
+EXPIRED: Final = "The access token of this request has expired. The task goes on: ask again with a new one"
 
 
 class Relay:
@@ -40,7 +44,7 @@ class Relay:
         Raises:
             UnknownTask: The task is gone.
             TaskUnreadable: It cannot be read.
-            RpcError: -32603, the server stops, or the client has left for good.
+            RpcError: -32603, the server stops, the client has left for good, or its token has expired.
         """
         if record.is_final:
             return record
@@ -79,11 +83,27 @@ class Relay:
                 group.start_soon(end_with, partial(_until_left, exchange, carrier), LEFT)
             elif exchange is not None and carrier is not None:
                 group.start_soon(self._cut_off, exchange.ended, carrier, record.id)
-            found = await self._follow(self._parts.runtime(), record)
+            expired = anyio.Event()
+            group.start_soon(end_with, expired.wait, EXPIRED)
+            with self._ending_with_token(ctx, expired.set):
+                found = await self._follow(self._parts.runtime(), record)
             group.cancel_scope.cancel()
         if isinstance(found, TaskRecord):
             return found
         raise UnknownTask(record.id) if found is None else found
+
+    @contextmanager
+    def _ending_with_token(self, ctx: RequestContext, end: Callable[[], None]) -> Generator[None]:
+        """In here, `end` is called when the token that the request came with expires."""
+        ends, second = self._parts.protocol.stream_ends, expiry(caller_of(ctx).identity)
+        if second is None:
+            yield
+            return
+        ends.add(second, end)
+        try:
+            yield
+        finally:
+            ends.leave(second, end)
 
     async def _cut_off(self, over: Callable[[], Awaitable[object]], carrier: Carrier, task_id: str) -> None:
         """The client has left and may come back: what it was asked stays asked, unless there is another way to it."""

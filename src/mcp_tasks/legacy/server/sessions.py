@@ -181,7 +181,7 @@ class Sessions:
         self.audience: Audience = Audience()
         self.questions: OpenQuestions = OpenQuestions(parts.runtime, self.audience)
         self._parts = parts
-        self._streams = Streams(self)
+        self._streams = Streams(self, parts.protocol.stream_ends)
         self._sessions: dict[_Key, Session] = {}
 
     def start(self, server: MCPServer[Any] | Server[Any]) -> None:

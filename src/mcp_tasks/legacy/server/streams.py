@@ -7,6 +7,7 @@ sees every GET open and close, and leaves in the scope of each POST how a handle
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol, cast
@@ -19,7 +20,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_tasks.adapters.exchange import Exchange, watch_exchange
+from mcp_tasks.adapters.sdk import authenticated
 from mcp_tasks.legacy.server.polls import PollAnswer, may_poll
+from mcp_tasks.protocol.stream_ends import StreamEnds, expiry
 
 
 class StreamWatcher(Protocol):
@@ -35,10 +38,15 @@ class StreamWatcher(Protocol):
 
 
 class Streams:
-    """The streams that the sessions of one server have of their own."""
+    """The streams that the sessions of one server have of their own.
 
-    def __init__(self, watcher: StreamWatcher) -> None:
+    Args:
+        ends: What ends them with the token that opened them.
+    """
+
+    def __init__(self, watcher: StreamWatcher, ends: StreamEnds) -> None:
         self._watcher = watcher
+        self.ends: StreamEnds = ends
         self._open: Counter[str] = Counter()
         self._watched: WeakSet[StreamableHTTPSessionManager] = WeakSet()
 
@@ -110,16 +118,59 @@ class _WatchedApp:
             await self._app(scope, receive, send)
             return
         closing: list[Callable[[], None]] = []
+        is_done = False
+        expiring = _Expiring(receive, self._streams.ends)
 
         async def watched(message: Message) -> None:
+            nonlocal is_done
             await send(message)
+            is_done = message["type"] == "http.response.body" and not message.get("more_body", False)
             # The SDK refuses a second stream, and a session that it does not know, with another status.
             if message["type"] == "http.response.start" and message["status"] == 200:
                 closing.append(lambda: self._streams.closed(session))
                 self._streams.opened(session, resumed=resumed)
 
         try:
-            await self._app(scope, receive, watched)
+            with expiring:
+                await self._app(scope, expiring.receive, watched)
+            if expiring.is_over and closing and not is_done:
+                # The SDK believes that the client has left, and leaves the answer without an end.
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             for close in closing:
                 close()
+
+
+class _Expiring:
+    """The stream of a GET, which is over for the SDK when the token that opened it has expired."""
+
+    def __init__(self, receive: Receive, ends: StreamEnds) -> None:
+        self._receive = receive
+        self._ends = ends
+        self._second = expiry(authenticated()[1])
+        self._expired = asyncio.Event()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the token has expired."""
+        return self._expired.is_set()
+
+    async def receive(self) -> Message:
+        """What the client sends next, or that it has left."""
+        if self._second is None:
+            return await self._receive()
+        told, expired = asyncio.ensure_future(self._receive()), asyncio.ensure_future(self._expired.wait())
+        try:
+            await asyncio.wait((told, expired), return_when=asyncio.FIRST_COMPLETED)
+            return told.result() if told.done() else {"type": "http.disconnect"}
+        finally:
+            told.cancel()
+            expired.cancel()
+
+    def __enter__(self) -> None:
+        if self._second is not None:
+            self._ends.add(self._second, self._expired.set)
+
+    def __exit__(self, *_: object) -> None:
+        if self._second is not None:
+            self._ends.leave(self._second, self._expired.set)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Final
 
 import psycopg
@@ -18,6 +19,8 @@ from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.core.statement import Statement
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskExists
+from mcp_tasks.stores.columns import MICROSECOND
+from mcp_tasks.stores.encoding import size_of
 from mcp_tasks.stores.fairness import TOOL_METHOD
 from mcp_tasks.stores.postgres.database import Query, Row, Session
 from mcp_tasks.stores.postgres.failures import is_collision, is_lost
@@ -32,11 +35,12 @@ _TASK = """
 task AS (
     INSERT INTO mcp_tasks_tasks (
         id, version, namespace, owner, session, parent, idempotency_key, method, name, queue, rank, status, worker,
-        created, ready, since, expires, handed, at_work, writes, state
+        created, ready, since, expires, handed, at_work, writes, state, size, kept, key_outlives
     )
     SELECT %(id)s, %(version)s, %(namespace)s, %(owner)s, %(session)s::text, %(parent)s::text, %(key)s::text,
         %(method)s, %(name)s, %(queue)s, %(rank)s, %(status)s, %(worker)s::text, %(created)s, %(ready)s::bigint,
-        CASE WHEN %(queued)s THEN %(since)s END, %(expires)s::bigint, {handed}, %(at_work)s, %(mark)s, %(state)s
+        CASE WHEN %(queued)s THEN %(since)s END, %(expires)s::bigint, {handed}, %(at_work)s, %(mark)s, %(state)s,
+        %(grown)s, CASE WHEN %(final)s THEN %(grown)s::bigint END, %(outlives)s::bigint
     {unless} ON CONFLICT DO NOTHING RETURNING key, handed
 ), request AS (
     INSERT INTO mcp_tasks_requests (task, request) SELECT key, %(request)s FROM task
@@ -49,22 +53,31 @@ _OUTCOME = """
 """
 _CREATE = f"WITH {_TASK} {{outcome}} SELECT true, handed FROM task"
 
-# Who comes second under a key waits, and finds nothing: the task was not there yet when it began to look.
-_STANDING = """
-SELECT id, owner, namespace, state, version, status, expires FROM mcp_tasks_tasks
-WHERE idempotency_key = %(key)s AND namespace = %(namespace)s AND owner = %(owner)s
-"""
+_UNDER_KEY = "idempotency_key = %(key)s AND namespace = %(namespace)s AND owner = %(owner)s"
+
+# Who comes second under a key waits, and finds nothing: the task was not there yet when it began to look. A key that
+# outlived its task and is free again, or is taken over, is the new task's from then on.
 _CREATE_UNDER_KEY = f"""
-WITH standing AS ({_STANDING}), {_TASK} {{outcome}}
-SELECT true, handed, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM task
-UNION ALL SELECT false, false, id, owner, namespace, state, version, status, expires FROM standing
+WITH standing AS (
+    SELECT id, owner, namespace, state, version, status, expires, expires + key_outlives AS until
+    FROM mcp_tasks_tasks WHERE {_UNDER_KEY}
+), spent AS (
+    SELECT until FROM mcp_tasks_spent_keys WHERE {_UNDER_KEY} AND until > %(created)s AND NOT %(until_end)s
+), {_TASK} {{outcome}}, freed AS (
+    DELETE FROM mcp_tasks_spent_keys WHERE {_UNDER_KEY} AND EXISTS (SELECT FROM task)
+)
+SELECT true, handed, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM task
+UNION ALL SELECT false, false, id, owner, namespace, state, version, status, expires, until FROM standing
+UNION ALL SELECT false, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, until FROM spent
 """
-_UNLESS_STANDING = "WHERE NOT EXISTS (SELECT FROM standing)"
+_UNLESS_STANDING = "WHERE NOT EXISTS (SELECT FROM standing) AND NOT EXISTS (SELECT FROM spent)"
 _GIVES_WAY = (
     "WHERE id = %(standing)s AND version = %(at)s AND NOT EXISTS (SELECT FROM mcp_tasks_tasks WHERE id = %(id)s)"
 )
 _DELETE_STANDING = f"DELETE FROM mcp_tasks_tasks {_GIVES_WAY} RETURNING key".encode()
-_FREE_KEY = f"UPDATE mcp_tasks_tasks SET idempotency_key = NULL {_GIVES_WAY} RETURNING key".encode()
+_FREE_KEY = (
+    f"UPDATE mcp_tasks_tasks SET idempotency_key = NULL, key_outlives = NULL {_GIVES_WAY} RETURNING key".encode()
+)
 _TAKEN = b"SELECT position(%(mark)s::bytea IN writes) > 0, handed FROM mcp_tasks_tasks WHERE id = %(id)s"
 _FINAL: Final = frozenset(status.value for status in TaskStatus if status.is_final)
 
@@ -80,6 +93,7 @@ class Create:
 
     Attributes:
         standing: Id, owner, namespace and state of the task that stands under the key instead, if one does.
+        is_spent: Whether the key is taken though its task is gone; then nothing was made.
     """
 
     def __init__(
@@ -90,6 +104,7 @@ class Create:
         request: bytes,
         key: str | None,
         key_until_end: bool,
+        key_outlives: timedelta | None,
         handing: Handing | None,
         job: Statement | None,
         outcome: Outcome | None,
@@ -99,8 +114,10 @@ class Create:
         self._handing = handing
         self._job = job
         self._values = row_of(record, state=state) | identity_of(record) | {"key": to_key(key), "request": request}
+        outlives = None if key is None or key_outlives is None else key_outlives // MICROSECOND
+        self._values |= {"grown": len(request), "outlives": outlives, "until_end": key_until_end}
         if outcome is not None:
-            self._values |= {"body": outcome.body, "meta": outcome.meta}
+            self._values |= {"body": outcome.body, "meta": outcome.meta, "grown": len(request) + size_of(outcome)}
         handed = "false" if handing is None or not self._values["queued"] else self._within(handing.share)
         sql = _CREATE if key is None else _CREATE_UNDER_KEY
         self._sql = sql.format(
@@ -109,6 +126,7 @@ class Create:
             outcome="" if outcome is None else _OUTCOME,
         ).encode()
         self.standing: Row | None = None
+        self.is_spent: bool = False
 
     async def run(self, session: Session) -> None:
         """Write it, or find what stands in its place."""
@@ -121,12 +139,18 @@ class Create:
                 # Under a key somebody may have been first, or have let go of it, in this very moment.
                 before = ()
                 continue
-            task_id, *_, version, status, expires = found
+            task_id, *_, version, status, expires, until = found
+            if task_id is None:
+                self.is_spent = True
+                return
             if session.again and task_id == self._values["id"] and await self._was_made(session):
                 return
             loses_key = self._until_end and status in _FINAL
             if not loses_key and (expires is None or expires > self._values["created"]):
                 self.standing = found[:4]
+                return
+            if not loses_key and until is not None and until > self._values["created"]:
+                self.is_spent = True
                 return
             if before and await self._is_taken(session):
                 raise TaskExists(self._record.id)

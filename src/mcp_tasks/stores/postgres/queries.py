@@ -8,14 +8,15 @@ a sweep. Nothing but `REQUEST`, `OUTCOME` and `JOURNAL` reads what is kept besid
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, OwnedBy, Whose
-from mcp_tasks.stores.columns import decode_cursor, to_micros
-from mcp_tasks.stores.postgres.database import Query
-from mcp_tasks.stores.postgres.text import to_owner, to_text
+from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, IdPage, InSession, OwnedBy, Owners, Whose
+from mcp_tasks.stores.columns import decode_cursor, encode_cursor, to_micros
+from mcp_tasks.stores.postgres.database import Query, Row
+from mcp_tasks.stores.postgres.text import from_text, to_owner, to_text
 from mcp_tasks.stores.shares import MOST_COUNTED
 
 AT_ANY_TIME: Final = -62135596800000000
@@ -28,6 +29,8 @@ OF_TOOL: Final = "handed::int + at_work::int > 0"
 
 GET = b"SELECT owner, namespace, state FROM mcp_tasks_tasks WHERE id = %(id)s"
 
+GET_OWNED = GET + b" AND owner = %(owner)s"
+
 GET_WITH_REQUEST = b"""
 SELECT t.owner, t.namespace, t.state, r.request FROM mcp_tasks_tasks t
 LEFT JOIN mcp_tasks_requests r ON r.task = t.key AND octet_length(r.request) <= %(largest)s WHERE t.id = %(id)s
@@ -35,7 +38,7 @@ LEFT JOIN mcp_tasks_requests r ON r.task = t.key AND octet_length(r.request) <= 
 
 GET_WITH_OUTCOME = b"""
 SELECT t.owner, t.namespace, t.state, o.body, o.meta FROM mcp_tasks_tasks t
-LEFT JOIN mcp_tasks_outcomes o ON o.task = t.key WHERE t.id = %(id)s
+LEFT JOIN mcp_tasks_outcomes o ON o.task = t.key WHERE t.id = %(id)s AND t.owner = %(owner)s
 """
 
 # Who needs a request must be told that it cannot be read, so a task whose request is gone is still a row.
@@ -132,6 +135,32 @@ WHERE worker = %(worker)s AND (created, id) > (%(place)s, %(after)s)
 ORDER BY created, id LIMIT %(limit)s
 """
 
+# In the order of the one index that is meant.
+_OPEN_OF_OWNER = """
+SELECT size FROM mcp_tasks_tasks WHERE namespace = %(namespace)s AND owner = %(owner)s AND status = '{status}'
+ORDER BY created, id COLLATE "POSIX" LIMIT {most}
+"""
+_OPEN_OF_ALL = """
+SELECT 0 AS size FROM mcp_tasks_tasks WHERE namespace = %(namespace)s AND status = '{status}'
+ORDER BY created, id LIMIT {most}
+"""
+
+
+def _open(sql: str) -> str:
+    parts = [sql.format(status=status.value, most=MOST_COUNTED) for status in TaskStatus if not status.is_final]
+    return " UNION ALL ".join(f"({part})" for part in parts) + f" LIMIT {MOST_COUNTED}"
+
+
+_USAGE = f"""
+SELECT count(*), coalesce(sum(size), 0)::bigint + coalesce((
+    SELECT sum(kept) FROM (
+        SELECT kept FROM mcp_tasks_tasks
+        WHERE kept IS NOT NULL AND namespace = %(namespace)s AND owner = %(owner)s ORDER BY kept
+    ) ended
+), 0)::bigint FROM ({_open(_OPEN_OF_OWNER)}) open
+""".encode()
+_USAGE_OF_ALL = f"SELECT count(*), 0 FROM ({_open(_OPEN_OF_ALL)}) open".encode()
+
 _FIRST: Final = -(2**63)
 """Before every place in a listing."""
 
@@ -145,6 +174,14 @@ def queued(namespace: str, *, handed_out: bool | None, cursor: str | None, limit
 def backlog(namespace: str, now: datetime) -> Query:
     """The query for what waits: for each queue how many, since when one is queued, and when one was to wake."""
     return _BACKLOG, {"namespace": to_text(namespace), "now": to_micros(now)}
+
+
+def usage(namespace: str, whose: Owners) -> Query:
+    """The query for how many tasks are open, and how many bytes are kept beside all."""
+    if whose is EVERYBODY:
+        return _USAGE_OF_ALL, {"namespace": to_text(namespace)}
+    owner = to_owner(whose.owner if isinstance(whose, OwnedBy) else None)
+    return _USAGE, {"namespace": to_text(namespace), "owner": owner}
 
 
 def due(namespace: str, now: datetime, *, cursor: str | None, limit: int) -> Query:
@@ -184,6 +221,16 @@ def listing(
         for one in (TaskStatus if status is None else [status])
     ]
     return _MERGED.format(parts=" UNION ALL ".join(f"({part})" for part in parts)).encode(), values
+
+
+def cursor_of(rows: Sequence[Row], limit: int) -> str | None:
+    """Where the next page starts, if there is a row that is not on this one."""
+    return encode_cursor(rows[limit - 1][0], from_text(rows[limit - 1][1])) if len(rows) > limit > 0 else None
+
+
+def page_of(rows: Sequence[Row], limit: int) -> IdPage:
+    """A page of ids, from rows that may be one more than asked for."""
+    return IdPage(ids=[from_text(task_id) for _, task_id in rows[:limit]], cursor=cursor_of(rows, limit))
 
 
 def _after(cursor: str | None) -> dict[str, Any]:

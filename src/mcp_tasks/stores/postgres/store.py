@@ -35,10 +35,10 @@ from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.statement import database_place
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.values import check_instance, check_number
-from mcp_tasks.errors import StoreError, TaskUnreadable
-from mcp_tasks.stores.base import Forgotten, IdPage, Page, Whose
+from mcp_tasks.errors import KeySpent, StoreError, TaskUnreadable
+from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
 from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.columns import earliest, encode_cursor
+from mcp_tasks.stores.columns import earliest
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request, in_thread_if
 from mcp_tasks.stores.postgres import queries, writes
 from mcp_tasks.stores.postgres.address import name_of
@@ -49,8 +49,9 @@ from mcp_tasks.stores.postgres.handing import HandingOut
 from mcp_tasks.stores.postgres.inspecting import Inspecting
 from mcp_tasks.stores.postgres.notifier import PostgresNotifier
 from mcp_tasks.stores.postgres.schema import prepare
-from mcp_tasks.stores.postgres.text import from_owner, from_text, to_text
-from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, WorkLimits
+from mcp_tasks.stores.postgres.sealing import agree
+from mcp_tasks.stores.postgres.text import from_owner, from_text, to_owner, to_text
+from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, Usage, WorkLimits
 from mcp_tasks.stores.together import LARGEST
 from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
 
@@ -109,10 +110,14 @@ class PostgresStore(Inspecting):
         """Connect, bring the tables up to date, and start the pool."""
         async with self._turn:
             if not self._is_open:
-                await self._ask_once(prepare)
+                await self._ask_once(self._prepare)
                 await self._database.open()
                 await self._pulse.open()
                 self._is_open = True
+
+    async def _prepare(self, connection: Connection, place: str) -> None:
+        await prepare(connection, place)
+        await agree(connection, place, self._codec)
 
     async def close(self) -> None:
         """Finish what was asked for and close all connections."""
@@ -131,6 +136,7 @@ class PostgresStore(Inspecting):
         *,
         key: str | None = None,
         key_until_end: bool = False,
+        key_outlives: timedelta | None = None,
         handing: Handing | None = None,
         outcome: Outcome | None = None,
     ) -> TaskRecord:
@@ -148,11 +154,14 @@ class PostgresStore(Inspecting):
             request=encoded,
             key=key,
             key_until_end=key_until_end,
+            key_outlives=key_outlives,
             handing=handing,
             job=job,
             outcome=kept,
         )
         await self._database.run(new.run)
+        if new.is_spent:
+            raise KeySpent
         return record if new.standing is None else self._record(*new.standing)
 
     async def save(
@@ -171,13 +180,18 @@ class PostgresStore(Inspecting):
         save = writes.Save(record, expected=expected, state=state, lines=lines, outcome=kept, limits=limits)
         await self._database.run(save.run)
 
-    async def delete(self, task_id: str, *, expected: int) -> None:
+    async def delete(self, task_id: str, *, expected: int, now: datetime | None = None) -> None:
         """Forget the task with all that is kept beside it if it is still at version `expected`."""
-        await self._database.run(lambda session: writes.delete(session, task_id, expected=expected))
+        await self._database.run(lambda session: writes.delete(session, task_id, expected=expected, now=now))
 
     async def get(self, task_id: str) -> TaskRecord | None:
         """The record as of now, or None. One round trip."""
         rows = await self._database.rows(queries.GET, {"id": to_text(task_id)})
+        return self._record(to_text(task_id), *rows[0]) if rows else None
+
+    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
+        """The record as of now, for its owner. One round trip."""
+        rows = await self._database.rows(queries.GET_OWNED, {"id": to_text(task_id), "owner": to_owner(owner)})
         return self._record(to_text(task_id), *rows[0]) if rows else None
 
     async def get_with_request(self, task_id: str) -> tuple[TaskRecord, TaskRequest | None] | None:
@@ -190,9 +204,10 @@ class PostgresStore(Inspecting):
             return record, self._codec.decode_request(task_id, request, owner=record.owner)
         return None
 
-    async def get_with_outcome(self, task_id: str) -> tuple[TaskRecord, Outcome | None] | None:
-        """The record as of now, and how the task ended. One round trip."""
-        rows = await self._database.rows(queries.GET_WITH_OUTCOME, {"id": to_text(task_id)})
+    async def get_with_outcome(self, task_id: str, owner: str | None) -> tuple[TaskRecord, Outcome | None] | None:
+        """The record as of now, and how the task ended, for its owner. One round trip."""
+        values = {"id": to_text(task_id), "owner": to_owner(owner)}
+        rows = await self._database.rows(queries.GET_WITH_OUTCOME, values)
         for *row, body, _ in rows:
             record = self._record(to_text(task_id), *row)
             if body is None:
@@ -251,7 +266,12 @@ class PostgresStore(Inspecting):
         # One more than asked for tells whether there is a next page.
         query = queries.listing(namespace, whose, now=now, status=status, cursor=cursor, limit=limit + 1)
         rows = await self._database.rows(*query)
-        return Page(records=self._readable(rows[:limit]), cursor=_cursor(rows, limit))
+        return Page(records=self._readable(rows[:limit]), cursor=queries.cursor_of(rows, limit))
+
+    async def usage(self, namespace: str, whose: Owners) -> Usage:
+        """What is kept of some tasks of the namespace. One round trip."""
+        ((count, size),) = await self._database.rows(*queries.usage(namespace, whose))
+        return Usage(open_tasks=count, stored_bytes=size)
 
     async def hand_out(
         self, namespace: str, share: Share, *, queues: Collection[str] | None = None, mark: bool = True, limit: int
@@ -279,15 +299,19 @@ class PostgresStore(Inspecting):
     ) -> IdPage:
         """Tasks of the namespace that could run at any time and nobody has, in the order of creation."""
         query = queries.queued(namespace, handed_out=handed_out, cursor=cursor, limit=limit + 1)
-        return _page(await self._database.rows(*query), limit)
+        return queries.page_of(await self._database.rows(*query), limit)
 
     async def due(self, namespace: str, now: datetime, *, cursor: str | None = None, limit: int) -> IdPage:
         """Parked tasks of the namespace whose time has come, longest overdue first."""
-        return _page(await self._database.rows(*queries.due(namespace, now, cursor=cursor, limit=limit + 1)), limit)
+        return queries.page_of(
+            await self._database.rows(*queries.due(namespace, now, cursor=cursor, limit=limit + 1)), limit
+        )
 
     async def claimed(self, worker: str, *, cursor: str | None = None, limit: int) -> IdPage:
         """Tasks that `worker` has, in the order of creation."""
-        return _page(await self._database.rows(*queries.claimed(worker, cursor=cursor, limit=limit + 1)), limit)
+        return queries.page_of(
+            await self._database.rows(*queries.claimed(worker, cursor=cursor, limit=limit + 1)), limit
+        )
 
     async def forget_expired(self, now: datetime, *, limit: int, records: bool = False) -> Sequence[Forgotten]:
         """Forget tasks whose time after the end is over, longest overdue first. One round trip."""
@@ -377,15 +401,6 @@ class PostgresStore(Inspecting):
             except TaskUnreadable as exc:
                 self._unreadable.report(exc)
         return records
-
-
-def _cursor(rows: Sequence[Row], limit: int) -> str | None:
-    """Where the next page starts, if there is a row that is not on this one."""
-    return encode_cursor(rows[limit - 1][0], from_text(rows[limit - 1][1])) if len(rows) > limit > 0 else None
-
-
-def _page(rows: Sequence[Row], limit: int) -> IdPage:
-    return IdPage(ids=[from_text(task_id) for _, task_id in rows[:limit]], cursor=_cursor(rows, limit))
 
 
 def _deletion(task_id: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Final
 from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.errors import LimitReached, VersionConflict
 from mcp_tasks.stores.columns import expiry, is_at_work, queued_since, ready, sort_key, to_micros
-from mcp_tasks.stores.encoding import Line
+from mcp_tasks.stores.encoding import Line, size_of
 from mcp_tasks.stores.postgres.database import Query, Session
 from mcp_tasks.stores.postgres.queries import AT_ANY_TIME, OF_OWNER, OF_TOOL
 from mcp_tasks.stores.postgres.text import to_optional, to_owner, to_text
@@ -30,14 +30,25 @@ MARK_BYTES: Final = 8
 MARKS_KEPT: Final = 8
 """Writes of one task that may come between a write and the look at whether it was made."""
 
+KEYS_AT_ONCE: Final = 200
+"""Keys that outlived their tasks, and are forgotten with one slice of what has expired."""
+
 # What never changes is left out, so that its indexes are not touched.
 _UPDATE = f"""
 UPDATE mcp_tasks_tasks t
 SET version = %(version)s, session = %(session)s, queue = %(queue)s, rank = %(rank)s, status = %(status)s,
     worker = %(worker)s, ready = %(ready)s,
     since = CASE WHEN %(queued)s THEN coalesce(t.since, %(since)s) END, expires = %(expires)s,
-    handed = t.handed AND %(queued)s, at_work = %(at_work)s, state = %(state)s,
+    handed = t.handed AND %(queued)s, at_work = %(at_work)s, state = %(state)s, size = {{size}},
+    kept = CASE WHEN %(final)s THEN {{size}} END,
     writes = substring(%(mark)s || t.writes FROM 1 FOR {MARK_BYTES * MARKS_KEPT})
+"""
+# An outcome may take the place of another.
+_GROWN = "t.size + %(grown)s"
+_GROWN_BY_OUTCOME = f"""
+{_GROWN} - coalesce(
+    (SELECT octet_length(body) + coalesce(octet_length(meta), 0) FROM mcp_tasks_outcomes WHERE task = t.key), 0
+)
 """
 _ENTRIES = """
 , entries AS (
@@ -83,7 +94,19 @@ _THERE = "EXISTS (SELECT FROM mcp_tasks_tasks WHERE id = %(id)s AND version = %(
 _LOCKS = b"SELECT pg_advisory_xact_lock(lock) FROM unnest(%(locks)s::bigint[]) AS lock ORDER BY lock"
 
 _IS_MINE = b"SELECT position(%(mark)s::bytea IN writes) > 0 FROM mcp_tasks_tasks WHERE id = %(id)s"
-_DELETE = b"DELETE FROM mcp_tasks_tasks WHERE id = %(id)s AND version = %(expected)s RETURNING key"
+# A trigger keeps the key, if that outlives its task, where no moment is given from which its time runs.
+_DELETE = b"""
+WITH gone AS (
+    DELETE FROM mcp_tasks_tasks WHERE id = %(id)s AND version = %(expected)s
+    RETURNING idempotency_key, namespace, owner, key_outlives
+), spent AS (
+    INSERT INTO mcp_tasks_spent_keys (idempotency_key, namespace, owner, until)
+    SELECT idempotency_key, namespace, owner, %(now)s::bigint + key_outlives FROM gone
+    WHERE idempotency_key IS NOT NULL AND key_outlives IS NOT NULL AND %(now)s::bigint IS NOT NULL
+    ON CONFLICT DO NOTHING
+)
+SELECT FROM gone
+"""
 # Of those who ask at once, each takes what no other has its hands on. What was saved meanwhile is looked at again.
 _FORGET_EXPIRED = """
 WITH expired AS (
@@ -91,6 +114,12 @@ WITH expired AS (
     FOR UPDATE SKIP LOCKED
 ), gone AS (
     DELETE FROM mcp_tasks_tasks t USING expired WHERE t.id = expired.id RETURNING t.*
+), over AS (
+    SELECT idempotency_key, namespace, owner FROM mcp_tasks_spent_keys WHERE until <= %(now)s
+    ORDER BY until LIMIT {keys} FOR UPDATE SKIP LOCKED
+), freed AS (
+    DELETE FROM mcp_tasks_spent_keys k USING over
+    WHERE (k.idempotency_key, k.namespace, k.owner) = (over.idempotency_key, over.namespace, over.owner)
 )
 SELECT {wanted} FROM gone ORDER BY expires, created, id
 """
@@ -126,6 +155,7 @@ def row_of(record: TaskRecord, *, state: bytes) -> dict[str, Any]:
         "since": queued_since(record),
         "expires": expiry(record),
         "at_work": is_at_work(record),
+        "final": record.is_final,
         "state": state,
         "mark": secrets.token_bytes(MARK_BYTES),
     }
@@ -160,11 +190,15 @@ class Save:
         self._expected = expected
         self._limits = limits if limits is not None and (limits.tool, limits.owner) != (None, None) else None
         self._values = row_of(record, state=state) | {"expected": expected}
+        grown = sum(len(value) for _, _, value in lines)
         if lines:
             kinds, keys, values = zip(*lines, strict=True)
             self._values |= {"kinds": list(kinds), "keys": [to_text(key) for key in keys], "values": list(values)}
         if outcome is not None:
             self._values |= {"body": outcome.body, "meta": outcome.meta}
+            grown += size_of(outcome)
+        self._values["grown"] = grown
+        self._update = _UPDATE.format(size=_GROWN if outcome is None else _GROWN_BY_OUTCOME)
         self._rest = (_ENTRIES if lines else "") + (_OUTCOME if outcome is not None else "")
 
     async def run(self, session: Session) -> None:
@@ -175,7 +209,7 @@ class Save:
 
     async def _plain(self, session: Session) -> bool:
         where = "WHERE t.id = %(id)s AND t.version = %(expected)s RETURNING t.key"
-        sql = f"WITH changed AS ({_UPDATE} {where}) {self._rest} SELECT FROM changed"
+        sql = f"WITH changed AS ({self._update} {where}) {self._rest} SELECT FROM changed"
         return bool(await session.rows(sql.encode(), self._values))
 
     async def _claim(self, session: Session, limits: WorkLimits) -> bool:
@@ -183,7 +217,7 @@ class Save:
         values = self._values | identity | {"tool_limit": limits.tool, "owner_limit": limits.owner}
         where = f"FROM room WHERE t.id = %(id)s AND t.version = %(expected)s AND {_HAS_ROOM} RETURNING t.key"
         sql = f"""
-            WITH {_ROOM} changed AS ({_UPDATE} {where}) {self._rest}
+            WITH {_ROOM} changed AS ({self._update} {where}) {self._rest}
             SELECT EXISTS (SELECT FROM changed), {_THERE}, tool, owner FROM room
         """
         locks = _locks(identity, limits)
@@ -222,12 +256,15 @@ def forget_expired(now: datetime, *, limit: int, states: bool) -> Query:
     A trigger removes what is kept beside them.
     """
     wanted = "version, id, owner, namespace, state" if states else "version, id"
-    return _FORGET_EXPIRED.format(wanted=wanted).encode(), {"now": to_micros(now), "limit": max(limit, 0)}
+    return _FORGET_EXPIRED.format(wanted=wanted, keys=KEYS_AT_ONCE).encode(), {
+        "now": to_micros(now),
+        "limit": max(limit, 0),
+    }
 
 
-async def delete(session: Session, task_id: str, *, expected: int) -> None:
+async def delete(session: Session, task_id: str, *, expected: int, now: datetime | None) -> None:
     """Remove a task; a trigger removes what is kept beside it."""
-    values = {"id": to_text(task_id), "expected": expected}
+    values = {"id": to_text(task_id), "expected": expected, "now": None if now is None else to_micros(now)}
     if await session.rows(_DELETE, values):
         return
     # Gone, and perhaps by this very call: what was wanted is so.

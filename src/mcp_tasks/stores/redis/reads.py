@@ -31,6 +31,12 @@ class Reads:
         """Some fields of a task; nothing but None if there is no such task."""
         return await self._connection.call("HMGET", self._connection.prefix + b"t:" + to_bytes(task_id), *fields)
 
+    async def owned(self, task_id: str, owner: str | None, *fields: bytes) -> Sequence[bytes | None]:
+        """Some fields of a task of this owner; nothing but None if the owner has no such task."""
+        whose = b"" if owner is None else b"=" + to_bytes(owner)
+        found = await self._connection.run("get_owned", to_bytes(task_id), whose, len(fields), *fields)
+        return found or (None,) * len(fields)
+
     async def note(self, namespace: str, name: str) -> bytes | None:
         """A note as it is kept."""
         return await self._connection.call("HGET", self._connection.prefix + names.name("note", namespace, name), "v")

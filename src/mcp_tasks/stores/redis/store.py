@@ -41,7 +41,7 @@ from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.values import check_instance, check_number, check_text
 from mcp_tasks.errors import InvalidOption, TaskUnreadable
-from mcp_tasks.stores.base import Forgotten, IdPage, Page, Whose
+from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest, to_micros
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request, in_thread_if
@@ -52,8 +52,9 @@ from mcp_tasks.stores.redis.inspecting import Inspecting
 from mcp_tasks.stores.redis.names import from_bytes, to_bytes
 from mcp_tasks.stores.redis.notifier import RedisNotifier
 from mcp_tasks.stores.redis.reads import Reads
+from mcp_tasks.stores.redis.sealing import agree
 from mcp_tasks.stores.redis.writes import Writes
-from mcp_tasks.stores.shares import MOST_COUNTED, Backlog, Handing, Ready, Share, WorkLimits
+from mcp_tasks.stores.shares import MOST_COUNTED, Backlog, Handing, Ready, Share, Usage, WorkLimits
 from mcp_tasks.stores.together import LARGEST
 from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
 
@@ -118,6 +119,7 @@ class RedisStore(Inspecting):
             self._connection.open()
             try:
                 await check_layout(self._connection)
+                await agree(self._connection, self._codec, namespace)
                 await check_persistence(self._connection)
             except BaseException:
                 with anyio.CancelScope(shield=True):
@@ -138,6 +140,7 @@ class RedisStore(Inspecting):
         *,
         key: str | None = None,
         key_until_end: bool = False,
+        key_outlives: timedelta | None = None,
         handing: Handing | None = None,
         outcome: Outcome | None = None,
     ) -> TaskRecord:
@@ -146,7 +149,14 @@ class RedisStore(Inspecting):
         encoded = await encoded_request(self._codec, record.id, request)
         kept = await encoded_outcome(self._codec, record.id, outcome)
         standing = await self._writes.create(
-            record, state=state, request=encoded, outcome=kept, key=key, key_until_end=key_until_end, handing=handing
+            record,
+            state=state,
+            request=encoded,
+            outcome=kept,
+            key=key,
+            key_until_end=key_until_end,
+            key_outlives=key_outlives,
+            handing=handing,
         )
         return record if standing is None else self._record(*standing)
 
@@ -165,14 +175,19 @@ class RedisStore(Inspecting):
         kept = await encoded_outcome(self._codec, record.id, outcome)
         await self._writes.save(record, expected=expected, state=state, lines=lines, outcome=kept, limits=limits)
 
-    async def delete(self, task_id: str, *, expected: int) -> None:
+    async def delete(self, task_id: str, *, expected: int, now: datetime | None = None) -> None:
         """Forget the task with all that is kept beside it if it is still at version `expected`."""
-        await self._writes.delete(task_id, expected=expected)
+        await self._writes.delete(task_id, expected=expected, now=now)
 
     async def get(self, task_id: str) -> TaskRecord | None:
         """The record as of now, or None."""
         version, owner, namespace, state = await self._reads.row(task_id, b"v", b"o", b"n", b"s")
         return None if version is None else self._record(to_bytes(task_id), owner, namespace, state)
+
+    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
+        """The record as of now, for its owner."""
+        version, *row = await self._reads.owned(task_id, owner, b"v", b"o", b"n", b"s")
+        return None if version is None else self._record(to_bytes(task_id), *row)
 
     async def request(self, task_id: str) -> TaskRequest | None:
         """What was asked for."""
@@ -194,15 +209,14 @@ class RedisStore(Inspecting):
             return record, None
         return record, self._codec.decode_request(task_id, request, owner=_optional(owner))
 
-    async def get_with_outcome(self, task_id: str) -> tuple[TaskRecord, Outcome | None] | None:
-        """The record as of now, and how the task ended."""
-        version, owner, namespace, state, body, meta = await self._reads.row(
-            task_id, b"v", b"o", b"n", b"s", b"b", b"m"
-        )
+    async def get_with_outcome(self, task_id: str, owner: str | None) -> tuple[TaskRecord, Outcome | None] | None:
+        """The record as of now, and how the task ended, for its owner."""
+        fields = b"v", b"o", b"n", b"s", b"b", b"m"
+        version, whose, namespace, state, body, meta = await self._reads.owned(task_id, owner, *fields)
         if version is None:
             return None
-        record = self._record(to_bytes(task_id), owner, namespace, state)
-        return record, await self._outcome(task_id, owner, body, meta)
+        record = self._record(to_bytes(task_id), whose, namespace, state)
+        return record, await self._outcome(task_id, whose, body, meta)
 
     async def outcome(self, task_id: str) -> Outcome | None:
         """How the task ended."""
@@ -239,6 +253,12 @@ class RedisStore(Inspecting):
         """Tasks of the namespace in the order of creation, in one status or any."""
         rows, following = await self._reads.listing(namespace, whose, now, status, cursor, limit)
         return Page(records=self._readable(rows), cursor=following)
+
+    async def usage(self, namespace: str, whose: Owners) -> Usage:
+        """What is kept of some tasks of the namespace, as it was counted when it was written."""
+        size_index, open_ones = names.usage(namespace, whose)
+        count, size = await self._connection.run("usage", size_index, len(open_ones), *open_ones)
+        return Usage(open_tasks=min(count, MOST_COUNTED), stored_bytes=int(size))
 
     async def hand_out(
         self, namespace: str, share: Share, *, queues: Collection[str] | None = None, mark: bool = True, limit: int

@@ -22,6 +22,7 @@ MOST_BYTES: Final = 1024 * 1024
 """What is kept beside the tasks of one slice, together; or one task, whatever it has."""
 
 _ANY = "SELECT 1 FROM tasks INDEXED BY tasks_expires WHERE expires <= ? LIMIT 1"
+_ANY_KEY = "SELECT 1 FROM spent_keys INDEXED BY spent_keys_until WHERE until <= ? LIMIT 1"
 
 # Read from the index alone but for the sizes, which are in the first page of what they are the sizes of.
 _SIZE = """
@@ -44,6 +45,15 @@ DELETE FROM tasks WHERE key IN (
 )
 """
 
+FORGET_KEYS: Final = """
+DELETE FROM spent_keys WHERE (idempotency_key, namespace, owner) IN (
+    SELECT idempotency_key, namespace, owner FROM spent_keys INDEXED BY spent_keys_until WHERE until <= ? LIMIT ?
+)
+"""
+
+KEYS_AT_ONCE: Final = 200
+"""Keys that outlived their tasks, of one slice: each is one row, in two indexes."""
+
 _KEYS = "SELECT t.key" + _NEXT
 _ONE = " FROM tasks t WHERE t.key = ? AND t.expires <= ?"
 _ONE_ID, _ONE_STATE = "SELECT " + _ID + _ONE, "SELECT " + _STATE + _ONE
@@ -53,6 +63,11 @@ _DELETE_ONE = "DELETE FROM tasks WHERE key = ? AND expires <= ?"
 def any_expired(now: datetime) -> Query:
     """The query for whether there is a task that has expired."""
     return _ANY, (to_micros(now),)
+
+
+def any_key_over(now: datetime) -> Query:
+    """The query for whether there is a key that outlived its task, and whose time is over."""
+    return _ANY_KEY, (to_micros(now),)
 
 
 def keys(now: datetime, *, limit: int) -> Query:
@@ -69,6 +84,7 @@ def forget_expired(now: datetime, *, limit: int, states: bool) -> Operation[list
         count = _how_many([size for size, *_ in rows])
         if count:
             cursor.execute(DELETE, (instant, count))
+        cursor.execute(FORGET_KEYS, (instant, KEYS_AT_ONCE))
         return [row for _, *row in rows[:count]]
 
     return run

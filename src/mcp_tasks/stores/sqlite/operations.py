@@ -10,13 +10,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeAlias
 
 from mcp_tasks.core.record import ALWAYS, Outcome, TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import LimitReached, StoreError, TaskExists, VersionConflict
-from mcp_tasks.stores.columns import expiry, is_at_work, queued_since, ready, sort_key
+from mcp_tasks.stores.columns import MICROSECOND, expiry, is_at_work, queued_since, ready, sort_key, to_micros
 from mcp_tasks.stores.encoding import Line
 from mcp_tasks.stores.fairness import Turns
 from mcp_tasks.stores.shares import Ready, Share, WorkLimits
@@ -45,10 +46,12 @@ class Created:
     Attributes:
         standing: The row (id, owner, namespace, state) that stands under the key; None if the task was made.
         handed: Whether the new task is handed out.
+        spent: Whether the key is taken though its task is gone; then nothing was made.
     """
 
     standing: Row | None = None
     handed: bool = False
+    spent: bool = False
 
 
 class _Waits:
@@ -71,9 +74,9 @@ class _Waits:
 _INSERT_TASK = """
 INSERT INTO tasks (
     id, version, namespace, owner, session, parent, idempotency_key, status, worker, created, ready, expires, state,
-    queue, priority, tool, since, hand, seq
+    queue, priority, tool, key_outlives, since, hand, seq
 )
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT seq FROM meta)) ON CONFLICT (id) DO NOTHING
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT seq FROM meta)) ON CONFLICT (id) DO NOTHING
 """
 _INSERT_REQUEST = "INSERT INTO requests (task, request) VALUES (?, ?)"
 # What never changes is left out, so that its indexes are not touched; but for the tool, which a migration cannot read
@@ -92,12 +95,19 @@ _INSERT_ENTRY = "INSERT INTO journal (task, kind, key, value) SELECT key, ?, ?, 
 _INSERT_OUTCOME = "INSERT OR REPLACE INTO outcomes (task, body, meta) SELECT key, ?, ? FROM tasks WHERE id = ?"
 _DELETE_TASK = "DELETE FROM tasks WHERE id = ? AND version = ?"
 _STANDING = """
-SELECT key, status, expires, id, owner, namespace, state FROM tasks INDEXED BY tasks_key
+SELECT key, status, expires, expires + key_outlives, id, owner, namespace, state FROM tasks INDEXED BY tasks_key
 WHERE idempotency_key = ? AND namespace = ? AND ifnull(owner, 0) = ifnull(?, 0)
 """
 _FIND = "SELECT key FROM tasks WHERE id = ?"
 _DELETE_STANDING = "DELETE FROM tasks WHERE key = ?"
-_FREE_KEY = "UPDATE tasks SET idempotency_key = NULL WHERE key = ?"
+_FREE_KEY = "UPDATE tasks SET idempotency_key = NULL, key_outlives = NULL WHERE key = ?"
+SPENT = "SELECT until FROM spent_keys WHERE idempotency_key = ? AND namespace = ? AND owner = ifnull(?, 0)"
+FREE_SPENT = "DELETE FROM spent_keys WHERE idempotency_key = ? AND namespace = ? AND owner = ifnull(?, 0)"
+_OUTLIVED = """
+SELECT ? + key_outlives, idempotency_key, namespace, owner FROM tasks
+WHERE id = ? AND version = ? AND key_outlives IS NOT NULL AND idempotency_key IS NOT NULL
+"""
+SPEND = "UPDATE spent_keys SET until = ? WHERE idempotency_key = ? AND namespace = ? AND owner = ifnull(?, 0)"
 _FINAL = frozenset(status.value for status in TaskStatus if status.is_final)
 _BEAT = """
 INSERT INTO heartbeats (worker, namespace, beats) VALUES (?, ?, 1)
@@ -115,6 +125,7 @@ def create(
     outcome: Outcome | None = None,
     key: str | None = None,
     key_until_end: bool = False,
+    key_outlives: timedelta | None = None,
     share: Share | None = None,
 ) -> Operation[Created]:
     """Insert a task with its request and its outcome, unless a task stands under the key."""
@@ -135,17 +146,34 @@ def create(
         expiry(record),
         state,
         *waits.row,
+        None if key is None or key_outlives is None else key_outlives // MICROSECOND,
     )
+    now = sort_key(record)
 
-    def run(cursor: sqlite3.Cursor) -> Created | StoreError:
+    def find(cursor: sqlite3.Cursor) -> Created | StoreError | None:
+        """What is in the way of a task under this key; what need not be is taken out of it."""
         # Under the write lock: whoever comes second under a key finds the first.
-        for standing, status, expires, *found in cursor.execute(_STANDING, place).fetchall() if key is not None else ():
+        for standing, status, expires, until, *found in cursor.execute(_STANDING, place).fetchall():
             loses_key = key_until_end and status in _FINAL
-            if not loses_key and (expires is None or expires > sort_key(record)):
+            if not loses_key and (expires is None or expires > now):
                 return Created(standing=found)
+            if not loses_key and until is not None and until > now:
+                return Created(spent=True)
             if cursor.execute(_FIND, row[:1]).fetchall():
                 return TaskExists(record.id)
             cursor.execute(_FREE_KEY if loses_key else _DELETE_STANDING, (standing,))
+            return None
+        for (until,) in cursor.execute(SPENT, place).fetchall():
+            if until > now and not key_until_end:
+                return Created(spent=True)
+            if cursor.execute(_FIND, row[:1]).fetchall():
+                return TaskExists(record.id)
+            cursor.execute(FREE_SPENT, place)
+        return None
+
+    def run(cursor: sqlite3.Cursor) -> Created | StoreError:
+        if key is not None and (found := find(cursor)) is not None:
+            return found
         handed = share is not None and waits.fits(share, partial(fetch, cursor.connection))
         if cursor.execute(_INSERT_TASK, (*row, waits.since, HANDED if handed else waits.hand)).rowcount == 0:
             return TaskExists(record.id)
@@ -240,12 +268,16 @@ def hand_back(task_id: str) -> Operation[None]:
     return run
 
 
-def delete(task_id: str, *, expected: int) -> Operation[None]:
-    """Remove a task; a trigger removes what is kept beside it."""
+def delete(task_id: str, *, expected: int, now: datetime | None = None) -> Operation[None]:
+    """Remove a task; a trigger removes what is kept beside it, and keeps its key if that outlives it."""
+    which, instant = (to_text(task_id), expected), None if now is None else to_micros(now)
 
     def run(cursor: sqlite3.Cursor) -> StoreError | None:
-        removed = cursor.execute(_DELETE_TASK, (to_text(task_id), expected)).rowcount
-        return None if removed else VersionConflict(task_id, expected)
+        outlived = [] if instant is None else cursor.execute(_OUTLIVED, (instant, *which)).fetchall()
+        if not cursor.execute(_DELETE_TASK, which).rowcount:
+            return VersionConflict(task_id, expected)
+        cursor.executemany(SPEND, outlived)
+        return None
 
     return run
 

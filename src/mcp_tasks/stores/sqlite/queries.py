@@ -7,15 +7,15 @@ touched, so that it costs nothing, and that no damage in it stops a sweep. Nothi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeAlias
 
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, OwnedBy, Whose
-from mcp_tasks.stores.columns import decode_cursor, to_micros
+from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, IdPage, InSession, OwnedBy, Owners, Whose
+from mcp_tasks.stores.columns import decode_cursor, encode_cursor, to_micros
 from mcp_tasks.stores.shares import MOST_COUNTED
-from mcp_tasks.stores.sqlite.connection import Values, to_text
+from mcp_tasks.stores.sqlite.connection import Values, from_text, to_text
 
 Query: TypeAlias = tuple[str, Values]
 """A statement and its values."""
@@ -30,6 +30,7 @@ LOOKS = 1_000
 event loop waits meanwhile, a millisecond or two."""
 
 GET = "SELECT owner, namespace, state FROM tasks WHERE id = ?"
+GET_OWNED = f"{GET} AND owner IS ?"
 
 # What may be large is given only up to :limit bytes, with its size. The size of a blob is read without the blob.
 # Who needs a request must be told that it cannot be read, so a task whose request is gone is still a row.
@@ -131,6 +132,21 @@ SELECT q.queue, (
 FROM queues q WHERE q.queue IS NOT NULL
 """
 
+# From the index alone. What is kept beside tasks is counted as it is written, see `migrations/0008_usage.sql`.
+_OPEN = ", ".join(f"'{status.value}'" for status in TaskStatus if not status.is_final)
+_USAGE = """
+SELECT count(*), ifnull((SELECT bytes FROM stored WHERE namespace = :namespace AND owner = ifnull(:owner, 0)), 0)
+FROM (
+    SELECT 1 FROM tasks INDEXED BY tasks_owner_status
+    WHERE namespace = :namespace AND owner IS :owner AND status IN ({open}) LIMIT :most
+)
+"""
+_USAGE_OF_ALL = """
+SELECT count(*), 0 FROM (
+    SELECT 1 FROM tasks INDEXED BY tasks_status WHERE namespace = :namespace AND status IN ({open}) LIMIT :most
+)
+"""
+
 # The number is `ready` of a task that can be started at any time, the earliest instant there is.
 _DUE = """
 SELECT ready, id FROM tasks INDEXED BY tasks_due
@@ -158,6 +174,14 @@ def queued(namespace: str, *, handed_out: bool | None = None, cursor: str | None
 def backlog(namespace: str, now: datetime) -> Query:
     """The query for what waits: for each queue how many, since when one is queued, and when one was to wake."""
     return _BACKLOG, {"namespace": to_text(namespace), "now": to_micros(now), "most": MOST_COUNTED}
+
+
+def usage(namespace: str, whose: Owners) -> Query:
+    """The query for how many tasks are open, and how many bytes are kept beside all."""
+    values: dict[str, Any] = {"namespace": to_text(namespace), "most": MOST_COUNTED}
+    if whose is EVERYBODY:
+        return _USAGE_OF_ALL.format(open=_OPEN), values
+    return _USAGE.format(open=_OPEN), {**values, "owner": to_text(whose.owner) if isinstance(whose, OwnedBy) else None}
 
 
 def due(namespace: str, now: datetime, *, cursor: str | None, limit: int) -> Query:
@@ -206,6 +230,16 @@ def listing(
         values["status"] = status.value
     index = "_".join(parts) if len(parts) > 1 else "tasks_created"
     return _LISTING.format(index=index, where=" AND ".join(found), wanted=" AND ".join(wanted)), values
+
+
+def cursor_of(rows: Sequence[Any], limit: int) -> str | None:
+    """Where the next page starts, if there is a row that is not on this one."""
+    return encode_cursor(rows[limit - 1][0], from_text(rows[limit - 1][1])) if len(rows) > limit > 0 else None
+
+
+def page_of(rows: Sequence[Any], limit: int) -> IdPage:
+    """A page of ids, from rows that may be one more than asked for."""
+    return IdPage(ids=[from_text(task_id) for _, task_id in rows[:limit]], cursor=cursor_of(rows, limit))
 
 
 def _after(cursor: str | None) -> Mapping[str, Any]:

@@ -35,19 +35,21 @@ from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import StoreCorrupt, TaskUnreadable, UsageError
-from mcp_tasks.stores.base import Forgotten, IdPage, Page, Whose
+from mcp_tasks.errors import KeySpent, StoreCorrupt, TaskUnreadable, UsageError
+from mcp_tasks.files import check_still
+from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest, encode_cursor
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request
 from mcp_tasks.stores.fairness import Turns
-from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, WorkLimits
+from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, Usage, WorkLimits
 from mcp_tasks.stores.sqlite import expiring, operations, queries
 from mcp_tasks.stores.sqlite.connection import Values, connect, from_text, retry_while_busy, to_text, translate
 from mcp_tasks.stores.sqlite.inspecting import Inspecting
 from mcp_tasks.stores.sqlite.notifier import SqliteNotifier
 from mcp_tasks.stores.sqlite.reader import Reader
 from mcp_tasks.stores.sqlite.schema import prepare
+from mcp_tasks.stores.sqlite.sealing import agree
 from mcp_tasks.stores.sqlite.waiting import SqliteWaiting
 from mcp_tasks.stores.sqlite.writer import Writer
 from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
@@ -116,6 +118,7 @@ class SqliteStore(Inspecting):
         *,
         key: str | None = None,
         key_until_end: bool = False,
+        key_outlives: timedelta | None = None,
         handing: Handing | None = None,
         outcome: Outcome | None = None,
     ) -> TaskRecord:
@@ -134,9 +137,12 @@ class SqliteStore(Inspecting):
                 outcome=kept,
                 key=key,
                 key_until_end=key_until_end,
+                key_outlives=key_outlives,
                 share=share,
             )
         )
+        if created.spent:
+            raise KeySpent
         if handing is not None:
             handing.handed = created.handed
         return record if created.standing is None else self._record(*created.standing)
@@ -158,9 +164,9 @@ class SqliteStore(Inspecting):
             operations.save(record, expected=expected, state=state, lines=lines, outcome=kept, limits=limits)
         )
 
-    async def delete(self, task_id: str, *, expected: int) -> None:
+    async def delete(self, task_id: str, *, expected: int, now: datetime | None = None) -> None:
         """Forget the task with all that is kept beside it if it is still at version `expected`."""
-        await self._opened(self._writer).run(operations.delete(task_id, expected=expected))
+        await self._opened(self._writer).run(operations.delete(task_id, expected=expected, now=now))
 
     async def heartbeat(self, worker: str, *, namespace: str) -> None:
         """Renew the lease of `worker`."""
@@ -173,6 +179,11 @@ class SqliteStore(Inspecting):
     async def get(self, task_id: str) -> TaskRecord | None:
         """The record as of now, or None."""
         rows = self._rows(queries.GET, (to_text(task_id),))
+        return self._record(task_id, *rows[0]) if rows else None
+
+    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
+        """The record as of now, for its owner."""
+        rows = self._rows(queries.GET_OWNED, (to_text(task_id), None if owner is None else to_text(owner)))
         return self._record(task_id, *rows[0]) if rows else None
 
     async def request(self, task_id: str) -> TaskRequest | None:
@@ -220,12 +231,18 @@ class SqliteStore(Inspecting):
         # One more than asked for tells whether there is a next page.
         query = queries.listing(namespace, whose, now=now, status=status, cursor=cursor, limit=limit + 1)
         rows = self._rows(*query)
-        following = _cursor(rows, limit)
+        following = queries.cursor_of(rows, limit)
         if rows and rows[-1][3] is None:
             # Much was passed over, and there may be more behind the last one that was.
             created, task_id, *_ = rows.pop()
             following = encode_cursor(created, from_text(task_id))
         return Page(records=self._readable(rows[:limit]), cursor=following)
+
+    async def usage(self, namespace: str, whose: Owners) -> Usage:
+        """What is kept of some tasks of the namespace: open ones are counted in an index, bytes by triggers."""
+        query = queries.usage(namespace, whose)
+        ((count, size),) = await self._opened(self._reader).in_thread(lambda read: read(*query)) or [(0, 0)]
+        return Usage(open_tasks=count, stored_bytes=size)
 
     async def hand_out(
         self, namespace: str, share: Share, *, queues: Collection[str] | None = None, mark: bool = True, limit: int
@@ -258,20 +275,20 @@ class SqliteStore(Inspecting):
     ) -> IdPage:
         """Tasks of the namespace that could run at any time and nobody has, in the order of creation."""
         query = queries.queued(namespace, handed_out=handed_out, cursor=cursor, limit=limit + 1)
-        return _page(self._rows(*query), limit)
+        return queries.page_of(self._rows(*query), limit)
 
     async def due(self, namespace: str, now: datetime, *, cursor: str | None = None, limit: int) -> IdPage:
         """Parked tasks of the namespace whose time has come, longest overdue first."""
-        return _page(self._rows(*queries.due(namespace, now, cursor=cursor, limit=limit + 1)), limit)
+        return queries.page_of(self._rows(*queries.due(namespace, now, cursor=cursor, limit=limit + 1)), limit)
 
     async def claimed(self, worker: str, *, cursor: str | None = None, limit: int) -> IdPage:
         """Tasks that `worker` has, in the order of creation."""
-        return _page(self._rows(*queries.claimed(worker, cursor=cursor, limit=limit + 1)), limit)
+        return queries.page_of(self._rows(*queries.claimed(worker, cursor=cursor, limit=limit + 1)), limit)
 
     async def forget_expired(self, now: datetime, *, limit: int, records: bool = False) -> Sequence[Forgotten]:
         """Forget tasks whose time after the end is over, longest overdue first."""
         # Mostly there is none, and a write, even of nothing, waits for the disk.
-        if not self._rows(*expiring.any_expired(now)):
+        if not self._rows(*expiring.any_expired(now)) and not self._rows(*expiring.any_key_over(now)):
             return []
         writer = self._opened(self._writer)
         try:
@@ -322,11 +339,13 @@ class SqliteStore(Inspecting):
 
     def _connect(self, namespace: str) -> tuple[Reader, Writer]:
         try:
-            prepare(self.path, namespace=namespace, patience=self._patience)
+            known = prepare(self.path, namespace=namespace, patience=self._patience)
             # No time-out for the writer's connection: it has its own way of waiting.
             writing = retry_while_busy(lambda: connect(self.path, timeout=0), patience=self._patience)
             try:
+                retry_while_busy(lambda: agree(writing, self._codec, self.path), patience=self._patience)
                 reader = Reader(self.path)
+                check_still(self.path, known)
             except BaseException:
                 writing.close()
                 raise
@@ -382,12 +401,3 @@ def _deletion(task_id: str) -> str:
 
 def _optional(text: str | bytes | None) -> str | None:
     return None if text is None else from_text(text)
-
-
-def _cursor(rows: Sequence[Any], limit: int) -> str | None:
-    """Where the next page starts, if there is a row that is not on this one."""
-    return encode_cursor(rows[limit - 1][0], from_text(rows[limit - 1][1])) if len(rows) > limit > 0 else None
-
-
-def _page(rows: Sequence[Any], limit: int) -> IdPage:
-    return IdPage(ids=[from_text(task_id) for _, task_id in rows[:limit]], cursor=_cursor(rows, limit))

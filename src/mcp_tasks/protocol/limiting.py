@@ -1,0 +1,226 @@
+"""What callers may take of this process: how often they ask, how large what they send is, how many streams they have.
+
+All of it is decided before anything is done. Owners are told apart by name, so a flood of one, whatever ids it asks
+for, takes nothing of another's; where callers have no name there is only what they take together, and tasks that exist.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+import anyio
+
+from mcp_tasks.core.limits import Limits
+from mcp_tasks.core.measure import check_json
+from mcp_tasks.core.record import TaskRequest
+from mcp_tasks.errors import LimitExceeded
+
+MOST_KNOWN: Final = 10_000
+"""Owners, or tasks, whose pace is remembered: those that asked last. Who is forgotten begins anew."""
+
+PATIENCE: Final = 1.0
+"""Seconds by which an answer is held back for who asks too often, before who goes on is refused."""
+
+MOST_HELD_BACK: Final = 100
+"""Requests of one owner that are held back at a time."""
+
+
+class Pace:
+    """So many a second for each of many, and as many at once.
+
+    For each only one number is kept: when it would have had its turn, had all come at an even pace.
+
+    Args:
+        rate: How many a second.
+        clock: Seconds that only go forward.
+        patience: Seconds that one too many may be made to wait; beyond that it is refused.
+    """
+
+    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic, patience: float = 0.0) -> None:
+        self._clock = clock
+        self._step = 1 / rate
+        # What may come at once counts from the first, which always may.
+        self._ahead = max(rate, 1.0) * self._step - self._step
+        self._patience = min(patience, MOST_HELD_BACK * self._step)
+        self._turns: OrderedDict[str, float] = OrderedDict()
+
+    def take(self, key: str) -> tuple[float, bool]:
+        """Seconds to wait, and whether it may then be done; if not, it does not count."""
+        now = self._clock()
+        turn = self._turns.get(key, now)
+        if turn < now:
+            turn = now
+        wait = turn - now - self._ahead
+        if wait > self._patience:
+            return wait, False
+        self._turns[key] = turn + self._step
+        self._turns.move_to_end(key)
+        if len(self._turns) > MOST_KNOWN:
+            self._turns.popitem(last=False)
+        return (wait if wait > 0 else 0.0), True
+
+    def give_back(self, key: str) -> None:
+        """Let what was taken last not count."""
+        if key in self._turns:
+            self._turns[key] -= self._step
+
+
+class Limiting:
+    """Refuses or slows what is too much, for all doors of one server.
+
+    Args:
+        clock: Seconds that only go forward.
+
+    Attributes:
+        limits: What callers may take.
+    """
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits: Limits = limits
+        self._requests = _pace(limits.owner_requests, clock, PATIENCE)
+        self._polls = _pace(limits.task_polls, clock, PATIENCE)
+        self._owner_creates = _pace(limits.owner_creates, clock)
+        self._creates = _pace(limits.creates, clock)
+        self._streams: Counter[str] = Counter()
+
+    # How often
+
+    async def request(self, owner: str | None) -> None:
+        """Let an owner ask about tasks; a moment later, if it has asked too often.
+
+        Raises:
+            LimitExceeded: It asks far too often.
+        """
+        if owner is None or self._requests is None:
+            return
+        wait, may = self._requests.take(owner)
+        if not may:
+            raise _too_often("owner_requests", "You ask about tasks", self.limits.owner_requests, wait)
+        if wait:
+            await anyio.sleep(wait)
+
+    def not_asked(self, owner: str | None) -> None:
+        """Let the last request of an owner not count: it is handed to another door, where it counts."""
+        if owner is not None and self._requests is not None:
+            self._requests.give_back(owner)
+
+    @property
+    def counts_polls(self) -> bool:
+        """Whether it counts how often callers without a name ask for one task."""
+        return self._polls is not None
+
+    async def poll(self, task_id: str) -> None:
+        """Let a caller without a name look at a task, which exists; a moment later, if that was done too often.
+
+        Raises:
+            LimitExceeded: It is done far too often.
+        """
+        if self._polls is None:
+            return
+        wait, may = self._polls.take(task_id)
+        if not may:
+            raise _too_often("task_polls", "You ask about this task", self.limits.task_polls, wait)
+        if wait:
+            await anyio.sleep(wait)
+
+    def create(self, owner: str | None, request: TaskRequest) -> None:
+        """Let a call become a task.
+
+        Raises:
+            LimitExceeded: It is one too many a second, or has more than a call may have.
+        """
+        pace, limit = (self._creates, "creates") if owner is None else (self._owner_creates, "owner_creates")
+        if pace is not None:
+            wait, may = pace.take(owner or "")
+            if not may:
+                what = "Callers without a name start tasks" if owner is None else "You start tasks"
+                raise _too_often(limit, what, getattr(self.limits, limit), wait)
+        self.check_request(request)
+
+    # How much
+
+    def check_request(self, request: TaskRequest) -> None:
+        """See that a call has no more than it may have.
+
+        Raises:
+            LimitExceeded: It has.
+        """
+        limits = self.limits
+        check_json(
+            "argument_bytes",
+            f"The arguments of {request.name[:100]!r}, with what else the call brings along,",
+            [request.arguments, request.meta, request.input_responses, request.request_state],
+            most=limits.argument_bytes,
+            depth=limits.json_depth,
+            around=1,
+        )
+        check_json(
+            "client_bytes",
+            "What a client says of itself",
+            [request.client_info, request.client_capabilities],
+            most=limits.client_bytes,
+            depth=limits.json_depth,
+            around=1,
+        )
+
+    def check_stream(self, ids: int) -> None:
+        """See that a stream names no more tasks than it may.
+
+        Raises:
+            LimitExceeded: It does.
+        """
+        if ids > self.limits.stream_tasks:
+            raise LimitExceeded(
+                "stream_tasks",
+                f"A stream may name {self.limits.stream_tasks} tasks, and this one names {ids}: open another for the "
+                "rest",
+            )
+
+    # How many streams
+
+    def open_stream(self, owner: str | None) -> Callable[[], None]:
+        """Let an owner have one more stream, until what this gives is called.
+
+        Raises:
+            LimitExceeded: It has as many as it may have.
+        """
+        most = self.limits.owner_streams
+        if owner is None or most is None:
+            return _nothing
+        if self._streams[owner] >= most:
+            raise LimitExceeded(
+                "owner_streams",
+                f"You have {most} streams open here, as many as you may have: name more tasks in one, or poll",
+                retry_after=timedelta(seconds=PATIENCE),
+            )
+        self._streams[owner] += 1
+        is_open = [True]
+
+        def close() -> None:
+            if is_open:
+                is_open.clear()
+                self._streams[owner] -= 1
+                if not self._streams[owner]:
+                    del self._streams[owner]
+
+        return close
+
+
+def _pace(rate: float | None, clock: Callable[[], float], patience: float = 0.0) -> Pace | None:
+    return None if rate is None else Pace(rate, clock, patience)
+
+
+def _too_often(limit: str, what: str, rate: float | None, wait: float) -> LimitExceeded:
+    return LimitExceeded(
+        limit,
+        f"{what} more often than {rate:g} times a second; nothing was done. Come back in {max(wait, 0.01):.2f} s",
+        retry_after=timedelta(seconds=wait),
+    )
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,201 @@
+"""How many tasks there may be, and how much may be kept of them: limits that hold for all processes of a store.
+
+What there is, the store says. To ask it for every new task would cost as much as making one, so this process admits
+from what it was told up to `FRESH` seconds ago, and what it has made itself since. Who would be refused is refused only
+after another look, or one that was made a moment ago. So a limit may be exceeded by what other processes make within
+those seconds, and nobody is refused for what is not there any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, suppress
+from datetime import timedelta
+from typing import Final
+
+from mcp_tasks.core.limits import Limits
+from mcp_tasks.errors import LimitExceeded, StoreError
+from mcp_tasks.stores.base import EVERYBODY, OwnedBy, Owners
+from mcp_tasks.stores.shares import Usage
+
+FRESH: Final = 5.0
+"""Seconds for which an answer of the store is good enough to admit from."""
+
+A_MOMENT: Final = 0.1
+"""Seconds for which it is good enough to refuse from: those who are refused may come a thousand times a second."""
+
+MOST_OWNERS: Final = 10_000
+"""Owners whose numbers are kept. Those of an owner who makes nothing are forgotten, and asked for again."""
+
+COME_BACK: Final = timedelta(seconds=1)
+"""When somebody is told to come back who has as many open tasks as may be: any of them may have ended by then."""
+
+COME_BACK_FOR_ROOM: Final = timedelta(minutes=1)
+"""The same for what is kept: it goes as tasks expire, which takes its time."""
+
+
+class Quota:
+    """Says whether there may be one more task, for one runtime.
+
+    Args:
+        usage: What the store says of somebody's tasks.
+        clock: Seconds that only go forward.
+    """
+
+    def __init__(self, limits: Limits, usage: Callable[[Owners], Awaitable[Usage]], clock: Callable[[], float]) -> None:
+        self._limits = limits
+        self._usage = usage
+        self._clock = clock
+        self._has_owner_limit = limits.owner_open_tasks is not None or limits.owner_stored_bytes is not None
+        self._all = None if limits.open_tasks is None else _Account(EVERYBODY, usage, clock)
+        self._owners: OrderedDict[str, _Account] = OrderedDict()
+
+    async def admit(self, owner: str | None, *, inside: bool = False) -> Admission:
+        """Let one more task be made, while what this gives is entered.
+
+        Args:
+            inside: Whether it is part of work that was admitted before: a task that a running task starts. It counts
+                like any other, and only the total can refuse it: its owner's work would be cut off half done.
+
+        Raises:
+            LimitExceeded: There may be none. Nothing has been done.
+            StoreError: The store cannot say what there is.
+        """
+        everybody, own = self._all, None
+        if everybody is not None and not everybody.knows_room(self._total):
+            await everybody.look_for_room(self._total)
+        if owner is not None and self._has_owner_limit:
+            own = self._account(owner)
+            if not inside and not own.knows_room(self._of_owner):
+                await own.look_for_room(self._of_owner)
+        return Admission(everybody, own)
+
+    def _account(self, owner: str) -> _Account:
+        account = self._owners.get(owner)
+        if account is None:
+            account = self._owners[owner] = _Account(OwnedBy(owner), self._usage, self._clock)
+            if len(self._owners) > MOST_OWNERS:
+                self._owners.popitem(last=False)
+        else:
+            self._owners.move_to_end(owner)
+        return account
+
+    def _total(self, open_tasks: int, _: int) -> LimitExceeded | None:
+        limit = self._limits.open_tasks
+        if limit is None or open_tasks < limit:
+            return None
+        return LimitExceeded(
+            "open_tasks",
+            f"The server has {limit:,} tasks that have not ended, as many as it takes; nothing was started",
+            retry_after=COME_BACK,
+        )
+
+    def _of_owner(self, open_tasks: int, stored: int) -> LimitExceeded | None:
+        limits = self._limits
+        if limits.owner_open_tasks is not None and open_tasks >= limits.owner_open_tasks:
+            return LimitExceeded(
+                "owner_open_tasks",
+                f"You have {limits.owner_open_tasks:,} tasks that have not ended, as many as you may have; nothing was "
+                "started. Wait for some of them, or cancel what is not needed",
+                retry_after=COME_BACK,
+            )
+        if limits.owner_stored_bytes is not None and stored >= limits.owner_stored_bytes:
+            return LimitExceeded(
+                "owner_stored_bytes",
+                f"Your tasks take {stored:,} bytes, and may take {limits.owner_stored_bytes:,}; nothing was started. "
+                "What has ended is forgotten as its time to live goes by",
+                retry_after=COME_BACK_FOR_ROOM,
+            )
+        return None
+
+
+class Admission(AbstractContextManager["Admission"]):
+    """The right to make one task, while it is entered."""
+
+    __slots__ = ("_accounts", "made")
+
+    def __init__(self, *accounts: _Account | None) -> None:
+        self._accounts = [account for account in accounts if account is not None]
+        self.made: bool = False
+        """Whether the task was made, in the end."""
+
+    def __enter__(self) -> Admission:
+        for account in self._accounts:
+            account.being_made += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for account in self._accounts:
+            account.being_made -= 1
+            account.made += self.made
+
+
+class _Account:
+    """What is known of one owner's tasks, or of all.
+
+    Attributes:
+        being_made: Tasks that are on their way to the store.
+        made: Tasks that have arrived there since the store was last asked.
+    """
+
+    __slots__ = ("_asked_at", "_clock", "_look", "_usage", "_whose", "being_made", "known", "made")
+
+    def __init__(self, whose: Owners, usage: Callable[[Owners], Awaitable[Usage]], clock: Callable[[], float]) -> None:
+        self._whose = whose
+        self._usage = usage
+        self._clock = clock
+        self._asked_at = float("-inf")
+        self._look: asyncio.Task[None] | None = None
+        self.known: Usage | None = None
+        self.being_made: int = 0
+        self.made: int = 0
+
+    def knows_room(self, refusal: Callable[[int, int], LimitExceeded | None]) -> bool:
+        """Whether there is room for one more, as far as is known; False if that has to be looked up."""
+        age = self._clock() - self._asked_at
+        if self.known is None or age >= FRESH:
+            return False
+        if age >= FRESH / 2:
+            # In time, so that nobody has to wait for it.
+            self._begin_look()
+        return self._verdict(refusal) is None
+
+    async def look_for_room(self, refusal: Callable[[int, int], LimitExceeded | None]) -> None:
+        """Ask the store, unless that was done a moment ago.
+
+        Raises:
+            LimitExceeded: There is no room.
+            StoreError: The store cannot say.
+        """
+        if self.known is None or self._clock() - self._asked_at >= A_MOMENT or self._verdict(refusal) is None:
+            # Shielded: others may wait for the same look.
+            await asyncio.shield(self._begin_look())
+        refused = self._verdict(refusal)
+        if refused is not None:
+            raise refused
+
+    def _verdict(self, refusal: Callable[[int, int], LimitExceeded | None]) -> LimitExceeded | None:
+        known = self.known or Usage(open_tasks=0, stored_bytes=0)
+        return refusal(known.open_tasks + self.made + self.being_made, known.stored_bytes)
+
+    def _begin_look(self) -> asyncio.Task[None]:
+        if self._look is None or self._look.done():
+            self._look = asyncio.create_task(self._ask(), name="mcp-tasks-quota")
+            self._look.add_done_callback(_seen)
+        return self._look
+
+    async def _ask(self) -> None:
+        asked_at = self._clock()
+        # What arrives from now on may be counted twice, and is not missed.
+        before = self.made
+        self.known = await self._usage(self._whose)
+        self.made -= before
+        self._asked_at = asked_at
+
+
+def _seen(look: asyncio.Task[None]) -> None:
+    """Look at how it went, if nobody waits for it: who does is told."""
+    with suppress(asyncio.CancelledError, StoreError):
+        look.exception()

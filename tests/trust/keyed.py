@@ -1,0 +1,207 @@
+"""A server that counts what its tools do, and callers of it that give their calls idempotency keys."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Protocol
+
+import anyio
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+from mcp_types import ElicitRequest, ElicitRequestFormParams, InputRequiredResult
+
+from mcp_tasks import Tasks
+from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.stores import MemoryStore, Store
+from mcp_tasks.stores.base import EVERYBODY
+from tests.helpers.http import HttpWire, LegacyHttpWire, initialize, serving
+from tests.helpers.rpc import EVERYTHING, PATIENCE, Reply, Tasking
+
+KEY: Final = "mcp-tasks/idempotencyKey"
+REPEATED: Final = "mcp-tasks/repeated"
+LONG_KEY: Final = "k" * 22
+
+
+@dataclass
+class Clock:
+    """A clock that a test sets."""
+
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@dataclass
+class Scene:
+    """A server, and what its tools were called with."""
+
+    tasks: Tasks
+    server: MCPServer[Any]
+    store: Store
+    clock: Clock
+    runs: Counter[str] = field(default_factory=Counter[str])
+    meta: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
+
+    async def all_tasks(self) -> Sequence[TaskRecord]:
+        """All tasks, whoever owns them."""
+        return (await self.store.list("keyed", EVERYBODY, now=self.clock(), limit=100)).records
+
+    async def until_idle(self) -> None:
+        """Return when all of them have ended."""
+        with anyio.fail_after(PATIENCE):
+            while any(not task.is_final for task in await self.all_tasks()):  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+
+    async def pass_time(self, time: timedelta) -> None:
+        """It is later, and whatever has expired is gone."""
+        self.clock.now += time
+        await self.store.forget_expired(self.clock(), limit=100)
+
+
+def build(**options: Any) -> Scene:
+    """A server with tools of every kind that a call can be of."""
+    clock, store = Clock(), MemoryStore()
+    tasks = Tasks(
+        store,
+        namespace="keyed",
+        default_ttl=timedelta(hours=1),
+        clock=clock,
+        principal=lambda caller: caller.headers.get("x-user"),
+        **options,
+    )
+    scene = Scene(tasks, MCPServer("keyed", **tasks.wiring()), store, clock)
+    _add_tools(scene)
+    return scene
+
+
+def _add_tools(scene: Scene) -> None:
+    server, tasks, runs = scene.server, scene.tasks, scene.runs
+
+    @server.tool()
+    @tasks.task()
+    async def pay(amount: int, ctx: Context) -> str:
+        runs["pay"] += 1
+        scene.meta.append(dict(ctx.request_context.meta or {}))
+        return f"paid {amount}"
+
+    @server.tool()
+    @tasks.task()
+    async def refund(amount: int) -> str:
+        runs["refund"] += 1
+        return f"refunded {amount}"
+
+    @server.tool()
+    @tasks.task(grace=timedelta(seconds=20))
+    async def quick(amount: int) -> str:
+        runs["quick"] += 1
+        return f"paid {amount} at once"
+
+    @server.tool()
+    @tasks.task(grace=timedelta(seconds=20))
+    async def fails(amount: int) -> str:
+        runs["fails"] += 1
+        raise ValueError(f"cannot pay {amount}")
+
+    @server.tool()
+    @tasks.task()
+    async def asks(ctx: Context) -> str | InputRequiredResult:
+        runs["asks"] += 1
+        if not ctx.input_responses:
+            return question()
+        runs["asked"] += 1
+        return f"paid after {sorted(ctx.input_responses)}"
+
+    @server.tool()
+    @tasks.task(join_running=True)
+    async def joined(amount: int) -> str:
+        runs["joined"] += 1
+        return f"paid {amount}"
+
+    @server.tool()
+    async def plain(amount: int) -> str:
+        runs["plain"] += 1
+        return f"paid {amount} plainly"
+
+
+def question() -> InputRequiredResult:
+    """The tool wants to know something first."""
+    form = ElicitRequestFormParams(message="Sure?", requested_schema={"type": "object", "properties": {}})
+    return InputRequiredResult(input_requests={"sure": ElicitRequest(params=form)})
+
+
+class Door(Protocol):
+    """A way to call tools of the server."""
+
+    async def call(self, tool: str, key: object = None, *, user: str | None = None, **arguments: Any) -> Reply:
+        """Call a tool, under a key if there is one."""
+        ...
+
+
+@dataclass
+class ModernDoor:
+    """Calls of the newest wire."""
+
+    wire: HttpWire
+    capabilities: Mapping[str, Any]
+
+    async def call(self, tool: str, key: object = None, *, user: str | None = None, **arguments: Any) -> Reply:
+        return await self.send({"name": tool, "arguments": arguments}, key, user=user)
+
+    async def send(self, params: Mapping[str, Any], key: object = None, *, user: str | None = None) -> Reply:
+        """A call with these params."""
+        meta = {} if key is None else {KEY: key}
+        self.wire.client.headers["x-user"] = user or ""
+        if user is None:
+            del self.wire.client.headers["x-user"]
+        return await Tasking(self.wire, self.capabilities).ask("tools/call", params, meta=meta)
+
+
+@dataclass
+class LegacyDoor:
+    """Calls of the wire of 2025-11-25, as tasks or not."""
+
+    wire: HttpWire
+    session: LegacyHttpWire
+    as_tasks: bool
+
+    async def call(self, tool: str, key: object = None, *, user: str | None = None, **arguments: Any) -> Reply:
+        params: dict[str, Any] = {"name": tool, "arguments": arguments}
+        if key is not None:
+            params["_meta"] = {KEY: key}
+        if self.as_tasks:
+            params["task"] = {}
+        self.wire.client.headers["x-user"] = user or ""
+        if user is None:
+            del self.wire.client.headers["x-user"]
+        return await self.session.ask("tools/call", params)
+
+
+DOORS: Final = ("short", "sdk", "without tasks", "older tasks", "older, without tasks")
+TASK_DOORS: Final = ("short", "sdk", "older tasks")
+
+
+@asynccontextmanager
+async def opened(door: str, **options: Any) -> AsyncGenerator[tuple[Scene, Any]]:
+    """A server with one of the doors to it."""
+    scene = build(short_way=door == "short", **options)
+    async with serving(scene.server, json_response=True) as wire:
+        if door.startswith("older"):
+            session, _ = await initialize(wire, {"elicitation": {}})
+            yield scene, LegacyDoor(wire, session, as_tasks=door == "older tasks")
+        else:
+            yield scene, ModernDoor(wire, {"elicitation": {}} if door == "without tasks" else EVERYTHING)
+
+
+def told(reply: Reply) -> Any:
+    """What a call came to: the id of its task, or the text of its result."""
+    result = reply.result
+    if "task" in result:
+        return result["task"]["taskId"]
+    if result.get("resultType") == "task":
+        return result["taskId"]
+    return result["content"][0]["text"]

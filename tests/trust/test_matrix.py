@@ -1,0 +1,337 @@
+"""Every method, era and transport: to whom is it there, and is what is not there told from nothing by any answer?
+
+For each way to a server the same is asked about tasks of every kind: one's own, another's, one that has expired and one
+that never was; and by somebody who has no name. Whole answers are compared, with the ids blanked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import pytest
+from mcp.client import Client
+from mcp_types import SubscriptionsAcknowledgedNotification
+
+from tests.helpers.http import HttpWire
+from tests.helpers.official import ClaimsTasks, ClientWire
+from tests.helpers.older import OlderClient, http_session, pipe_session
+from tests.helpers.rpc import (
+    EVERYTHING,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    MODERN,
+    NOTHING,
+    PATIENCE,
+    accept,
+    loads,
+    request,
+)
+from tests.helpers.stdio import StdioWire, stdio_process
+from tests.trust.guarded import blanked, build, by_header, guarded, new_tasks, planted
+
+pytestmark = pytest.mark.anyio
+
+UNKNOWN: Final = "task_" + "A" * 27
+KINDS: Final = ("small", "large", "ask", "hold", "gone")
+
+COMPANIONS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "task_status": {"wait_seconds": 0},
+    "task_answer": {"action": "decline"},
+    "task_cancel": {},
+}
+
+
+class Probe(ABC):
+    """One caller on one way to a server."""
+
+    async def about(self, task_id: str) -> dict[str, str]:
+        """What every method says of a task, blanked; those that end it come last."""
+        return {method: blanked(said, task_id) for method, said in (await self.all(task_id)).items()}
+
+    @abstractmethod
+    async def all(self, task_id: str) -> dict[str, dict[str, Any]]:
+        """What every method says of a task."""
+
+
+class Modern(Probe):
+    """A caller of 2026-07-28, one that takes tasks and one that does not."""
+
+    async def all(self, task_id: str) -> dict[str, dict[str, Any]]:
+        look = {"taskId": task_id}
+        said = {"tasks/get": await self.ask("tasks/get", look)}
+        # Once more: what was said of a task may be kept.
+        said["tasks/get again"] = await self.ask("tasks/get", look)
+        said["subscriptions/listen"] = await self.listen(task_id)
+        answers = {**look, "inputResponses": {"elicitation-1": accept(name="Eve")}}
+        for name, arguments in COMPANIONS.items():
+            call = {"name": name, "arguments": {"task_id": task_id, **arguments}}
+            if name != "task_cancel":
+                said[name] = await self.ask("tools/call", call, capabilities=NOTHING)
+        said["tasks/update"] = await self.ask("tasks/update", answers)
+        said["tasks/cancel"] = await self.ask("tasks/cancel", look)
+        call = {"name": "task_cancel", "arguments": {"task_id": task_id}}
+        said["task_cancel"] = await self.ask("tools/call", call, capabilities=NOTHING)
+        return said
+
+    @abstractmethod
+    async def ask(
+        self, method: str, params: Mapping[str, Any], *, capabilities: Mapping[str, Any] = EVERYTHING
+    ) -> dict[str, Any]:
+        """The answer to one request, with the status if it has one."""
+
+    @abstractmethod
+    async def listen(self, task_id: str) -> dict[str, Any]:
+        """The first message of a stream."""
+
+
+class OverHttp(Modern):
+    def __init__(self, wire: HttpWire) -> None:
+        self._wire = wire
+
+    async def ask(
+        self, method: str, params: Mapping[str, Any], *, capabilities: Mapping[str, Any] = EVERYTHING
+    ) -> dict[str, Any]:
+        reply = await self._wire.send(request(method, params, capabilities=capabilities))
+        return {"status": reply.status, **reply.message}
+
+    async def listen(self, task_id: str) -> dict[str, Any]:
+        message = request("subscriptions/listen", {"notifications": {"taskIds": [task_id]}}, capabilities=EVERYTHING)
+        kinds = [("content-type", "application/json"), ("accept", "application/json, text/event-stream")]
+        token = [] if self._wire.token is None else [("authorization", f"Bearer {self._wire.token}")]
+        headers = [*kinds, *token, ("mcp-protocol-version", MODERN), ("mcp-method", "subscriptions/listen")]
+        content = json.dumps(message)
+        async with self._wire.client.stream("POST", self._wire.url, content=content, headers=headers) as response:
+            if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                return {"status": response.status_code, **loads(await response.aread())}
+            async for line in response.aiter_lines():
+                if line.startswith("data:") and line[5:].strip():
+                    return _without_subscription(loads(line[5:]))
+        raise AssertionError("the stream ended without a word")
+
+
+class OverStdio(Modern):
+    def __init__(self, wire: StdioWire) -> None:
+        self._wire = wire
+
+    async def ask(
+        self, method: str, params: Mapping[str, Any], *, capabilities: Mapping[str, Any] = EVERYTHING
+    ) -> dict[str, Any]:
+        return (await self._wire.send(request(method, params, capabilities=capabilities))).message
+
+    async def listen(self, task_id: str) -> dict[str, Any]:
+        message = request("subscriptions/listen", {"notifications": {"taskIds": [task_id]}}, capabilities=EVERYTHING)
+        await self._wire.write(json.dumps(message))
+
+        def is_first(said: dict[str, Any]) -> bool:
+            meta = said.get("params", {}).get("_meta", {})
+            return said.get("id") == message["id"] or message["id"] in meta.values()
+
+        return _without_subscription(await self._wire.wait_for(is_first))
+
+
+class InMemory(Modern):
+    """The SDK's own client: one that declares tasks, and one that does not."""
+
+    def __init__(self, declaring: Client, plain: Client, acknowledged: asyncio.Queue[dict[str, Any]]) -> None:
+        self._declaring = ClientWire(declaring)
+        self._plain = ClientWire(plain)
+        self._acknowledged = acknowledged
+
+    async def ask(
+        self, method: str, params: Mapping[str, Any], *, capabilities: Mapping[str, Any] = EVERYTHING
+    ) -> dict[str, Any]:
+        wire = self._declaring if capabilities is EVERYTHING else self._plain
+        return (await wire.send(request(method, params, capabilities=capabilities))).message
+
+    async def listen(self, task_id: str) -> dict[str, Any]:
+        wanted = {"notifications": {"taskIds": [task_id]}}
+        listening = asyncio.create_task(self.ask("subscriptions/listen", wanted))
+        first = asyncio.create_task(self._acknowledged.get())
+        done, _ = await asyncio.wait([listening, first], timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+        for each in (listening, first):
+            each.cancel()
+        await asyncio.wait([listening, first])
+        return done.pop().result()
+
+
+def _without_subscription(message: dict[str, Any]) -> dict[str, Any]:
+    # Its id is that of the request.
+    message.get("params", {}).pop("_meta", None)
+    return message
+
+
+class Older(Probe):
+    """A caller of 2025-11-25 with a session."""
+
+    def __init__(self, client: OlderClient) -> None:
+        self._client = client
+
+    async def all(self, task_id: str) -> dict[str, dict[str, Any]]:
+        look = {"taskId": task_id}
+        said = {"tasks/get": (await self._client.ask("tasks/get", look)).message}
+        for name, arguments in COMPANIONS.items():
+            call = {"name": name, "arguments": {"task_id": task_id, **arguments}}
+            if name != "task_cancel":
+                said[name] = (await self._client.ask("tools/call", call)).message
+        said["tasks/list"] = {"listed": task_id in str((await self._client.ask("tasks/list")).message)}
+        said["tasks/cancel"] = (await self._client.ask("tasks/cancel", look)).message
+        # Of a task that has ended by now, so that nobody waits.
+        said["tasks/result"] = (await self._client.ask("tasks/result", look)).message
+        call = {"name": "task_cancel", "arguments": look and {"task_id": task_id}}
+        said["task_cancel"] = (await self._client.ask("tools/call", call)).message
+        return said
+
+
+# What must be
+
+
+async def nothing_is_told(probe: Probe, ids: Mapping[str, str], *, gone: str) -> None:
+    """Another's tasks, whatever they are, and what has expired, are what never was."""
+    unknown = await probe.about(UNKNOWN)
+    assert unknown == await probe.about(UNKNOWN)
+    for kind in KINDS:
+        assert await probe.about(ids[kind]) == unknown, kind
+    assert await probe.about(gone) == unknown
+    assert all(
+        str(INVALID_PARAMS) in said for method, said in unknown.items() if method in ("tasks/get", "tasks/cancel")
+    )
+
+
+async def own_are_there(probe: Probe, ids: Mapping[str, str]) -> None:
+    """One's own are there, and every method says so."""
+    unknown = await probe.about(UNKNOWN)
+    # In a list it is the same to have no such task, and to have it and not be asked about it.
+    for kind in ("small", "hold"):
+        said = await probe.about(ids[kind])
+        assert said.keys() == unknown.keys()
+        alike = {method for method in said if said[method] == unknown[method]}
+        assert alike == set(), kind
+
+
+async def nobody_is_let_in(probe: Probe, ids: Mapping[str, str]) -> None:
+    """Who has no name is refused, whatever is asked about."""
+    unknown = await probe.about(UNKNOWN)
+    for kind in KINDS:
+        assert await probe.about(ids[kind]) == unknown, kind
+    assert all(str(INVALID_REQUEST) in said for said in unknown.values()), unknown
+
+
+# Ways to a server
+
+TOKENS: Final = {"auth": True}
+HEADERS: Final = {"auth": False, "principal": by_header, "require_owner": True}
+
+
+@pytest.mark.requirement("security/every-request-is-checked")
+@pytest.mark.parametrize("setup", [TOKENS, HEADERS], ids=["tokens", "own rule"])
+@pytest.mark.parametrize("short_way", [True, False], ids=["short", "long"])
+async def test_over_http(setup: Mapping[str, Any], short_way: bool) -> None:
+    async with guarded(**setup, short_way=short_way) as (wire, tasks):
+        ada, bob = OverHttp(wire.as_user("ada")), OverHttp(wire.as_user("bob"))
+        owner = await _owner_of(ada, tasks)
+        ids, mine = await planted(tasks, owner), await planted(tasks, owner)
+        # What is kept of answers to their owner is not what others are answered with.
+        for task_id in ids.values():
+            await ada.ask("tasks/get", {"taskId": task_id})
+        await nothing_is_told(bob, ids, gone=ids["gone"])
+        await nothing_is_told(ada, dict.fromkeys(KINDS, ids["gone"]), gone=ids["gone"])
+        await own_are_there(ada, mine)
+        if setup is HEADERS:
+            await nobody_is_let_in(OverHttp(wire), ids)
+            return
+        # The SDK lets nobody in without a token that is valid.
+        for wanted in (wire.as_user("ada!1"), wire):
+            said = await OverHttp(wanted).all(ids["small"])
+            assert {message["status"] for message in said.values()} == {401}
+
+
+@pytest.mark.requirement("older/reject-others", "older/list-is-own")
+@pytest.mark.parametrize("setup", [TOKENS, HEADERS], ids=["tokens", "own rule"])
+async def test_over_http_in_older_sessions(setup: Mapping[str, Any]) -> None:
+    async with guarded(**setup) as (wire, tasks):
+        owner = await _owner_of(OverHttp(wire.as_user("ada")), tasks)
+        ids, mine = await planted(tasks, owner), await planted(tasks, owner)
+        async with http_session(wire.as_user("ada")) as ada, http_session(wire.as_user("bob")) as bob:
+            await nothing_is_told(Older(bob), ids, gone=ids["gone"])
+            await nothing_is_told(Older(ada), dict.fromkeys(KINDS, ids["gone"]), gone=ids["gone"])
+            await own_are_there(Older(ada), mine)
+        if setup is HEADERS:
+            async with http_session(wire) as nobody:
+                said = await Older(nobody).all(ids["small"])
+                assert said.pop("tasks/list") == {"listed": False}
+                assert {message["error"]["code"] for message in said.values()} == {INVALID_REQUEST}
+                assert (await nobody.ask("tasks/list")).code == INVALID_REQUEST
+
+
+@pytest.mark.requirement("security/every-request-is-checked")
+@pytest.mark.parametrize("arguments", [(), ("--auth",)], ids=["open", "authenticated elsewhere"])
+async def test_over_pipes(arguments: tuple[str, ...]) -> None:
+    async with stdio_process(*arguments, module="tests.trust.guarded") as wire:
+        me = OverStdio(wire)
+        ids = await _planted_by_tool(me, "bob")
+        await nothing_is_told(me, ids, gone=ids["gone"])
+        mine = {"small": await _created(me, "echo"), "hold": await _created(me, "hold")}
+        await own_are_there(me, mine)
+    async with (
+        stdio_process(*arguments, module="tests.trust.guarded") as wire,
+        pipe_session(wire) as older,
+    ):
+        planted_for_bob = await older.ask("tools/call", {"name": "plant", "arguments": {"owner": "bob"}})
+        ids = json.loads(planted_for_bob.result["content"][0]["text"])
+        await nothing_is_told(Older(older), ids, gone=ids["gone"])
+        mine = {"small": await older.start("echo"), "hold": await older.start("hold")}
+        await own_are_there(Older(older), mine)
+
+
+@pytest.mark.requirement("security/every-request-is-checked")
+async def test_over_pipes_where_an_owner_is_required_everywhere() -> None:
+    async with stdio_process("--required", module="tests.trust.guarded") as wire:
+        nobody = OverStdio(wire)
+        await nobody_is_let_in(nobody, await _planted_by_tool(nobody, "bob"))
+
+
+@pytest.mark.requirement("security/every-request-is-checked")
+@pytest.mark.parametrize("auth", [False, True], ids=["open", "authenticated elsewhere"])
+async def test_in_memory(auth: bool) -> None:
+    tasks = new_tasks()
+    async with _in_memory(build(tasks, auth=auth)) as me:
+        ids = await planted(tasks, "bob")
+        await nothing_is_told(me, ids, gone=ids["gone"])
+        mine = {"small": await _created(me, "echo"), "hold": await _created(me, "hold")}
+        await own_are_there(me, mine)
+
+
+@asynccontextmanager
+async def _in_memory(server: Any) -> AsyncGenerator[InMemory]:
+    acknowledged: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def take(message: Any) -> None:
+        if isinstance(message, SubscriptionsAcknowledgedNotification):
+            acknowledged.put_nowait({"notifications": message.params.notifications.model_dump(by_alias=True)})
+
+    async with (
+        Client(server, extensions=[ClaimsTasks()], mode=MODERN, message_handler=take) as declaring,
+        Client(server, mode=MODERN) as plain,
+    ):
+        yield InMemory(declaring, plain, acknowledged)
+
+
+async def _created(probe: Modern, tool: str) -> str:
+    reply = await probe.ask("tools/call", {"name": tool, "arguments": {}})
+    return reply["result"]["taskId"]
+
+
+async def _planted_by_tool(probe: Modern, owner: str) -> dict[str, str]:
+    reply = await probe.ask("tools/call", {"name": "plant", "arguments": {"owner": owner}})
+    return json.loads(reply["result"]["content"][0]["text"])
+
+
+async def _owner_of(probe: Modern, tasks: Any) -> str:
+    snapshot = await tasks.handle(await _created(probe, "echo"), everybody=True).fetch()
+    assert snapshot.owner is not None
+    return snapshot.owner

@@ -1,0 +1,251 @@
+"""Whose a task is: who is refused where everybody needs a name, what code in the process has to say, and what a rule of
+the author's own can go by."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from mcp_tasks import Tasks
+from mcp_tasks.errors import OwnerRequired, UnknownTask, UsageError
+from mcp_tasks.protocol.owners import MOST_NAMED, Owners, local_user
+from mcp_tasks.server import Caller, Identity, LocalTask
+from tests.helpers.http import HttpWire
+from tests.helpers.rpc import EVERYTHING, INVALID_PARAMS, INVALID_REQUEST, MODERN, NOTHING, Tasking, request
+from tests.trust.guarded import ISSUER, build, by_header, guarded, new_tasks, planted
+
+pytestmark = pytest.mark.anyio
+
+UNKNOWN = "task_" + "A" * 27
+
+
+def user(wire: HttpWire, token: str) -> Tasking:
+    return Tasking(wire.as_user(token), EVERYTHING)
+
+
+async def owner_of(tasks: Tasks, task_id: str) -> str | None:
+    return (await tasks.handle(task_id, everybody=True).fetch()).owner
+
+
+async def everything(tasks: Tasks) -> list[Any]:
+    return [task async for task in tasks.list_all(everybody=True)]
+
+
+# Requests
+
+
+@pytest.mark.requirement("security/every-request-is-checked")
+@pytest.mark.parametrize("capabilities", [EVERYTHING, NOTHING], ids=["takes tasks", "takes none"])
+@pytest.mark.parametrize("short_way", [True, False])
+async def test_a_request_without_an_owner_makes_no_task(short_way: bool, capabilities: Any) -> None:
+    async with guarded(auth=False, principal=by_header, require_owner=True, short_way=short_way) as (wire, tasks):
+        reply = await wire.send(request("tools/call", {"name": "echo", "arguments": {}}, capabilities=capabilities))
+        assert reply.code == INVALID_REQUEST
+        assert reply.error["data"] == {"reason": "owner_required"}
+        assert await everything(tasks) == []
+        # What is no task needs no owner: to list the tools, or to call one that is never a task.
+        assert (await wire.send(request("tools/list", capabilities=capabilities))).result["tools"]
+
+
+async def test_an_empty_name_is_none_where_one_is_required() -> None:
+    async with guarded(auth=False, principal=lambda _: "", require_owner=True) as (wire, tasks):
+        reply = await wire.send(request("tools/call", {"name": "echo", "arguments": {}}, capabilities=EVERYTHING))
+        assert reply.code == INVALID_REQUEST
+        with pytest.raises(OwnerRequired):
+            await tasks.start("echo", owner="")
+
+
+async def test_a_server_that_requires_authentication_requires_an_owner_unless_it_says_otherwise() -> None:
+    async with guarded(principal=lambda _: None) as (wire, _):
+        reply = await wire.as_user("ada").send(request("tasks/get", {"taskId": UNKNOWN}, capabilities=EVERYTHING))
+        assert reply.code == INVALID_REQUEST
+    async with guarded(principal=lambda _: None, require_owner=False) as (wire, tasks):
+        task_id = await user(wire, "ada").create("echo")
+        assert await owner_of(tasks, task_id) is None
+
+
+async def test_a_server_without_authentication_requires_none() -> None:
+    async with guarded(auth=False) as (wire, tasks):
+        assert await owner_of(tasks, await Tasking(wire, EVERYTHING).create("echo")) is None
+        assert await owner_of(tasks, (await tasks.start("echo")).id) is None
+
+
+async def test_the_usual_owner_is_client_issuer_and_subject() -> None:
+    async with guarded() as (wire, tasks):
+        task_id = await user(wire, "ada@app").create("echo")
+        assert await owner_of(tasks, task_id) == f'["app","{ISSUER}","ada"]'
+
+
+# Code in the process
+
+
+async def test_code_in_the_process_names_an_owner() -> None:
+    async with guarded() as (_, tasks):
+        for owner in ({}, {"owner": None}):
+            with pytest.raises(OwnerRequired, match=r"tasks\.start\(\.\.\., owner="):
+                await tasks.start("echo", **owner)
+        assert await everything(tasks) == []
+        with pytest.raises(OwnerRequired, match="everybody=True"):
+            tasks.handle(UNKNOWN)
+        started = await tasks.start("echo", owner="ada")
+        assert (await tasks.handle(started.id, owner="ada").fetch()).owner == "ada"
+        with pytest.raises(UsageError, match="in one way"):
+            tasks.handle(started.id, owner="ada", everybody=True)
+
+
+LOOKS: dict[str, Callable[[LocalTask[Any]], Awaitable[object]]] = {
+    "fetch": lambda task: task.fetch(),
+    "wait": lambda task: task.wait(5),
+    "until_asked": lambda task: task.until_asked(5),
+    "send_input": lambda task: task.send_input("decline"),
+    "cancel": lambda task: task.cancel(),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+async def test_another_owners_task_is_not_there_for_code_that_says_whose_it_wants(look: str) -> None:
+    async with guarded() as (_, tasks):
+        ids = await planted(tasks, "ada")
+        for task_id in (*ids.values(), UNKNOWN):
+            with pytest.raises(UnknownTask) as raised:
+                await LOOKS[look](tasks.handle(task_id, owner="bob"))
+            assert str(raised.value).replace(task_id, UNKNOWN) == str(UnknownTask(UNKNOWN))
+        assert (await tasks.handle(ids["hold"], owner="ada").fetch()).status == "working"
+
+
+async def test_a_tool_sees_the_tasks_of_its_caller_alone() -> None:
+    async with guarded() as (wire, _):
+        ada, bob = user(wire, "ada"), user(wire, "bob")
+        task_id = await ada.create("hold")
+        seen = await ada.until(await ada.create("peek", task_id=task_id), "completed")
+        assert "working" in json.dumps(seen["result"])
+        told = [
+            (await bob.until(await bob.create("peek", task_id=looked_at), "completed"))["result"]["content"]
+            for looked_at in (task_id, UNKNOWN)
+        ]
+        assert json.dumps(told[0]).replace(task_id, UNKNOWN) == json.dumps(told[1])
+
+
+async def test_a_child_has_the_owner_of_its_parent() -> None:
+    tasks = new_tasks()
+    server = build(tasks, auth=True)
+    children: list[str] = []
+
+    @server.tool()
+    @tasks.task()
+    async def family(foreign: str | None = None) -> str:
+        children.append((await tasks.start("echo")).id)
+        # A stranger's task, or its children, are not shown for having been named.
+        page = await tasks.list(parent=foreign) if foreign is not None else None
+        return "" if page is None else str([task.id for task in page.tasks])
+
+    async with tasks.running(server):
+        parent = await tasks.start("family", owner="ada")
+        await parent.wait(30)
+        assert await owner_of(tasks, children[0]) == "ada"
+        assert [task.id for task in (await tasks.list(parent=parent.id)).tasks] == children[:1]
+        looked = await (await tasks.start("family", {"foreign": parent.id}, owner="bob")).wait(30)
+        assert children[0] not in str(looked)
+
+
+# Rules of the author's own
+
+
+async def test_one_person_who_uses_two_hosts() -> None:
+    rule = lambda caller: caller.identity and caller.identity.person  # noqa: E731 - as it stands in the docs
+    async with guarded(principal=rule) as (wire, tasks):
+        task_id = await user(wire, "ada@desktop").create("echo")
+        assert (await user(wire, "ada@phone").get(task_id))["taskId"] == task_id
+        assert (await user(wire, "bob@desktop").ask("tasks/get", {"taskId": task_id})).code == INVALID_PARAMS
+        # A machine is no person: it has no owner, and is refused.
+        refused = await user(wire, "machine@batch").ask("tasks/get", {"taskId": task_id})
+        assert refused.code == INVALID_REQUEST
+        assert json.loads(str(await owner_of(tasks, task_id))) == [ISSUER, "ada"]
+
+
+async def test_a_rule_sees_what_the_token_says() -> None:
+    seen: list[Caller] = []
+
+    def tenant(caller: Caller) -> str | None:
+        seen.append(caller)
+        return caller.identity and str(caller.identity.claims["tenant"])
+
+    async with guarded(principal=tenant) as (wire, _):
+        task_id = await user(wire, "ada!4102444800").create("echo")
+        assert (await user(wire, "ann").get(task_id))["taskId"] == task_id
+    identity = seen[0].identity
+    assert identity == Identity(
+        client_id="app",
+        issuer=ISSUER,
+        subject="ada",
+        scopes=("tasks",),
+        claims={"iss": ISSUER, "tenant": "a"},
+        expires_at=4102444800,
+    )
+
+
+async def test_a_token_without_a_subject_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "mcp_tasks.protocol.owners")
+    async with guarded() as (wire, _):
+        machine = user(wire, "machine@batch")
+        task_id = await machine.create("echo")
+        assert (await machine.get(task_id))["taskId"] == task_id
+        await user(wire, "ada").create("echo")
+    [line] = [record.getMessage() for record in caplog.records if record.name == "mcp_tasks.protocol.owners"]
+    assert "'batch'" in line
+    assert "subject" in line
+    assert "principal=" in line
+
+
+def test_a_rule_of_ones_own_is_not_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    identity = Identity(client_id="batch")
+    owners = Owners(lambda caller: caller.principal)
+    owners.of(Caller(protocol_version=MODERN, principal="x", identity=identity))
+    assert caplog.records == []
+    usual = Owners()
+    for number in range(MOST_NAMED + 50):
+        usual.of(Caller(protocol_version=MODERN, principal="x", identity=Identity(client_id=str(number))))
+    assert len(caplog.records) == MOST_NAMED
+
+
+# Without HTTP
+
+
+def test_the_local_user_is_one_of_this_machine() -> None:
+    kind, machine, who = json.loads(local_user())
+    assert kind == "local"
+    assert machine
+    assert who is not None
+
+
+def test_what_comes_without_http_belongs_to_the_local_user_only_where_that_was_not_refused() -> None:
+    piped = Caller(protocol_version=MODERN)
+    assert Owners(required=lambda: True, local="me").of(piped) == "me"
+    assert Owners(required=lambda: False, local="me").of(piped) is None
+    named = Owners(lambda _: "ada", required=lambda: True, local="me")
+    assert named.of(piped) == "ada"
+    with pytest.raises(Exception, match="Authentication required"):
+        Owners(required=lambda: True, local="me").of(Caller(protocol_version=MODERN, headers={"host": "x"}))
+    with pytest.raises(Exception, match="Authentication required"):
+        Owners(required=lambda: True).of(piped)
+
+
+async def test_a_refused_child_fails_its_tool_and_is_not_there() -> None:
+    tasks = new_tasks()
+    server = build(tasks, auth=True)
+
+    @server.tool()
+    @tasks.task()
+    async def orphan() -> str:
+        await tasks.start("echo", owner=None)
+        return "started"
+
+    async with tasks.running(server):
+        parent = await tasks.start("orphan", owner="ada")
+        result = await parent.wait(30)
+        assert result.is_error
+        assert [task.id for task in await everything(tasks)] == [parent.id]

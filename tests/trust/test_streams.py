@@ -1,0 +1,146 @@
+"""Streams end with the token that opened them, or after so long, on every door; whoever listens loses nothing by it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import pytest
+
+from mcp_tasks import Limits
+from mcp_tasks.protocol import Caller, Identity
+from mcp_tasks.protocol.stream_ends import SPREAD, StreamEnds, expiry
+from tests.helpers.http import HttpWire
+from tests.helpers.older import http_session
+from tests.helpers.rpc import EVERYTHING, INTERNAL_ERROR, MODERN, PATIENCE, Tasking, request
+from tests.trust.guarded import guarded
+
+pytestmark = pytest.mark.anyio
+
+
+def soon() -> int:
+    """A second in which a token expires that is still valid when it is first used, on a busy machine as well."""
+    return int(time.time()) + 2
+
+
+async def until_end(wire: HttpWire, task_id: str, **wanted: Any) -> list[dict[str, Any]]:
+    """Everything that comes on a stream, once it has ended by itself."""
+    message = request("subscriptions/listen", {"notifications": {"taskIds": [task_id], **wanted}})
+    with anyio.fail_after(PATIENCE):
+        async with wire.stream(message) as messages:
+            return [each async for each in messages]
+
+
+@pytest.mark.requirement("security/every-request-is-checked")
+@pytest.mark.parametrize("short_way", [True, False])
+async def test_a_stream_ends_with_the_token_that_opened_it(short_way: bool) -> None:
+    async with guarded(short_way=short_way) as (wire, tasks):
+        task_id = await Tasking(wire.as_user("ada"), EVERYTHING).create("hold")
+        expires = soon()
+        first, state, last = await until_end(wire.as_user(f"ada!{expires}"), task_id)
+        assert time.time() >= expires
+        assert first["params"]["notifications"]["taskIds"] == [task_id]
+        assert state["params"]["status"] == "working"
+        # A result is how a stream ends gracefully: the client may come back.
+        assert last["result"]["resultType"] == "complete"
+        assert tasks.short_way.answered["subscriptions/listen"] == int(short_way)
+        assert (await until_ended_token(wire, expires)) == 401
+
+
+async def until_ended_token(wire: HttpWire, expires: int) -> int | None:
+    """What the SDK says of the token then."""
+    reply = await wire.as_user(f"ada!{expires - 1}").send(request("tasks/get", {"taskId": "x"}))
+    return reply.status
+
+
+@pytest.mark.parametrize("short_way", [True, False])
+async def test_a_stream_lasts_no_longer_than_any_may(short_way: bool) -> None:
+    limits = Limits(stream_life=timedelta(seconds=1))
+    async with guarded(short_way=short_way, limits=limits) as (wire, _):
+        task_id = await Tasking(wire.as_user("ada"), EVERYTHING).create("hold")
+        *_, last = await until_end(wire.as_user("ada"), task_id)
+        assert last["result"]["resultType"] == "complete"
+
+
+async def test_a_wait_for_a_result_of_the_older_era_ends_with_its_token() -> None:
+    async with guarded() as (wire, _), http_session(wire.as_user("ada")) as ada:
+        task_id = await ada.start("hold")
+        ada.wire = wire.as_user(f"ada!{soon()}")
+        with anyio.fail_after(PATIENCE):
+            reply = await ada.result(task_id)
+        assert reply.code == INTERNAL_ERROR
+        assert "expired" in reply.error["message"]
+        ada.wire = wire.as_user("ada")
+        assert (await ada.get(task_id))["status"] == "working"
+
+
+async def test_a_sessions_own_stream_ends_with_its_token() -> None:
+    async with guarded() as (wire, _), http_session(wire.as_user("ada")) as ada:
+        ada.wire = wire.as_user(f"ada!{soon()}")
+        headers = [*ada.headers(), ("accept", "text/event-stream")]
+        with anyio.fail_after(PATIENCE):
+            async with wire.client.stream("GET", wire.url, headers=headers, timeout=PATIENCE) as response:
+                assert response.status_code == 200
+                await response.aread()
+        # And may be opened anew with a token that is valid.
+        ada.wire = wire.as_user("ada")
+        async with ada.listening():
+            task_id = await ada.start("ask")
+            await ada.question(task_id)
+
+
+# The clock
+
+
+class Hands:
+    """A clock that is set by hand."""
+
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def token(expires_at: float | None) -> Caller:
+    return Caller(protocol_version=MODERN, identity=Identity(client_id="app", expires_at=expires_at))
+
+
+def test_the_first_of_both_ends_a_stream() -> None:
+    hands = Hands()
+    ends = StreamEnds(timedelta(hours=1), hands)
+    assert ends.after(token(hands.now + 60)) == hands.now + 61
+    longest = ends.after(token(hands.now + 86_400))
+    assert longest is not None
+    assert hands.now + 3600 * (1 - SPREAD) <= longest <= hands.now + 3600
+    assert StreamEnds(None, hands).after(token(None)) is None
+    assert expiry(None) is None
+
+
+async def test_streams_end_in_their_order_and_those_that_left_do_not() -> None:
+    hands, ended = Hands(), list[str]()
+    both = asyncio.Event()
+
+    def first() -> None:
+        ended.append("first")
+        ends.add(int(hands.now) + 2, last)
+        hands.now += 5
+
+    def last() -> None:
+        ended.append("last")
+        both.set()
+
+    def never() -> None:
+        ended.append("never")
+
+    ends = StreamEnds(None, hands)
+    ends.add(int(hands.now) + 3_600, never)
+    ends.add(int(hands.now), first)
+    ends.add(int(hands.now), never)
+    ends.leave(int(hands.now), never)
+    with anyio.fail_after(PATIENCE):
+        await both.wait()
+    ends.leave(1_000_000 + 3_600, never)
+    assert ended == ["first", "last"]
