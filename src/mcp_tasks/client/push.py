@@ -27,6 +27,7 @@ from mcp_tasks.client.mailbox import Mailbox
 from mcp_tasks.client.requests import TRANSIENT_CODES, listen_to_tasks
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.errors import InvalidResponse
+from mcp_tasks.quiet import what
 from mcp_tasks.wire.parse import parse_task
 
 logger: Final = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class PushHub:
         try:
             snapshot = parse_task(params)
         except InvalidResponse as exc:
-            logger.warning("ignored a notification: %s", exc)
+            logger.warning("ignored a notification: %s", type(exc).__name__)
             return
         for box in boxes:
             box.put(snapshot)
@@ -133,10 +134,10 @@ class PushHub:
         except MCPError as exc:
             if exc.code not in TRANSIENT_CODES:
                 # Not served, or not to us: this session polls.
-                logger.debug("the server does not push: %s", exc)
+                logger.debug("the server does not push: %s", what(exc))
                 self._offered = False
         except Exception as exc:
-            logger.debug("a listen stream ended: %s", exc)
+            logger.debug("a listen stream ended: %s", what(exc))
         boxes = [box for task_id in ids for box in self._boxes.get(task_id, ())]
         lasted = any(box.live for box in boxes)
         for box in boxes:
