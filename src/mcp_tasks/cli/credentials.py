@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import click
 
 from mcp_tasks.cli.text import hide
+from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE
 
 TOKEN: Final = "MCP_TASKS_TOKEN"  # noqa: S105 - the name of a variable
 TOKEN_FILE: Final = "MCP_TASKS_TOKEN_FILE"  # noqa: S105
@@ -77,7 +78,7 @@ def is_loopback(host: str) -> bool:
 
 def environment_for_servers() -> dict[str, str]:
     """The environment of a stdio server: that of any other command typed here, but without what is for this one."""
-    ours = (TOKEN, TOKEN_FILE)
+    ours = (TOKEN, TOKEN_FILE, LEDGER_KEYS_VARIABLE, f"{LEDGER_KEYS_VARIABLE}_FILE")
     return {name: value for name, value in os.environ.items() if name not in ours}
 
 

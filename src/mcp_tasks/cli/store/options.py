@@ -18,10 +18,11 @@ from mcp_tasks.cli.exits import Exit, Problem
 from mcp_tasks.cli.options import Command, Output, takes_output
 from mcp_tasks.cli.running import run
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.errors import StoreError, TaskUnreadable, UnknownTask, UsageError
+from mcp_tasks.encryption import keyring_from_environment
+from mcp_tasks.errors import EncryptionMismatch, StoreError, TaskUnreadable, UnknownTask, UsageError
 from mcp_tasks.runtime.observing import TaskChange
-from mcp_tasks.runtime.operator import Operator
-from mcp_tasks.stores import MemoryStore
+from mcp_tasks.runtime.operator import Operator, check_there
+from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.url import state_folder, store_from_url
 from mcp_tasks.telemetry.audit import Audit
 from mcp_tasks.telemetry.audit_log import AuditEntry, AuditEvent, AuditLog
@@ -124,9 +125,7 @@ class StoreOptions:
     @asynccontextmanager
     async def _session(self) -> AsyncGenerator[Session]:
         try:
-            store = store_from_url(self.url)
-            if isinstance(store, MemoryStore):
-                raise UsageError("tasks in memory:// are seen only by the process that has them")
+            store = await _store_at(self.url)
             acts = Acts(self.audit or _usual_file())
             try:
                 async with Operator(store, name=self.name, observers=[acts]).opened() as operator:
@@ -200,6 +199,25 @@ class Duration(click.ParamType[timedelta]):
             return timedelta(**{_UNITS[text[-1:]]: float(text[:-1])})
         except (KeyError, ValueError, OverflowError):
             self.fail(f"{text!r} is not a duration, such as 90s, 15m, 2h or 7d", param, ctx)
+
+
+async def _store_at(url: str) -> Store:
+    """The store, with the keys of the environment if it is an encrypted one.
+
+    Not with the keys at once: a store that has nothing yet becomes an encrypted one by being opened with some.
+    """
+    store, keys = store_from_url(url), keyring_from_environment()
+    if isinstance(store, MemoryStore):
+        raise UsageError("tasks in memory:// are seen only by the process that has them")
+    if keys is None:
+        return store
+    await check_there(store)
+    try:
+        await store.open()
+    except EncryptionMismatch:
+        return store_from_url(url, keys)
+    await store.close()
+    return store
 
 
 def _account() -> str:
