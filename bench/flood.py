@@ -33,7 +33,7 @@ from bench.client import Connection, answer_in, task_get, tool_call
 from bench.servers import ROOT, connect, environment, free_port
 from mcp_tasks import Limits, Tasks
 
-ROUNDS: Final = 1
+ROUNDS: Final = 3
 PAIRS: Final = 30
 """Creates, and as many gets, of the measured owner in each part of a round."""
 
