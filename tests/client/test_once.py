@@ -34,9 +34,9 @@ class Network:
         self.scene = scene
         self.relay = relay
 
-    def connect(self, version: str = MODERN, **options: Any) -> Client:
+    def connect(self, version: str = MODERN) -> Client:
         """A client of the server."""
-        tasks = TasksClient(**{"patience": LONG, **options})
+        tasks = TasksClient(patience=LONG)
         mode = "auto" if version == MODERN else "legacy"
         return Client(reconnecting_http(self.relay.url), extensions=[tasks], mode=mode)
 
