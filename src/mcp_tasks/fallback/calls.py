@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any, Final, cast
 
 import anyio
+import anyio.lowlevel
 from mcp.server.context import HandlerResult
 from mcp_types import InputRequiredResult
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
@@ -62,7 +63,7 @@ class ToolCall:
     joined: str | None = None
     key: CallKey | None = None
     max_wait: timedelta | None = None
-    admit: Callable[[], None] = lambda: None
+    admit: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint
 
 
 class FallbackCalls:
@@ -112,7 +113,7 @@ class FallbackCalls:
         return await waiting.go_on(record)
 
     async def _begin(self, call: ToolCall, waiting: WaitingRequest) -> HandlerResult:
-        call.admit()
+        await call.admit()
         task_id = new_task_id()
         with ExitStack() as opened:
             # Before the task is there: its tool may be at work before we hear of it.

@@ -124,7 +124,7 @@ class Calls:
 
     async def _launch(self, mark: Mark, caller: Caller, request: TaskRequest, grace: timedelta | None) -> CallAnswer:
         options, usual, owner = mark.options, self._catalogue.usual, self._protocol.owner(caller)
-        self._protocol.limiting.create(owner, request)
+        await self._protocol.limiting.create(owner, request)
         request, key = take_key(request, owner, asks_first=mark.asks_first)
         return await answer_call(
             self._runtime(),
