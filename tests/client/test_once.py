@@ -24,7 +24,7 @@ from tests.trust.keyed import KEY, LONG_KEY, REPEATED, Scene, build
 
 pytestmark = pytest.mark.anyio
 
-HONOURS = {"mcp-tasks/idempotencyKeys": {}}
+HONOURS: dict[str, Any] = {"mcp-tasks/idempotencyKeys": {}}
 
 
 class Network:
