@@ -176,6 +176,21 @@ async def test_an_error_of_the_server_itself_is_no_lost_answer(peer: Peer, peer_
     assert len(calls(peer)) == 1
 
 
+async def test_a_repeat_that_is_refused_for_a_limit_is_made_later(peer: Peer, peer_url: str) -> None:
+    honouring(peer)
+    limit = Refusal(-32010, "too many", data={"reason": "limit", "limit": "creates_per_second", "retryAfterMs": 20})
+    peer.on("tools/call", Raw(b"", "text/html", 502), limit, task(resultType="task"))
+    peer.on("tasks/get", completed())
+    async with Client(reconnecting_http(peer_url), extensions=[TasksClient(patience=LONG)]) as client:
+        await call_tool(client, "x", {})
+        assert len(calls(peer)) == 3
+        # The first of a call was not made, and its caller is told so at once.
+        peer.on("tools/call", limit)
+        with pytest.raises(MCPError, match="too many"):
+            await call_tool(client, "x", {})
+    assert len(calls(peer)) == 4
+
+
 async def test_a_call_that_never_left_is_known_not_to_have_been_made() -> None:
     peer = Peer()
     honouring(peer)
