@@ -9,13 +9,18 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 
 from mcp_tasks.cli import text
 from mcp_tasks.cli.fields import fields_of
+from mcp_tasks.cli.forms import Form
+from mcp_tasks.cli.keyboard import Keyboard
 from mcp_tasks.cli.links import link_to
 from mcp_tasks.cli.questions import Question, describe, how_to_answer, how_to_answer_unseen
 from mcp_tasks.cli.remembered import short_id
@@ -245,6 +250,51 @@ def test_a_page_that_may_not_be_opened_says_why(url: str) -> None:
     question = Question(key="q", method="elicitation/create", params=params, tool="t")
     assert any(line.strip().startswith("!") for line in describe(question))
     assert not any(OBEYED & set(line) for line in describe(question))
+
+
+class Typed:
+    """A keyboard at which these lines are typed."""
+
+    def __init__(self, *lines: str) -> None:
+        self._lines = list(lines)
+
+    def forget_typed(self) -> None:
+        """Nothing was typed before."""
+
+    async def line(self, prompt: Text, console: Console) -> str:
+        console.print(prompt)
+        return self._lines.pop(0)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("url", "lines", "opened"),
+    [
+        ("https://a.example/", ["o"], ["https://a.example/"]),
+        ("https://a.example/", ["v"], []),
+        ("http://a.example/", ["o", "d"], []),
+        ("file:///etc/passwd", ["open", "d"], []),
+    ],
+)
+async def test_a_page_is_opened_only_when_told_to_and_if_it_may_be(
+    url: str, lines: list[str], opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def browse(address: str) -> bool:
+        asked.append(address)
+        return True
+
+    monkeypatch.setattr("webbrowser.open", browse)
+    params = {"mode": "url", "url": url, "message": "Sign in"}
+    question = Question(key="q", method="elicitation/create", params=params, tool="t")
+    screen = StringIO()
+    typed = cast("Keyboard", Typed(*lines))
+    answer = await Form(question, typed, Console(file=screen, width=100)).fill_in()
+    assert asked == opened
+    assert answer == {"action": "accept" if len(lines) == 1 else "decline"}
+    assert "Host:" in screen.getvalue()
+    assert ("[o]pen" in screen.getvalue()) == (len(lines) == 1)
 
 
 # Fields

@@ -42,7 +42,8 @@ def command(*, names: Sequence[str], undo: bool, at: StoreOptions) -> int:
         else:
             for worker in seen:
                 word = "takes tasks again" if undo else "is to take nothing more"
-                say(f"{short_worker(worker.name)} {word}; it has {worker.claimed} tasks")
+                tasks = f"{worker.claimed} task{'' if worker.claimed == 1 else 's'}"
+                say(f"{short_worker(worker.name)} {word}; it has {tasks}")
         return Exit.OK
 
     return at.run(work)
