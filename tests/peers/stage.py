@@ -32,6 +32,8 @@ FORM: Final[Mapping[str, Any]] = {
 }
 """What the tool `fill_in` asks for: as much of a form as has rules."""
 
+IDEMPOTENCY: Final = "mcp-tasks/idempotencyKey"
+
 _QUIET: Final = 0.1
 """Seconds without anything new after which a stream is left."""
 
@@ -237,6 +239,7 @@ def modern_messages(staged: Stage) -> list[dict[str, Any]]:
         call("point", {"x": 1.5}),
         call("must", {}),
         call("ask_before", {}),
+        request("tools/call", {"name": "echo", "arguments": {"value": 1}}, meta={IDEMPOTENCY: "k" * 22}),
         call("echo", {"value": 1}, capabilities=NOTHING),
         call("task_status", {"task_id": ids["done"], "wait_seconds": 0}, capabilities=NOTHING),
         call("task_cancel", {"task_id": ids["failed"]}, capabilities=NOTHING),
@@ -271,6 +274,10 @@ def older_messages(staged: Stage) -> list[dict[str, Any]]:
         legacy_request("initialize", OLDER),
         older_call("echo", {"value": [1]}),
         older_call("point", {"x": 1}),
+        legacy_request(
+            "tools/call",
+            {"name": "echo", "arguments": {"value": 1}, "task": {}, "_meta": {IDEMPOTENCY: "k" * 22}},
+        ),
         legacy_request("tools/call", {"name": "echo", "arguments": {"value": 1}, "_meta": {"progressToken": 1}}),
         legacy_request("tools/call", {"name": "task_status", "arguments": {"task_id": ids["done"], "wait_seconds": 0}}),
         *(legacy_request("tasks/get", {"taskId": each}) for each in (*ids.values(), "unknown")),

@@ -16,6 +16,7 @@ from tests.short.raw import Answer
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
 
+@pytest.mark.requirement("errors/clearly-invalid")
 async def test_whatever_is_sent_is_refused_or_answered_and_nothing_is_left_behind() -> None:
     async with stage() as staged:
         fuzz = Fuzz(staged, seed=13)

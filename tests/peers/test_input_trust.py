@@ -74,6 +74,7 @@ async def on_a_call(_staged: Stage, content: Any) -> str | None:
 DOORS: list[Door] = [by_update, by_companion, by_the_server, on_a_call]
 
 
+@pytest.mark.requirement("errors/clearly-invalid")
 @pytest.mark.parametrize("door", DOORS)
 async def test_an_answer_is_checked_against_the_form_it_was_asked_with(door: Door) -> None:
     async with stage() as staged:

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 WHOLLY = {"": HERE, "spec/legacy/": HERE / "legacy"}
 """Folders of which every test checks some entry, by the prefix of their tests in the manifest."""
 
-PARTLY = {f"{name}/": HERE.parent / name for name in ("client", "legacy", "local", "hosted", "trust")}
+PARTLY = {f"{name}/": HERE.parent / name for name in ("client", "legacy", "local", "hosted", "trust", "peers")}
 """Folders of which those tests count that are marked."""
 
 

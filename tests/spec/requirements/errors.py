@@ -38,7 +38,11 @@ REQUIREMENTS = (
         section="Ack-only Cancellation",
         says="Errors are returned for clearly invalid updates and cancellations, although they answer with an ack.",
         level="SHOULD",
-        tests=("test_errors::test_a_task_that_is_not_there_is_an_invalid_param",),
+        tests=(
+            "test_errors::test_a_task_that_is_not_there_is_an_invalid_param",
+            "peers/test_every_method::test_whatever_is_sent_is_refused_or_answered_and_nothing_is_left_behind",
+            "peers/test_input_trust::test_an_answer_is_checked_against_the_form_it_was_asked_with",
+        ),
     ),
     Requirement(
         id="errors/internal",
