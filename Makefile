@@ -47,9 +47,10 @@ unit: $(STAMP)
 	@# it shares.
 	$(BIN)/python -m pytest -q -m "not interop" -n 3 --dist loadfile
 
-soak: $(STAMP) ## all stores with ten times the examples, then random requests and random tools for SECONDS=600 each; SEED= to repeat
+soak: $(STAMP) ## all stores with ten times the examples, then random requests, bad peers and random tools for SECONDS=600 each; SEED= to repeat
 	MCP_TASKS_TEST_TIMES=10 $(BIN)/python -m pytest -q tests/properties tests/short/test_same_answers.py
 	$(BIN)/python -m tests.short.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.peers.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.properties.tools.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
 chaos: $(STAMP) ## a fleet under fire on BACKEND=postgres, redis or sqlite, for SECONDS=60; SEED= to repeat

@@ -2,8 +2,8 @@
 
     Tasks("sqlite:///tasks.db", cipher=Keyring.from_environment())
 
-AES-256-GCM of the `cryptography` package, which comes with the SDK. What is encrypted is bound to the task it is of. The
-key of a task is derived from yours and from its id (HKDF-Expand with SHA-256, one block): with one key for everything,
+AES-256-GCM of the `cryptography` package, which comes with the SDK. What is encrypted is bound to its task. The key
+of a task is derived from yours and from its id (HKDF-Expand with SHA-256, one block): with one key for everything,
 random nonces would be good for 2^32 values in all, which a busy fleet writes in weeks; so they are for each task.
 
 A value says which key it needs: the first bytes of a hash of it. The first key of a ring encrypts, all of them decrypt.
@@ -25,14 +25,14 @@ from typing import Final, Protocol
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from mcp_tasks.errors import CannotDecrypt, InvalidOption, UntrustedFile
+from mcp_tasks.errors import CannotDecrypt, InvalidOption
 from mcp_tasks.files import read_secret
 
 KEYS_VARIABLE: Final = "MCP_TASKS_KEYS"
 """What names the keys of a store in the environment; with `_FILE` behind it, a file that has them."""
 
 LEDGER_KEYS_VARIABLE: Final = "MCP_TASKS_LEDGER_KEYS"
-"""The same for the ledger of the command line. Not the same keys: those of a server are none of its clients' business."""
+"""The same for the ledger of the command line. Not the same keys: those of a server are no business of its clients."""
 
 _PREFIX: Final = "mtk_"
 _KEY: Final = re.compile(rf"{_PREFIX}([A-Za-z0-9_-]{{43}})")
@@ -94,8 +94,8 @@ class Keyring:
             self._keys.setdefault(hashlib.sha256(b"mcp-tasks/key-id/1\0" + key).digest()[:_ID], key)
         self._first = next(iter(self._keys))
 
-    @classmethod
-    def from_environment(cls, variable: str = KEYS_VARIABLE) -> Keyring:
+    @staticmethod
+    def from_environment(variable: str = KEYS_VARIABLE) -> Keyring:
         """The keys that an environment variable has, with commas or spaces in between; or the file that the same with
         `_FILE` behind it names.
 
@@ -110,8 +110,8 @@ class Keyring:
             )
         return ring
 
-    @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> Keyring:
+    @staticmethod
+    def from_file(path: str | os.PathLike[str]) -> Keyring:
         """The keys in a file, one in each line, the newest first. Lines that begin with `#` are left out.
 
         Raises:
@@ -123,16 +123,7 @@ class Keyring:
         except OSError as exc:
             raise InvalidOption(f"the file with keys {os.fspath(path)!r} cannot be read: {exc.strerror}") from exc
         words = (word for line in lines if not line.lstrip().startswith("#") for word in _words(line))
-        return cls._named(words, f"the file with keys {os.fspath(path)!r}")
-
-    @classmethod
-    def _named(cls, words: Iterable[str], where: str) -> Keyring:
-        try:
-            return cls(words)
-        except UntrustedFile:
-            raise
-        except InvalidOption as exc:
-            raise InvalidOption(f"{where}: {exc}") from None
+        return _ring(words, f"the file with keys {os.fspath(path)!r}")
 
     @property
     def key_ids(self) -> tuple[str, ...]:
@@ -181,14 +172,19 @@ def keyring_from_environment(variable: str = KEYS_VARIABLE) -> Keyring | None:
         UntrustedFile: Others can read or write the file that it names.
     """
     text, file = os.environ.get(variable), os.environ.get(f"{variable}_FILE")
-    if text and file:
+    if text is not None and file is not None:
         raise InvalidOption(f"both {variable} and {variable}_FILE are set; unset one of them")
-    if file:
-        return Keyring.from_file(file)
     # Set and empty is not unset: whoever set it wanted keys, and a store without them would be plain.
-    if text is None:
-        return None
-    return Keyring._named(_words(text), f"the environment variable {variable}")
+    if file is not None:
+        return Keyring.from_file(file)
+    return None if text is None else _ring(_words(text), f"the environment variable {variable}")
+
+
+def _ring(words: Iterable[str], where: str) -> Keyring:
+    try:
+        return Keyring(words)
+    except InvalidOption as exc:
+        raise InvalidOption(f"{where}: {exc}") from None
 
 
 def _words(text: str) -> list[str]:

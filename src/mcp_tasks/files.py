@@ -1,8 +1,9 @@
 """Files that hold secrets, and that nobody else may have put there or may write: stores, ledgers, keys, logs of audits.
 
 A file that a stranger planted is as good as one that a stranger wrote: its tasks would be run, its answers sent. So a
-file must be a file and no link, must be ours (or root's), must have no second name, and must not be writable for others.
-One that others could only read is made private without a word; whatever else is wrong is refused, saying what to do.
+file must be a file and no link, must be ours (or root's), must have no second name, and others must not be able to
+write it. One that others could only read is made private without a word; whatever else is wrong is refused, saying what
+to do.
 
 A database is looked at by its name, before it is opened and again after: to open and close it here would let go of the
 locks that SQLite has on it in this process. A file that is read or written here is opened first, never through a link,
@@ -17,7 +18,7 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from mcp_tasks.errors import UntrustedFile
 
@@ -30,6 +31,9 @@ _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _PRIVATE_FILE: Final = 0o600
 _PRIVATE_FOLDER: Final = 0o700
 _NO_LINK: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+FileId: TypeAlias = "tuple[int, int] | None"
+"""Which file it is, under whatever name; None where that is not looked at."""
+
 LARGEST_SECRET: Final = 64 * 1024
 """Bytes of a file with keys or a token."""
 
@@ -77,8 +81,10 @@ def make_private_folder(folder: Path) -> None:
             )
 
 
-def make_private_file(path: Path) -> None:
+def make_private_file(path: Path) -> FileId:
     """Make an empty file that only its owner can read, unless it is there; then see to it that it is such a file.
+
+    It is that of a database, and what SQLite keeps beside it is looked at as well. Gives which file it is.
 
     Raises:
         OSError: It cannot be made.
@@ -87,10 +93,10 @@ def make_private_file(path: Path) -> None:
     make_folder(path.parent)
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | _NO_LINK, _PRIVATE_FILE))
-    check_database(path)
+    return check_database(path)
 
 
-def check_database(path: Path) -> tuple[int, int] | None:
+def check_database(path: Path) -> FileId:
     """See to it that a database and what SQLite keeps beside it are private files of ours; gives which file it is.
 
     To be asked before it is opened, and again when it is open: somebody may have been quicker in between.
@@ -113,7 +119,7 @@ def check_database(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def check_still(path: Path, before: tuple[int, int] | None) -> None:
+def check_still(path: Path, before: FileId) -> None:
     """The second look at a database, when it has been opened.
 
     Raises:
@@ -159,10 +165,11 @@ def read_secret(path: Path) -> bytes:
         UntrustedFile: Others can write it; or it is ours, and others can read it; or it is no file, or a large one.
     """
     descriptor = os.open(path, os.O_RDONLY | (_NO_LINK & ~getattr(os, "O_NOFOLLOW", 0)))
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise UntrustedFile(f"{path} is no file.")
     with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise UntrustedFile(f"{path} is no file.")
         if _IS_POSIX:
             _check_owner(path, found)
             # Of a file that root mounted the mode is not ours to change, and says nothing: there is one user there.
@@ -195,8 +202,8 @@ def _check(path: Path, found: os.stat_result) -> None:
         )
     if found.st_mode & _OTHERS_WRITE:
         raise UntrustedFile(
-            f"others can write {path} (mode {stat.S_IMODE(found.st_mode):04o}), and may have done so. If you trust what "
-            f"is in it, run: chmod 600 {_quoted(path)}"
+            f"others can write {path} (mode {stat.S_IMODE(found.st_mode):04o}), and may have done so. If you trust "
+            f"what is in it, run: chmod 600 {_quoted(path)}"
         )
 
 

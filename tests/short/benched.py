@@ -1,6 +1,6 @@
 """The benchmark's server in a process of its own, with what else a server may have, on a socket that is bound already.
 
-python -m tests.short.benched FD DB [auth] [traced] [long]
+python -m tests.short.benched FD DB [auth] [traced] [long] [watched]
 """
 
 from __future__ import annotations
@@ -88,8 +88,16 @@ def main(number: int, db: str, *options: str) -> None:
     collector = Collector()
     if "traced" in options:
         set_tracer_provider(collector)
-    tasks = Tasks(FailingStore(db), limits=UNPACED, short_way="long" not in options)
+    is_watched = "watched" in options
+    tasks = Tasks(
+        FailingStore(db),
+        limits=UNPACED,
+        short_way="long" not in options,
+        audit=f"{db}.audit.jsonl" if is_watched else None,
+    )
     server = build(tasks, collector, auth="auth" in options)
+    if is_watched:
+        server.custom_route("/metrics", methods=["GET"])(tasks.metrics.endpoint)
     config = uvicorn.Config(leaving(server.streamable_http_app()), log_level="critical", access_log=False)
     with socket.socket(fileno=number) as listener:
         uvicorn.Server(config).run(sockets=[listener])

@@ -158,16 +158,16 @@ class _Client:
         return bool(self.answered) and (b"content-type", b"text/event-stream") in self.answered[0].get("headers", ())
 
 
-async def exchange(app: ASGIApp, sent: Sent) -> Answer:
-    """Send a request and give the answer; a stream is left once nothing comes any more."""
+async def exchange(app: ASGIApp, sent: Sent, *, quiet: float = QUIET) -> Answer:
+    """Send a request and give the answer; a stream is left once nothing comes any more, for `quiet` seconds."""
     client = _Client(sent)
     running = asyncio.ensure_future(app(_scope(sent), client.receive, client.send))
-    seen, waited, quiet = -1, 0.0, 0.0
+    seen, waited, still = -1, 0.0, 0.0
     while not (await asyncio.wait({running}, timeout=LOOK))[0]:
         waited += LOOK
-        quiet = quiet + LOOK if seen == len(client.answered) else 0.0
+        still = still + LOOK if seen == len(client.answered) else 0.0
         seen = len(client.answered)
-        if client.is_streaming and quiet and (client.expects <= 0 or quiet > QUIET):
+        if client.is_streaming and still and (client.expects <= 0 or still > quiet):
             client.gone.set()
         assert waited < PATIENCE, f"no answer to {sent}"
     error = running.exception()

@@ -137,9 +137,9 @@ class SdkAdapter:
         # Any params: the SDK validates them before the handler sees the version, and on a wire without tasks a method
         # is unknown whatever its params are. The protocol validates.
         self._methods = [
-            MethodBinding("tasks/get", AnyParams, self.own(self._handler(protocol.get))),
-            MethodBinding("tasks/update", AnyParams, self.own(self._handler(protocol.update))),
-            MethodBinding("tasks/cancel", AnyParams, self.own(self._handler(protocol.cancel))),
+            MethodBinding("tasks/get", AnyParams, self.own(self._handler("tasks/get", protocol.get))),
+            MethodBinding("tasks/update", AnyParams, self.own(self._handler("tasks/update", protocol.update))),
+            MethodBinding("tasks/cancel", AnyParams, self.own(self._handler("tasks/cancel", protocol.cancel))),
         ]
 
     def methods(self) -> Sequence[MethodBinding]:
@@ -158,6 +158,9 @@ class SdkAdapter:
 
     async def middleware(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         """What must be done before the SDK looks at a request: of everything else it costs a look-up or two."""
+        if ctx.request_id is None and not ctx.method.startswith("notifications/"):
+            # What asks for no answer is no request, whatever it calls itself: the SDK drops it.
+            return await call_next(ctx)
         if ctx.protocol_version not in _MODERN:
             if ctx.method == "initialize":
                 return await self._initialize(ctx, call_next)
@@ -198,17 +201,20 @@ class SdkAdapter:
         try:
             listening = await self._protocol.listen(caller, params)
         except RpcError as exc:
+            self._protocol.refused(caller, "subscriptions/listen", exc)
             raise to_mcp_error(exc) from exc
         try:
             return await serve_listening(listening, ctx, call_next, to_params=to_result, stopping=self._stopping)
         finally:
             listening.close()
 
-    def _handler(self, method: Callable[[Caller, JsonObject], Awaitable[Message]]) -> RequestHandler:
+    def _handler(self, name: str, method: Callable[[Caller, JsonObject], Awaitable[Message]]) -> RequestHandler:
         async def handler(ctx: RequestContext, _: AnyParams) -> HandlerResult:
+            caller, params = caller_of(ctx), ctx.params or {}
             try:
-                return await to_result(await method(caller_of(ctx), ctx.params or {}))
+                return await to_result(await method(caller, params))
             except RpcError as exc:
+                self._protocol.refused(caller, name, exc, task_id=params.get("taskId"))
                 raise to_mcp_error(exc) from exc
 
         return handler

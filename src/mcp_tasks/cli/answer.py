@@ -24,7 +24,8 @@ from mcp_tasks.cli.questions import Question, describe, how_to_answer, how_to_an
 from mcp_tasks.cli.remembered import by_server, find_tasks, opened_ledger, short_id
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.target import label_of
-from mcp_tasks.cli.views import LineBoard, clean
+from mcp_tasks.cli.text import clean, command_line
+from mcp_tasks.cli.views import LineBoard
 from mcp_tasks.cli.wait import wait_for
 from mcp_tasks.client import LedgerEntry, TaskHandle, TaskSnapshot, resume_task
 from mcp_tasks.client.handle import OnAbandon
@@ -93,7 +94,8 @@ def command(
         if options.output == "json":
             print_json({"taskId": entry.task_id, "answered": answered})
         else:
-            say(f"Answered. Come back with:\n  mcp-tasks wait {short_id(entry.task_id)}{options.access.repeated}")
+            repeated = options.access.repeated
+            say(f"Answered. Come back with:\n  {command_line('wait', short_id(entry.task_id), options=repeated)}")
         return Exit.OK
 
     return run(work)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from mcp_tasks.cli.conversions import BadValue
 from mcp_tasks.cli.exits import Exit, Problem
-from mcp_tasks.cli.fields import Field, field_of, fields_of
+from mcp_tasks.cli.fields import Field, field_of, fields_of, shortened
 from mcp_tasks.core.json import JsonObject
 
 
@@ -47,7 +47,9 @@ def describe_fields(fields: Any) -> str:
 
 def describe_field(field: Field) -> str:
     """What one field takes, in half a line."""
-    default = f", default {json.dumps(field.default)}" if field.has_default and field.default is not None else ""
+    default = (
+        f", default {shortened(json.dumps(field.default))}" if field.has_default and field.default is not None else ""
+    )
     about = f"; {field.description}" if field.description else ""
     return f"{field.wanted()}{', required' if field.required else ''}{default}{about}"
 

@@ -16,7 +16,9 @@ from mcp_tasks.cli.loading import load_server
 from mcp_tasks.cli.options import Output, takes_output
 from mcp_tasks.cli.outcomes import print_json, say
 from mcp_tasks.cli.running import run
-from mcp_tasks.cli.views import clean, stdout
+from mcp_tasks.cli.text import clean
+from mcp_tasks.cli.views import stdout
+from mcp_tasks.encryption import keyring_from_environment
 from mcp_tasks.errors import StoreError, UsageError
 from mcp_tasks.server import Waiting, waiting_in
 from mcp_tasks.stores import MemoryStore, Store
@@ -93,7 +95,7 @@ class _HasTables(Protocol):
 
 
 async def _of_store(url: str, namespace: str) -> Mapping[str, Waiting]:
-    store = store_from_url(url)
+    store = store_from_url(url, keyring_from_environment())
     await _check(store)
     now = datetime.now(UTC)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -21,6 +22,7 @@ from mcp_types import (
     ErrorData,
     Tool,
 )
+from pydantic import ValidationError
 
 from mcp_tasks.cli.arguments import read_arguments
 from mcp_tasks.cli.connection import connect
@@ -43,8 +45,9 @@ from mcp_tasks.cli.remembered import find_task, opened_ledger
 from mcp_tasks.cli.rows import Row
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.target import Target, parse_target
+from mcp_tasks.cli.text import clean, one_line
 from mcp_tasks.cli.tools import list_tools
-from mcp_tasks.cli.views import Board, clean, new_board
+from mcp_tasks.cli.views import Board, new_board
 from mcp_tasks.client import Ledger, TaskHandle, start_task
 from mcp_tasks.client.handle import OnAbandon
 from mcp_tasks.errors import Fate
@@ -102,7 +105,7 @@ def command(
             call = _Call(target, access, ledger, limit=timeout, detach=detach, on_abandon=on_abandon)
             outcome = await call.run(tool, words, json_text)
         if detach and outcome.task_id is not None and output == "text":
-            click.echo(outcome.task_id)
+            click.echo(one_line(outcome.task_id) if sys.stdout.isatty() else outcome.task_id)
             say_how_to_return(outcome.task_id, outcome.server, access)
             return Exit.OK
         return report([outcome], output, access)
@@ -160,6 +163,9 @@ class _Call:
                 raise Problem(f"the server went away: {exc}", Exit.UNREACHABLE) from exc
             error = exc.error.model_dump(by_alias=True, mode="json", exclude_none=True)
             return self._outcome("failed", error=error)
+        except (RuntimeError, ValidationError) as exc:
+            # What the SDK says of a result that does not fit its tool's own schema, or is no result.
+            raise Problem(f"the server's answer is not valid: {exc}", Exit.FAILED) from exc
         finally:
             self._board.drop(self._row.key)
         if self._unanswered is not None:

@@ -14,7 +14,7 @@ from mcp_tasks.cli.options import TaskOptions, takes_task_options
 from mcp_tasks.cli.outcomes import print_json, say
 from mcp_tasks.cli.remembered import by_server, find_tasks, opened_ledger, short_id
 from mcp_tasks.cli.running import run
-from mcp_tasks.cli.views import clean
+from mcp_tasks.cli.text import clean
 from mcp_tasks.client import Ledger, LedgerEntry, resume_task
 from mcp_tasks.errors import UnknownTask
 
@@ -22,6 +22,7 @@ EPILOG = """\
 \b
 Examples:
   mcp-tasks cancel task_AhLN
+  mcp-tasks cancel --store URL --help    (for operators: any task of a store)
   mcp-tasks cancel $(mcp-tasks ls --active --output json | jq -r '.[].taskId')
 """
 

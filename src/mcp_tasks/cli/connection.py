@@ -18,13 +18,16 @@ from mcp_types import REQUEST_TIMEOUT, Implementation
 from mcp_types.version import LATEST_MODERN_VERSION
 
 from mcp_tasks import __version__
+from mcp_tasks.cli.credentials import environment_for_servers, warn_of_plain_http
 from mcp_tasks.cli.diagnosis import diagnose
 from mcp_tasks.cli.exits import Exit, Problem
+from mcp_tasks.cli.listings import TameListings
 from mcp_tasks.cli.options import Access
 from mcp_tasks.cli.running import leaves
 from mcp_tasks.cli.target import Target, looks_like_address
 from mcp_tasks.client import Ledger, TasksClient, reconnecting_http, stdio_transport
 from mcp_tasks.client.poller import Patience
+from mcp_tasks.client.transport import ServerTransport
 
 if TYPE_CHECKING:
     from mcp.client._transport import Transport
@@ -109,11 +112,19 @@ def _explain_command(target: Target, cause: BaseException, log: TextIO | None) -
 
 
 def _transport(target: Target, access: Access, log: TextIO) -> Transport:
+    transport = _bare_transport(target, access, log)
+    transport.use(lambda _: TameListings())
+    return transport
+
+
+def _bare_transport(target: Target, access: Access, log: TextIO) -> ServerTransport:
     if target.url is not None:
+        if access.has_credentials:
+            warn_of_plain_http(target.url)
         return reconnecting_http(target.url, headers=access.headers)
     command, *arguments = target.argv
-    # All of the environment, as for any other command that is typed here; the SDK's own choice is for hosts.
-    server = StdioServerParameters(command=command, args=arguments, env=dict(os.environ), cwd=target.folder)
+    # Nearly all of the environment, as for any other command that is typed here; the SDK's own choice is for hosts.
+    server = StdioServerParameters(command=command, args=arguments, env=environment_for_servers(), cwd=target.folder)
     # The server's log goes where it does not run through a progress bar.
     return stdio_transport(server, errlog=sys.stderr if logging.getLogger().isEnabledFor(logging.INFO) else log)
 

@@ -70,7 +70,7 @@ def _judge(url: str, response: httpx2.Response, *, speaks: bool) -> Problem | No
 def _refused(url: str, response: httpx2.Response) -> Problem:
     scheme = response.headers.get("www-authenticate", "").partition(" ")[0]
     what = "requires credentials" if response.status_code == 401 else "denies access"
-    hint = "Give --token TOKEN (or MCP_TASKS_TOKEN in the environment), or --header 'Authorization:...'."
+    hint = "Give --token-file FILE, --token - for a prompt (or MCP_TASKS_TOKEN), or --header 'Authorization:...'."
     if scheme and scheme.lower() != "bearer":
         hint = f"It asks for {scheme} authorization: --header 'Authorization:{scheme} ...'."
     return _unreachable(url, f"{what}: HTTP {response.status_code}", hint)

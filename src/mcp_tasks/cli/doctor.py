@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mcp_tasks.cli.connection import explain
+from mcp_tasks.cli.credentials import warn_of_plain_http
 from mcp_tasks.cli.diagnosis import diagnose
 from mcp_tasks.cli.exits import DOCTOR_FOUND_FAULTS, Exit
 from mcp_tasks.cli.options import Access, Output, takes_access, takes_output
@@ -22,7 +23,8 @@ from mcp_tasks.cli.probes.stdio_wire import stdio_wire
 from mcp_tasks.cli.probes.wire import Wire
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.target import Target, parse_target
-from mcp_tasks.cli.views import clean, stderr, stdout
+from mcp_tasks.cli.text import clean
+from mcp_tasks.cli.views import stderr, stdout
 
 MARKS: Final[dict[Verdict, tuple[str, str]]] = {
     "pass": ("✔", "green"),
@@ -64,7 +66,10 @@ def command(*, server: str, words: Sequence[str], tool: str | None, access: Acce
         )
 
     async def work() -> int:
-        async with _wire(parse_target(server), access) as wire:
+        target = parse_target(server)
+        if access.has_credentials:
+            warn_of_plain_http(target.url)
+        async with _wire(target, access) as wire:
             with stderr().status("Examining the server ..."):
                 report = await Checkup(wire, tool=tool, words=words).run()
         _print(report, output)

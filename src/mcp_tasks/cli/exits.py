@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+from mcp_tasks.cli.text import clean, one_line
 from mcp_tasks.errors import UnknownTask
 
 
@@ -66,10 +67,11 @@ class Problem(Exception):
     def show(self) -> None:
         """Print it to stderr."""
         click.secho("error: ", fg="red", bold=True, nl=False, err=True)
-        click.echo(self.message, err=True)
+        # Here, because most of what goes wrong is said by a server, and passes through a dozen places.
+        click.echo(one_line(self.message), err=True)
         if self.hint:
             for line in self.hint.splitlines():
-                click.echo(f"  {line}", err=True)
+                click.echo(f"  {clean(line)}", err=True)
 
 
 class Detached(Problem):

@@ -1,6 +1,8 @@
 """Values of a JSON schema from what a person types: arguments of a tool, and the fields of a question.
 
-The schema says what a text means (`3` is a number for one field and a text for another) and what is allowed.
+The schema says what a text means (`3` is a number for one field and a text for another) and what is allowed. It is the
+server's, and may be anything: of one that is too much to go through, a field takes anything, and the server has the
+last word. Nothing that it refers to is fetched.
 """
 
 from __future__ import annotations
@@ -10,18 +12,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from jsonschema import Draft202012Validator
 from jsonschema.exceptions import (
-    SchemaError,
     ValidationError,
     best_match,  # pyright: ignore[reportUnknownVariableType]
 )
 
 from mcp_tasks.cli.conversions import BadValue, check_format, convert
 from mcp_tasks.core.json import JsonObject
+from mcp_tasks.wire.schemas import Schema, UnusableSchema
+from mcp_tasks.wire.tame import target_of
 
 NOTHING: Final = object()
 """No default; None is one."""
+
+MOST_PARTS: Final = 2_000
+"""Parts of a schema that are gone through for its fields, each as often as something refers to it."""
+
+DEEPEST: Final = 32
+"""References and unions inside one another."""
+
+LONGEST: Final = 200
+"""Characters that are said of what a field takes."""
 
 _WORDS: Final[Mapping[str, str]] = {
     "string": "text",
@@ -90,14 +101,13 @@ class Field:
         return self.check([item.read(text) for text in texts])
 
     def check(self, value: Any) -> Any:
-        """The value, if the schema allows it."""
-        validator = Draft202012Validator(dict(self.schema))
+        """The value, if the schema allows it, or if there is no telling."""
         try:
-            error = cast("ValidationError | None", best_match(validator.iter_errors(value)))
-        except SchemaError:
+            error = cast("ValidationError | None", best_match(Schema(self.schema).problems(value)))
+        except UnusableSchema:
             return value
         if error is not None:
-            raise BadValue(error.message)
+            raise BadValue(shortened(error.message))
         check_format(self.schema.get("format"), value)
         return value
 
@@ -128,74 +138,94 @@ class Field:
     def wanted(self) -> str:
         """What it takes, in words."""
         if self.choices:
-            names = ", ".join(_as_text(choice.value) for choice in self.choices)
+            names = shortened(", ".join(_as_text(choice.value) for choice in self.choices))
             return f"some of {names}" if self.multiple else f"one of {names}"
         kinds = " or ".join(word for kind, word in _WORDS.items() if kind in self.kinds) or "anything"
-        return " ".join(filter(None, (kinds, _bounds(self.schema))))
+        return shortened(" ".join(filter(None, (kinds, _bounds(self.schema)))))
 
 
 def fields_of(schema: JsonObject) -> list[Field]:
     """The properties of an object schema, in its order."""
-    required = cast("Sequence[str]", schema.get("required") or ())
-    properties = cast("Mapping[str, Any]", schema.get("properties") or {})
-    return [field_of(name, _object(part), schema, required=name in required) for name, part in properties.items()]
+    required = _list(schema.get("required"))
+    reader = _Reader(schema)
+    return [
+        reader.field(name, _object(part), required=name in required)
+        for name, part in _object(schema.get("properties")).items()
+    ]
 
 
-def field_of(name: str, part: JsonObject, root: JsonObject, *, required: bool = False) -> Field:
+def field_of(name: str, part: JsonObject, root: JsonObject) -> Field:
     """One field from its own part of a schema and the whole that it may refer to."""
-    resolved = _resolve(part, root)
-    items = _resolve(_object(resolved.get("items")), root)
-    own = _choices(resolved)
-    kind = resolved.get("type")
-    kinds = frozenset([kind] if isinstance(kind, str) else cast("list[str]", kind or []))
-    return Field(
-        name=name,
-        title=str(resolved.get("title") or name),
-        description=str(resolved.get("description") or ""),
-        required=required,
-        default=resolved.get("default", NOTHING),
-        kinds=kinds or (frozenset({"string"}) if own else kinds),
-        choices=own or _choices(items),
-        multiple=not own and bool(_choices(items)),
-        schema={**{key: root[key] for key in ("$defs", "definitions") if key in root}, **resolved},
-    )
+    return _Reader(root).field(name, part)
 
 
-def _resolve(part: JsonObject, root: JsonObject) -> dict[str, Any]:
-    """A schema without references and without the wrapping that makes it optional."""
-    reference = part.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#/"):
-        target: Any = root
-        for step in reference[2:].split("/"):
-            target = _object(target).get(step)
-        return {**_resolve(_object(target), root), **{key: value for key, value in part.items() if key != "$ref"}}
-    for word in ("anyOf", "oneOf"):
-        options = [_resolve(_object(option), root) for option in cast("list[Any]", part.get(word) or [])]
-        if options and not all("const" in option for option in options):
-            return _merge_options(part, options)
-    return dict(part)
+class _Reader:
+    """Goes through a schema for its fields, for so many steps."""
+
+    def __init__(self, root: JsonObject) -> None:
+        self._root = root
+        self._left = MOST_PARTS
+
+    def field(self, name: str, part: JsonObject, *, required: bool = False) -> Field:
+        """One field from its own part of the schema."""
+        resolved = self._resolve(part)
+        items = self._resolve(_object(resolved.get("items")))
+        own = _choices(resolved)
+        kinds = _kinds(resolved)
+        return Field(
+            name=name,
+            title=str(resolved.get("title") or name),
+            description=str(resolved.get("description") or ""),
+            required=required,
+            default=resolved.get("default", NOTHING),
+            kinds=kinds or (frozenset({"string"}) if own else kinds),
+            choices=own or _choices(items),
+            multiple=not own and bool(_choices(items)),
+            schema={**{key: self._root[key] for key in ("$defs", "definitions") if key in self._root}, **resolved},
+        )
+
+    def _resolve(self, part: JsonObject, depth: int = 0) -> dict[str, Any]:
+        """A schema without references and without the wrapping that makes it optional; an empty one, which takes
+        anything, where that is too much."""
+        self._left -= 1
+        if self._left < 0 or depth > DEEPEST:
+            return {}
+        if "$ref" in part:
+            try:
+                target = _object(target_of(part["$ref"], self._root))
+            except LookupError:
+                target = {}
+            own = {key: value for key, value in part.items() if key != "$ref"}
+            return {**self._resolve(target, depth + 1), **own}
+        for word in ("anyOf", "oneOf"):
+            options = [self._resolve(_object(option), depth + 1) for option in _list(part.get(word))]
+            if options and not all("const" in option for option in options):
+                return _merge_options(part, options)
+        return dict(part)
+
+
+def _kinds(schema: JsonObject) -> frozenset[str]:
+    kind = schema.get("type")
+    return frozenset(name for name in ([kind] if isinstance(kind, str) else _list(kind)) if isinstance(name, str))
 
 
 def _merge_options(part: JsonObject, options: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The types that a union has; and the whole rest of its one option, if null is the only other."""
     real = [option for option in options if option.get("type") != "null"]
-    kinds: set[str] = set()
-    for option in options:
-        kind = option.get("type")
-        kinds.update([kind] if isinstance(kind, str) else cast("list[str]", kind or []))
+    kinds = frozenset[str]().union(*map(_kinds, options))
     inner = {key: value for key, value in real[0].items() if key not in ("enum", "oneOf")} if len(real) == 1 else {}
     merged = {**inner, **part, "type": sorted(kinds)}
     if len(real) == 1 and "enum" in real[0]:
-        merged["enum"] = [*real[0]["enum"], *([None] if len(options) > 1 else [])]
+        merged["enum"] = [*_list(real[0]["enum"]), *([None] if len(options) > 1 else [])]
     return merged
 
 
 def _choices(schema: JsonObject) -> tuple[Choice, ...]:
-    titled = cast("list[Any]", schema.get("oneOf") or schema.get("anyOf") or [])
-    if titled and all("const" in _object(option) for option in titled):
-        return tuple(Choice(value=o["const"], title=str(o.get("title") or o["const"])) for o in map(_object, titled))
-    values = [value for value in cast("list[Any]", schema.get("enum") or []) if value is not None]
-    names = cast("list[Any]", schema.get("enumNames") or values)
+    titled = [_object(option) for option in _list(schema.get("oneOf")) or _list(schema.get("anyOf"))]
+    if titled and all("const" in option for option in titled):
+        return tuple(Choice(value=o["const"], title=str(o.get("title") or o["const"])) for o in titled)
+    values = [value for value in _list(schema.get("enum")) if value is not None]
+    names = _list(schema.get("enumNames")) or values
     return tuple(Choice(value=value, title=str(name)) for value, name in zip(values, names, strict=False))
 
 
@@ -214,6 +244,15 @@ def _bounds(schema: JsonObject) -> str:
 
 def _object(value: Any) -> dict[str, Any]:
     return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def shortened(text: str) -> str:
+    """So much of a text as is said of a field."""
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def _as_text(value: Any) -> str:

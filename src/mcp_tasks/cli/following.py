@@ -22,7 +22,8 @@ from mcp_tasks.cli.remembered import Group
 from mcp_tasks.cli.rows import row_key, row_of
 from mcp_tasks.cli.running import leaves
 from mcp_tasks.cli.target import Target, label_of
-from mcp_tasks.cli.views import Board, clean
+from mcp_tasks.cli.text import one_line
+from mcp_tasks.cli.views import Board
 from mcp_tasks.client import Ledger, LedgerEntry, TaskHandle, TaskSnapshot, resume_task
 from mcp_tasks.client.handle import OnAbandon
 from mcp_tasks.client.requests import is_transient
@@ -73,7 +74,7 @@ class Follower:
             try:
                 await handle.cancel()
             except (TasksError, MCPError, OSError) as exc:
-                say(f"{handle.id} could not be cancelled: {exc}", "red")
+                say(one_line(f"{handle.id} could not be cancelled: {exc}"), "red")
 
     async def _follow_server(self, target: Target, entries: Sequence[LedgerEntry], access: Access) -> None:
         try:
@@ -193,7 +194,7 @@ class _Wait:
         response = self._handle.recorded_answer(question.key, asked)
         if response is None:
             if not question.is_elicitation:
-                say(f"The task sends a {clean(question.method)} request, which cannot be answered here.", "yellow")
+                say(f"The task sends a {one_line(question.method)} request, which cannot be answered here.", "yellow")
                 raise Later
             response = await self._ask(question)
         self._answered.add(question.key)
@@ -206,7 +207,7 @@ class _Wait:
             if is_transient(exc):
                 # It is in the ledger, and goes out again after the next look.
                 return
-            say(f"The server refused the answer, and the question is asked again: {clean(str(exc))}", "red")
+            say(f"The server refused the answer, and the question is asked again: {one_line(str(exc))}", "red")
 
     async def _ask(self, question: Question) -> dict[str, object] | None:
         """Ask until answered; None if it is no longer asked."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import webbrowser
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.panel import Panel
@@ -17,8 +16,9 @@ from rich.text import Text
 from mcp_tasks.cli.conversions import NO, YES, BadValue
 from mcp_tasks.cli.fields import Field
 from mcp_tasks.cli.keyboard import Keyboard
-from mcp_tasks.cli.questions import Question, warnings_about
-from mcp_tasks.cli.views import clean
+from mcp_tasks.cli.links import link_to
+from mcp_tasks.cli.questions import Question
+from mcp_tasks.cli.text import clean, one_line
 
 _LONG_HELP: Final = """\
   /decline   say no to the question; the task goes on and knows it
@@ -69,9 +69,10 @@ class Form:
     def _show_question(self) -> None:
         body = Text(self._question.message)
         if self._question.url is not None:
-            body.append(f"\n\n{self._question.url}", style="cyan")
-            body.append(f"\nHost: {urlsplit(self._question.url).hostname}", style="bold")
-            for warning in warnings_about(self._question.url):
+            link = link_to(self._question.url)
+            body.append(f"\n\n{one_line(self._question.url)}", style="cyan")
+            body.append(f"\nHost: {one_line(link.host)}", style="bold")
+            for warning in (*link.warnings, *([] if link.refusal is None else [link.refusal])):
                 body.append(f"\n! {warning}", style="yellow")
         panel = Panel(
             body,
@@ -87,10 +88,11 @@ class Form:
     # A page to visit
 
     async def _visit(self, url: str) -> dict[str, Any]:
-        prompt = "  [o]pen it in the browser, [v]isit it yourself, [d]ecline, [c]ancel, [l]ater: "
+        may_open = link_to(url).refusal is None
+        opening = "[o]pen it in the browser, [v]isit it yourself" if may_open else "[v]isit it yourself"
         while True:
-            match (await self._command(Text(prompt))).casefold()[:1]:
-                case "o":
+            match (await self._command(Text(f"  {opening}, [d]ecline, [c]ancel, [l]ater: "))).casefold()[:1]:
+                case "o" if may_open:
                     if not webbrowser.open(url):
                         self._complain("No browser could be opened; visit the address yourself.")
                     return {"action": "accept"}

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import click
 
+from mcp_tasks.cli.credentials import TOKEN, TOKEN_FILE, chosen_token, hide_values
 from mcp_tasks.client.handle import OnAbandon
 
 Era: TypeAlias = Literal["auto", "modern", "legacy"]
@@ -32,6 +33,11 @@ class Access:
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     era: Era = "auto"
     identity: str | None = None
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether anything goes with requests that may be a secret."""
+        return bool(self.headers)
 
     @property
     def repeated(self) -> str:
@@ -87,17 +93,22 @@ def takes_timeout(what: str) -> Callable[[Command], Command]:
 
 
 def takes_access(command: Command) -> Command:
-    """`--header`, `--token`, `--identity` and `--era`, as `access`."""
+    """`--header`, `--token`, `--token-file`, `--identity` and `--era`, as `access`."""
 
     @click.option(
         "-H", "--header", "headers", multiple=True, metavar="NAME:VALUE", help="Send this HTTP header too. Repeatable."
     )
     @click.option(
         "--token",
-        envvar="MCP_TASKS_TOKEN",
-        show_envvar=True,
         metavar="TOKEN",
-        help="Send it as a bearer token. The ledger does not keep it.",
+        help="Send it as a bearer token; - asks for it, or reads a line of stdin. Others on this machine can see what "
+        f"is on a command line.  [env var: {TOKEN}]",
+    )
+    @click.option(
+        "--token-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help=f"Read the token from a file. Nothing keeps it.  [env var: {TOKEN_FILE}]",
     )
     @click.option(
         "--identity",
@@ -115,9 +126,17 @@ def takes_access(command: Command) -> Command:
     )
     @wraps(command)
     def wrapper(
-        *args: Any, headers: Sequence[str], token: str | None, identity: str | None, era: Era, **others: Any
+        *args: Any,
+        headers: Sequence[str],
+        token: str | None,
+        token_file: Path | None,
+        identity: str | None,
+        era: Era,
+        **others: Any,
     ) -> int:
-        return command(*args, access=Access(headers=_headers(headers, token), era=era, identity=identity), **others)
+        sent = _headers(headers, chosen_token(token, token_file))
+        hide_values(sent)
+        return command(*args, access=Access(headers=sent, era=era, identity=identity), **others)
 
     return wrapper
 
@@ -189,9 +208,12 @@ def set_up_logging(verbose: int) -> None:
         return
     from rich.logging import RichHandler
 
+    from mcp_tasks.cli.text import CleanLog
     from mcp_tasks.cli.views import stderr
 
-    root.addHandler(RichHandler(console=stderr(), show_path=False, rich_tracebacks=False))
+    handler = RichHandler(console=stderr(), show_path=False, rich_tracebacks=False)
+    handler.setFormatter(CleanLog("%(message)s"))
+    root.addHandler(handler)
     root.setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
 
 

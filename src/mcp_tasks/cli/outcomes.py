@@ -16,7 +16,8 @@ from mcp_tasks.cli.options import Access, Output
 from mcp_tasks.cli.questions import describe, how_to_answer, how_to_answer_unseen, questions_of
 from mcp_tasks.cli.remembered import short_id
 from mcp_tasks.cli.target import parse_target
-from mcp_tasks.cli.views import clean, stderr
+from mcp_tasks.cli.text import clean, command_line, json_text, one_line
+from mcp_tasks.cli.views import stderr
 from mcp_tasks.client import LedgerEntry, TaskSnapshot
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.errors import Fate
@@ -118,12 +119,12 @@ def report(outcomes: Sequence[Outcome], output: Output, access: Access, *, as_li
 
 def print_json(value: Any) -> None:
     """One JSON value on stdout."""
-    click.echo(json.dumps(value, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False))
+    click.echo(json_text(value, indent=2 if sys.stdout.isatty() else None))
 
 
 def say(text: str, style: str = "") -> None:
-    """A line on stderr."""
-    stderr().print(Text(text, style=style), soft_wrap=True)
+    """A line on stderr, or several. What is in it of a server's is on one line each, or meant to be on several."""
+    stderr().print(Text(clean(text), style=style), soft_wrap=True)
 
 
 def what_became(fate: Fate) -> str:
@@ -133,7 +134,7 @@ def what_became(fate: Fate) -> str:
 
 def say_how_to_return(task_id: str, server: str, access: Access) -> None:
     """The command that comes back to a task that goes on."""
-    say(f"The task goes on. Come back with:\n  mcp-tasks wait {short_id(task_id)}{access.repeated}")
+    say(f"The task goes on. Come back with:\n  {command_line('wait', short_id(task_id), options=access.repeated)}")
     if parse_target(server).url is None:
         say("It is worked on while its stdio server runs: from when you come back, or in another client of it.")
 
@@ -175,9 +176,12 @@ def _block_text(block: JsonObject) -> str:
 
 def _print(outcome: Outcome, access: Access, *, named: bool) -> None:
     if named:
-        say(f"── {short_id(outcome.task_id or '')}  {clean(outcome.tool)}: {outcome.status.replace('_', ' ')}", "bold")
+        say(
+            f"── {short_id(outcome.task_id or '')}  {one_line(outcome.tool)}: {outcome.status.replace('_', ' ')}",
+            "bold",
+        )
     if outcome.problem is not None:
-        say(outcome.problem, "red")
+        say(one_line(outcome.problem), "red")
         if outcome.task_id is not None and outcome.code is Exit.TIMEOUT and outcome.fate != "cancelled":
             say_how_to_return(outcome.task_id, outcome.server, access)
         return
@@ -187,7 +191,7 @@ def _print(outcome: Outcome, access: Access, *, named: bool) -> None:
         case "failed":
             say(f"The call failed: {_error_text(outcome)}", "red")
         case "cancelled":
-            say(f"The task was cancelled{f': {clean(outcome.message)}' if outcome.message else '.'}")
+            say(f"The task was cancelled{f': {one_line(outcome.message)}' if outcome.message else '.'}")
         case "input_required":
             _print_questions(outcome, access)
         case _:
@@ -197,7 +201,7 @@ def _print(outcome: Outcome, access: Access, *, named: bool) -> None:
 def _error_text(outcome: Outcome) -> str:
     error = outcome.error or {}
     code = f" (code {error['code']})" if "code" in error else ""
-    return clean(str(error.get("message") or outcome.message or "the server does not say why")) + code
+    return one_line(str(error.get("message") or outcome.message or "the server does not say why")) + code
 
 
 def _print_questions(outcome: Outcome, access: Access) -> None:
@@ -214,6 +218,6 @@ def _print_questions(outcome: Outcome, access: Access) -> None:
         for line in describe(question):
             say(f"  {line}")
     say("Answer with (or --decline, or --cancel), then come back:")
-    wait = f"mcp-tasks wait {short_id(task_id)}{access.repeated}"
+    wait = command_line("wait", short_id(task_id), options=access.repeated)
     for line in [*how_to_answer(task_id, questions, access.repeated), wait]:
         say(f"  {line}")

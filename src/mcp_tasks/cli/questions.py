@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 from mcp_tasks.cli.arguments import describe_field
 from mcp_tasks.cli.fields import Field, fields_of
+from mcp_tasks.cli.links import link_to
 from mcp_tasks.cli.remembered import short_id
-from mcp_tasks.cli.views import clean
+from mcp_tasks.cli.text import clean, command_line, one_line
 from mcp_tasks.core.json import JsonObject
 
 
@@ -38,7 +38,7 @@ class Question:
     @property
     def url(self) -> str | None:
         """The page to visit, if that is what is asked."""
-        return clean(str(self.params.get("url", ""))) if self.params.get("mode") == "url" else None
+        return str(self.params.get("url", "")) if self.params.get("mode") == "url" else None
 
     @property
     def message(self) -> str:
@@ -75,45 +75,38 @@ def describe(question: Question) -> list[str]:
     """The question and the fields of its answer, a line each."""
     lines = question.message.splitlines()
     if question.url is not None:
-        return [*lines, f"  visit: {question.url}"]
+        link = link_to(question.url)
+        notes = [*link.warnings, *([] if link.refusal is None else [link.refusal])]
+        return [
+            *lines,
+            f"  visit: {one_line(question.url)}",
+            f"  host:  {link.host}",
+            *(f"  ! {note}" for note in notes),
+        ]
     fields = question.fields
     width = max((len(field.name) for field in fields), default=0)
-    return [*lines, *(f"  {clean(field.name):<{width}}  {clean(describe_field(field))}" for field in fields)]
+    return [*lines, *(f"  {one_line(field.name):<{width}}  {one_line(describe_field(field))}" for field in fields)]
 
 
 def how_to_answer_unseen(task_id: str, repeated: str) -> list[str]:
     """The commands that answer a question which its server has not sent here, a line each."""
-    name = f"mcp-tasks answer {short_id(task_id)}"
-    return [f"{name}{repeated}", f"{name} KEY=VALUE{repeated}"]
+    words = (short_id(task_id),)
+    return [
+        command_line("answer", *words, options=repeated),
+        command_line("answer", *words, "KEY=VALUE", options=repeated),
+    ]
 
 
 def how_to_answer(task_id: str, questions: Sequence[Question], repeated: str) -> list[str]:
     """The commands that answer questions, a line each, with what has to be `repeated` in them."""
-    name = f"mcp-tasks answer {short_id(task_id)}"
     lines: list[str] = []
     for question in questions:
-        which = f" --question {shlex.quote(question.key)}" if len(questions) > 1 else ""
-        if question.url is not None:
-            example = " --accept"
-        elif question.is_elicitation:
-            example = "".join(
-                f" {field.name}=..." for field in question.fields if field.required or len(question.fields) == 1
-            )
-        else:
-            example = " --json RESULT"
-        lines.append(f"{name}{which}{example or ' --accept'}{repeated}")
+        options = f" --question={shlex.quote(one_line(question.key))}" if len(questions) > 1 else ""
+        fields = [field for field in question.fields if field.required or len(question.fields) == 1]
+        words = [f"{field.name}=..." for field in fields] if question.is_elicitation and question.url is None else []
+        if not question.is_elicitation:
+            options += " --json RESULT"
+        elif not words:
+            options += " --accept"
+        lines.append(command_line("answer", short_id(task_id), *words, options=options + repeated))
     return lines
-
-
-def warnings_about(url: str) -> list[str]:
-    """What somebody should know about a page before they go there."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    found: list[str] = []
-    if parts.scheme != "https" and host not in ("localhost", "127.0.0.1", "::1"):
-        found.append("This is not an https address: others can read along.")
-    if "xn--" in host or not host.isascii():
-        found.append("The host name has letters that can look like others.")
-    if "@" in parts.netloc:
-        found.append("The part before the @ is not the host; the page is on the host named below.")
-    return found

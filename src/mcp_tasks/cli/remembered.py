@@ -13,9 +13,11 @@ from pathlib import Path
 from mcp_tasks.cli.exits import Exit, Problem
 from mcp_tasks.cli.options import Access, TaskOptions
 from mcp_tasks.cli.target import Target, parse_target, target_of
+from mcp_tasks.cli.text import one_line
 from mcp_tasks.client import Ledger, LedgerEntry
-from mcp_tasks.errors import StoreError
-from mcp_tasks.stores.url import state_folder
+from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE, keyring_from_environment
+from mcp_tasks.errors import InvalidOption, StoreError
+from mcp_tasks.stores.url import private_state_folder, state_folder
 
 SHORT = 8
 """Characters of an id's random part that are shown and asked for: 48 bits, more than a ledger can mix up."""
@@ -30,8 +32,10 @@ def opened_ledger(path: Path | None) -> Generator[Ledger]:
     """
     where = path or state_folder() / "ledger.db"
     try:
-        ledger = Ledger(where, keep_results=True)
-    except (OSError, StoreError) as exc:
+        if path is None:
+            private_state_folder()
+        ledger = Ledger(where, keep_results=True, cipher=keyring_from_environment(LEDGER_KEYS_VARIABLE))
+    except (OSError, StoreError, InvalidOption) as exc:
         raise Problem(f"the ledger {where} cannot be used: {exc}", Exit.LEDGER, hint="--ledger names another.") from exc
     try:
         yield ledger
@@ -106,8 +110,8 @@ def by_server(entries: Sequence[LedgerEntry], access: Access) -> list[Group]:
 
 
 def short_id(task_id: str) -> str:
-    """As much of an id as tells tasks apart."""
-    kind, random = _split(task_id)
+    """As much of an id as tells tasks apart, to be shown: an id is what a server says it is."""
+    kind, random = _split(one_line(task_id))
     return kind + random[:SHORT]
 
 
@@ -125,7 +129,9 @@ def _split(task_id: str) -> tuple[str, str]:
 
 
 def _begins(task_id: str, start: str) -> bool:
-    return bool(start) and (task_id.startswith(start) or _split(task_id)[1].startswith(start))
+    # As it is, and as it is shown.
+    names = (task_id, shown := one_line(task_id), _split(task_id)[1], _split(shown)[1])
+    return bool(start) and any(name.startswith(start) for name in names)
 
 
 def _stranger(task_id: str, spec: str | None, identity: str) -> LedgerEntry:
@@ -141,4 +147,4 @@ def _stranger(task_id: str, spec: str | None, identity: str) -> LedgerEntry:
 
 def _line(entry: LedgerEntry) -> str:
     whose = f"  {entry.identity}" if entry.identity else ""
-    return f"{entry.task_id}  {entry.tool}  {entry.status}  {entry.server}{whose}"
+    return one_line(f"{entry.task_id}  {entry.tool}  {entry.status}  {entry.server}{whose}")

@@ -18,7 +18,8 @@ from mcp_tasks.cli.questions import describe, how_to_answer, questions_of
 from mcp_tasks.cli.remembered import find_tasks, opened_ledger
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.target import label_of
-from mcp_tasks.cli.views import ago, badge, clean, stdout
+from mcp_tasks.cli.text import clean, one_line
+from mcp_tasks.cli.views import ago, badge, stdout
 from mcp_tasks.client import Ledger, LedgerEntry, TaskSnapshot
 from mcp_tasks.core.record import Progress
 
@@ -28,6 +29,7 @@ Examples:
   mcp-tasks show task_AhLN
   mcp-tasks show task_AhLN --output json
   mcp-tasks show task_AhLN --offline
+  mcp-tasks show --store URL --help      (for operators: any task of a store)
 """
 
 
@@ -97,16 +99,16 @@ def _card(entry: LedgerEntry, snapshot: TaskSnapshot | None) -> Table:
     card = Table.grid(padding=(0, 2))
     card.add_column(style="bright_black")
     card.add_column()
-    card.add_row("id", Text(entry.task_id))
+    card.add_row("id", Text(one_line(entry.task_id)))
     card.add_row("status", badge(entry.status if snapshot is None else snapshot.status.value))
-    card.add_row("tool", Text(clean(entry.tool) or "unknown"))
-    card.add_row("server", Text(clean(label_of(entry))))
+    card.add_row("tool", Text(one_line(entry.tool) or "unknown"))
+    card.add_row("server", Text(one_line(label_of(entry))))
     if entry.identity:
-        card.add_row("identity", Text(clean(entry.identity)))
+        card.add_row("identity", Text(one_line(entry.identity)))
     card.add_row("started", f"{_local(entry.started_at)} ({ago(entry.started_at)})")
     message = entry.message if snapshot is None else snapshot.message
     if message:
-        card.add_row("message", Text(clean(message)))
+        card.add_row("message", Text(one_line(message)))
     if snapshot is not None:
         _add_times(card, snapshot)
     return card
@@ -122,7 +124,7 @@ def _add_times(card: Table, snapshot: TaskSnapshot) -> None:
         card.add_row("poll every", f"{snapshot.poll_interval.total_seconds():g} s")
     if snapshot.error is not None:
         text = f"{snapshot.error.get('message')} (code {snapshot.error.get('code')})"
-        card.add_row("error", Text(clean(text), style="red"))
+        card.add_row("error", Text(one_line(text), style="red"))
 
 
 def _progress_text(progress: Progress) -> str:
@@ -134,7 +136,7 @@ def _progress_text(progress: Progress) -> str:
 def _print_questions(entry: LedgerEntry, snapshot: TaskSnapshot, access: Access) -> None:
     questions = questions_of(snapshot.input_requests, entry.tool)
     for question in questions:
-        stdout().print("\nasks", Text(f"({clean(question.key)})"), style="yellow")
+        stdout().print("\nasks", Text(f"({one_line(question.key)})"), style="yellow")
         for line in describe(question):
             stdout().print(Text(f"  {line}"))
     stdout().print("\nanswer with", style="bright_black")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mcp_tasks.cli.rows import Row, row_key
-from mcp_tasks.cli.views import badge, clean, clock, one_line, stderr
+from mcp_tasks.cli.text import json_text, one_line
+from mcp_tasks.cli.views import badge, clock, stderr
 from mcp_tasks.client import LedgerEntry
 
 
@@ -61,7 +61,12 @@ class TableBoard:
         for row in self._rows.values():
             message = Text(one_line(row.message))
             table.add_row(
-                row.short_id, Text(clean(row.tool)), badge(row.status), _progress(row), clock(row.elapsed), message
+                Text(row.short_id),
+                Text(one_line(row.tool)),
+                badge(row.status),
+                _progress(row),
+                clock(row.elapsed),
+                message,
             )
         return table
 
@@ -85,7 +90,7 @@ class JsonBoard:
             "progress": row.done,
             "total": row.total,
         }
-        click.echo(json.dumps({key: value for key, value in fields.items() if value is not None}, ensure_ascii=False))
+        click.echo(json_text({key: value for key, value in fields.items() if value is not None}))
 
     def drop(self, key: str, why: str = "") -> None:
         """A line that was printed stays."""

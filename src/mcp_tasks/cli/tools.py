@@ -9,6 +9,7 @@ import click
 from mcp import Client, MCPError
 from mcp_types import PaginatedRequestParams, ServerCapabilities, Tool
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
@@ -20,7 +21,8 @@ from mcp_tasks.cli.options import Access, Output, takes_access, takes_output
 from mcp_tasks.cli.outcomes import print_json, say
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.target import Target, parse_target
-from mcp_tasks.cli.views import clean, one_line, stdout
+from mcp_tasks.cli.text import one_line
+from mcp_tasks.cli.views import stdout
 from mcp_tasks.wire.models import EXTENSION_ID
 
 PAGE_LIMIT = 100
@@ -66,6 +68,8 @@ async def list_tools(client: Client) -> list[Tool]:
                 break
     except MCPError as exc:
         raise Problem(f"the server does not list its tools: {exc}", Exit.FAILED) from exc
+    except ValidationError as exc:
+        raise Problem(f"the server's list of tools is not valid: {exc}", Exit.FAILED) from exc
     return tools
 
 
@@ -127,8 +131,10 @@ def _print(tools: list[Tool], *, modern: bool, declared: bool) -> None:
     for tool in tools:
         about = Text(one_line(tool.description))
         for field in fields_of(tool.input_schema):
-            about.append(f"\n  {clean(field.name)}: {clean(describe_field(field))}", style="bright_black")
-        table.add_row(Text(clean(tool.name), style="bold"), can_be_task(tool, modern=modern, declared=declared), about)
+            about.append(f"\n  {one_line(field.name)}: {one_line(describe_field(field))}", style="bright_black")
+        table.add_row(
+            Text(one_line(tool.name), style="bold"), can_be_task(tool, modern=modern, declared=declared), about
+        )
     stdout().print(table)
 
 

@@ -7,7 +7,6 @@ never markup and never control codes.
 from __future__ import annotations
 
 import sys
-import unicodedata
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -20,6 +19,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from mcp_tasks.cli.rows import Row
+from mcp_tasks.cli.text import one_line
 from mcp_tasks.client import LedgerEntry
 
 STYLES: Final[Mapping[str, str]] = {
@@ -44,9 +44,6 @@ PIPE_WIDTH: Final = 240
 LINE_PAUSE: Final = timedelta(seconds=1)
 """Between two lines about one task that only says how far it is."""
 
-_HIDDEN: Final = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Marks that reorder text, and can make it say something else than it does."""
-
 
 @cache
 def stderr() -> Console:
@@ -65,21 +62,9 @@ def can_redraw() -> bool:
     return stderr().is_terminal and not stderr().is_dumb_terminal
 
 
-def clean(text: str) -> str:
-    """Text of a server without what a terminal would obey."""
-    return "".join(
-        char for char in text if char in "\n\t" or (unicodedata.category(char) != "Cc" and char not in _HIDDEN)
-    )
-
-
-def one_line(text: str | None) -> str:
-    """The same on one line."""
-    return " ".join(clean(text or "").split())
-
-
 def badge(status: str) -> Text:
     """A status in its colour."""
-    return Text(f"{MARKS.get(status, '·')} {status.replace('_', ' ')}", style=STYLES.get(status, ""))
+    return Text(f"{MARKS.get(status, '·')} {one_line(status).replace('_', ' ')}", style=STYLES.get(status, ""))
 
 
 def ago(instant: datetime, now: datetime | None = None) -> str:
@@ -146,8 +131,8 @@ class LineBoard:
         if status == row.status and (said == text or now - when < LINE_PAUSE):
             return
         self._shown[row.key] = (row.status, text, now)
-        name = f"{row.short_id or row.tool}  " if self._with_ids else ""
-        stderr().print(Text(f"{name}{row.status}  {text}".rstrip()), soft_wrap=True)
+        name = f"{row.short_id or one_line(row.tool)}  " if self._with_ids else ""
+        stderr().print(Text(f"{name}{one_line(row.status)}  {text}".rstrip()), soft_wrap=True)
 
     def drop(self, key: str, why: str = "") -> None:
         """A line that was printed stays."""
@@ -213,7 +198,7 @@ class BarBoard:
 class _ToolColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         row: Row | None = task.fields.get("row")
-        return Text(clean(task.description), style=STYLES.get(row.status, "") if row is not None else "")
+        return Text(one_line(task.description), style=STYLES.get(row.status, "") if row is not None else "")
 
 
 class _ShareColumn(ProgressColumn):
@@ -240,7 +225,7 @@ class _MessageColumn(ProgressColumn):
 
 def _ended(row: Row) -> Text:
     text = badge(row.status)
-    text.append(f"  {clean(row.tool)}", style="default")
+    text.append(f"  {one_line(row.tool)}", style="default")
     text.append(f"  {clock(row.elapsed)}", style="bright_black")
     if row.status != "completed" and row.message:
         text.append(f"  {one_line(row.message)}", style="default")
@@ -259,11 +244,11 @@ def task_table(entries: Sequence[LedgerEntry], *, short: Mapping[str, str]) -> T
     table.add_column("server", style="bright_black")
     for entry in entries:
         table.add_row(
-            Text(short[entry.task_id]),
+            Text(one_line(short[entry.task_id])),
             badge(entry.status),
-            Text(clean(entry.tool)),
+            Text(one_line(entry.tool)),
             ago(entry.started_at),
             Text(one_line(entry.message), no_wrap=True, overflow="ellipsis"),
-            Text(clean(entry.server.rpartition(" && ")[2]), no_wrap=True, overflow="ellipsis"),
+            Text(one_line(entry.server.rpartition(" && ")[2]), no_wrap=True, overflow="ellipsis"),
         )
     return table

@@ -14,6 +14,7 @@ from mcp_tasks.cli.options import Access, TaskOptions, takes_on_abandon, takes_t
 from mcp_tasks.cli.outcomes import Outcome, kept_outcome, report, say, what_became
 from mcp_tasks.cli.remembered import by_server, find_tasks, opened_ledger, short_id
 from mcp_tasks.cli.running import run
+from mcp_tasks.cli.text import command_line
 from mcp_tasks.cli.views import new_board
 from mcp_tasks.client import Ledger, LedgerEntry
 from mcp_tasks.client.handle import OnAbandon
@@ -90,6 +91,6 @@ def _say_goodbye(entries: Sequence[LedgerEntry], follower: Follower, access: Acc
     if "cancelled" in follower.fates.values():
         say("The tasks that had not ended were cancelled.")
         return
-    names = " ".join(short_id(entry.task_id) for entry in entries)
+    names = [short_id(entry.task_id) for entry in entries]
     go_on = "The task goes on" if len(entries) == 1 else "The tasks go on"
-    say(f"{go_on}. Come back with:\n  mcp-tasks wait {names}{access.repeated}")
+    say(f"{go_on}. Come back with:\n  {command_line('wait', *names, options=access.repeated)}")

@@ -14,7 +14,8 @@ from mcp_tasks.cli.outcomes import say
 from mcp_tasks.cli.remembered import by_server, find_tasks, opened_ledger, short_id
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.tables import JsonBoard, TableBoard
-from mcp_tasks.cli.views import Board, LineBoard, can_redraw, clean
+from mcp_tasks.cli.text import one_line
+from mcp_tasks.cli.views import Board, LineBoard, can_redraw
 from mcp_tasks.client import Ledger, LedgerEntry
 from mcp_tasks.client.ledger import UNKNOWN
 
@@ -81,5 +82,5 @@ def _board(entries: Sequence[LedgerEntry], output: Output) -> Board:
 def _report_problems(follower: Follower) -> int:
     troubled = [outcome for outcome in follower.outcomes.values() if outcome.problem is not None]
     for outcome in troubled:
-        say(f"{short_id(outcome.task_id or '')}: {clean(outcome.problem or '')}", "red")
+        say(f"{short_id(outcome.task_id or '')}: {one_line(outcome.problem or '')}", "red")
     return next((outcome.exit for outcome in troubled), Exit.OK)

@@ -9,7 +9,8 @@ from typing import Any, Final
 from rich.table import Table
 from rich.text import Text
 
-from mcp_tasks.cli.views import clean, stdout
+from mcp_tasks.cli.text import clean
+from mcp_tasks.cli.views import stdout
 from mcp_tasks.engines import LocalEngine
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.policy import ToolPolicy

@@ -27,6 +27,7 @@ from mcp_tasks.client.mailbox import Mailbox
 from mcp_tasks.client.requests import TRANSIENT_CODES, listen_to_tasks, retry_after
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.errors import InvalidResponse
+from mcp_tasks.quiet import what
 from mcp_tasks.wire.parse import parse_task
 
 logger: Final = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class PushHub:
         self._unheard: set[str] = set()
         self._streams: dict[asyncio.Task[None], frozenset[str]] = {}
         self._opener: asyncio.Task[None] | None = None
+        self._has_warned = False
 
     @asynccontextmanager
     async def join(self, task_id: str, box: Mailbox) -> AsyncGenerator[None]:
@@ -83,7 +85,11 @@ class PushHub:
         try:
             snapshot = parse_task(params)
         except InvalidResponse as exc:
-            logger.warning("ignored a notification: %s", exc)
+            # Once at that level: a server may send as many as it likes.
+            logger.log(
+                logging.DEBUG if self._has_warned else logging.WARNING, "ignored a notification: %s", type(exc).__name__
+            )
+            self._has_warned = True
             return
         for box in boxes:
             box.put(snapshot)
@@ -135,10 +141,10 @@ class PushHub:
             # As many streams as may be: there may be room for one later.
             if exc.code not in TRANSIENT_CODES and retry_after(exc) is None:
                 # Not served, or not to us: this session polls.
-                logger.debug("the server does not push: %s", exc)
+                logger.debug("the server does not push: %s", what(exc))
                 self._offered = False
         except Exception as exc:
-            logger.debug("a listen stream ended: %s", exc)
+            logger.debug("a listen stream ended: %s", what(exc))
         boxes = [box for task_id in ids for box in self._boxes.get(task_id, ())]
         lasted = any(box.live for box in boxes)
         for box in boxes:

@@ -13,7 +13,7 @@ class Actor:
     Attributes:
         kind: `client`: whoever called, with the principal as `name`. `run`: the tool at work. `worker`: a process that
             claims, parks and hands over. `sweep`: the housekeeping of a process. These three have the name of the
-            process. `operator`: a person at the store itself, with `mcp-tasks --store`, under the name of their account.
+            process. `operator`: a person at the store itself, with `mcp-tasks --store`, by the name of their account.
     """
 
     kind: Literal["client", "run", "worker", "sweep", "operator"]

@@ -163,8 +163,10 @@ class Companions:
         except BadArguments as exc:
             return problem(f"{exc} This call changed nothing.")
         except LimitExceeded as exc:
+            self._protocol.refused(caller, "companion", exc, task_id=given.task_id())
             return beyond_limit(name, exc)
-        except UnknownTask:
+        except UnknownTask as exc:
+            self._protocol.refused(caller, "companion", exc, task_id=given.task_id())
             return problem(self._unknown(given, names, caller))
         except TaskUnreadable:
             return problem("This task cannot be read; the server's log says why. Tell the user.")
@@ -176,14 +178,18 @@ class Companions:
     async def _status(self, given: Given, names: CompanionNames, ctx: RequestContext, caller: Caller) -> dict[str, Any]:
         since, seconds = time.monotonic(), given.seconds()
         if given.task_id() is not None:
-            return await self._wait_for(await self._find(given, caller), ctx, caller, seconds, since)
+            record = await self._find(given, caller)
+            self._protocol.saw(record, "companion")
+            return await self._wait_for(record, ctx, caller, seconds, since)
         whose = self._mine(caller)
         if whose is None:
             raise BadArguments(
                 "A task_id is needed: on this connection nobody can tell which tasks are yours. It is in the answer "
                 "that said that the tool is still running."
             )
-        return list_result(await my_tasks(self._runtime(), whose), names)
+        listed = await my_tasks(self._runtime(), whose)
+        self._protocol.saw_list(whose.owner, "companion", len(listed))
+        return list_result(listed, names)
 
     async def _cancel(self, given: Given, names: CompanionNames, ctx: RequestContext, caller: Caller) -> dict[str, Any]:
         before = await self._find(given, caller)

@@ -66,7 +66,7 @@ class Legs:
 
     async def outside(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         """Middleware that goes before the SDK's boundary."""
-        if ctx.method != "tools/call":
+        if ctx.method != "tools/call" or ctx.request_id is None:
             return await call_next(ctx)
         leg = Leg() if ctx.protocol_version in _MODERN else None
         params = ctx.params or {}

@@ -32,6 +32,7 @@ from mcp_tasks.errors import (
     TaskUnreadable,
     UnknownTask,
 )
+from mcp_tasks.quiet import quietly
 from mcp_tasks.wire.models import LIMIT_EXCEEDED
 
 logger: Final = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ def discreet(method: str) -> Generator[None]:
     except Exception as exc:
         if isinstance(getattr(exc, "error", None), ErrorData):
             raise
-        logger.exception("%s failed, and its client was told of an internal error", method)
+        logger.error("%s failed, and its client was told of an internal error", method, exc_info=quietly())
         error = to_error_data(exc)
         raise RpcError(error.code, error.message, error.data) from exc
 

@@ -17,7 +17,7 @@ from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.errors import UnknownTask
+from mcp_tasks.errors import TasksError, UnknownTask
 from mcp_tasks.protocol.answers import check_answers
 from mcp_tasks.protocol.caller import Caller
 from mcp_tasks.protocol.dialect import Dialect, Dialects
@@ -28,6 +28,7 @@ from mcp_tasks.protocol.message import Message
 from mcp_tasks.protocol.outcome import outcome_of
 from mcp_tasks.protocol.owners import Owners
 from mcp_tasks.protocol.stream_ends import StreamEnds
+from mcp_tasks.protocol.telling import tell_listening, tell_listing, tell_look, tell_refusal
 from mcp_tasks.protocol.texts import Texts
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.wire.headers import NAME_HEADER, decode_header
@@ -130,6 +131,7 @@ class TasksProtocol:
         if text is not None:
             with refusing():
                 if await runtime.reading.is_current(text.record, owner=owner, now=now):
+                    tell_look(runtime, text.record, "tasks/get")
                     return text.at(now)
         record, answer = await self._look(dialect, task_id, owner)
         return texts.add(dialect, record, answer).at(runtime.now())
@@ -174,6 +176,7 @@ class TasksProtocol:
             record, outcome = await runtime.reading.get_with_outcome(task_id, owner=owner)
             _check_method(record, dialect)
             outcome = outcome or await outcome_of(runtime, record)
+        tell_look(runtime, record, "tasks/get")
         return record, dialect.task(record, outcome, runtime.now())
 
     # subscriptions/listen
@@ -194,6 +197,7 @@ class TasksProtocol:
             self.limiting.check_stream(len(named))
             runtime = self._runtime()
             own = await honoured(runtime, named, owner, methods=dialect.methods)
+            tell_listening(runtime, owner, len(named), own)
             return Listening(
                 runtime,
                 dialect,
@@ -254,7 +258,30 @@ class TasksProtocol:
         with refusing():
             record = await self._runtime().get(task_id, owner=owner)
             _check_method(record, dialect)
+        tracing = self._runtime().tracing
+        if tracing is not None:
+            tracing.touched(record)
         return record
+
+    # Who watches
+
+    def saw(self, record: TaskRecord, method: str) -> None:
+        """Take note that a caller was shown a task of its own, in a way that this class does not serve itself."""
+        tell_look(self._runtime(), record, method)
+
+    def saw_list(self, owner: str | None, method: str, shown: int) -> None:
+        """The same of a listing that showed so many tasks."""
+        tell_listing(self._runtime(), owner, method, shown)
+
+    def refused(self, caller: Caller, method: str, why: Exception, *, task_id: object = None) -> None:
+        """Take note that a request is answered with a refusal. For doors, where they answer."""
+        owner: str | None = None
+        with suppress(RpcError):
+            # It may be refused because it has none.
+            owner = self.owner(caller)
+        with suppress(TasksError):
+            # Without a runtime there is nobody to be told.
+            tell_refusal(self._runtime(), owner, method, why, task_id=task_id)
 
     def _check_name_header(self, caller: Caller, task_id: str) -> None:
         # SEP-2663, "Routing Headers": clients MUST send Mcp-Name. At least one real client does not, so a missing

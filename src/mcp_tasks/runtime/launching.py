@@ -89,6 +89,7 @@ class Launching:
                 parent=parent,
                 queue=treated.queue,
                 priority=treated.priority,
+                trace=None if runtime.tracing is None else runtime.tracing.trace_of(request),
                 fingerprint=fingerprint,
                 namespace=runtime.namespace,
             )

@@ -27,15 +27,17 @@ from typing import Final, TypeAlias, get_args
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import Event, TaskCreated, TaskDeleted
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.runtime.accesses import TaskAccess
+from mcp_tasks.quiet import quietly
+from mcp_tasks.runtime.accesses import Refusal, TaskAccess
 
 logger: Final = logging.getLogger(__name__)
 
 Observed: TypeAlias = Event | TaskCreated | TaskDeleted
 """What an observer is told of."""
 
-Wanted: TypeAlias = Observed | TaskAccess
-"""What an observer of our own can ask to be told of."""
+Wanted: TypeAlias = Observed | TaskAccess | Refusal
+"""What an observer of our own can ask to be told of: changes, looks at tasks (`TaskAccess`), those that were refused
+(`Refusal`). Refusals are few, so that they can be watched where looks are too many."""
 
 EVERYTHING: frozenset[type[Wanted]] = frozenset(get_args(Observed))
 
@@ -98,7 +100,7 @@ class Watcher(Choosy):
     """An observer of our own that may want more than changes. All of it is called in the observer's thread."""
 
     def access(self, access: TaskAccess, /) -> None:
-        """Take note of a look at a task, or of a refusal, if it wants `TaskAccess`."""
+        """Take note of a look at a task (if it wants `TaskAccess`), or of one that was refused (`Refusal`)."""
 
     def lost(self, count: int, /) -> None:
         """Take note that so many things happened before this which it cannot be told of: it was too slow."""
@@ -150,7 +152,7 @@ class Observers:
 
     def note(self, access: TaskAccess) -> None:
         """Tell those who want it of a look at a task, or of a refusal, soon. Call from the event loop's thread."""
-        if TaskAccess in self._wanted:
+        if _kind_of(access) in self._wanted:
             self._add(access)
 
     def tell(self, change: TaskChange) -> None:
@@ -183,7 +185,9 @@ class Observers:
 
 
 def _kind_of(told: TaskChange | TaskAccess) -> type[Wanted]:
-    return TaskAccess if isinstance(told, TaskAccess) else type(told.event)
+    if isinstance(told, TaskAccess):
+        return TaskAccess if told.refused is None else Refusal
+    return type(told.event)
 
 
 class _Teller:
@@ -323,8 +327,9 @@ class _Thread:
             # Whatever it is: the next change is another one.
             if not self._failed:
                 self._failed = True
-                logger.exception(
+                logger.error(
                     "%r failed to observe a change of a task; it goes on being called, and further failures of it are "
                     "not logged",
                     self._observer,
+                    exc_info=quietly(),
                 )

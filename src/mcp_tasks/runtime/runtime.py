@@ -46,6 +46,7 @@ from mcp_tasks.runtime.reading import Reading
 from mcp_tasks.runtime.rest import WaitingRoom
 from mcp_tasks.runtime.run import Body, Run
 from mcp_tasks.runtime.shutdown import drain, hand_over
+from mcp_tasks.runtime.tracing import Tracing
 from mcp_tasks.runtime.worker_name import new_worker_name
 from mcp_tasks.stores.base import Page, Store, Whose
 from mcp_tasks.stores.hints import HintFan
@@ -74,6 +75,7 @@ class TaskRuntime:
         queues: The queues whose tasks are run in this process; None for all.
         tools: The tools that this process has, as far as they can be listed: what it tells an engine that it can run.
         observers: Told of everything that happens to tasks through this process, in a thread of their own.
+        tracing: What makes traces of it.
         monotonic: Seconds on a clock that is never set, by which other processes are watched.
         uptime: The same, but going on while the machine sleeps, by which this process's own lease is measured.
     """
@@ -95,6 +97,7 @@ class TaskRuntime:
         queues: Collection[str] | None = None,
         tools: Callable[[], Awaitable[Mapping[str, ToolPolicy]]] = _no_tools,
         observers: Sequence[Observer] = (),
+        tracing: Tracing | None = None,
         new_id: Callable[[], str] = new_task_id,
         monotonic: Callable[[], float] = time.monotonic,
         uptime: Callable[[], float] = uptime,
@@ -114,6 +117,7 @@ class TaskRuntime:
         self.describe = describe
         self.now = clock
         self.monotonic = monotonic
+        self.tracing = tracing
         self.observers: Observers = Observers((Narration(), *observers))
         self.changes: Changes = Changes(store, clock=clock, observers=self.observers, saw=self._saw, origin=self)
         self.late_writes: LateWrites = LateWrites(self.changes)
@@ -386,7 +390,11 @@ class TaskRuntime:
             self._runs[task_id] = run
             current_runtime.set(self)
             try:
-                await run.execute(self._body)
+                if self.tracing is None:
+                    await run.execute(self._body)
+                else:
+                    with self.tracing.around(run):
+                        await run.execute(self._body)
             finally:
                 del self._runs[task_id]
                 self.claims.end(task_id)

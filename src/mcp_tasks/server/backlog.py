@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.shares import Backlog
 
@@ -21,6 +22,16 @@ class Waiting:
 
     ready: int = 0
     age: timedelta = timedelta(0)
+
+
+async def backlog_of(runtime: TaskRuntime) -> Mapping[str, Waiting]:
+    """What waits in each queue of a runtime's server, wherever it is to be run.
+
+    Raises:
+        StoreError: The store cannot be read now.
+    """
+    known = {policy.queue for policy in (await runtime.tools()).values()}
+    return await waiting_in(runtime.store, runtime.namespace, runtime.now(), known=known | (runtime.queues or set()))
 
 
 async def waiting_in(

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from mcp_tasks.core.values import check_function, check_number, check_queue
+from mcp_tasks.encryption import Cipher, keyring_from_environment
 from mcp_tasks.engines import Engine
 from mcp_tasks.engines.local import DEFAULT_CONCURRENCY
 from mcp_tasks.engines.url import LOCAL, engine_beside, engine_from_url
 from mcp_tasks.errors import InvalidOption, MissingExtra, UsageError
 from mcp_tasks.runtime import Observer
 from mcp_tasks.stores import MemoryStore, Store
-from mcp_tasks.stores.codec import Cipher
 from mcp_tasks.stores.url import store_from_url, url_from_environment
 
 
@@ -23,7 +23,7 @@ def _parts_of(protocol: type) -> tuple[str, ...]:
     return tuple(name for name, part in parts if callable(part) or isinstance(part, property))
 
 
-_STORE: Final = tuple(part for part in _parts_of(Store) if part != "usage")
+_STORE: Final = _parts_of(Store)
 _ENGINE: Final = _parts_of(Engine)
 
 
@@ -66,33 +66,56 @@ def chosen_parts(
     """
     if store is None and (url := url_from_environment()) is not None:
         try:
-            return replace(_parts(url, engine, concurrency), cipher=cipher)
+            return _parts(url, engine, concurrency, cipher)
         except (MissingExtra, InvalidOption):
             raise
         except UsageError as exc:
             raise UsageError(f"the environment variable MCP_TASKS_URL: {exc}") from None
-    return replace(_parts(store, engine, concurrency), cipher=cipher)
+    return _parts(store, engine, concurrency, cipher)
 
 
-def _parts(store: Store | str | None, engine: Engine | str | None, concurrency: int | None) -> Parts:
+def _parts(
+    store: Store | str | None, engine: Engine | str | None, concurrency: int | None, cipher: Cipher | None
+) -> Parts:
     url = store if isinstance(store, str) else LOCAL
-    chosen, who = chosen_store(store), chosen_engine(engine, concurrency, url)
+    cipher = chosen_cipher(cipher, store)
+    chosen, who = chosen_store(store, cipher), chosen_engine(engine, concurrency, url)
     if isinstance(chosen, MemoryStore) and isinstance(engine, str) and who.abilities.remote:
         raise UsageError(
             f"tasks in memory are seen only by this process, so {who!r} would carry them to workers that do not have "
             "them. Keep them where workers find them (postgresql://…, redis://…), or leave engine= out"
         )
-    return Parts(store=chosen, engine=who, said=engine, url=url)
+    return Parts(store=chosen, engine=who, said=engine, url=url, cipher=cipher)
 
 
-def chosen_store(store: Store | str | None) -> Store | None:
+def chosen_cipher(cipher: Cipher | None, store: Store | str | None) -> Cipher | None:
+    """What is to be encrypted with: what the author says, or keys that the environment names (`MCP_TASKS_KEYS`).
+
+    Raises:
+        InvalidOption: It is no cipher, or what the environment names are no keys.
+        UsageError: The store is an object, which has a codec of its own.
+        UntrustedFile: Others can read or write the file with the keys.
+    """
+    if cipher is not None and not all(callable(getattr(cipher, verb, None)) for verb in ("encrypt", "decrypt")):
+        raise InvalidOption("cipher must have the methods encrypt and decrypt: write cipher=Keyring([key])")
+    if store is None or isinstance(store, str):
+        return keyring_from_environment() if cipher is None else cipher
+    if cipher is not None:
+        raise UsageError(
+            "cipher= is for a store that a URL names; give it to the store you pass instead: "
+            "SqliteStore(path, codec=Codec(cipher))"
+        )
+    return None
+
+
+def chosen_store(store: Store | str | None, cipher: Cipher | None = None) -> Store | None:
     """The store that is meant; None leaves it to the server's name.
 
     Raises:
         UsageError: It is not a store, or a URL that names none.
     """
     if isinstance(store, str):
-        return store_from_url(store)
+        return store_from_url(store, cipher)
     if isinstance(store, type):
         raise UsageError(f"{store.__name__} is a class, and a store is an object of it: Tasks({store.__name__}(...))")
     missing = [] if store is None else [verb for verb in _STORE if not hasattr(store, verb)]

@@ -85,6 +85,7 @@ class Doors:
         self.short_way: ShortWay = ShortWay(
             protocol, self.calls, self.adapter.is_own, lifecycle.stopping, max_listeners
         )
+        lifecycle.counts = self.short_way.counts
         self._harmless: frozenset[str] = frozenset()
         lifecycle.middleware = self.adapter.middleware
         lifecycle.check_start = lambda: self.fallback.prepare(tools.names())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,17 +19,21 @@ from weakref import WeakKeyDictionary
 from mcp.server import MCPServer, Server
 from mcp.server.context import ServerMiddleware
 
+from mcp_tasks.adapters.asgi import Counts
 from mcp_tasks.core.limits import Limits
 from mcp_tasks.engines import Engine
 from mcp_tasks.errors import UsageError, WiringError
 from mcp_tasks.protocol.errors import describe
 from mcp_tasks.runtime import Observer, Settings, TaskRuntime
+from mcp_tasks.server.backlog import backlog_of
 from mcp_tasks.server.catalogue import Catalogue
 from mcp_tasks.server.choice import Parts
 from mcp_tasks.server.stopping import Stopping
 from mcp_tasks.server.wiring import AnyServer, Lifespan, TasksLifespan, half_wired, lifespan_of, without_tasks
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.url import default_store
+from mcp_tasks.telemetry.gauges import Queued
+from mcp_tasks.telemetry.room import Telemetry
 from mcp_tasks.tools.body import ToolBody
 from mcp_tasks.tools.host import MCPServerHost, ToolHost
 from mcp_tasks.tools.open_calls import OpenCalls
@@ -76,6 +80,8 @@ class Lifecycle:
         self.on_start: Sequence[Callable[[AnyServer], None]] = ()
         self.check_start: Callable[[], Awaitable[None]] | None = None
         self.open_calls: OpenCalls = OpenCalls()
+        self.counts: Counts = Counts()
+        self.telemetry: Telemetry = Telemetry(setup.audit, backlog=_queued, served=lambda: self.counts)
         self.setup: Setup = setup
         self.requires_owner: bool = setup.require_owner is True
         self._catalogue = catalogue
@@ -221,6 +227,7 @@ class Lifecycle:
         self.requires_owner = host.requires_authentication if said is None else said
         await host.prepare()
         await self._catalogue.open(host)
+        namespace = server_name if self.setup.namespace is None else self.setup.namespace
         return TaskRuntime(
             store=store,
             engine=engine,
@@ -228,12 +235,13 @@ class Lifecycle:
             policy=self._catalogue.policy,
             describe=describe,
             clock=clock,
-            namespace=server_name if self.setup.namespace is None else self.setup.namespace,
+            namespace=namespace,
             settings=self.setup.settings,
             runs_tools=self.setup.runs_tools,
             queues=self.setup.queues,
             tools=self._catalogue.policies,
-            observers=self.setup.observers,
+            observers=[*self.telemetry.observers(namespace), *self.setup.observers],
+            tracing=self.telemetry.traces,
             limits=self.setup.limits,
             requires_owner=self.requires_owner,
         )
@@ -276,17 +284,18 @@ class Lifecycle:
         self._body = ToolBody(host, self._state, self.open_calls)
         runtime = await self._new_runtime(server_name, host)
         await runtime.start()
+        self.telemetry.begin(runtime)
         logger.info("tasks of %r are kept in %s, and run by %s", server_name, runtime.store, runtime.engine)
         return runtime
 
     async def _new_runtime(self, server_name: str, host: ToolHost) -> TaskRuntime:
         if self._store is None:
-            self._store = default_store(server_name, self.setup.origin)
+            self._store = default_store(server_name, self.setup.origin, self.setup.parts.cipher)
         return await self.new_runtime(
             host,
             self._state,
             server_name=server_name,
-            store=self._store,
+            store=self.telemetry.timed(self._store),
             engine=self.setup.parts.engine,
             clock=self.setup.clock,
         )
@@ -305,7 +314,10 @@ class Lifecycle:
                     runtime, self._runtime = self._runtime, None
                     self._stopping.event.set()
                     self._stopping.unwatch()
-                    await runtime.stop()
+                    try:
+                        await runtime.stop()
+                    finally:
+                        self.telemetry.end()
             finally:
                 # The state goes last: tools that are still running have it until they have ended.
                 self._states.pop(place)
@@ -313,6 +325,11 @@ class Lifecycle:
     def _turn(self) -> asyncio.Lock:
         """Starting and stopping wait for each other. A lock belongs to one event loop, a `Tasks` object may not."""
         return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+
+
+async def _queued(runtime: TaskRuntime) -> Mapping[str, Queued]:
+    waiting = await backlog_of(runtime)
+    return {queue: Queued(found.ready, found.age.total_seconds()) for queue, found in waiting.items()}
 
 
 def _require_asyncio() -> None:

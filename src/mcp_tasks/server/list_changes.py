@@ -39,6 +39,7 @@ from mcp.server.subscriptions import (
 from mcp_types import SubscriptionsListenRequestParams
 
 from mcp_tasks.core.durations import check_duration
+from mcp_tasks.quiet import quietly
 
 logger: Final = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ class ListChanges:
             result = await call_next(ctx)
             # Without sessions (stateless HTTP) there is nowhere to send it.
             return _with_list_changed(result) if ctx.session.can_send_request else result
-        if ctx.method == "notifications/initialized":
+        if ctx.method == "notifications/initialized" and ctx.request_id is None:
             return await self._serve_session(ctx, call_next)
         return await call_next(ctx)
 
@@ -131,7 +132,7 @@ class ListChanges:
             try:
                 await self._bus.publish(event)
             except Exception:
-                logger.exception("clients could not be told of %s", type(event).__name__)
+                logger.error("clients could not be told of %s", type(event).__name__, exc_info=quietly())
 
     # Sessions of older clients
 

@@ -60,6 +60,7 @@ from mcp_tasks.server.working import Working
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.codec import Cipher
 from mcp_tasks.stores.origin import callers_globals, origin_of
+from mcp_tasks.telemetry.room import Metrics
 from mcp_tasks.tools.host import LowLevelHost, MCPServerHost
 from mcp_tasks.wire import EXTENSION_ID
 
@@ -308,6 +309,16 @@ class Tasks(Marking, LocalCalls, Working, Extension):
     def short_way(self) -> Counts:
         """How many requests were answered before the SDK saw them, by method, and why others were handed over to it."""
         return self._doors.short_way.counts
+
+    @property
+    def metrics(self) -> Metrics:
+        """The metrics for Prometheus: `server.custom_route("/metrics", methods=["GET"])(tasks.metrics.endpoint)`. Ask
+        for it before the server starts: from then on everything is counted.
+
+        Raises:
+            MissingExtra: `prometheus_client` is not installed.
+        """
+        return self._lifecycle.telemetry.metrics
 
     async def rotate_state_key(self) -> None:
         """Use a new key from now on for what calls of clients without tasks bring along when they come back. What was

@@ -17,15 +17,16 @@ from mcp.server import MCPServer, Server
 
 from mcp_tasks.core.durations import check_duration
 from mcp_tasks.engines.base import Serves, Takes
-from mcp_tasks.errors import StoreError
+from mcp_tasks.errors import MissingExtra, StoreError
 from mcp_tasks.runtime import Settings, TaskRuntime
-from mcp_tasks.server.backlog import Waiting, waiting_in
+from mcp_tasks.server.backlog import Waiting, backlog_of
 from mcp_tasks.server.choice import chosen_queues
 from mcp_tasks.server.lifecycle import Lifecycle, Setup
 from mcp_tasks.server.stopping import Orders
 from mcp_tasks.server.tally import Tally
 from mcp_tasks.server.wiring import AnyServer
 from mcp_tasks.stores import Store
+from mcp_tasks.telemetry.room import Metrics
 
 State: TypeAlias = Literal["starting", "working", "draining", "stopped"]
 """What a worker does now."""
@@ -109,6 +110,14 @@ class Worker:
             found.append(f"the store cannot be reached: {exc}")
         return found
 
+    def metrics(self) -> Metrics | None:
+        """The metrics of this process for Prometheus, counted from the first time that this is asked for; None if
+        `prometheus_client` is not installed."""
+        try:
+            return self._lifecycle.telemetry.metrics
+        except MissingExtra:
+            return None
+
     def at_work(self) -> int:
         """How many tools are at work here and do more than wait."""
         return 0 if self._runtime is None else len(self._runtime.at_work())
@@ -120,9 +129,9 @@ class Worker:
             StoreError: The store cannot be read now.
         """
         if self._runtime is not None:
-            return await self._backlog(self._runtime)
+            return await backlog_of(self._runtime)
         async with self._opened() as runtime:
-            return await self._backlog(runtime)
+            return await backlog_of(runtime)
 
     @asynccontextmanager
     async def rehearsing(self) -> AsyncGenerator[TaskRuntime]:
@@ -148,12 +157,6 @@ class Worker:
             yield runtime
         finally:
             await runtime.store.close()
-
-    async def _backlog(self, runtime: TaskRuntime) -> Mapping[str, Waiting]:
-        known = {policy.queue for policy in (await runtime.tools()).values()}
-        return await waiting_in(
-            runtime.store, runtime.namespace, runtime.now(), known=known | (runtime.queues or set())
-        )
 
     async def _work(self, orders: Orders, on_start: Callable[[TaskRuntime], Awaitable[None]] | None) -> None:
         async with self._lifecycle.living(self.server, self._setup) as runtime:

@@ -3,7 +3,8 @@
 A backend keeps these parts of a task, each by itself: its state, its request, its outcome, and the values of its
 journal; and the notes of a server. All of them pass here, so this is the one place for encryption. What a backend finds
 tasks by stays plain: ids, owners, namespaces, sessions, parents, idempotency keys, statuses, times, names of workers,
-kinds and keys of journal entries, names of notes.
+kinds of journal entries, names of notes. The key of a journal entry (the name of a step or a question) is plain where
+nothing is encrypted, and otherwise with its value: nothing is found by it, and a tool may put anything into a name.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from types import NoneType
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
@@ -19,9 +20,12 @@ from mcp_tasks.core.journal import ENTRY_KINDS, EntryKind, JournalEntry
 from mcp_tasks.core.json import JsonValue
 from mcp_tasks.core.json_bytes import LARGE, decode_in_pieces, decode_json, encode_in_pieces, encode_json, is_large
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
-from mcp_tasks.errors import StoreCorrupt, TaskUnreadable, ValueNotStorable
+from mcp_tasks.encryption import Cipher, Keyring
+from mcp_tasks.errors import CannotDecrypt, StoreCorrupt, TaskUnreadable, ValueNotStorable
 from mcp_tasks.stores.base import LARGEST_NOTE
 from mcp_tasks.stores.fields import NOT_OURS, is_readable, record_from, request_fields, request_from, state_fields
+
+__all__ = ["Cipher", "Codec", "note_id"]
 
 T = TypeVar("T")
 
@@ -34,36 +38,27 @@ _PLAIN: Final = frozenset({str, int, bool, NoneType})
 _NOTE: Final = b"="
 """What notes begin with: they may be any bytes, and would be taken for encrypted ones by their own first byte."""
 
+_WITH_KEY: Final = b"\x01"
+"""What a journal entry begins with that has its key before its value. No JSON does."""
 
-class Cipher(Protocol):
-    """Encrypts what is kept of tasks. Both methods may be called from any thread, at the same time.
-
-    What was encrypted for one task must not decrypt for another: give `task_id` to an AEAD as its associated data, so
-    that nobody who can write to the store can move an answer or a result from one task to another. A cipher that knows
-    older keys as well makes it possible to change the key.
-
-    What a server keeps beside its tasks (`Store.note`) is encrypted too. There `task_id` is a name that no task has:
-    ASCII, beginning with `note:`.
-    """
-
-    def encrypt(self, task_id: str, data: bytes) -> bytes:
-        """The encrypted bytes, bound to the task."""
-        ...
-
-    def decrypt(self, task_id: str, data: bytes) -> bytes:
-        """What `encrypt` was given for the same task; raises any exception if these bytes are something else."""
-        ...
+_KEY_SIZE: Final = 4
+"""Bytes that say how long the key is."""
 
 
 class Codec:
     """Encodes and decodes what is kept of a task. Methods that handle something large may be called in a thread.
 
     A store that is given a cipher reads nothing that was written without one, and the other way round: begin with a new
-    store.
+    store, or have all of it encrypted (`mcp-tasks encrypt`).
     """
 
     def __init__(self, cipher: Cipher | None = None) -> None:
         self._cipher = cipher
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether there is a cipher."""
+        return self._cipher is not None
 
     def encode_state(self, record: TaskRecord) -> bytes:
         """The record, but for its id and namespace.
@@ -120,14 +115,25 @@ class Codec:
         """A value of the task's journal; in pieces, and to be called in a thread, if it is large (`is_large`)."""
         return self._seal(task_id, encode_in_pieces(value) if large else encode_json(value))
 
+    def encode_entry(self, task_id: str, key: str, value: JsonValue, large: bool) -> tuple[str, bytes]:
+        """The key and the value of a journal entry as they are to be kept; as `encode_value`."""
+        encoded = encode_in_pieces(value) if large else encode_json(value)
+        return self._entry(task_id, key, encoded)
+
     def decode_entry(
         self, task_id: str, kind: str, key: str, value: object, *, number: int, owner: str | None = None
     ) -> JournalEntry:
         """The journal entry behind its stored parts; in a thread if the value is large."""
         if kind not in ENTRY_KINDS:
             raise TaskUnreadable(task_id, _newer(f"a journal entry of the unknown kind {kind!r}"), owner=owner)
-        parsed = self._decoded(task_id, value, _parse, f"its journal entry {key!r}", owner)
-        return JournalEntry(kind=cast(EntryKind, kind), key=key, value=parsed, number=number)
+
+        def decode(plain: bytes) -> tuple[str, Any]:
+            its_key, encoded = _split(key, plain)
+            return its_key, _parse(encoded)
+
+        name = repr(key) if key else f"number {number}"
+        its_key, parsed = self._decoded(task_id, value, decode, f"its journal entry {name}", owner)
+        return JournalEntry(kind=cast(EntryKind, kind), key=its_key, value=parsed, number=number)
 
     def encode_note(self, namespace: str, name: str, value: bytes) -> bytes:
         """A note of a server, as it is to be kept.
@@ -140,7 +146,7 @@ class Codec:
                 f"the note {name!r} cannot be stored because it has {len(value):,} bytes, and a note has at most "
                 f"{LARGEST_NOTE:,}"
             )
-        return self._seal(_note_id(namespace, name), _NOTE + value)
+        return self._seal(note_id(namespace, name), _NOTE + value)
 
     def decode_note(self, namespace: str, name: str, data: object) -> bytes:
         """The note that was kept.
@@ -149,12 +155,47 @@ class Codec:
             StoreCorrupt: It cannot be read.
         """
         try:
-            plain = self._open(_note_id(namespace, name), data, "it", "note")
+            plain = self._open(note_id(namespace, name), data, "it", "note")
             if not plain.startswith(_NOTE):
                 raise _Unreadable("it is not what was written; restore a backup, or delete the note")
         except _Unreadable as exc:
             raise StoreCorrupt(f"the note {name!r} of the server {namespace!r} cannot be read: {exc}") from exc
         return plain[len(_NOTE) :]
+
+    def reseal(self, bound_to: str, data: bytes) -> bytes | None:
+        """Bytes of a task or a note (`note_id`), whether encrypted or not, as they are encrypted now; None if they are.
+
+        Raises:
+            CannotDecrypt: They cannot be decrypted.
+        """
+        return None if self._is_current(data) else self._seal(bound_to, self._plain(bound_to, data))
+
+    def reseal_entry(self, task_id: str, key: str, data: bytes) -> tuple[str, bytes] | None:
+        """The same for the key and the value of a journal entry."""
+        if not key and self._is_current(data):
+            return None
+        return self._entry(task_id, *_split(key, self._plain(task_id, data)))
+
+    def _is_current(self, data: bytes) -> bool:
+        """Whether the bytes need the key that is used now. Of a cipher of somebody else's making it is not known."""
+        cipher = self._cipher
+        return (
+            data.startswith(_ENCRYPTED) and isinstance(cipher, Keyring) and cipher.is_current(data[len(_ENCRYPTED) :])
+        )
+
+    def _plain(self, bound_to: str, data: bytes) -> bytes:
+        if not data.startswith(_ENCRYPTED):
+            return data
+        try:
+            return self._open(bound_to, data, "it", "task")
+        except _Unreadable as exc:
+            raise CannotDecrypt(str(exc)) from exc.__cause__
+
+    def _entry(self, task_id: str, key: str, encoded: bytes) -> tuple[str, bytes]:
+        if self._cipher is None:
+            return key, encoded
+        name = key.encode("utf-8", "surrogatepass")
+        return "", self._seal(task_id, b"".join((_WITH_KEY, len(name).to_bytes(_KEY_SIZE, "big"), name, encoded)))
 
     def _seal(self, task_id: str, plain: bytes) -> bytes:
         return plain if self._cipher is None else _ENCRYPTED + self._cipher.encrypt(task_id, plain)
@@ -175,14 +216,17 @@ class Codec:
         encrypted = data.startswith(_ENCRYPTED)
         if self._cipher is None:
             if encrypted:
-                raise _Unreadable(f"{part} is encrypted; give the store the cipher")
+                raise _Unreadable(f"{part} is encrypted; give the store the cipher, or set MCP_TASKS_KEYS")
             return data
         if not encrypted:
             raise _Unreadable(
-                f"{part} is not encrypted, and this store has a cipher; open it without one, or delete the {whole}"
+                f"{part} is not encrypted, and this store has a cipher; have it encrypted (`mcp-tasks encrypt`), open "
+                f"it without one, or delete the {whole}"
             )
         try:
             return self._cipher.decrypt(bound_to, data[len(_ENCRYPTED) :])
+        except CannotDecrypt as exc:
+            raise _Unreadable(f"{part} cannot be decrypted: {exc}") from exc
         except Exception as exc:
             raise _Unreadable(
                 f"{part} cannot be decrypted ({type(exc).__name__}): it has another key, or is that of another {whole}"
@@ -193,9 +237,18 @@ class _Unreadable(Exception):
     """Why some bytes cannot be read; the caller knows whose they are."""
 
 
-def _note_id(namespace: str, name: str) -> str:
+def note_id(namespace: str, name: str) -> str:
     """What a note is bound to. Ids of tasks have no colon, and JSON keeps the two names apart."""
     return f"note:{json.dumps([namespace, name])}"
+
+
+def _split(key: str, plain: bytes) -> tuple[str, bytes]:
+    """The key and the encoded value of a journal entry, whose key may be beside it."""
+    if not plain.startswith(_WITH_KEY):
+        return key, plain
+    start = len(_WITH_KEY) + _KEY_SIZE
+    end = start + int.from_bytes(plain[len(_WITH_KEY) : start], "big")
+    return plain[start:end].decode("utf-8", "surrogatepass"), plain[end:]
 
 
 def _parse(plain: bytes) -> Any:

@@ -19,7 +19,7 @@ from mcp_tasks.stores.fields import request_fields
 T = TypeVar("T")
 
 Line: TypeAlias = tuple[str, str, bytes]
-"""A journal entry: its kind, its key and its encoded value."""
+"""A journal entry: its kind, its key (empty where it is encrypted with the value) and its encoded value."""
 
 
 async def encoded_request(codec: Codec, task_id: str, request: TaskRequest) -> bytes:
@@ -29,7 +29,7 @@ async def encoded_request(codec: Codec, task_id: str, request: TaskRequest) -> b
 
 async def encoded_entries(codec: Codec, task_id: str, entries: Sequence[JournalEntry]) -> list[Line]:
     """The entries as they are to be kept."""
-    return [(entry.kind, entry.key, await _encoded_value(codec, task_id, entry.value)) for entry in entries]
+    return [(entry.kind, *await _encoded_entry(codec, task_id, entry)) for entry in entries]
 
 
 async def encoded_outcome(codec: Codec, task_id: str, outcome: Outcome | None) -> Outcome | None:
@@ -48,6 +48,12 @@ async def _encoded_value(codec: Codec, task_id: str, value: JsonValue) -> bytes:
     if is_large(value):
         return await asyncio.to_thread(codec.encode_value, task_id, value, True)
     return codec.encode_value(task_id, value, False)
+
+
+async def _encoded_entry(codec: Codec, task_id: str, entry: JournalEntry) -> tuple[str, bytes]:
+    if is_large(entry.value):
+        return await asyncio.to_thread(codec.encode_entry, task_id, entry.key, entry.value, True)
+    return codec.encode_entry(task_id, entry.key, entry.value, False)
 
 
 def size_of(outcome: Outcome) -> int:

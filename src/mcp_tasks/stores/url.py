@@ -10,8 +10,11 @@ from typing import Final
 from urllib.parse import unquote
 
 from mcp_tasks.core.urls import POSTGRES, REDIS, shown, with_plain_scheme
-from mcp_tasks.errors import UsageError
+from mcp_tasks.encryption import Cipher
+from mcp_tasks.errors import StoreUnavailable, UsageError
+from mcp_tasks.files import make_private_folder
 from mcp_tasks.stores.base import Store
+from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.stores.origin import short_hash
 from mcp_tasks.stores.sqlite import SqliteStore
@@ -23,9 +26,12 @@ _WHAT_TO_WRITE: Final = (
 )
 
 
-def store_from_url(url: str) -> Store:
+def store_from_url(url: str, cipher: Cipher | None = None) -> Store:
     """The store that a URL names: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://…`, `redis://…` or
     `memory://`.
+
+    Args:
+        cipher: Encrypts what the store keeps. Tasks in memory are nowhere at rest, and need none.
 
     Raises:
         UsageError: The URL names no store this release knows.
@@ -33,27 +39,27 @@ def store_from_url(url: str) -> Store:
     """
     url = with_plain_scheme(url)
     if url.startswith(POSTGRES):
-        return _postgres(url)
+        return _postgres(url, cipher)
     if url.startswith(REDIS):
-        return _redis(url)
+        return _redis(url, cipher)
     if url == "memory://":
         return MemoryStore()
     if problem := _problem_with(url):
         raise UsageError(f"{shown(url)} names no store{problem}")
-    return SqliteStore(Path(unquote(url.removeprefix(_SQLITE))))
+    return SqliteStore(Path(unquote(url.removeprefix(_SQLITE))), codec=Codec(cipher))
 
 
-def _postgres(url: str) -> Store:
+def _postgres(url: str, cipher: Cipher | None) -> Store:
     # Here, because what it needs is not always installed.
     from mcp_tasks.stores.postgres import PostgresStore
 
-    return PostgresStore(url)
+    return PostgresStore(url, codec=Codec(cipher))
 
 
-def _redis(url: str) -> Store:
+def _redis(url: str, cipher: Cipher | None) -> Store:
     from mcp_tasks.stores.redis import RedisStore
 
-    return RedisStore(url)
+    return RedisStore(url, codec=Codec(cipher))
 
 
 def _problem_with(url: str) -> str:
@@ -79,18 +85,37 @@ def _problem_with(url: str) -> str:
     return ""
 
 
-def default_store(server_name: str, origin: str) -> Store:
+def default_store(server_name: str, origin: str, cipher: Cipher | None = None) -> Store:
     """The store of a server whose author chose none: a file of its own in the user's state folder.
 
     Not in the working directory: a stdio server is started by its host, wherever that happens to be. The name says
     which server of which program it is (`origin_of`), so that two programs never share a file by accident.
+
+    Raises:
+        UntrustedFile: Others can write to that folder.
+        StoreUnavailable: The folder cannot be made.
     """
-    return SqliteStore(state_folder() / _file_name(server_name, origin))
+    return SqliteStore(private_state_folder() / _file_name(server_name, origin), codec=Codec(cipher))
 
 
 def url_from_environment() -> str | None:
     """What `MCP_TASKS_URL` says, where the author chose no store."""
     return os.environ.get("MCP_TASKS_URL") or None
+
+
+def private_state_folder() -> Path:
+    """The same, made if it is not there, and private.
+
+    Raises:
+        UntrustedFile: Others can write to it.
+        StoreUnavailable: It cannot be made.
+    """
+    folder = state_folder()
+    try:
+        make_private_folder(folder)
+    except OSError as exc:
+        raise StoreUnavailable(f"{folder} cannot be made: {exc}. Choose another place for tasks.") from exc
+    return folder
 
 
 def state_folder() -> Path:

@@ -23,7 +23,7 @@ from mcp_tasks.core.events import (
     TaskCreated,
     TaskDeleted,
 )
-from mcp_tasks.runtime.accesses import TaskAccess, Verb
+from mcp_tasks.runtime.accesses import Refusal, TaskAccess, Verb
 from mcp_tasks.runtime.observing import TaskChange, Wanted, Watcher
 from mcp_tasks.telemetry.audit_log import AuditEntry, AuditEvent, AuditLog
 
@@ -75,7 +75,7 @@ class Audit(Watcher):
 
     def wanted(self) -> Collection[type[Wanted]]:
         """Nothing, as long as nobody reads it."""
-        return _CHANGES | {TaskAccess} if self._log.is_read() else ()
+        return _CHANGES | {TaskAccess, Refusal} if self._log.is_read() else ()
 
     def __call__(self, change: TaskChange) -> None:
         """Write down a change."""

@@ -9,41 +9,45 @@ from __future__ import annotations
 import json
 import logging
 import os
-import stat
 import threading
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from math import inf
 from os import PathLike
+from pathlib import Path
 from typing import Final
 
-from mcp_tasks.errors import UsageError
+from mcp_tasks.errors import UntrustedFile, UsageError
+from mcp_tasks.files import open_private
 
 logger: Final = logging.getLogger(__name__)
 
 WARN_EVERY: Final = 60.0
 """Seconds between two words in the log of a file that cannot be written."""
 
-_FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 
 
 class AuditFile:
     """Appends lines to a file.
 
     Raises:
-        UsageError: It cannot be opened, or somebody else could write it.
+        UsageError: It cannot be opened.
+        UntrustedFile: Somebody else may have put it there, or could write it.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        self._path = os.fspath(path)
+        self._path = Path(path)
         self._lock = threading.Lock()
+        self._file: int | None = None
         self._lost = 0
         self._warned = -inf
         try:
-            self._file: int | None = _opened(self._path)
+            # Only to see that it can be: it is opened for good by the first entry.
+            os.close(open_private(self._path, _FLAGS))
         except OSError as exc:
-            raise UsageError(f"the audit log {self._path!r} cannot be written: {exc.strerror or exc}") from exc
+            raise UsageError(f"the audit log {str(self._path)!r} cannot be written: {exc.strerror or exc}") from exc
 
     def append(self, line: str) -> None:
         """Add one line."""
@@ -54,7 +58,7 @@ class AuditFile:
                     _write(file, _word_of_lost(self._lost))
                     self._lost = 0
                 _write(file, line)
-            except (OSError, UsageError) as exc:
+            except (OSError, UntrustedFile) as exc:
                 self._lost += 1
                 self._warn(exc)
 
@@ -71,7 +75,7 @@ class AuditFile:
             finally:
                 os.close(file)
             if self._lost:
-                logger.error("%d entries of the audit log %r were lost", self._lost, self._path)
+                logger.error("%d entries of the audit log %s were lost", self._lost, self._path)
 
     def _current(self) -> int:
         """The file that is at the path now."""
@@ -81,7 +85,7 @@ class AuditFile:
                     return self._file
             os.close(self._file)
             self._file = None
-        self._file = _opened(self._path)
+        self._file = open_private(self._path, _FLAGS)
         return self._file
 
     def _warn(self, why: Exception) -> None:
@@ -89,27 +93,11 @@ class AuditFile:
         if now >= self._warned + WARN_EVERY:
             self._warned = now
             logger.error(
-                "the audit log %r cannot be written: %s. %d entries are lost so far; the file will say how many",
+                "the audit log %s cannot be written: %s. %d entries are lost so far; the file will say how many",
                 self._path,
                 why,
                 self._lost,
             )
-
-
-def _opened(path: str) -> int:
-    file = os.open(path, _FLAGS, 0o600)
-    try:
-        found = os.fstat(file)
-        is_own = not hasattr(os, "geteuid") or found.st_uid in (os.geteuid(), 0)
-        if stat.S_ISREG(found.st_mode) and (not is_own or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-            raise UsageError(
-                f"the audit log {path!r} can be written by others: give it to the account that this server runs under, "
-                "with mode 0600"
-            )
-    except BaseException:
-        os.close(file)
-        raise
-    return file
 
 
 def _write(file: int, line: str) -> None:

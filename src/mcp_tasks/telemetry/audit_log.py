@@ -115,7 +115,8 @@ class AuditLog:
         server: Whose tasks they are about: the namespace.
 
     Raises:
-        UsageError: The file cannot be written, or somebody else could write it.
+        UsageError: The file cannot be written.
+        UntrustedFile: Somebody else may have put it there, or could write it.
     """
 
     def __init__(self, path: str | PathLike[str] | None = None, *, server: str = "") -> None:

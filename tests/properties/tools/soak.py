@@ -5,14 +5,11 @@ A failure is made small and shown with the seed of its batch; `make soak SEED=` 
 
 from __future__ import annotations
 
-import argparse
-import random
 import sys
-import time
-import traceback
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import given, seed
 
+from tests.helpers.soaking import batch_settings, soak
 from tests.properties.tools.plans import PLANS
 from tests.properties.tools.simulation import simulate
 from tests.properties.tools.world import Plan, World
@@ -26,13 +23,7 @@ def run_batch(number: int) -> int:
     examples = 0
 
     @seed(number)
-    @settings(
-        max_examples=BATCH,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
+    @batch_settings(BATCH)
     @given(PLANS)
     def batch(plan: Plan) -> None:
         nonlocal examples
@@ -45,25 +36,14 @@ def run_batch(number: int) -> int:
 
 def main() -> int:
     """Try batch after batch; 1 if one of them fails."""
-    parser = argparse.ArgumentParser(description="Try random tools under random faults.")
-    parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--seed", type=int, default=None)
-    arguments = parser.parse_args()
-    number: int = random.randrange(10**6) if arguments.seed is None else arguments.seed
-    ends, examples, failures = time.monotonic() + arguments.seconds, 0, 0
-    print(f"soak: seed {number}", flush=True)
-    while not failures and time.monotonic() < ends:
-        try:
-            examples += run_batch(number)
-            number += 1
-        except BaseException as exc:
-            if isinstance(exc, KeyboardInterrupt):
-                raise
-            traceback.print_exc()
-            print(f"soak: SEED={number} finds this again")
-            failures += 1
-    print(f"soak: {examples} examples, {failures} failures")
-    return 1 if failures else 0
+    tried = 0
+
+    def batch(number: int) -> str:
+        nonlocal tried
+        tried += run_batch(number)
+        return f"{tried} examples"
+
+    return soak("soak", "Try random tools under random faults.", batch)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,11 @@ from mcp_tasks.adapters.asgi.counts import Counts, Defects, DefectsHandedOver, H
 from mcp_tasks.adapters.asgi.listening import MOST_LISTENERS, Listener, Listeners
 from mcp_tasks.adapters.asgi.serving import Launches, Serving
 from mcp_tasks.adapters.asgi.standing import Standing
-from mcp_tasks.adapters.asgi.tracing import is_traced, note_failure, traced
+from mcp_tasks.adapters.asgi.tracing import note_failure, traced
 from mcp_tasks.adapters.asgi.wire import RpcRequest, parse_request
 from mcp_tasks.adapters.sdk import RequestHandler, modern_caller
 from mcp_tasks.protocol import Caller, TasksProtocol
+from mcp_tasks.telemetry.provider import is_traced
 
 _DEFECTS_HANDED_OVER: Final = DefectsHandedOver()
 

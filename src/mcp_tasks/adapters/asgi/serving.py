@@ -91,6 +91,8 @@ class Serving:
                 if told is exc:
                     raise
                 raise told from exc
+            why = exc.__cause__ if isinstance(exc, _Failed) and isinstance(exc.__cause__, Exception) else exc
+            self._protocol.refused(caller, request.method, why, task_id=request.params.get("taskId"))
             if failed is not None:
                 failed(told)
             await send_error(send, request.id, modern_error_data(told))

@@ -10,14 +10,11 @@ from mcp.shared.exceptions import MCPError
 from opentelemetry.context import Context
 from opentelemetry.propagate import extract
 from opentelemetry.trace import (
-    NoOpTracerProvider,
-    ProxyTracerProvider,
     Span,
     SpanKind,
     StatusCode,
     get_current_span,
     get_tracer,
-    get_tracer_provider,
     use_span,
 )
 
@@ -25,13 +22,6 @@ from mcp_tasks.adapters.asgi.counts import HandedOver
 from mcp_tasks.adapters.asgi.wire import RpcRequest
 
 _tracer: Final = get_tracer("mcp-tasks")
-
-_NOBODY_LOOKS: Final = (ProxyTracerProvider, NoOpTracerProvider)
-
-
-def is_traced() -> bool:
-    """Whether somebody collects spans in this process."""
-    return not isinstance(get_tracer_provider(), _NOBODY_LOOKS)
 
 
 @contextmanager

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from itertools import count
 from typing import Any, Final
 
+from mcp_tasks.cli.credentials import environment_for_servers
 from mcp_tasks.cli.probes.wire import ANSWER_TIMEOUT, Reply, Silence, handshake, parse_object, request_of
 from mcp_tasks.cli.target import Target
 from mcp_tasks.core.json import JsonObject
@@ -37,7 +37,7 @@ async def stdio_wire(target: Target) -> AsyncGenerator[StdioWire]:
             stdout=pipe,
             stderr=log,
             cwd=target.folder,
-            env=dict(os.environ),
+            env=environment_for_servers(),
             limit=LINE_LIMIT,
             start_new_session=True,
         )

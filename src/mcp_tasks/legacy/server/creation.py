@@ -68,7 +68,11 @@ class Creation:
         if problem is not None:
             raise RpcError(INVALID_PARAMS, f"{kind} {name!r} does not take these arguments: {problem}")
         with discreet(ctx.method):
-            record = await self._launch(ctx, offer, name, arguments, task)
+            try:
+                record = await self._launch(ctx, offer, name, arguments, task)
+            except RpcError as exc:
+                self._parts.protocol.refused(caller_of(ctx), ctx.method, exc)
+                raise
         return render_created(record, offer, self._parts.runtime().now())
 
     async def check_plain(self, ctx: RequestContext) -> None:

@@ -39,6 +39,7 @@ class Methods:
     async def get(self, ctx: RequestContext) -> dict[str, Any]:
         """`tasks/get`: the task as it is now."""
         record, _ = await self._find(ctx)
+        self._parts.protocol.saw(record, "tasks/get")
         return render_detailed(record, self._parts.runtime().now())
 
     async def cancel(self, ctx: RequestContext) -> dict[str, Any]:
@@ -63,6 +64,7 @@ class Methods:
                 record = await self._relay.until_final(ctx, record, session)
         with refusing():
             outcome = await outcome_of(self._parts.runtime(), record)
+        self._parts.protocol.saw(record, "tasks/result")
         if outcome is None:
             raise render_cancelled(record)
         body = await decoded(outcome.body)
@@ -85,6 +87,7 @@ class Methods:
             else:
                 # It was not advertised either: there is nothing that would tell callers without a name apart.
                 raise RpcError(METHOD_NOT_FOUND, "tasks/list needs authentication, or a transport with sessions")
+        self._parts.protocol.saw_list(owner, "tasks/list", len(page.records))
         now = runtime.now()
         listed: dict[str, Any] = {"tasks": [render_task(record, now) for record in page.records]}
         if page.cursor is not None:
@@ -93,7 +96,12 @@ class Methods:
 
     async def _find(self, ctx: RequestContext, *, until_answered: bool = True) -> tuple[TaskRecord, Session | None]:
         """The task that a request names, which from now on belongs to the caller's session as well."""
-        record = await self._parts.protocol.find(caller_of(ctx), parse_task_id(ctx.params or {}))
+        caller, protocol = caller_of(ctx), self._parts.protocol
+        try:
+            record = await protocol.find(caller, parse_task_id(ctx.params or {}))
+        except RpcError as exc:
+            protocol.refused(caller, ctx.method, exc, task_id=(ctx.params or {}).get("taskId"))
+            raise
         session = self._sessions.of(ctx)
         if session is not None:
             session.adopt(record, after=exchange_of(ctx) if until_answered else None)

@@ -35,7 +35,7 @@ from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.statement import database_place
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.values import check_instance, check_number
-from mcp_tasks.errors import KeySpent, StoreError, TaskUnreadable
+from mcp_tasks.errors import KeySpent, StoreError
 from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest
@@ -49,10 +49,11 @@ from mcp_tasks.stores.postgres.handing import HandingOut
 from mcp_tasks.stores.postgres.inspecting import Inspecting
 from mcp_tasks.stores.postgres.notifier import PostgresNotifier
 from mcp_tasks.stores.postgres.schema import prepare
+from mcp_tasks.stores.postgres.sealing import agree
 from mcp_tasks.stores.postgres.text import from_owner, from_text, to_owner, to_text
 from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, Usage, WorkLimits
 from mcp_tasks.stores.together import LARGEST
-from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
+from mcp_tasks.stores.unreadable import UnreadableLog, if_readable, sql_deletion
 
 T = TypeVar("T")
 
@@ -95,7 +96,7 @@ class PostgresStore(Inspecting):
         self._handing_out = HandingOut()
         self._turn = anyio.Lock()
         self._is_open = False
-        self._unreadable = UnreadableLog(self._name, _deletion)
+        self._unreadable = UnreadableLog(self._name, sql_deletion("mcp_tasks_tasks", to_text))
 
     def __repr__(self) -> str:
         return f"PostgresStore({self._name!r})"
@@ -109,10 +110,14 @@ class PostgresStore(Inspecting):
         """Connect, bring the tables up to date, and start the pool."""
         async with self._turn:
             if not self._is_open:
-                await self._ask_once(prepare)
+                await self._ask_once(self._prepare)
                 await self._database.open()
                 await self._pulse.open()
                 self._is_open = True
+
+    async def _prepare(self, connection: Connection, place: str) -> None:
+        await prepare(connection, place)
+        await agree(connection, place, self._codec)
 
     async def close(self) -> None:
         """Finish what was asked for and close all connections."""
@@ -261,7 +266,8 @@ class PostgresStore(Inspecting):
         # One more than asked for tells whether there is a next page.
         query = queries.listing(namespace, whose, now=now, status=status, cursor=cursor, limit=limit + 1)
         rows = await self._database.rows(*query)
-        return Page(records=self._readable(rows[:limit]), cursor=queries.cursor_of(rows, limit))
+        records = self._unreadable.readable(self._record, (row[1:] for row in rows[:limit]))
+        return Page(records=records, cursor=queries.cursor_of(rows, limit))
 
     async def usage(self, namespace: str, whose: Owners) -> Usage:
         """What is kept of some tasks of the namespace. One round trip."""
@@ -386,18 +392,3 @@ class PostgresStore(Inspecting):
         return self._codec.decode_state(
             from_text(task_id), state, namespace=from_text(namespace), owner=from_owner(owner)
         )
-
-    def _readable(self, rows: Sequence[Row]) -> list[TaskRecord]:
-        """The records of a listing. What cannot be read is left out and logged once."""
-        records: list[TaskRecord] = []
-        for _, *row in rows:
-            try:
-                records.append(self._record(*row))
-            except TaskUnreadable as exc:
-                self._unreadable.report(exc)
-        return records
-
-
-def _deletion(task_id: str) -> str:
-    quoted = to_text(task_id).replace("'", "''")
-    return f"DELETE FROM mcp_tasks_tasks WHERE id = '{quoted}'"  # noqa: S608 - for people to read

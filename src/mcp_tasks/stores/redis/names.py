@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from mcp_tasks.core.record import ALWAYS, TaskRecord
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, OwnedBy, Whose
+from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, OwnedBy, Owners, Whose
 from mcp_tasks.stores.columns import expiry, is_at_work, ready, sort_key, to_micros
 from mcp_tasks.stores.shares import Share
 
@@ -83,6 +83,19 @@ def owner_at_work(namespace: str, owner: str | None) -> bytes:
 def tool_at_work(namespace: str, method: str, tool: str) -> bytes:
     """The index of a tool's tasks that are at work."""
     return b"tool-at-work:" + part(namespace) + b":" + tool_part(method, tool)
+
+
+def sizes(namespace: str, owner: str | None) -> bytes:
+    """The index of an owner's tasks by how much is kept beside them."""
+    return b"sized:" + part(namespace) + b":" + owner_part(owner)
+
+
+def usage(namespace: str, whose: Owners) -> tuple[bytes, list[bytes]]:
+    """The index of the sizes of somebody's tasks, or nothing for those of everybody; and those of the open ones."""
+    open_ones = [listing(namespace, whose, status) for status in TaskStatus if not status.is_final]
+    if whose is EVERYBODY:
+        return b"", open_ones
+    return sizes(namespace, whose.owner if isinstance(whose, OwnedBy) else None), open_ones
 
 
 def listing(namespace: str, whose: Whose, status: TaskStatus | None) -> bytes:

@@ -20,6 +20,7 @@ _NEEDED: Final[Mapping[str, Sequence[str]]] = {
     "forget_expired": ("indexes", "keeping"),
     "hand_out": ("indexes", "shares"),
     "hand_back": ("indexes",),
+    "usage": ("indexes",),
 }
 """What a script needs before its own file. Not more: a server reads all of it each time."""
 

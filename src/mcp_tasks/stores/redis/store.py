@@ -30,7 +30,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 
@@ -40,11 +40,12 @@ from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.values import check_instance, check_number, check_text
-from mcp_tasks.errors import InvalidOption, TaskUnreadable
-from mcp_tasks.stores.base import Forgotten, IdPage, Page, Whose
+from mcp_tasks.errors import SHOWN_OF_AN_ID, InvalidOption, TaskUnreadable
+from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest, to_micros
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request, in_thread_if
+from mcp_tasks.stores.fairness import ready_of
 from mcp_tasks.stores.redis import names
 from mcp_tasks.stores.redis.checkup import check_layout, check_persistence
 from mcp_tasks.stores.redis.connection import Connection
@@ -52,8 +53,9 @@ from mcp_tasks.stores.redis.inspecting import Inspecting
 from mcp_tasks.stores.redis.names import from_bytes, to_bytes
 from mcp_tasks.stores.redis.notifier import RedisNotifier
 from mcp_tasks.stores.redis.reads import Reads
+from mcp_tasks.stores.redis.sealing import agree
 from mcp_tasks.stores.redis.writes import Writes
-from mcp_tasks.stores.shares import MOST_COUNTED, Backlog, Handing, Ready, Share, WorkLimits
+from mcp_tasks.stores.shares import MOST_COUNTED, Backlog, Handing, Ready, Share, Usage, WorkLimits
 from mcp_tasks.stores.together import LARGEST
 from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
 
@@ -118,6 +120,7 @@ class RedisStore(Inspecting):
             self._connection.open()
             try:
                 await check_layout(self._connection)
+                await agree(self._connection, self._codec, namespace)
                 await check_persistence(self._connection)
             except BaseException:
                 with anyio.CancelScope(shield=True):
@@ -138,6 +141,7 @@ class RedisStore(Inspecting):
         *,
         key: str | None = None,
         key_until_end: bool = False,
+        key_outlives: timedelta | None = None,
         handing: Handing | None = None,
         outcome: Outcome | None = None,
     ) -> TaskRecord:
@@ -146,7 +150,14 @@ class RedisStore(Inspecting):
         encoded = await encoded_request(self._codec, record.id, request)
         kept = await encoded_outcome(self._codec, record.id, outcome)
         standing = await self._writes.create(
-            record, state=state, request=encoded, outcome=kept, key=key, key_until_end=key_until_end, handing=handing
+            record,
+            state=state,
+            request=encoded,
+            outcome=kept,
+            key=key,
+            key_until_end=key_until_end,
+            key_outlives=key_outlives,
+            handing=handing,
         )
         return record if standing is None else self._record(*standing)
 
@@ -167,7 +178,7 @@ class RedisStore(Inspecting):
 
     async def delete(self, task_id: str, *, expected: int, now: datetime | None = None) -> None:
         """Forget the task with all that is kept beside it if it is still at version `expected`."""
-        await self._writes.delete(task_id, expected=expected)
+        await self._writes.delete(task_id, expected=expected, now=now)
 
     async def get(self, task_id: str) -> TaskRecord | None:
         """The record as of now, or None."""
@@ -242,7 +253,13 @@ class RedisStore(Inspecting):
     ) -> Page:
         """Tasks of the namespace in the order of creation, in one status or any."""
         rows, following = await self._reads.listing(namespace, whose, now, status, cursor, limit)
-        return Page(records=self._readable(rows), cursor=following)
+        return Page(records=self._unreadable.readable(self._record, rows), cursor=following)
+
+    async def usage(self, namespace: str, whose: Owners) -> Usage:
+        """What is kept of some tasks of the namespace, as it was counted when it was written."""
+        size_index, open_ones = names.usage(namespace, whose)
+        count, size = await self._connection.run("usage", size_index, len(open_ones), *open_ones)
+        return Usage(open_tasks=min(count, MOST_COUNTED), stored_bytes=int(size))
 
     async def hand_out(
         self, namespace: str, share: Share, *, queues: Collection[str] | None = None, mark: bool = True, limit: int
@@ -252,11 +269,11 @@ class RedisStore(Inspecting):
         unreadable: set[bytes] = set()
         while True:
             rows = await self._reads.hand_out(namespace, share, queues, mark, limit - len(found), unreadable)
-            records = self._readable(rows)
+            records = self._unreadable.readable(self._record, rows)
             found += records
             others = {row[0] for row in rows} - {to_bytes(record.id) for record in records}
             if not others:
-                return [_ready(record) for record in found]
+                return [ready_of(record) for record in found]
             # Only here it is seen that they cannot be read. They go back, and what they kept from being chosen comes.
             unreadable |= others
             if mark:
@@ -356,31 +373,12 @@ class RedisStore(Inspecting):
             from_bytes(task_id), state, namespace=from_bytes(namespace or b""), owner=_optional(owner)
         )
 
-    def _readable(self, rows: Sequence[Any]) -> list[TaskRecord]:
-        """The records of some rows. What cannot be read is left out and logged once."""
-        records: list[TaskRecord] = []
-        for row in rows:
-            try:
-                records.append(self._record(*row))
-            except TaskUnreadable as exc:
-                self._unreadable.report(exc)
-        return records
-
-
-def _ready(record: TaskRecord) -> Ready:
-    return Ready(
-        id=record.id,
-        owner=record.owner,
-        method=record.method,
-        name=record.name,
-        queue=record.queue,
-        priority=record.priority,
-    )
-
 
 def _deletion(task_id: str) -> str:
     # Not `DEL`: a task is in indexes as well.
-    return f"await store.delete({task_id!r}, expected=(await store.versions([{task_id!r}]))[{task_id!r}])"
+    start = task_id[:SHOWN_OF_AN_ID]
+    shown = repr(start) if start == task_id else f"(the id that begins with {start!r})"
+    return f"await store.delete({shown}, expected=(await store.versions([{shown}]))[{shown}])"
 
 
 def _optional(text: bytes | None) -> str | None:

@@ -11,9 +11,9 @@ from secrets import token_bytes
 from typing import Any, Final, TypeAlias
 
 from mcp_tasks.core.record import Outcome, TaskRecord
-from mcp_tasks.errors import LimitReached, TaskExists, ValueNotStorable, VersionConflict
+from mcp_tasks.errors import KeySpent, LimitReached, TaskExists, ValueNotStorable, VersionConflict
 from mcp_tasks.stores.base import Hint
-from mcp_tasks.stores.columns import expiry, queued_since, sort_key, to_micros
+from mcp_tasks.stores.columns import MICROSECOND, expiry, queued_since, sort_key, to_micros
 from mcp_tasks.stores.encoding import Line
 from mcp_tasks.stores.redis import names
 from mcp_tasks.stores.redis.connection import Argument, Connection
@@ -33,6 +33,9 @@ LARGEST: Final = 512 * 1024 * 1024
 LOOKS: Final = 1_000
 """Tasks beyond those asked for that one look passes over, because they have expired or are gone: nothing else runs on
 the server meanwhile."""
+
+KEYS_AT_ONCE: Final = 200
+"""Keys that outlived their tasks, and are forgotten with one slice of what has expired."""
 
 MILLISECOND: Final = timedelta(milliseconds=1)
 KEPT_BEYOND: Final = timedelta(days=1)
@@ -55,6 +58,7 @@ class Writes:
         outcome: Outcome | None,
         key: str | None,
         key_until_end: bool,
+        key_outlives: timedelta | None,
         handing: Handing | None,
     ) -> Row | None:
         """Keep a task with its request and its outcome; gives the one that stands under the key instead."""
@@ -74,7 +78,9 @@ class Writes:
             *_expiry(record),
             b"" if key is None else names.name("key", record.namespace, key) + b":" + names.owner_part(record.owner),
             int(key_until_end),
+            b"" if key is None or key_outlives is None else key_outlives // MICROSECOND,
             *names.indexed(record, sort_key(record)).arguments(),
+            names.sizes(record.namespace, record.owner),
             *names.share_arguments(None if handing is None else handing.share),
             *_list(parts),
             *self._hint(record),
@@ -86,6 +92,8 @@ class Writes:
                 return None
             case [b"standing", task_id, owner, namespace, found]:
                 return task_id, owner, namespace, found
+            case [b"spent"]:
+                raise KeySpent
             case _:
                 raise TaskExists(record.id)
 
@@ -113,6 +121,7 @@ class Writes:
             *_fate(record),
             *_expiry(record),
             *names.indexed(record, queued_since(record)).arguments(),
+            names.sizes(record.namespace, record.owner),
             *_list(entries),
             *_list(parts),
             *_list([*_limits(record, limits)]),
@@ -123,16 +132,20 @@ class Writes:
         if answer != b"saved":
             raise LimitReached(record.id, answer.decode())
 
-    async def delete(self, task_id: str, *, expected: int) -> None:
+    async def delete(self, task_id: str, *, expected: int, now: datetime | None) -> None:
         """Forget a task with all that is kept beside it."""
-        if await self._connection.run("delete", to_bytes(task_id), expected, again=True) != b"deleted":
+        since = b"" if now is None else to_micros(now)
+        if await self._connection.run("delete", to_bytes(task_id), expected, since, again=True) != b"deleted":
             raise VersionConflict(task_id, expected)
 
     async def forget_expired(self, now: datetime, limit: int, *, states: bool) -> Sequence[Any]:
         """Forget tasks that have expired; gives version and id of each, and all that a record is made from."""
-        last = names.place(to_micros(now) + 1)
+        instant = to_micros(now)
+        last, most = names.place(instant + 1), limit + LOOKS
         while True:
-            is_end, rows = await self._connection.run("forget_expired", last, limit, limit + LOOKS, int(states))
+            is_end, rows = await self._connection.run(
+                "forget_expired", last, limit, most, int(states), instant, KEYS_AT_ONCE
+            )
             # None, and yet not the end: so many were gone by themselves.
             if rows or is_end:
                 return rows

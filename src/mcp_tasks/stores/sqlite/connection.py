@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import random
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from mcp_tasks.errors import StoreCorrupt, StoreError, StoreUnavailable, ValueNotStorable
+from mcp_tasks.files import FileId, make_private_file
 
 T = TypeVar("T")
 
@@ -22,22 +21,22 @@ JOURNAL_SIZE_LIMIT = 16 * 1024 * 1024
 """To what the WAL file is cut after a burst: four times what it needs between two checkpoints."""
 
 
-def create_file(path: Path) -> None:
+def create_file(path: Path) -> FileId:
     """Make an empty file that only its owner can read, with its parent directories, unless it is there.
 
     Arguments and results of tasks may be private. The -wal and -shm files take over the mode of this one.
 
     Raises:
         StoreUnavailable: It cannot be made here.
+        UntrustedFile: It is there, and somebody else may have put it there or can write it.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        known = make_private_file(path)
     except (OSError, ValueError) as exc:  # ValueError: a NUL character in the path
         raise StoreUnavailable(f"{path} cannot be created: {exc}. Choose a path that can be written.") from exc
     if path.is_dir():
         raise StoreUnavailable(f"{path} is a directory. Give the path of a file in it, such as {path / 'tasks.db'}.")
+    return known
 
 
 def connect(path: Path, *, timeout: float) -> sqlite3.Connection:

@@ -22,6 +22,7 @@ from typing import Final
 from anyio import from_thread
 
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
+from mcp_tasks.files import FileId
 from mcp_tasks.stores.migrations import compatible_from, scripts_of, this_release
 from mcp_tasks.stores.sqlite.connection import connect, create_file, is_busy, retry_while_busy, to_text
 from mcp_tasks.stores.sqlite.old_rows import add_functions
@@ -41,15 +42,17 @@ _PAUSE = 0.1
 """Seconds between two looks at whether the other process is done."""
 
 
-def prepare(path: Path, *, namespace: str, patience: float, upgrade_patience: float = UPGRADE_PATIENCE) -> None:
+def prepare(path: Path, *, namespace: str, patience: float, upgrade_patience: float = UPGRADE_PATIENCE) -> FileId:
     """Make the file at `path` a task store of this release; tasks without a namespace get this one.
+
+    Gives which file it is, for a second look when it is open (`files.check_still`).
 
     Raises:
         StoreUnavailable: It cannot be made or written, or another process has not come to the end of upgrading it.
-        StoreCorrupt: It is something else, or of a newer release.
+        StoreCorrupt: It is something else, or of a newer release, or not to be trusted.
         sqlite3.Error: SQLite refused; the caller translates.
     """
-    create_file(path)
+    known = create_file(path)
     # All of it again when another process has the lock: each step finds what is done, and so does the retry.
     try:
         retry_while_busy(lambda: _prepare(path, namespace), patience=patience)
@@ -57,6 +60,7 @@ def prepare(path: Path, *, namespace: str, patience: float, upgrade_patience: fl
         if not is_busy(exc) or not _is_older(path):
             raise
         _wait_for_upgrade(path, namespace, upgrade_patience)
+    return known
 
 
 def _wait_for_upgrade(path: Path, namespace: str, patience: float) -> None:

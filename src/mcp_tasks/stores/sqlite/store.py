@@ -36,6 +36,7 @@ from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import KeySpent, StoreCorrupt, TaskUnreadable, UsageError
+from mcp_tasks.files import check_still
 from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest, encode_cursor
@@ -48,9 +49,10 @@ from mcp_tasks.stores.sqlite.inspecting import Inspecting
 from mcp_tasks.stores.sqlite.notifier import SqliteNotifier
 from mcp_tasks.stores.sqlite.reader import Reader
 from mcp_tasks.stores.sqlite.schema import prepare
+from mcp_tasks.stores.sqlite.sealing import agree
 from mcp_tasks.stores.sqlite.waiting import SqliteWaiting
 from mcp_tasks.stores.sqlite.writer import Writer
-from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
+from mcp_tasks.stores.unreadable import UnreadableLog, if_readable, sql_deletion
 
 T = TypeVar("T")
 
@@ -85,7 +87,7 @@ class SqliteStore(Inspecting):
         self._notifier = SqliteNotifier(self._rows, interval=poll_interval)
         self._turn = anyio.Lock()
         self._turns = Turns()
-        self._unreadable = UnreadableLog(str(self.path), _deletion)
+        self._unreadable = UnreadableLog(str(self.path), sql_deletion("tasks"))
 
     def __repr__(self) -> str:
         return f"SqliteStore({str(self.path)!r})"
@@ -234,7 +236,8 @@ class SqliteStore(Inspecting):
             # Much was passed over, and there may be more behind the last one that was.
             created, task_id, *_ = rows.pop()
             following = encode_cursor(created, from_text(task_id))
-        return Page(records=self._readable(rows[:limit]), cursor=following)
+        records = self._unreadable.readable(self._record, (row[1:] for row in rows[:limit]))
+        return Page(records=records, cursor=following)
 
     async def usage(self, namespace: str, whose: Owners) -> Usage:
         """What is kept of some tasks of the namespace: open ones are counted in an index, bytes by triggers."""
@@ -337,11 +340,13 @@ class SqliteStore(Inspecting):
 
     def _connect(self, namespace: str) -> tuple[Reader, Writer]:
         try:
-            prepare(self.path, namespace=namespace, patience=self._patience)
+            known = prepare(self.path, namespace=namespace, patience=self._patience)
             # No time-out for the writer's connection: it has its own way of waiting.
             writing = retry_while_busy(lambda: connect(self.path, timeout=0), patience=self._patience)
             try:
+                retry_while_busy(lambda: agree(writing, self._codec, self.path), patience=self._patience)
                 reader = Reader(self.path)
+                check_still(self.path, known)
             except BaseException:
                 writing.close()
                 raise
@@ -378,21 +383,6 @@ class SqliteStore(Inspecting):
         except TaskUnreadable as exc:
             self._unreadable.report(exc)
             return None
-
-    def _readable(self, rows: Sequence[Any]) -> list[TaskRecord]:
-        """The records of a listing. What cannot be read is left out and logged once."""
-        records: list[TaskRecord] = []
-        for _, *row in rows:
-            try:
-                records.append(self._record(*row))
-            except TaskUnreadable as exc:
-                self._unreadable.report(exc)
-        return records
-
-
-def _deletion(task_id: str) -> str:
-    quoted = task_id.replace("'", "''")
-    return f"DELETE FROM tasks WHERE id = '{quoted}'"  # noqa: S608 - words for a log
 
 
 def _optional(text: str | bytes | None) -> str | None:

@@ -1,11 +1,11 @@
--- Keep a new task, unless one stands under its key. Gives `made` and whether it is handed out, `exists`, or `standing`
--- with the task that stands there.
+-- Keep a new task, unless one stands under its key. Gives `made` and whether it is handed out, `exists`, `standing` with
+-- the task that stands there, or `spent` if that is gone or has expired and the key outlives it.
 
 local id, token, version, namespace, owner = take(), take(), take(), take(), take_list()
 local state, request, status, ended = take(), take(), take(), take()
 local created, expires, milliseconds = tonumber(take()), optional(take()), optional(take())
-local key, until_end = optional(take()), take() == '1'
-local indexed, share, outcome, hint = take_indexed(), take_share(), take_list(), take_list()
+local key, until_end, outlives = optional(take()), take() == '1', optional(take())
+local indexed, size_index, share, outcome, hint = take_indexed(), take(), take_share(), take_list(), take_list()
 
 local row = P .. 't:' .. id
 
@@ -16,15 +16,20 @@ end
 
 local standing = key and call('GET', P .. key)
 local gives_way, loses_key = false, false
+local ends = key and not until_end and call('ZSCORE', P .. 'spent', key)
 if standing then
-  local found = call('HMGET', P .. 't:' .. standing, 'v', 'f', 'e', 'o', 'n', 's')
+  local found = call('HMGET', P .. 't:' .. standing, 'v', 'f', 'e', 'o', 'n', 's', 'ko')
   if found[1] then
     loses_key = until_end and found[2] == '1'
     gives_way = not loses_key and found[3] and tonumber(found[3]) <= created
     if not loses_key and not gives_way then
       return { 'standing', standing, found[4], found[5], found[6] }
     end
+    ends = gives_way and found[7] and tonumber(found[3]) + tonumber(found[7])
   end
+end
+if ends and tonumber(ends) > created then
+  return { 'spent' }
 end
 
 if known[1] then
@@ -39,10 +44,14 @@ if share and is_queued(indexed) then
     and (tool_room(share, namespace, tool) or 1) > 0
 end
 
+local size = #request + #(outcome[1] or '') + #(outcome[2] or '')
+local places = indexed.places
+places[#places + 1], places[#places + 2] = size_index, sized(size)
 local packed = pack(indexed)
 local fields = { 'v', version, 's', state, 'n', namespace, 'st', status, 'r', request, 'w', token, 'ix', packed }
 local others = {
   o = owner[1], f = optional(ended), e = expires, k = key, h = handed and '1' or nil, b = outcome[1], m = outcome[2],
+  z = string.format('%.0f', size), ko = key and outlives, kc = key and outlives and string.format('%.0f', created),
 }
 for field, value in pairs(others) do
   fields[#fields + 1] = field
@@ -55,10 +64,11 @@ elseif gives_way then
   forget(standing)
 end
 if key then
+  call('ZREM', P .. 'spent', key)
   call('SET', P .. key, id)
 end
 reindex(id, NOWHERE, false, indexed, handed)
-keep_for(id, milliseconds, packed, key, false)
+keep_for(id, milliseconds, packed, key, false, key and outlives)
 if is_queued(indexed) then
   call('PUBLISH', hint[1], hint[2])
 end

@@ -1,6 +1,6 @@
 -- Forget a task that is still at the expected version. Gives `deleted`, or `conflict`.
 
-local id, expected, again = take(), take(), take() == '1'
+local id, expected, now, again = take(), take(), optional(take()), take() == '1'
 
 local version = call('HGET', P .. 't:' .. id, 'v')
 if not version and again then
@@ -10,5 +10,5 @@ end
 if version ~= expected then
   return 'conflict'
 end
-forget(id)
+forget(id, now)
 return 'deleted'

@@ -104,17 +104,42 @@ local function leave_lane(line, id)
   tally('ranks:' .. namespace, rank .. ':' .. queue, -1)
 end
 
+-- What is kept beside the tasks of one owner: an index of its own, in which the place of a task is its size, and for each
+-- such index how many bytes and how many tasks were counted. A release that does not know of it takes tasks out of the
+-- index as out of any other, and counts nothing: that shows in the number of tasks (`usage.lua`).
+local function sized(size)
+  return string.format('%.0f:', size)
+end
+
+local function size_of(place)
+  return tonumber(string.match(place or '', '^%d+') or 0)
+end
+
+local function count_size(index, before, after)
+  if string.sub(index, 1, 6) ~= 'sized:' then
+    return
+  end
+  tally('stored', index, string.format('%.0f', size_of(after) - size_of(before)))
+  if not before or not after then
+    tally('counted', index, after and 1 or -1)
+  end
+end
+
 -- From where the task was found to where it is found from now on. Its owner and its tool never change.
 local function reindex(id, before, handed_before, after, handed_after)
   local old, new = map_of(before, handed_before), map_of(after, handed_after)
   for index, place in pairs(new) do
     if old[index] ~= place then
       call('ZADD', P .. index, 0, place .. id)
+      count_size(index, old[index], place)
     end
   end
   for index, place in pairs(old) do
     if new[index] ~= place then
       call('ZREM', P .. index, place .. id)
+      if not new[index] then
+        count_size(index, place, nil)
+      end
     end
   end
   if before.worker[1] ~= after.worker[1] or before.worker[2] ~= after.worker[2] then

@@ -4,11 +4,12 @@
 local id, token, expected, version = take(), take(), take(), take()
 local state, status, ended = take(), take(), take()
 local expires, milliseconds = optional(take()), optional(take())
-local indexed, entries, outcome, limits, hint = take_indexed(), take_list(), take_list(), take_list(), take_list()
+local indexed, size_index = take_indexed(), take()
+local entries, outcome, limits, hint = take_list(), take_list(), take_list(), take_list()
 
 local row, journal = P .. 't:' .. id, P .. 'j:' .. id
 
-local found = call('HMGET', row, 'v', 'w', 'ix', 'h', 'k', 'f', 'e')
+local found = call('HMGET', row, 'v', 'w', 'ix', 'h', 'k', 'f', 'e', 'z', 'ko')
 if has_token(found[2], token) then
   return 'saved'
 end
@@ -34,6 +35,20 @@ if stays_queued then
 end
 local handed = stays_queued and was_handed
 
+-- An outcome may take the place of another. A row of a release that did not count has no size.
+local size = tonumber(found[8]) or call('HSTRLEN', row, 'r')
+for i = 3, #entries, 3 do
+  size = size + #entries[i]
+end
+if #outcome > 0 then
+  size = size + #outcome[1] + #(outcome[2] or '') - call('HSTRLEN', row, 'b') - call('HSTRLEN', row, 'm')
+end
+if size ~= tonumber(found[8]) then
+  call('HSET', row, 'z', string.format('%.0f', size))
+end
+local places = indexed.places
+places[#places + 1], places[#places + 2] = size_index, sized(size)
+
 local packed = pack(indexed)
 call('HSET', row, 'v', version, 's', state, 'st', status, 'w', with_token(found[2], token), 'ix', packed)
 for field, change in pairs({ f = { found[6], ended }, e = { found[7], expires or '' } }) do
@@ -58,6 +73,6 @@ if #outcome > 0 then
   end
 end
 reindex(id, before, was_handed, indexed, handed)
-keep_for(id, milliseconds, packed, found[5], found[6] == '1')
+keep_for(id, milliseconds, packed, found[5], found[6] == '1', found[5] and found[9])
 call('PUBLISH', hint[1], hint[2])
 return 'saved'

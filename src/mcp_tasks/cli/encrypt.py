@@ -1,0 +1,61 @@
+"""`mcp-tasks encrypt`: all that a store keeps is encrypted with the first key."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from mcp_tasks.cli.exits import Exit, Problem
+from mcp_tasks.cli.options import Output, takes_output
+from mcp_tasks.cli.outcomes import print_json, say
+from mcp_tasks.cli.running import run
+from mcp_tasks.encryption import Keyring
+from mcp_tasks.errors import StoreError, UsageError
+from mcp_tasks.stores.encrypted import Resealed
+from mcp_tasks.stores.encrypting import encrypt_store
+
+EPILOG = """\
+\b
+The keys come from MCP_TASKS_KEYS or MCP_TASKS_KEYS_FILE, the new one first:
+  MCP_TASKS_KEYS_FILE=tasks.key mcp-tasks encrypt --store sqlite:///tasks.db
+  MCP_TASKS_KEYS="$NEW $OLD" mcp-tasks encrypt --store postgresql://db/tasks
+
+\b
+Exit codes: 0 all of it is encrypted with the first key, 2 wrong usage,
+10 the store cannot be used, or some of it could not be decrypted.
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.option("--store", "url", metavar="URL", required=True, help="The store, as Tasks() is given it.")
+@takes_output
+def command(*, url: str, output: Output) -> int:
+    """Encrypt all that a store keeps with the first key, whether it is plain or encrypted with another.
+
+    Stop the servers first, unless only the key changes, in Postgres or Redis, and all of them have both keys. If it is
+    interrupted, run it again.
+    """
+
+    async def encrypt() -> int:
+        try:
+            done = await encrypt_store(url, Keyring.from_environment())
+        except (StoreError, UsageError) as exc:
+            raise Problem(str(exc), Exit.STORE if isinstance(exc, StoreError) else Exit.USAGE) from None
+        if output == "json":
+            print_json(asdict(done))
+        else:
+            _say(done)
+        return Exit.STORE if done.unreadable else Exit.OK
+
+    return run(encrypt)
+
+
+def _say(done: Resealed) -> None:
+    say(f"Encrypted {done.changed:,} values ({done.plain:,} were plain); {done.kept:,} had the key already.")
+    if done.unreadable:
+        say(
+            f"{done.unreadable:,} values could not be decrypted, and are as they were: a key is missing, or they were "
+            "changed. Add the key and run it again.",
+            "yellow",
+        )

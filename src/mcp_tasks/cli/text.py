@@ -1,0 +1,80 @@
+"""Text that somebody else wrote, made fit for a terminal; the one place for it.
+
+A server chooses ids, names, titles, messages and errors. None of it may move the cursor, hide something, reorder what
+is read, or begin a line where one is meant; and a command that is suggested means what it seems to mean. Secrets of
+this process are taken out of all of it as well: what a server is told, it may say back.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shlex
+import unicodedata
+from typing import Any, Final
+
+_SPELLING: Final = frozenset("\u200c\u200d")
+"""Marks that have no width and belong to the spelling of words and emoji."""
+
+_DROPPED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Categories of what a terminal obeys or does not show: controls, marks that reorder or hide, halves of characters,
+separators that some terminals take for the end of a line."""
+
+_secrets: set[str] = set()
+
+
+def hide(secret: str) -> None:
+    """Never show this text from now on, whoever says it."""
+    if secret:
+        _secrets.add(secret)
+
+
+def clean(text: str) -> str:
+    """Text without what a terminal would obey, on its lines."""
+    for secret in _secrets:
+        text = text.replace(secret, "***")
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(char for char in text if char in "\n\t" or char in _SPELLING or not _is_dropped(char))
+
+
+def one_line(text: str | None) -> str:
+    """The same on one line."""
+    return " ".join(clean(text or "").split())
+
+
+def _is_dropped(char: str) -> bool:
+    return unicodedata.category(char) in _DROPPED
+
+
+def command_line(name: str, *words: str, options: str = "") -> str:
+    """A command to be copied: `words` of it may be of somebody else's choosing, and stay single words that are no
+    options. `options` are ours."""
+    quoted = [shlex.quote(one_line(word)) for word in words]
+    if any(word.startswith("-") for word in quoted):
+        return " ".join(["mcp-tasks", name + options, "--", *quoted])
+    return " ".join(["mcp-tasks", name, *quoted]) + options
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """A JSON value to be printed: what a terminal would obey is escaped in it, and the value is the same."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return text if text.isascii() else _UNPRINTED.sub(_escaped, text)
+
+
+# All that `json.dumps` leaves as it is: it escapes the controls below the space by itself.
+_UNPRINTED: Final = re.compile(r"[^ -~\n]")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    char = found[0]
+    return json.dumps(char)[1:-1] if _is_dropped(char) and char not in _SPELLING else char
+
+
+class CleanLog(logging.Formatter):
+    """Log lines with what servers say in them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, fit for a terminal."""
+        return clean(super().format(record))

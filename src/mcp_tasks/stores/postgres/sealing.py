@@ -1,0 +1,168 @@
+"""Whether the tables are encrypted, and encrypting all that is in them, row by row.
+
+A row is only changed if it is still what was read: a server that has both keys may go on while a key is changed. What
+Postgres itself still has of earlier rows (dead ones, its log, backups) is told of in docs/encryption.md; the dead ones
+go with `VACUUM FULL`, which is done where something was not encrypted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from mcp_tasks.stores.codec import Codec, note_id
+from mcp_tasks.stores.encrypted import ATTEMPTS, NAME, NAMESPACE, ON, Resealed, Sample, Tally, begin, note_to_write
+from mcp_tasks.stores.postgres.database import Connection
+from mcp_tasks.stores.postgres.text import from_text, to_text
+
+_PLACE: Final = {"namespace": NAMESPACE, "name": NAME}
+_NOTE: Final = b"SELECT value FROM mcp_tasks_notes WHERE namespace = %(namespace)s AND name = %(name)s"
+_ADD_NOTE: Final = b"""
+INSERT INTO mcp_tasks_notes (namespace, name, value) VALUES (%(namespace)s, %(name)s, %(value)s) ON CONFLICT DO NOTHING
+"""
+_SET_NOTE: Final = b"""
+INSERT INTO mcp_tasks_notes (namespace, name, value) VALUES (%(namespace)s, %(name)s, %(value)s)
+ON CONFLICT (namespace, name) DO UPDATE SET value = excluded.value
+"""
+_DELETE_NOTE: Final = b"DELETE FROM mcp_tasks_notes WHERE namespace = %(namespace)s AND name = %(name)s"
+_ONE_TASK: Final = b"SELECT id, state FROM mcp_tasks_tasks LIMIT 1"
+_ONE_NOTE: Final = b"SELECT namespace, name, value FROM mcp_tasks_notes LIMIT 1"
+_BEATS: Final = b"SELECT worker, beats FROM mcp_tasks_heartbeats"
+
+_KEYS: Final = b"SELECT key FROM mcp_tasks_tasks WHERE key > %(last)s ORDER BY key LIMIT 500"
+_OF_TASKS: Final = (
+    (
+        b"SELECT id, state FROM mcp_tasks_tasks WHERE key = %(key)s",
+        b"UPDATE mcp_tasks_tasks SET state = %(new)s WHERE key = %(key)s AND state = %(old)s",
+    ),
+    (
+        b"SELECT t.id, p.request FROM mcp_tasks_requests p JOIN mcp_tasks_tasks t ON t.key = p.task "
+        b"WHERE p.task = %(key)s",
+        b"UPDATE mcp_tasks_requests SET request = %(new)s WHERE task = %(key)s AND request = %(old)s",
+    ),
+    (
+        b"SELECT t.id, p.body FROM mcp_tasks_outcomes p JOIN mcp_tasks_tasks t ON t.key = p.task "
+        b"WHERE p.task = %(key)s",
+        b"UPDATE mcp_tasks_outcomes SET body = %(new)s WHERE task = %(key)s AND body = %(old)s",
+    ),
+    (
+        b"SELECT t.id, p.meta FROM mcp_tasks_outcomes p JOIN mcp_tasks_tasks t ON t.key = p.task "
+        b"WHERE p.task = %(key)s AND p.meta IS NOT NULL",
+        b"UPDATE mcp_tasks_outcomes SET meta = %(new)s WHERE task = %(key)s AND meta = %(old)s",
+    ),
+)
+_NUMBERS: Final = b"SELECT n FROM mcp_tasks_journal WHERE task = %(key)s AND n > %(last)s ORDER BY n LIMIT 500"
+_ENTRY: Final = b"""
+SELECT t.id, j.key, j.value FROM mcp_tasks_journal j JOIN mcp_tasks_tasks t ON t.key = j.task
+WHERE j.task = %(key)s AND j.n = %(n)s
+"""
+_SET_ENTRY: Final = b"UPDATE mcp_tasks_journal SET key = %(name)s, value = %(new)s WHERE task = %(key)s AND n = %(n)s"
+_NOTES: Final = b"SELECT namespace, name, value FROM mcp_tasks_notes"
+_CHANGE_NOTE: Final = b"""
+UPDATE mcp_tasks_notes SET value = %(new)s WHERE namespace = %(namespace)s AND name = %(name)s AND value = %(old)s
+"""
+_TABLES: Final = ("tasks", "requests", "outcomes", "journal", "notes")
+
+
+async def agree(connection: Connection, place: str, codec: Codec) -> None:
+    """See that the tables are encrypted as the codec is, and say that they are if they are empty.
+
+    Raises:
+        EncryptionMismatch: They are not.
+        psycopg.Error: Postgres refused; the caller translates.
+    """
+    for _ in range(2):
+        note = await _note(connection)
+        sample = await _sample(connection) if note is None else None
+        # A name of its own for each: the loop goes round once more, to see what somebody else may have written.
+        new = note_to_write(codec, note, lambda found=sample: found, place)
+        if new is None:
+            return
+        await connection.execute(_ADD_NOTE, {**_PLACE, "value": new})
+
+
+async def _note(connection: Connection) -> bytes | None:
+    rows = await _rows(connection, _NOTE, _PLACE)
+    return rows[0][0] if rows else None
+
+
+async def _sample(connection: Connection) -> Sample | None:
+    for task_id, state in await _rows(connection, _ONE_TASK):
+        return from_text(task_id), state
+    for namespace, name, value in await _rows(connection, _ONE_NOTE):
+        return note_id(from_text(namespace), from_text(name)), value
+    return None
+
+
+async def heartbeats(connection: Connection) -> dict[str, int]:
+    """How often each worker of any server has beaten."""
+    return {from_text(worker): beats for worker, beats in await _rows(connection, _BEATS)}
+
+
+async def begin_encrypting(connection: Connection, codec: Codec, place: str) -> bytes | None:
+    """Let nobody in from now on; gives what is to be put back if nothing comes of it."""
+    note = await _note(connection)
+    if (value := begin(codec, note, place)) is not None:
+        await connection.execute(_SET_NOTE, {**_PLACE, "value": value})
+    return note
+
+
+async def put_back(connection: Connection, note: bytes | None) -> None:
+    """Undo `begin_encrypting`."""
+    if note is None:
+        await connection.execute(_DELETE_NOTE, _PLACE)
+    else:
+        await connection.execute(_SET_NOTE, {**_PLACE, "value": note})
+
+
+async def encrypt_tables(connection: Connection, codec: Codec) -> Resealed:
+    """Encrypt all that a task store keeps, and let servers in again. One value is in memory at a time."""
+    tally = Tally(codec)
+    async for key in _numbers(connection, _KEYS, {}):
+        for select, update in _OF_TASKS:
+            await _cell(connection, tally, key, select, update)
+        async for number in _numbers(connection, _NUMBERS, {"key": key}):
+            for task_id, name, old in await _rows(connection, _ENTRY, {"key": key, "n": number}):
+                if (entry := tally.entry(from_text(task_id), from_text(name), old)) is not None:
+                    values = {"key": key, "n": number, "name": to_text(entry[0]), "new": entry[1]}
+                    await connection.execute(_SET_ENTRY, values)
+    for namespace, name, old in await _rows(connection, _NOTES):
+        if (namespace, name) == (NAMESPACE, NAME):
+            continue
+        if (new := tally.value(note_id(from_text(namespace), from_text(name)), old)) is not None:
+            values = {"namespace": namespace, "name": name, "old": old, "new": new}
+            await connection.execute(_CHANGE_NOTE, values)
+    if tally.found_plain:
+        for table in _TABLES:
+            await connection.execute(f"VACUUM (FULL) mcp_tasks_{table}".encode())
+    value = codec.encode_note(NAMESPACE, NAME, ON)
+    await connection.execute(_SET_NOTE, {**_PLACE, "value": value})
+    return tally.result()
+
+
+async def _cell(connection: Connection, tally: Tally, key: int, select: bytes, update: bytes) -> None:
+    """Encrypt one value; again if somebody has changed it meanwhile."""
+    for _ in range(ATTEMPTS):
+        for task_id, old in await _rows(connection, select, {"key": key}):
+            new = tally.value(from_text(task_id), old)
+            if new is not None and not await _is_changed(connection, update, {"key": key, "old": old, "new": new}):
+                tally.missed()
+                break
+        else:
+            return
+    tally.gave_up()
+
+
+async def _is_changed(connection: Connection, sql: bytes, values: dict[str, Any]) -> bool:
+    return (await connection.execute(sql, values)).rowcount > 0
+
+
+async def _numbers(connection: Connection, sql: bytes, values: dict[str, Any]) -> AsyncIterator[int]:
+    last = -1
+    while rows := await _rows(connection, sql, {**values, "last": last}):
+        for (last,) in rows:
+            yield last
+
+
+async def _rows(connection: Connection, sql: bytes, values: dict[str, Any] | None = None) -> list[Any]:
+    return await (await connection.execute(sql, values, binary=True)).fetchall()

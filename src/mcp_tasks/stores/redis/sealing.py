@@ -1,0 +1,137 @@
+"""Whether what a server keeps is encrypted, and encrypting all of it, value by value.
+
+A value is only changed if it is still what was read: a process that has both keys may go on while a key is changed.
+What the server still has of earlier values (its append-only file, snapshots, replicas) is told of in
+docs/encryption.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final, cast
+
+from mcp_tasks.stores.codec import Codec, note_id
+from mcp_tasks.stores.encrypted import ATTEMPTS, NAME, NAMESPACE, ON, Resealed, Sample, Tally, begin, note_to_write
+from mcp_tasks.stores.redis import names
+from mcp_tasks.stores.redis.connection import Connection
+from mcp_tasks.stores.redis.names import PLACE, from_bytes
+
+_PLACE: Final = names.name("note", NAMESPACE, NAME)
+_FIELDS: Final = (b"s", b"r", b"b", b"m")
+"""Of a task's row: its state, its request, its outcome, and what belongs to that."""
+
+
+async def agree(connection: Connection, codec: Codec, namespace: str) -> None:
+    """See that the store is encrypted as the codec is, and say that it is if the server has nothing in it yet.
+
+    Raises:
+        EncryptionMismatch: It is not.
+    """
+    for _ in range(2):
+        note = await _note(connection)
+        sample = await _sample(connection, namespace) if note is None else None
+        # The loop goes round once more, to see what somebody else may have written.
+        new = note_to_write(codec, note, lambda found=sample: found, connection.place)
+        if new is None:
+            return
+        await connection.call("HSETNX", connection.prefix + _PLACE, "v", new)
+
+
+async def _note(connection: Connection) -> bytes | None:
+    return await connection.call("HGET", connection.prefix + _PLACE, "v")
+
+
+async def _sample(connection: Connection, namespace: str) -> Sample | None:
+    index = connection.prefix + names.name("tasks", namespace)
+    for member in cast("list[bytes]", await connection.call("ZRANGE", index, 0, 0)):
+        task_id = member[PLACE:]
+        state = await connection.call("HGET", connection.prefix + b"t:" + task_id, "s")
+        if state is not None:
+            return from_bytes(task_id), state
+    return None
+
+
+async def heartbeats(connection: Connection) -> dict[str, int]:
+    """How often each worker of any server has beaten."""
+    found: dict[str, int] = {}
+    async for key in _keys(connection, b"beats:"):
+        beats = cast("dict[bytes, bytes]", await connection.call("HGETALL", key))
+        found |= {from_bytes(worker): int(count) for worker, count in beats.items()}
+    return found
+
+
+async def begin_encrypting(connection: Connection, codec: Codec) -> bytes | None:
+    """Let nobody in from now on; gives what is to be put back if nothing comes of it."""
+    note = await _note(connection)
+    if (value := begin(codec, note, connection.place)) is not None:
+        await connection.call("HSET", connection.prefix + _PLACE, "v", value)
+    return note
+
+
+async def put_back(connection: Connection, note: bytes | None) -> None:
+    """Undo `begin_encrypting`."""
+    key = connection.prefix + _PLACE
+    await (connection.call("DEL", key) if note is None else connection.call("HSET", key, "v", note))
+
+
+async def encrypt_keys(connection: Connection, codec: Codec) -> Resealed:
+    """Encrypt all that a task store keeps, and let servers in again. One value is in memory at a time."""
+    tally = Tally(codec)
+    async for key in _keys(connection, b"t:"):
+        await _row(connection, tally, key)
+    async for key in _keys(connection, b"j:"):
+        await _journal(connection, tally, key)
+    async for key in _keys(connection, b"note:"):
+        name = key.removeprefix(connection.prefix)
+        _, namespace, note = (names.whole(part) for part in name.split(b":"))
+        if name != _PLACE:
+            await _field(connection, tally, key, b"v", note_id(namespace, note))
+    value = codec.encode_note(NAMESPACE, NAME, ON)
+    await connection.call("HSET", connection.prefix + _PLACE, "v", value)
+    return tally.result()
+
+
+async def _row(connection: Connection, tally: Tally, key: bytes) -> None:
+    task_id = from_bytes(key.removeprefix(connection.prefix + b"t:"))
+    for field in _FIELDS:
+        await _field(connection, tally, key, field, task_id)
+
+
+async def _field(connection: Connection, tally: Tally, key: bytes, field: bytes, bound_to: str) -> None:
+    """Encrypt one value; again if somebody has changed it meanwhile."""
+    for _ in range(ATTEMPTS):
+        old: bytes | None = await connection.call("HGET", key, field)
+        if old is None or (new := tally.value(bound_to, old)) is None:
+            return
+        if await connection.run("reseal", "field", key.removeprefix(connection.prefix), field, old, new):
+            return
+        tally.missed()
+    tally.gave_up()
+
+
+async def _journal(connection: Connection, tally: Tally, key: bytes) -> None:
+    """Three items for each entry: kind, key and value."""
+    task_id, place = from_bytes(key.removeprefix(connection.prefix + b"j:")), 1
+    while len(found := cast("list[bytes]", await connection.call("LRANGE", key, place, place + 1))) == 2:
+        name, old = found
+        if (entry := tally.entry(task_id, from_bytes(name), old)) is not None:
+            new = names.to_bytes(entry[0]), entry[1]
+            # What is in a journal does not change; it may be gone.
+            await connection.run("reseal", "entry", key.removeprefix(connection.prefix), place, old, *new)
+        place += 3
+
+
+async def _keys(connection: Connection, start: bytes) -> AsyncIterator[bytes]:
+    """The keys of the store that begin like this. One may be given twice."""
+    # What means something in a pattern is taken literally: a prefix may have it.
+    escaped = b"".join(b"\\" + bytes([c]) if c in b"*?[]^\\" else bytes([c]) for c in connection.prefix + start)
+    cursor: bytes = b"0"
+    while True:
+        found = cast(
+            "tuple[bytes, list[bytes]]", await connection.call("SCAN", cursor, "MATCH", escaped + b"*", "COUNT", 500)
+        )
+        cursor, keys = found
+        for key in keys:
+            yield key
+        if cursor in (b"0", 0):
+            return

@@ -1,0 +1,54 @@
+"""Batch after batch of random examples, for as long as one likes.
+
+A failure is shown with the seed of its batch; the same command with that number as `--seed` finds it at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+import traceback
+from collections.abc import Callable
+
+from hypothesis import HealthCheck, Phase, settings
+
+
+def batch_settings(examples: int) -> settings:
+    """Settings of a batch that Hypothesis draws: nothing is kept for the next, and a failure is made small."""
+    return settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
+def soak(name: str, description: str, run_batch: Callable[[int], str]) -> int:
+    """Try batch after batch, each from its own seed, until the time is over or one fails; 1 if one did.
+
+    Args:
+        name: What is printed before each line.
+        run_batch: Tries the batch of a seed and says how much has been tried so far; raises what failed.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--seed", type=int, default=None)
+    arguments = parser.parse_args()
+    number: int = random.randrange(10**6) if arguments.seed is None else arguments.seed
+    ends, tried = time.monotonic() + arguments.seconds, "nothing"
+    print(f"{name}: seed {number}", flush=True)
+    while time.monotonic() < ends:
+        try:
+            tried = run_batch(number)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            traceback.print_exc()
+            print(f"{name}: SEED={number} finds this again; before it, {tried} without a failure")
+            return 1
+        number += 1
+        print(f"{name}: {tried}", flush=True)
+    print(f"{name}: no failure in {tried}")
+    return 0

@@ -1,0 +1,198 @@
+"""Messages that nobody should send: a good one, and something done to it at a place that chance picks.
+
+A message is written as text by hand, because much of what a peer can write no value of Python's stands for: a name
+twice in an object, NaN, half a character, ten thousand brackets.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Raw:
+    """JSON, or what poses as JSON, that is written as it is."""
+
+    text: str
+
+
+NASTY: Final[Sequence[str]] = (
+    *(
+        "null",
+        "true",
+        "false",
+        "0",
+        "-0",
+        "1",
+        "-1",
+        "1.0",
+        "-0.0",
+        "1e0",
+        "0.5",
+        "-5e-324",
+        "1e308",
+        "1e999",
+        "-1e999",
+    ),
+    *("NaN", "Infinity", "-Infinity", str(2**31), str(2**53), str(2**63), str(-(2**63)), str(2**64), "9" * 400),
+    *("9" * 4_299, "9" * 4_301, "1" + "0" * 5_000, "0." + "1" * 500, "1E400", "01", "+1", "0x10", "1_000", ".5", "5."),
+    *('""', '" "', '"0"', '"null"', '"\\u0000"', '"\\ud800"', '"\\udfff\\ud800"', '"\\ud83d\\ude00"', '"\\u2028"'),
+    *('"' + "x" * 300 + '"', '"' + "x" * 5_000 + '"', '"' + "é" * 70_000 + '"', '"' + "x" * 2**20 + '"'),
+    *('"../../etc/passwd"', '"%s%n{0}"', '"\\u001b[2J"', '"\\r\\nX: y"', '"\' OR 1=1 --"', '"2026-07-28T00:00:00Z"'),
+    *("[]", "[[]]", "[1]", '["x"]', "[null]", "[" + ",".join(["1"] * 10_000) + "]", "[" * 60 + "]" * 60),
+    *(
+        "[" * 100 + "]" * 100,
+        "[" * 300 + "]" * 300,
+        "[" * 20_000 + "]" * 20_000,
+        "[" * 500,
+        '{"a":' * 100 + "1" + "}" * 100,
+    ),
+    *("{}", '{"a":1}', '{"":null}', '{"a":1,"a":2}', '{"\\ud800":1}', '{"__proto__":{}}', '{"_meta":null}'),
+    *('{"' + "k" * 10_000 + '":1}', "{" + ",".join(f'"k{n}":{n}' for n in range(3_000)) + "}"),
+    *('{"action":"accept","content":{"name":"a"}}', '{"action":"accept","content":null}', '{"roots":[{"uri":"x"}]}'),
+    *('{"ttl":-1}', '{"ttl":true}', '{"ttl":1e999}', '{"ttl":"1"}', '{"ttl":NaN}', '{"ttl":' + "9" * 400 + "}"),
+    *("undefined", "'x'", "", "//", "\x00", "\ufeff1", '"unended', '"\\x"', '"\t"', "[1,]", "{,}", '{"a"}', "nul"),
+)
+"""What goes in the place of a value."""
+
+NAMES: Final[Sequence[str]] = (
+    *(
+        "taskId",
+        "task",
+        "ttl",
+        "name",
+        "arguments",
+        "inputResponses",
+        "requestState",
+        "cursor",
+        "_meta",
+        "notifications",
+    ),
+    *("taskIds", "progressToken", "id", "method", "params", "jsonrpc", "result", "error", "x", "", "task_id", "\ud800"),
+    *("io.modelcontextprotocol/related-task", "io.modelcontextprotocol/protocolVersion", "mcp-tasks/idempotencyKey"),
+)
+"""What is added to objects."""
+
+
+def written(value: Any) -> str:
+    """A message as text."""
+    if isinstance(value, Raw):
+        return value.text
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[str, Any]", value).items()
+        return "{" + ",".join(f"{json.dumps(str(name))}:{written(part)}" for name, part in pairs) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(written, cast("list[Any]", value))) + "]"
+    return json.dumps(value)
+
+
+class _Twice(str):
+    """A name that is in its object already, and is written once more."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+def spoilt(chance: random.Random, message: Mapping[str, Any]) -> bytes:
+    """The message with one to three things done to it, as bytes."""
+    value: Any = message
+    for _ in range(chance.choice((1, 1, 1, 2, 3))):
+        place = chance.choice(list(_places(value)))
+        value = _changed(value, place, chance.choice(_DEEDS), chance)
+    data = written(value).encode(errors="surrogatepass")
+    return _bytes_spoilt(chance, data) if chance.random() < 0.08 else data
+
+
+def _bytes_spoilt(chance: random.Random, data: bytes) -> bytes:
+    at = chance.randrange(len(data) + 1)
+    return chance.choice(
+        (
+            lambda: data[:at],
+            lambda: data[at:],
+            lambda: data[:at] + bytes([chance.randrange(256)]) + data[at + 1 :],
+            lambda: data[:at] + data,
+            lambda: b"[" + data + b"," + data + b"]",
+            lambda: data.decode(errors="replace").encode("utf-16"),
+            lambda: bytes(chance.randrange(256) for _ in range(chance.randrange(200))),
+        )
+    )()
+
+
+def _places(value: Any, above: Path = ()) -> list[Path]:
+    found: list[Path] = [above]
+    if isinstance(value, Mapping):
+        for name, part in cast("Mapping[str, Any]", value).items():
+            found += _places(part, (*above, name))
+    elif isinstance(value, list):
+        for number, part in enumerate(cast("list[Any]", value)):
+            found += _places(part, (*above, number))
+    return found
+
+
+_Deed = Callable[[Any, random.Random], Any]
+
+
+class Gone:
+    """In the place of a member that is left out."""
+
+
+def _replaced(_value: Any, chance: random.Random) -> Any:
+    return Raw(chance.choice(NASTY))
+
+
+def _added(value: Any, chance: random.Random) -> Any:
+    if isinstance(value, Mapping):
+        return {**cast("Mapping[str, Any]", value), chance.choice(NAMES): Raw(chance.choice(NASTY))}
+    return [*cast("list[Any]", value), Raw(chance.choice(NASTY))] if isinstance(value, list) else [value]
+
+
+def _doubled(value: Any, chance: random.Random) -> Any:
+    if not isinstance(value, Mapping) or not value:
+        return [value, value]
+    members = cast("Mapping[str, Any]", value)
+    return {**members, _Twice(chance.choice(list(members))): Raw(chance.choice(NASTY))}
+
+
+def _wrapped(value: Any, chance: random.Random) -> Any:
+    return chance.choice(({"x": value}, [value], [[value]], Raw(json.dumps(written(value)))))
+
+
+_DEEDS: Final[Sequence[_Deed | type[Gone]]] = (
+    _replaced,
+    _replaced,
+    _replaced,
+    _added,
+    _added,
+    _doubled,
+    _wrapped,
+    Gone,
+)
+
+
+def _changed(value: Any, place: Path, deed: _Deed | type[Gone], chance: random.Random) -> Any:
+    """A copy of the value in which the deed is done to one place."""
+    if not place:
+        return Raw("") if deed is Gone else cast("_Deed", deed)(value, chance)
+    first, *rest = place
+    if isinstance(value, Mapping):
+        members = dict(cast("Mapping[str, Any]", value))
+        if not rest and deed is Gone:
+            members.pop(cast(str, first), None)
+        else:
+            members[cast(str, first)] = _changed(members[cast(str, first)], tuple(rest), deed, chance)
+        return members
+    items = list(cast("list[Any]", value))
+    if not rest and deed is Gone:
+        del items[cast(int, first)]
+    else:
+        items[cast(int, first)] = _changed(items[cast(int, first)], tuple(rest), deed, chance)
+    return items

@@ -1,0 +1,39 @@
+"""Spoilt messages of both eras for as long as one likes: `make soak SECONDS=600`, `SEED=` to repeat a run."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from tests.helpers.soaking import soak
+from tests.peers.stage import Fuzz, stage
+
+BATCH = 2_000
+"""Messages to one server, drawn from one seed."""
+
+
+async def run_batch(number: int) -> None:
+    """Send as many messages as a batch has; fails with what was wrong with the answer to one."""
+    async with stage() as staged:
+        fuzz = Fuzz(staged, number)
+        for _ in range(BATCH):
+            fault = await fuzz.one()
+            assert fault is None, fault
+        await staged.still_answers()
+
+
+def main() -> int:
+    """Try batch after batch; 1 if one of them fails."""
+    sent = 0
+
+    def batch(number: int) -> str:
+        nonlocal sent
+        asyncio.run(run_batch(number))
+        sent += BATCH
+        return f"{sent:,} messages"
+
+    return soak("bad peers", "Send spoilt messages of every method, and judge the answers.", batch)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""Encryption that is turned on for a store, keys that change, and stores that are opened with the wrong one or none."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import redis
+from redis.asyncio import Redis
+
+from mcp_tasks.core import JournalEntry, Outcome, Progress, TaskStatus
+from mcp_tasks.encryption import Cipher, Keyring, new_key
+from mcp_tasks.errors import EncryptionMismatch, StoreUnavailable, TaskUnreadable, UsageError
+from mcp_tasks.stores import Store
+from mcp_tasks.stores.encrypting import encrypt_store
+from mcp_tasks.stores.url import store_from_url
+from mcp_tasks.testing import make_record, make_request
+from mcp_tasks.testing.clock import NOON
+from tests.helpers.databases import Postgres, Valkey, postgres, valkey
+from tests.helpers.postgres_store import new_store_url
+
+pytestmark = pytest.mark.anyio
+
+SECRET = "the-secret-of-the-task"
+REQUEST = make_request(arguments={"a": SECRET + "x" * 5_000})
+ENTRIES = [
+    JournalEntry(kind="answer", key="q", value={"content": SECRET}),
+    JournalEntry(kind="step", key=f"charge {SECRET} \udcff", value=SECRET),
+]
+OUTCOME = Outcome(body=f'{{"text":"{SECRET}"}}'.encode(), meta=f'{{"text":"{SECRET}"}}'.encode())
+
+
+@pytest.fixture(scope="module")
+def postgres_server() -> Iterator[Postgres]:
+    with postgres(durable=False) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def valkey_server() -> Iterator[Valkey]:
+    with valkey() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgres", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/tasks.db"
+    if request.param == "postgres":
+        return new_store_url(request.getfixturevalue("postgres_server"))
+    server: Valkey = request.getfixturevalue("valkey_server")
+    with closing(redis.Redis.from_url(server.url)) as client:
+        client.flushall()
+    return server.url
+
+
+async def opened(url: str, cipher: Cipher | None = None) -> Store:
+    store = store_from_url(url, cipher)
+    await store.open("demo")
+    return store
+
+
+async def fill(url: str, cipher: Cipher | None = None) -> None:
+    store = await opened(url, cipher)
+    for task_id in ("one", "two"):
+        record = make_record(
+            id=task_id, namespace="demo", status_message=SECRET, progress=Progress(progress=1, message=SECRET)
+        )
+        await store.create(record, REQUEST)
+        ended = replace(record, version=2, status=TaskStatus.COMPLETED, finished_at=NOON)
+        await store.save(ended, expected=1, entries=ENTRIES, outcome=OUTCOME)
+    await store.set_note("demo", "note", SECRET.encode(), expected=None)
+    await store.close()
+
+
+async def check(url: str, cipher: Cipher | None) -> None:
+    """All is there as it was."""
+    store = await opened(url, cipher)
+    for task_id in ("one", "two"):
+        record = await store.get(task_id)
+        assert record is not None
+        assert record.status_message == SECRET
+        assert await store.request(task_id) == REQUEST
+        assert await store.outcome(task_id) == OUTCOME
+        entries = [replace(entry, number=0) for entry in await store.journal(task_id)]
+        assert entries == [replace(entry, number=0) for entry in ENTRIES]
+    assert await store.note("demo", "note") == SECRET.encode()
+    await store.close()
+
+
+async def kept(url: str) -> bytes:
+    """Every byte that is kept."""
+    if url.startswith("sqlite"):
+        path = Path(url.removeprefix("sqlite:///"))
+        return b"".join(file.read_bytes() for file in path.parent.iterdir())
+    if url.startswith("redis"):
+        client: Any = Redis.from_url(url)
+        keys: list[bytes] = await client.keys("*")
+        found = b"".join([key + await client.dump(key) for key in keys])
+        # `DUMP` compresses; what was compressed is read as it is.
+        for key in keys:
+            kind = await client.type(key)
+            if kind == b"hash":
+                found += b"".join(name + value for name, value in (await client.hgetall(key)).items())
+            elif kind == b"list":
+                found += b"".join(await client.lrange(key, 0, -1))
+        await client.aclose()
+        return found
+    found = b""
+    with psycopg.connect(url) as connection:
+        for table in ("tasks", "requests", "outcomes", "journal", "notes"):
+            with connection.cursor().copy(f"COPY mcp_tasks_{table} TO STDOUT (FORMAT binary)".encode()) as rows:
+                found += b"".join(bytes(part) for part in rows)
+    return found
+
+
+async def test_turned_on_nothing_is_readable_and_all_is_there(url: str) -> None:
+    await fill(url)
+    assert SECRET.encode() in await kept(url)
+    ring = Keyring(new_key())
+    done = await encrypt_store(url, ring, watch=0.1)
+    assert (done.changed, done.plain, done.unreadable) == (13, 13, 0)
+    assert SECRET.encode() not in await kept(url)
+    await check(url, ring)
+    again = await encrypt_store(url, ring, watch=0.1)
+    assert (again.changed, again.kept) == (0, 13)
+
+
+async def test_a_store_that_is_encrypted_from_the_start(url: str) -> None:
+    ring = Keyring(new_key())
+    await fill(url, ring)
+    assert SECRET.encode() not in await kept(url)
+    await check(url, ring)
+
+
+async def test_no_key_and_a_wrong_key_are_refused_at_the_start(url: str) -> None:
+    ring = Keyring(new_key())
+    await (await opened(url, ring)).close()
+    with pytest.raises(EncryptionMismatch, match=r"is encrypted, and there is no key. Set MCP_TASKS_KEYS"):
+        await opened(url)
+    with pytest.raises(EncryptionMismatch, match=f"it needs the key {ring.key_ids[0]}"):
+        await opened(url, Keyring(new_key()))
+    with pytest.raises(EncryptionMismatch, match="it needs the key"):
+        await encrypt_store(url, Keyring(new_key()), watch=0.1)
+    await (await opened(url, ring)).close()
+
+
+async def test_a_plain_store_is_not_opened_with_a_key(url: str) -> None:
+    await fill(url)
+    with pytest.raises(EncryptionMismatch, match=r"has tasks that are not encrypted.*mcp-tasks encrypt --store URL"):
+        await opened(url, Keyring(new_key()))
+    await check(url, None)
+
+
+async def test_a_key_is_changed(url: str) -> None:
+    old, new = new_key(), new_key()
+    await fill(url, Keyring(old))
+    await check(url, Keyring([new, old]))
+    with pytest.raises(EncryptionMismatch, match="Add that key behind the new one"):
+        await opened(url, Keyring(new))
+    done = await encrypt_store(url, Keyring([new, old]), watch=0.1)
+    assert (done.changed, done.plain) == (13, 0)
+    await check(url, Keyring(new))
+
+
+async def test_what_was_interrupted_lets_nobody_in_until_it_is_done(url: str) -> None:
+    await fill(url)
+    ring = Keyring(new_key())
+
+    class Interrupted(Exception):
+        pass
+
+    class Half(Keyring):
+        """Encrypts some values, and breaks."""
+
+        left = 4
+
+        def encrypt(self, task_id: str, data: bytes) -> bytes:
+            self.left -= 1
+            if not self.left:
+                raise Interrupted
+            return ring.encrypt(task_id, data)
+
+    with pytest.raises(Interrupted):
+        await encrypt_store(url, Half(new_key()), watch=0.1)
+    for cipher in (None, ring):
+        with pytest.raises(EncryptionMismatch, match=r"being encrypted|there is no key"):
+            await opened(url, cipher)
+    done = await encrypt_store(url, ring, watch=0.1)
+    assert done.unreadable == 0
+    assert SECRET.encode() not in await kept(url)
+    await check(url, ring)
+
+
+async def test_a_task_under_a_key_that_was_dropped_is_one_bad_task(tmp_path: Path) -> None:
+    url, old, new = f"sqlite:///{tmp_path}/tasks.db", new_key(), new_key()
+    await fill(url, Keyring(old))
+    with closing(sqlite3.connect(tmp_path / "tasks.db")) as connection:
+        ((state,),) = connection.execute("SELECT state FROM tasks WHERE id = 'one'").fetchall()
+    await encrypt_store(url, Keyring([new, old]))
+    with closing(sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)) as connection:
+        connection.execute("UPDATE tasks SET state = ? WHERE id = 'one'", (state,))
+    store = await opened(url, Keyring(new))
+    with pytest.raises(
+        TaskUnreadable, match=f"its row cannot be decrypted: it needs the key {Keyring(old).key_ids[0]}"
+    ):
+        await store.get("one")
+    assert await store.get("two") is not None
+    await store.close()
+    done = await encrypt_store(url, Keyring(new))
+    assert done.unreadable == 1
+
+
+async def test_a_store_that_is_in_use_is_not_turned_into_an_encrypted_one(url: str) -> None:
+    await fill(url)
+    store = await opened(url)
+
+    async def live() -> None:
+        while True:
+            await store.heartbeat("worker", namespace="demo")
+            await asyncio.sleep(0.05)
+
+    living = asyncio.create_task(live())
+    try:
+        await store.heartbeat("worker", namespace="demo")
+        with pytest.raises(StoreUnavailable, match=r"is in use. Stop the servers"):
+            await encrypt_store(url, Keyring(new_key()), watch=0.5)
+    finally:
+        living.cancel()
+        await asyncio.gather(living, return_exceptions=True)
+    await store.close()
+    await check(url, None)
+
+
+async def test_memory_and_what_is_not_there_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nothing to encrypt"):
+        await encrypt_store("memory://", Keyring(new_key()))
+    with pytest.raises(UsageError, match="there is no file"):
+        await encrypt_store(f"sqlite:///{tmp_path}/none.db", Keyring(new_key()))

@@ -1,0 +1,190 @@
+"""Metrics: what a real server tells Prometheus, the contract that it keeps, and patterns that are suspicious."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import yaml
+
+from mcp_tasks import Tasks
+from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.runtime.accesses import Refusal, TaskAccess
+from mcp_tasks.stores.memory import MemoryStore
+from mcp_tasks.telemetry.audit_log import AuditLog
+from mcp_tasks.telemetry.contract import CREATED, METRICS, STORE, STORE_FAILURES, SUSPICIOUS
+from mcp_tasks.telemetry.numbers import MOST_SERIES, Numbers
+from mcp_tasks.telemetry.suspicion import MINUTE, MOST_CALLERS, THRESHOLDS, Suspicion
+from mcp_tasks.telemetry.timed_store import timed
+from tests.helpers.http import serving
+from tests.helpers.rpc import EVERYTHING, PATIENCE, Tasking, accept
+from tests.helpers.server import QUICK, Desk, build
+from tests.short.servers import owner_of
+from tests.trust.watched import guarded, scrape, user
+
+pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).parents[2]
+
+
+async def _until(wire: Any, **wanted: float) -> dict[str, float]:
+    """The page of metrics once these are at least so large: observers are told a moment later."""
+    with anyio.fail_after(PATIENCE):
+        while True:
+            found = await scrape(wire)
+            if all(found.get(name, 0) >= value for name, value in wanted.items()):
+                return found
+            await anyio.sleep(0.02)
+
+
+@pytest.mark.parametrize("short_way", [True, False], ids=["short way", "SDK"])
+async def test_the_page_counts_what_happened(short_way: bool) -> None:
+    desk = Desk()
+    async with guarded(Tasks("memory://", settings=QUICK, short_way=short_way), desk, page=True) as wire:
+        alice, bob = user(wire, "alice"), user(wire, "bob")
+        echo = (await alice.finish("echo", value=1))["taskId"]
+        asking = await alice.create("ask_name")
+        await alice.until(asking, "input_required")
+        await alice.update(asking, **{"elicitation-1": accept(name="Ada")})
+        await alice.until(asking, "completed")
+        waiting = await alice.create("gated")
+        await alice.cancel(await alice.create("gated"))
+        await bob.ask("tasks/get", {"taskId": echo})
+        found = await _until(
+            wire,
+            **{
+                'mcp_tasks_refused_total{method="tasks/get",reason="unknown"}': 1,
+                'mcp_tasks_ended_total{status="cancelled",tool="gated"}': 1,
+            },
+        )
+        assert waiting
+    assert found['mcp_tasks_created_total{tool="gated"}'] == 2
+    assert found['mcp_tasks_ended_total{status="completed",tool="echo"}'] == 1
+    assert found['mcp_tasks_questions_total{tool="ask_name",what="asked"}'] == 1
+    assert found['mcp_tasks_questions_total{tool="ask_name",what="answered"}'] == 1
+    assert found['mcp_tasks_wait_seconds_count{tool="echo"}'] == 1
+    assert found['mcp_tasks_run_seconds_count{end="completed",tool="echo"}'] == 1
+    assert found['mcp_tasks_run_seconds_count{end="cancelled",tool="gated"}'] == 1
+    assert found['mcp_tasks_reads_total{method="tasks/get"}'] >= 3
+    assert found['mcp_tasks_store_seconds_count{verb="create"}'] == 4
+    assert found["mcp_tasks_open"] == 1
+    assert found["mcp_tasks_running"] == 1
+    assert found["mcp_tasks_lease_valid"] == 1
+    assert found['mcp_tasks_queue_ready{queue="default"}'] == 0
+    assert found['mcp_tasks_limit{limit="owner_open_tasks"}'] == 1000
+    answered = found.get('mcp_tasks_short_way_answered_total{method="tasks/get"}', 0)
+    assert (answered > 0) is short_way
+    if short_way:
+        assert found['mcp_tasks_short_way_handed_over_total{reason="refused"}'] == 1
+
+
+async def test_the_page_has_every_metric_of_the_contract_and_no_other() -> None:
+    tasks = Tasks("memory://", settings=QUICK)
+    text = await tasks.metrics.text()
+    told = {tuple(line.split(" ")[2:4]) for line in text.splitlines() if line.startswith("# TYPE")}
+    assert told == {(metric.prometheus, metric.kind) for metric in METRICS}
+    async with serving(build(tasks)) as wire:
+        await Tasking(wire, EVERYTHING).finish("echo", value=1)
+        text = await tasks.metrics.text()
+    for line in (line for line in text.splitlines() if not line.startswith("#")):
+        name, labels = re.match(r"(\w+)(?:\{(.*)\})? ", line).groups()  # pyright: ignore[reportOptionalMemberAccess]
+        [metric] = [each for each in METRICS if re.fullmatch(rf"{each.prometheus}(_bucket|_count|_sum)?", name)]
+        used = set(re.findall(r'(\w+)="', labels or "")) - {"le"}
+        assert used == set(metric.labels), line
+
+
+def test_the_contract_is_what_is_documented() -> None:
+    page = (ROOT / "docs" / "telemetry.md").read_text()
+    rows = re.findall(r"^\| `(mcp_tasks[\w.]+)` \| `(\w+)` \| (\w+) \| `([^`]+)` \| (.*?) \| .* \|$", page, re.M)
+    documented = {row[0]: (row[1], row[2], row[3], tuple(re.findall(r"`(\w+)`", row[4]))) for row in rows}
+    assert documented == {
+        metric.name: (metric.prometheus, metric.kind, metric.unit, metric.labels) for metric in METRICS
+    }
+    for pattern, threshold in THRESHOLDS.items():
+        assert re.search(rf"^\| `{pattern}` \| .*\b{threshold}\b", page, re.M), pattern
+
+
+def test_the_alert_rules_name_metrics_that_exist() -> None:
+    rules = yaml.safe_load((ROOT / "deploy" / "alerts.yml").read_text())
+    known = {metric.prometheus: metric for metric in METRICS}
+    named: set[str] = set()
+    for rule in (rule for group in rules["groups"] for rule in group["rules"]):
+        assert {"alert", "expr", "labels", "annotations"} <= rule.keys()
+        for name, labels in re.findall(r"(mcp_tasks_\w+)(?:\{([^}]*)\})?", rule["expr"]):
+            metric = known[re.sub(r"_(bucket|count|sum)$", "", name)]
+            assert set(re.findall(r'(\w+)\s*[=!]~?"', labels)) <= set(metric.labels), rule["expr"]
+            named.add(metric.prometheus)
+    assert {"mcp_tasks_suspicious_total", "mcp_tasks_runs_lost_total", "mcp_tasks_queue_oldest_age_seconds"} <= named
+
+
+def test_a_metric_does_not_grow_with_what_is_called() -> None:
+    numbers = Numbers()
+    for number in range(MOST_SERIES + 50):
+        numbers.add(CREATED, f"tool-{number}")
+    series = numbers.counts(CREATED)
+    assert len(series) == MOST_SERIES + 1
+    assert series["other",] == 50
+
+
+async def test_a_store_that_is_away_is_counted_and_still_the_same_store() -> None:
+    class Away(MemoryStore):
+        async def heartbeat(self, worker: str, *, namespace: str) -> None:
+            raise StoreUnavailable("away")
+
+    numbers, store = Numbers(), Away()
+    watched = timed(store, numbers)
+    await watched.open("")
+    with pytest.raises(StoreUnavailable):
+        await watched.heartbeat("w", namespace="")
+    assert await watched.get("nobody") is None
+    assert numbers.counts(STORE_FAILURES) == {("heartbeat",): 1}
+    assert numbers.distributions(STORE).keys() == {("open",), ("heartbeat",), ("get",)}
+    assert repr(watched) == repr(store)
+    assert watched.notifier() is store.notifier()
+
+
+@pytest.mark.requirement("older/audit-patterns")
+async def test_many_failed_look_ups_are_told_with_the_principal(caplog: pytest.LogCaptureFixture) -> None:
+    """Also of a server where nobody asked for metrics or an audit."""
+    times = THRESHOLDS["failed_lookups"]
+    with caplog.at_level(logging.WARNING, logger="mcp_tasks.telemetry.suspicion"):
+        async with guarded(Tasks("memory://", settings=QUICK)) as wire:
+            alice, bob = user(wire, "alice"), user(wire, "bob")
+            task_id = await alice.create("gated")
+            for _ in range(times - 1):
+                await alice.ask("tasks/get", {"taskId": "task_nobody"})
+            for _ in range(times + 5):
+                await bob.ask("tasks/get", {"taskId": task_id})
+    told = [record.getMessage() for record in caplog.records if "suspicious" in record.message]
+    # Once for bob, however many there were, and alice is one short.
+    assert len(told) == 1
+    assert repr(owner_of("bob")) in told[0]
+    assert "failed_lookups" in told[0]
+    assert task_id not in told[0]
+
+
+@pytest.mark.requirement("older/audit-patterns")
+def test_excessive_polling_is_counted_for_each_task_and_minute(tmp_path: Path) -> None:
+    now = [0.0]
+    numbers = Numbers()
+    suspicion = Suspicion(numbers, AuditLog(tmp_path / "audit.jsonl"), clock=lambda: now[0])
+    look = TaskAccess("read", "tasks/get", "alice", 0.0, "task_1", "echo")
+    for minute in range(3):
+        now[0] = minute * MINUTE
+        for _ in range(THRESHOLDS["excessive_polling"] + 10):
+            suspicion.consider(look)
+            suspicion.consider(look._replace(task_id=f"task_other{_ % 5}"))
+    assert numbers.counts(SUSPICIOUS) == {("excessive_polling",): 3}
+
+
+def test_who_is_watched_has_a_bound(tmp_path: Path) -> None:
+    numbers = Numbers()
+    suspicion = Suspicion(numbers, AuditLog(tmp_path / "audit.jsonl"), clock=lambda: 0.0)
+    refused = TaskAccess("read", "tasks/get", None, 0.0, refused=Refusal.UNKNOWN, times=THRESHOLDS["failed_lookups"])
+    for number in range(MOST_CALLERS + 100):
+        suspicion.consider(refused._replace(owner=f"user {number}"))
+    assert numbers.counts(SUSPICIOUS) == {("failed_lookups",): MOST_CALLERS}

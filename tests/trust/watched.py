@@ -1,0 +1,57 @@
+"""A server whose tasks are watched, with users, over real HTTP; and what its audit log says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from mcp.server.auth.settings import AuthSettings
+from pydantic import AnyHttpUrl
+
+from mcp_tasks import Tasks
+from mcp_tasks.telemetry.audit_log import digest_of
+from tests.helpers.http import HttpWire, serving
+from tests.helpers.rpc import EVERYTHING, Tasking
+from tests.helpers.server import Desk, build
+from tests.short.servers import Verifier
+
+AUTH = AuthSettings(issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=None)
+
+
+@asynccontextmanager
+async def guarded(tasks: Tasks, desk: Desk | None = None, *, page: bool = False) -> AsyncGenerator[HttpWire]:
+    """A way to a server that lets nobody in without a token: alice, bob and robot have one."""
+    server = build(tasks, desk, auth=AUTH, verifier=Verifier())
+    if page:
+        server.custom_route("/metrics", methods=["GET"])(tasks.metrics.endpoint)
+    async with serving(server) as way:
+        yield way
+
+
+def user(wire: HttpWire, token: str) -> Tasking:
+    """One of them."""
+    return Tasking(wire.as_user(token), EVERYTHING)
+
+
+async def scrape(wire: HttpWire) -> dict[str, float]:
+    """What the server's page of metrics says, by name and labels."""
+    response: httpx2.Response = await wire.client.get(wire.url.removesuffix("/mcp") + "/metrics")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain")
+    lines = [line for line in response.text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def entries(path: Path, task_id: str | None = None) -> list[dict[str, Any]]:
+    """What the audit log has, of one task or of all."""
+    found: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
+    return [each for each in found if task_id is None or each.get("taskDigest") == digest_of(task_id)]
+
+
+def events(path: Path, task_id: str | None = None) -> list[str]:
+    """What happened, in the order in which it is written."""
+    return [each["event"] for each in entries(path, task_id)]
