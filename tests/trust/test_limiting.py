@@ -206,7 +206,7 @@ def test_depth_is_objects_and_arrays_in_one_another(value: Any, deep: int) -> No
 
 
 def test_no_nesting_is_too_deep_to_be_found_out() -> None:
-    value: list[Any] = []
+    value: Any = []
     for _ in range(100_000):
         value = [value]
     assert is_deeper(value, 64)

@@ -61,7 +61,7 @@ def _is_within(value: JsonValue, most: int) -> bool:
     waiting: list[Any] = [value]
     while waiting and room >= 0:
         item = waiting.pop()
-        kind: Any = type(item)
+        kind = cast("Any", type(item))
         if kind is str:
             room -= _PER_CHARACTER * len(item) + 3
         elif kind is dict:
