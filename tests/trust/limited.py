@@ -124,7 +124,7 @@ async def limited(
     limits: Limits | None = None, *, auth: bool = True, store: MemoryStore | None = None, **options: Any
 ) -> AsyncGenerator[Limited]:
     """The server behind a port."""
-    tasks = Tasks(store or MemoryStore(), limits=limits, **{"settings": QUICK, **options})
+    tasks = Tasks(store or MemoryStore(), limits=limits, settings=QUICK, **options)
     gate = asyncio.Event()
     server = build(tasks, gate, auth=auth)
     async with serving(server) as wire:

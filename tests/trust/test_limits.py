@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
 from mcp import Client
 
 from mcp_tasks import Limits, Tasks
-from mcp_tasks.client import TasksClient, start_task
+from mcp_tasks.client import TaskHandle, TasksClient, start_task
 from mcp_tasks.client.requests import get_task
 from mcp_tasks.core.limits import KIB
 from mcp_tasks.stores.base import EVERYBODY
@@ -295,7 +295,7 @@ async def test_a_caller_of_the_older_era_is_held_to_the_same() -> None:
     async with limited(limits) as server, http_session(server.wire.as_user("alice")) as session:
         large = {"name": "gated", "arguments": {"note": "x" * 1_000}, "task": {}}
         check_refused(await session.ask("tools/call", large), "argument_bytes", come_back=False)
-        called = {"name": "gated", "arguments": {}, "task": {}}
+        called: dict[str, Any] = {"name": "gated", "arguments": {}, "task": {}}
         check_refused(await session.ask("tools/call", called), "owner_creates", come_back=True)
         await anyio.sleep(1.1)
         assert "task" in (await session.ask("tools/call", called)).result
@@ -319,6 +319,6 @@ async def test_a_model_without_tasks_reads_in_words_what_it_may_not() -> None:
 async def test_a_single_user_meets_no_limit_with_the_defaults() -> None:
     server = build(Tasks(MemoryStore(), settings=QUICK), asyncio.Event(), auth=False)
     async with Client(server, extensions=[TasksClient()]) as client:
-        started = [await start_task(client, "quick") for _ in range(200)]
+        started = [cast(TaskHandle, await start_task(client, "quick")).id for _ in range(200)]
         for number in range(2_000):
-            assert (await get_task(client.session, started[number % 200].id)).id == started[number % 200].id
+            assert (await get_task(client.session, started[number % 200])).id == started[number % 200]

@@ -18,6 +18,9 @@ from mcp_tasks.errors import InvalidOption
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 
+MOST_OPEN: Final = 100_000
+"""How far open tasks are counted."""
+
 _NEVER_NONE: Final = frozenset({"json_depth", "stream_tasks"})
 
 
@@ -36,7 +39,8 @@ class Limits:
             refused only if that does not help. For each process.
         owner_share: The part of a process's slots that one owner's tasks have while tasks of others wait; all of them
             while nobody waits. For each process.
-        open_tasks: Tasks that have not ended, whoever owns them. For the fleet.
+        open_tasks: Tasks that have not ended, whoever owns them; 100,000 at most, which is how far a store counts. For
+            the fleet.
         creates: New tasks a second of callers without a name, all together. For each process.
         task_polls: Requests of `tasks/get` a second about one task, of callers without a name. For each process.
         argument_bytes: Arguments of one call, as JSON.
@@ -89,6 +93,10 @@ class Limits:
                 _check_rate(field.name, value, most=1 if field.name == "owner_share" else None)
             else:
                 check_number(field.name, value, 1)
+        if self.open_tasks is not None and self.open_tasks > MOST_OPEN:
+            raise InvalidOption(
+                f"open_tasks must be at most {MOST_OPEN:,}, or None for no limit; got {self.open_tasks!r}"
+            )
 
 
 def _check_rate(name: str, value: Any, *, most: float | None) -> None:

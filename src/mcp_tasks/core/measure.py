@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Final, cast
 
 from mcp_tasks.core.json import JsonValue
-from mcp_tasks.core.json_bytes import LARGE, encode_in_pieces, is_large
+from mcp_tasks.core.json_bytes import LARGE, encode_json
 from mcp_tasks.errors import LimitExceeded, ValueNotStorable
 
-_MOST_PER_CHARACTER: Final = 6
+_PER_CHARACTER: Final = 6
 """Bytes that JSON has for a character at most: an escape."""
 
-_CERTAIN: Final = LARGE * _MOST_PER_CHARACTER
-"""What the JSON of a value that is not large has at most, in bytes."""
+_CONTAINERS: Final = (dict, list, tuple)
+
+_PER_VALUE: Final = 26
+"""Bytes of the longest number that is no whole number, with what stands around it."""
 
 
 def is_deeper(value: JsonValue, most: int) -> bool:
     """Whether the value is nested deeper than so many objects and arrays. Level by level: no nesting is too deep for
     this, and what is too deep is found after `most` levels."""
-    level: list[Any] = [value] if isinstance(value, Mapping | list | tuple) else []
+    level: list[Any] = [value] if isinstance(value, _CONTAINERS) else []
     for _ in range(most):
         if not level:
             return False
-        level = [item for container in level for item in _items(container) if isinstance(item, Mapping | list | tuple)]
+        level = [item for container in level for item in _items(container) if isinstance(item, _CONTAINERS)]
     return bool(level)
-
-
-def size_beyond(value: JsonValue, most: int) -> int | None:
-    """How many bytes of JSON the value has, if these are more than `most`; None if they are not.
-
-    The value must not be nested without end: see `is_deeper` first.
-
-    Raises:
-        ValueNotStorable: It is not JSON.
-    """
-    if most >= _CERTAIN and not is_large(value):
-        return None
-    size = len(encode_in_pieces(value))
-    return size if size > most else None
 
 
 def check_json(limit: str, what: str, value: JsonValue, *, most: int | None, depth: int, around: int = 0) -> None:
@@ -47,24 +35,51 @@ def check_json(limit: str, what: str, value: JsonValue, *, most: int | None, dep
     Args:
         limit: Which limit its size is subject to: an attribute of `Limits`.
         what: What it is, as the start of a sentence.
+        most: Bytes of JSON that it may have; None for any number.
+        depth: Levels of objects and arrays that it may have.
         around: Levels that are not the caller's own.
 
     Raises:
         LimitExceeded: It is one or the other.
     """
-    # Depth first: to measure what is nested without end may go wrong.
-    if is_deeper(value, depth + around):
-        raise LimitExceeded("json_depth", f"{what} may be nested {depth} levels deep, and is nested deeper")
-    if most is None:
-        return
     try:
-        size = size_beyond(value, most)
+        data = b"" if _is_within(value, LARGE if most is None else min(most, LARGE)) else encode_json(value)
     except ValueNotStorable:
-        # Not JSON at all, which is for the store to say in its own words.
-        return
-    if size is not None:
-        raise LimitExceeded(limit, f"{what} may have {most:,} bytes of JSON, and has {size:,}")
+        # Nested too deeply even for that, or no JSON at all, which is for the store to say in its own words.
+        data = b""
+    if most is not None and len(data) > most:
+        raise LimitExceeded(limit, f"{what} may have {most:,} bytes of JSON, and has {len(data):,}")
+    # Of what is large, most is text and numbers: where there are fewer brackets than levels, nobody has to look.
+    has_few = data and data.count(b"[") + data.count(b"{") <= depth
+    if not has_few and is_deeper(value, depth + around):
+        raise LimitExceeded("json_depth", f"{what} may be nested {depth} levels deep, and is nested deeper")
+
+
+def _is_within(value: JsonValue, most: int) -> bool:
+    """Whether the JSON of the value certainly has no more bytes than that; False if it would have to be written."""
+    room = most
+    waiting: list[Any] = [value]
+    while waiting and room >= 0:
+        item = waiting.pop()
+        kind = cast("Any", type(item))
+        if kind is str:
+            room -= _PER_CHARACTER * len(item) + 3
+        elif kind is dict:
+            room -= 2 + len(item)
+            waiting += item
+            waiting += item.values()
+        elif kind is list or kind is tuple:
+            room -= 2
+            waiting += item
+        elif kind is int:
+            # A digit is more than three bits.
+            room -= item.bit_length() // 3 + 3
+        elif item is None or kind is bool or kind is float:
+            room -= _PER_VALUE
+        else:
+            return False
+    return room >= 0
 
 
 def _items(container: Any) -> Iterable[Any]:
-    return cast("Mapping[Any, Any]", container).values() if isinstance(container, Mapping) else container
+    return cast("dict[Any, Any]", container).values() if isinstance(container, dict) else container

@@ -14,6 +14,7 @@ from typing import Final
 
 import anyio
 
+from mcp_tasks.core.json import JsonObject, JsonValue
 from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.measure import check_json
 from mcp_tasks.core.record import TaskRequest
@@ -31,6 +32,10 @@ as this process can say no, and everybody else would wait for that."""
 
 MOST_HELD_BACK: Final = 100
 """Requests of one owner that are held back at a time, and as many refusals. Those beyond it are refused at once."""
+
+
+_AS_GOOD_AS_NOTHING: Final = 1e-6
+"""Seconds: what adding and taking away leaves over."""
 
 
 class Pace:
@@ -59,13 +64,13 @@ class Pace:
         if turn < now:
             turn = now
         wait = turn - now - self._ahead
-        if wait > self._patience:
+        if wait > self._patience + _AS_GOOD_AS_NOTHING:
             return wait, False
         self._turns[key] = turn + self._step
         self._turns.move_to_end(key)
         if len(self._turns) > MOST_KNOWN:
             self._turns.popitem(last=False)
-        return (wait if wait > 0 else 0.0), True
+        return (wait if wait > _AS_GOOD_AS_NOTHING else 0.0), True
 
     def give_back(self, key: str) -> None:
         """Let what was taken last not count."""
@@ -176,7 +181,7 @@ class Limiting:
         check_json(
             "argument_bytes",
             f"The arguments of {request.name[:100]!r}, with what else the call brings along,",
-            [request.arguments, request.meta, request.input_responses, request.request_state],
+            [*map(_plain, (request.arguments, request.meta, request.input_responses)), request.request_state],
             most=limits.argument_bytes,
             depth=limits.json_depth,
             around=1,
@@ -184,7 +189,7 @@ class Limiting:
         check_json(
             "client_bytes",
             "What a client says of itself",
-            [request.client_info, request.client_capabilities],
+            [_plain(request.client_info), _plain(request.client_capabilities)],
             most=limits.client_bytes,
             depth=limits.json_depth,
             around=1,
@@ -231,6 +236,11 @@ class Limiting:
                     del self._streams[owner]
 
         return close
+
+
+def _plain(value: JsonObject | None) -> JsonValue:
+    # Of what is not there, a request has a mapping that is no dictionary.
+    return None if value is None else dict(value)
 
 
 def _pace(rate: float | None, clock: Callable[[], float], patience: float = 0.0) -> Pace | None:

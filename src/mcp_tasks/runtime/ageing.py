@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from mcp_tasks.core.actor import Actor
+from mcp_tasks.core.events import RunStarted
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import FINAL_STATUSES, TaskStatus
 from mcp_tasks.errors import StoreUnavailable, TasksError, TooOld, TransitionRefused, UnknownTask
@@ -18,50 +19,57 @@ if TYPE_CHECKING:
 EVERY: Final = 60.0
 """Seconds between two looks: what may take days need not end to the second."""
 
-BATCH: Final = 100
-"""Tasks that are looked at in one sweep, of each status."""
+BATCH: Final = 500
+"""Tasks that are looked at, of each status."""
 
 _OPEN: Final = sorted(set(TaskStatus) - FINAL_STATUSES)
 
 
 class Ageing:
-    """Ends the oldest tasks, for one runtime. The oldest are listed first, so what is young is not looked at."""
+    """Ends the oldest tasks, for one runtime. The oldest are listed first, so what is young is not looked at.
+
+    A task ends that was found too old by two looks in a row: clocks are set, and set back.
+    """
+
+    is_behind: bool = False
+    """What one look leaves is for the next."""
 
     def __init__(self, runtime: TaskRuntime) -> None:
         self._runtime = runtime
         self._actor = Actor("sweep", runtime.worker)
         self._next_at = 0.0
-        self.is_behind: bool = False
-        """Whether there is more to end than one sweep does."""
+        self._old: set[str] = set()
 
     async def sweep(self) -> None:
         """Look for old ones, now and then."""
         now = self._runtime.monotonic()
         if self._runtime.limits.task_age is not None and now >= self._next_at:
             self._next_at = now + EVERY
-            await self.catch_up()
+            await self.look()
 
     async def catch_up(self) -> None:
-        """End the next ones."""
-        limit = self._runtime.limits.task_age
-        self.is_behind = False
-        if limit is not None:
-            for status in _OPEN:
-                await self._end_old(status, limit)
+        """There is nothing to catch up with."""
 
-    async def _end_old(self, status: TaskStatus, limit: timedelta) -> None:
-        runtime = self._runtime
-        page = await runtime.list(EVERYBODY, status=status, limit=BATCH)
-        old = [record for record in page.records if _is_old(record, runtime.now(), limit)]
-        for record in old:
-            await self._end(record, limit)
-        self.is_behind = self.is_behind or (len(old) == len(page.records) and page.cursor is not None)
+    async def look(self) -> None:
+        """End those that were too old the last time, too."""
+        limit = self._runtime.limits.task_age
+        if limit is None:
+            return
+        pages = [await self._runtime.list(EVERYBODY, status=status, limit=BATCH) for status in _OPEN]
+        now = self._runtime.now()
+        old = {record.id: record for page in pages for record in page.records if _is_old(record, now, limit)}
+        before, self._old = self._old, set(old)
+        for task_id in before & old.keys():
+            await self._end(old[task_id], limit)
 
     async def _end(self, record: TaskRecord, limit: timedelta) -> None:
         verdict = TooOld(record.name, limit)
-        event, outcome = failed(record.attempt, self._runtime.describe(verdict), verdict.reason)
+        # Only a run can fail: of a task that nobody has, it is one that begins and ends here.
+        begun = [] if record.worker is not None else [RunStarted(worker=self._runtime.worker)]
+        attempt = record.attempt + len(begun)
+        event, outcome = failed(attempt, self._runtime.describe(verdict), verdict.reason)
         try:
-            await self._runtime.changes.change(record, event, actor=self._actor, outcome=outcome)
+            await self._runtime.changes.change(record, *begun, event, actor=self._actor, outcome=outcome)
         except (UnknownTask, TransitionRefused):
             # It has ended, or another run has begun: the next look finds it.
             return

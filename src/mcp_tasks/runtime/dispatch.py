@@ -41,6 +41,10 @@ LOOK_AGAIN = 0.25
 TRY_AGAIN = timedelta(seconds=1)
 """When a woken task is tried again of which too many were at work."""
 
+LONGEST_DELAY = timedelta(days=1)
+"""How long an engine is had to wait with a task. Every question has a time at which its task gives up, days ahead, and
+is answered before that as a rule: what carries ids would fill up with some that nobody needs. Sweeps find the rest."""
+
 TOOLS = "tools/call"
 
 
@@ -139,8 +143,11 @@ class Dispatch:
 
     async def after(self, record: TaskRecord) -> None:
         """Have a parked task run when its time comes, if the engine can wait for it; sweeps find it in any case."""
-        if self._runtime.engine.abilities.delay and record.wake_at is not None and record.worker is None:
-            await self._submit(record, "again", delay=max(record.wake_at - self._runtime.now(), timedelta(0)))
+        if not self._runtime.engine.abilities.delay or record.wake_at is None or record.worker is not None:
+            return
+        delay = max(record.wake_at - self._runtime.now(), timedelta(0))
+        if delay <= LONGEST_DELAY:
+            await self._submit(record, "again", delay=delay)
 
     async def refused(self, record: TaskRecord) -> None:
         """A claim found as many at work as may be: the task waits in the store until one of them has ended."""

@@ -60,7 +60,8 @@ class Janitor:
         self.recovery: Recovery = Recovery(runtime, self.troubles)
         self.queue: QueueSweep = QueueSweep(runtime)
         self.expiry: Expiry = Expiry(runtime)
-        self._parts: tuple[Part, ...] = (self.recovery, runtime.dispatch, self.queue, self.expiry, Ageing(runtime))
+        self.ageing: Ageing = Ageing(runtime)
+        self._parts: tuple[Part, ...] = (self.recovery, runtime.dispatch, self.queue, self.expiry, self.ageing)
 
     async def recover_lost(self) -> None:
         """Take tasks from processes that are dead."""
