@@ -230,14 +230,15 @@ class KeyTooShort(KeyRefused):
 
 
 class CallNotKept(KeyRefused):
-    """A call that may have been made before is of a tool whose calls leave nothing by which to tell."""
+    """A call that may have been made before is of a tool whose calls leave nothing to tell by: plain calls, and those
+    that joined another."""
 
     reason = "call_not_kept"
 
     def __init__(self) -> None:
         super().__init__(
-            "The call may have been made before, and calls of this tool are plain calls here, of which nothing is "
-            "kept: its idempotency key cannot tell. It is not made again"
+            "The call may have been made before, and its idempotency key cannot tell: nothing is kept of calls of this "
+            "tool under their keys. It is not made again"
         )
 
 

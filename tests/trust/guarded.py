@@ -21,7 +21,7 @@ from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context
 from pydantic import AnyHttpUrl, BaseModel
 
-from mcp_tasks import Fallback, Tasks
+from mcp_tasks import Fallback, Limits, Tasks
 from mcp_tasks.server import Caller
 from tests.helpers.http import HttpWire, serving
 from tests.helpers.process import serve_stdio
@@ -125,8 +125,13 @@ async def planted(tasks: Tasks, owner: str | None) -> dict[str, str]:
 
 def new_tasks(**options: Any) -> Tasks:
     """Tasks as the tests here want them."""
-    fallback = Fallback(model_may_answer=True)
-    return Tasks("memory://", settings=QUICK, companions="always", fallback=fallback, **options)
+    usual: dict[str, Any] = {
+        "companions": "always",
+        "fallback": Fallback(model_may_answer=True),
+        # Everything is asked at once here.
+        "limits": Limits(owner_requests=None, owner_creates=None, owner_streams=None),
+    }
+    return Tasks("memory://", settings=QUICK, **(usual | options))
 
 
 @asynccontextmanager

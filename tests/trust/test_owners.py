@@ -35,6 +35,14 @@ async def everything(tasks: Tasks) -> list[Any]:
     return [task async for task in tasks.list_all(everybody=True)]
 
 
+def empty(_: Caller) -> str:
+    return ""
+
+
+def nobody(_: Caller) -> None:
+    return None
+
+
 # Requests
 
 
@@ -52,7 +60,7 @@ async def test_a_request_without_an_owner_makes_no_task(short_way: bool, capabil
 
 
 async def test_an_empty_name_is_none_where_one_is_required() -> None:
-    async with guarded(auth=False, principal=lambda _: "", require_owner=True) as (wire, tasks):
+    async with guarded(auth=False, principal=empty, require_owner=True) as (wire, tasks):
         reply = await wire.send(request("tools/call", {"name": "echo", "arguments": {}}, capabilities=EVERYTHING))
         assert reply.code == INVALID_REQUEST
         with pytest.raises(OwnerRequired):
@@ -60,10 +68,10 @@ async def test_an_empty_name_is_none_where_one_is_required() -> None:
 
 
 async def test_a_server_that_requires_authentication_requires_an_owner_unless_it_says_otherwise() -> None:
-    async with guarded(principal=lambda _: None) as (wire, _):
+    async with guarded(principal=nobody) as (wire, _):
         reply = await wire.as_user("ada").send(request("tasks/get", {"taskId": UNKNOWN}, capabilities=EVERYTHING))
         assert reply.code == INVALID_REQUEST
-    async with guarded(principal=lambda _: None, require_owner=False) as (wire, tasks):
+    async with guarded(principal=nobody, require_owner=False) as (wire, tasks):
         task_id = await user(wire, "ada").create("echo")
         assert await owner_of(tasks, task_id) is None
 
@@ -156,8 +164,10 @@ async def test_a_child_has_the_owner_of_its_parent() -> None:
 
 
 async def test_one_person_who_uses_two_hosts() -> None:
-    rule = lambda caller: caller.identity and caller.identity.person  # noqa: E731 - as it stands in the docs
-    async with guarded(principal=rule) as (wire, tasks):
+    def person(caller: Caller) -> str | None:
+        return caller.identity and caller.identity.person
+
+    async with guarded(principal=person) as (wire, tasks):
         task_id = await user(wire, "ada@desktop").create("echo")
         assert (await user(wire, "ada@phone").get(task_id))["taskId"] == task_id
         assert (await user(wire, "bob@desktop").ask("tasks/get", {"taskId": task_id})).code == INVALID_PARAMS

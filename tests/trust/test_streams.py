@@ -11,8 +11,10 @@ import anyio
 import pytest
 
 from mcp_tasks import Limits
+from mcp_tasks.errors import TaskWasCancelled
 from mcp_tasks.protocol import Caller, Identity
 from mcp_tasks.protocol.stream_ends import SPREAD, StreamEnds, expiry
+from tests.client.connecting import begin, connect
 from tests.helpers.http import HttpWire
 from tests.helpers.older import http_session
 from tests.helpers.rpc import EVERYTHING, INTERNAL_ERROR, MODERN, PATIENCE, Tasking, request
@@ -144,3 +146,19 @@ async def test_streams_end_in_their_order_and_those_that_left_do_not() -> None:
         await both.wait()
     ends.leave(1_000_000 + 3_600, never)
     assert ended == ["first", "last"]
+
+
+# Our client
+
+
+async def test_our_client_comes_back_when_its_stream_ends_and_misses_nothing() -> None:
+    limits = Limits(stream_life=timedelta(seconds=1))
+    async with guarded(auth=False, limits=limits) as (wire, tasks), connect(wire.url) as client:
+        handle = await begin(client, "hold")
+        waiting = asyncio.create_task(handle.result())
+        with anyio.fail_after(PATIENCE):
+            while tasks.short_way.answered["subscriptions/listen"] < 2:  # noqa: ASYNC110 - nobody tells of it
+                await asyncio.sleep(0.05)
+            await tasks.handle(handle.id).cancel("enough")
+            with pytest.raises(TaskWasCancelled, match="enough"):
+                await waiting

@@ -33,11 +33,9 @@ from mcp_tasks.errors import (
     UnknownTask,
 )
 from mcp_tasks.quiet import quietly
+from mcp_tasks.wire.models import LIMIT_EXCEEDED
 
 logger: Final = logging.getLogger(__name__)
-
-LIMIT_EXCEEDED: Final = -32010
-"""The caller takes more than it may: of the range that JSON-RPC leaves to servers, and in use by no version of MCP."""
 
 _STORE_UNAVAILABLE = "The task store cannot take the request now; try again later"
 _TASK_UNREADABLE = "This task cannot be read; the server's log says why"
