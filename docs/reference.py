@@ -29,6 +29,7 @@ MODULES = (
     "mcp_tasks.engines",
     "mcp_tasks.engines.procrastinate",
     "mcp_tasks.engines.docket",
+    "mcp_tasks.encryption",
     "mcp_tasks.errors",
 )
 AUDIENCES = {
@@ -41,6 +42,7 @@ AUDIENCES = {
         "mcp_tasks.stores.redis",
         "mcp_tasks.engines.procrastinate",
         "mcp_tasks.engines.docket",
+        "mcp_tasks.encryption",
     ),
     "Those who write stores and engines": ("mcp_tasks.stores", "mcp_tasks.engines"),
     "Everybody: what may be raised": ("mcp_tasks.errors",),

@@ -18,6 +18,7 @@ import os
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from secrets import token_bytes
 from typing import Final, Protocol
@@ -27,6 +28,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from mcp_tasks.errors import CannotDecrypt, InvalidOption
 from mcp_tasks.files import read_secret
+
+__all__ = ["Cipher", "Keyring", "keyring_from_environment", "new_key"]
 
 KEYS_VARIABLE: Final = "MCP_TASKS_KEYS"
 """What names the keys of a store in the environment; with `_FILE` behind it, a file that has them."""
@@ -44,6 +47,8 @@ _FORMAT: Final = b"\x01"
 _HEADER: Final = len(_FORMAT) + _ID
 _PURPOSE: Final = b"mcp-tasks/task-key/1\0"
 _FIRST_BLOCK: Final = b"\x01"
+_TASKS_AT_HAND: Final = 4_096
+"""Tasks whose keys are kept in memory: some hundred bytes each."""
 
 
 class Cipher(Protocol):
@@ -93,6 +98,8 @@ class Keyring:
             key = _key(text, number)
             self._keys.setdefault(hashlib.sha256(b"mcp-tasks/key-id/1\0" + key).digest()[:_ID], key)
         self._first = next(iter(self._keys))
+        # A task that is polled is decrypted again and again; to derive its key takes longer than to use it.
+        self._aead = lru_cache(maxsize=_TASKS_AT_HAND)(self._derived)
 
     @staticmethod
     def from_environment(variable: str = KEYS_VARIABLE) -> Keyring:
@@ -160,7 +167,7 @@ class Keyring:
         """Whether bytes that `encrypt` gave need the first key: if all do, the others can be dropped."""
         return data[:_HEADER] == _FORMAT + self._first
 
-    def _aead(self, key_id: bytes, bound_to: bytes) -> AESGCM:
+    def _derived(self, key_id: bytes, bound_to: bytes) -> AESGCM:
         return AESGCM(hmac.digest(self._keys[key_id], _PURPOSE + bound_to + _FIRST_BLOCK, "sha256"))
 
 

@@ -295,7 +295,7 @@ async def test_a_part_of_another_task_is_refused(
 
 async def test_an_answer_of_another_task_is_refused(encrypted: RedisStore, redis: Any, prefix: str) -> None:
     await redis.lset(f"{{{prefix}}}:j:bad", 2, await redis.lindex(f"{{{prefix}}}:j:after", 2) or b"")
-    with pytest.raises(TaskUnreadable, match="task bad cannot be read: its journal entry 'done' cannot be decrypted"):
+    with pytest.raises(TaskUnreadable, match="task bad cannot be read: its journal entry number 1 cannot be decrypted"):
         await encrypted.journal("bad")
 
 

@@ -15,7 +15,7 @@ from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, ErrorDa
 
 from mcp_tasks.client import Ledger, TaskHandle, TasksClient, call_tool, pending_tasks, resume_task, start_task
 from mcp_tasks.core import TaskStatus
-from mcp_tasks.errors import QuestionUnanswered, StoreError, TasksError, UsageError, WaitAbandoned
+from mcp_tasks.errors import QuestionUnanswered, StoreError, TasksError, UsageError, WaitAbandoned, short_id
 from tests.client.connecting import SHORT, Person, accepted, begin, connect, text
 from tests.client.peer import OUT_OF_ORDER, TASK_ID, Peer, Refusal, asking, completed, task
 from tests.helpers.rpc import INVALID_PARAMS, PATIENCE
@@ -136,7 +136,8 @@ async def test_a_caller_that_is_cancelled_leaves_word_of_the_task(
         handle = await begin(client, "gated")
         with caplog.at_level(logging.WARNING), anyio.move_on_after(0.1):
             await handle.result()
-        assert handle.id in caplog.text
+        assert short_id(handle.id) in caplog.text
+        assert handle.id not in caplog.text
         assert (await handle.status()).status is TaskStatus.WORKING
         desk.gate.set()
 

@@ -335,7 +335,7 @@ async def test_a_look_up_that_raises_is_tried_with_each_sweep_and_then_the_task_
         assert (await until_final(runtime, good)).status is TaskStatus.COMPLETED
         await runtime.janitor.sweep()
         assert error_type(await until_final(runtime, bad)) == "Interrupted"
-        assert lines_about(caplog, "the tool cannot be looked up") == 1
+        assert lines_about(caplog, "is left as it is, and the others go on: RuntimeError") == 1
 
 
 async def test_a_look_up_that_works_again_in_time_saves_the_task() -> None:
@@ -373,7 +373,7 @@ async def test_a_task_whose_tool_could_not_be_looked_up_when_it_was_made_is_run_
         runtime.policy = policy
         await runtime.janitor.sweep()
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
-    assert lines_about(caplog, "not now") == 1
+    assert lines_about(caplog, "is left as it is, and the others go on: RuntimeError") == 1
 
 
 async def test_a_task_whose_tool_can_never_be_looked_up_ends_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -393,7 +393,7 @@ async def test_a_task_whose_tool_can_never_be_looked_up_ends_and_says_so(caplog:
             monotonic.advance(LONGEST_PAUSE)
         ended = await until_final(runtime, task)
         assert (ended.status, error_type(ended)) == (TaskStatus.FAILED, "CannotStart")
-    assert lines_about(caplog, "not now") == 1
+    assert lines_about(caplog, "is left as it is, and the others go on: RuntimeError") == 1
 
 
 class DamagedStore(MemoryStore):
