@@ -226,6 +226,8 @@ def verbs(store: Store, ids: Iterator[str]) -> Mapping[str, Callable[[], Awaitab
         "hand_out": lambda: store.hand_out("bench", SHARE, mark=False, limit=PAGE),
         "backlog": lambda: store.backlog("bench", now),
         "workers": lambda: store.workers("bench"),
+        "usage, of an owner": lambda: store.usage("bench", OWNER),
+        "usage, of everybody": lambda: store.usage("bench", EVERYBODY),
         **{
             f"list, {name}": partial(store.list, "bench", whose, now=now, status=status, limit=PAGE)
             for name, (whose, status) in LISTINGS.items()

@@ -8,6 +8,7 @@ and its dependencies installed:
     PYTHONPATH=FOLDER/src:. python -m tests.backends.old_files 3     # commit bba4828
     PYTHONPATH=FOLDER/src:. python -m tests.backends.old_files 4     # commit ca78dfb
     PYTHONPATH=FOLDER/src:. python -m tests.backends.old_files 5     # commit eb8c067
+    PYTHONPATH=FOLDER/src:. python -m tests.backends.old_files 7     # commit 3f0e52d
 """
 
 from __future__ import annotations
@@ -228,6 +229,23 @@ def schema_5() -> OldFile:
     )
 
 
+def schema_7() -> OldFile:
+    """The last one that did not count what is kept of whom."""
+    fifth = schema_5()
+    large = TaskRequest(name="render", arguments={"text": "x" * 10_000})
+    there = {"namespace": "demo", "owner": "carol", "version": 1}
+    return OldFile(
+        7,
+        [
+            *fifth.tasks,
+            task(id="very large", **{**there, "request": large}),
+            task(id="very small", key="a key of now", **there),
+        ],
+        fifth.journals,
+        notes=fifth.notes,
+    )
+
+
 async def write(file: OldFile) -> None:
     """Write the file with whatever release is on the path; only the one that it is of is of use."""
     file.path.unlink(missing_ok=True)
@@ -275,4 +293,5 @@ async def write_whole(store: Any, file: OldFile) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(write, {"1": lambda: SCHEMA_1, "2": schema_2, "3": schema_3, "4": schema_4, "5": schema_5}[sys.argv[1]]())
+    files = {"1": lambda: SCHEMA_1, "2": schema_2, "3": schema_3, "4": schema_4, "5": schema_5, "7": schema_7}
+    anyio.run(write, files[sys.argv[1]]())

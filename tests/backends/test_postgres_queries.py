@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -13,8 +14,9 @@ import pytest
 
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.stores.base import EVERYBODY, UNOWNED, ChildrenOf, InSession, OwnedBy, Whose
-from mcp_tasks.stores.postgres import PostgresStore, database, handing, queries, writes
+from mcp_tasks.stores.postgres import PostgresStore, creating, database, handing, queries, writes
 from mcp_tasks.stores.shares import Share
+from mcp_tasks.testing import make_record
 from mcp_tasks.testing.clock import NOON
 from tests.helpers.databases import postgres
 from tests.helpers.postgres_store import new_store_url
@@ -67,7 +69,14 @@ STATEMENTS: dict[str, tuple[database.Query, set[str]]] = {
     "not handed out": (queries.queued("demo", handed_out=False, cursor=None, limit=10), {"queued"}),
     "due": (queries.due("demo", NOON, cursor="5.x", limit=10), {"due"}),
     "claimed": (queries.claimed("w", cursor="5.x", limit=10), {"claimed"}),
-    "forget expired": (writes.forget_expired(NOON, limit=10, states=False), {"expires", "id"}),
+    "forget expired": (
+        writes.forget_expired(NOON, limit=10, states=False),
+        {"expires", "id", "spent_until", "spent_keys_pkey"},
+    ),
+    "delete": ((writes.DELETE, {"id": "x", "expected": 1, "now": 1}), {"id"}),
+    "usage of an owner": (queries.usage("demo", OwnedBy("alice")), {"owner", "kept"}),
+    "usage of nobody": (queries.usage("demo", UNOWNED), {"owner", "kept"}),
+    "usage of everybody": (queries.usage("demo", EVERYBODY), {"status"}),
     "hand out": ((handing.LOOK, LOOK), {"waiting", "in_hand_of_owner", "in_hand_of_tool"}),
     "everybody": (listing(EVERYBODY), {"status"}),
     "everybody in a status": (listing(EVERYBODY, TaskStatus.WORKING), {"status"}),
@@ -94,6 +103,9 @@ def connection(request: pytest.FixtureRequest, url: str) -> Iterator[psycopg.Con
         connection.execute(FILL.format(kind="now", first=1, last=10_000, **KINDS["done"]).encode())
         for kind, columns in KINDS.items():
             connection.execute(FILL.format(kind=kind, first=3_001, last=3_050, **columns).encode())
+        connection.execute(b"TRUNCATE mcp_tasks_spent_keys")
+        spent = b"INSERT INTO mcp_tasks_spent_keys SELECT n, 'demo', 'alice', n FROM generate_series(1, 3000) n"
+        connection.execute(spent)
         connection.execute(database.CONFIGURE)
         yield connection
 
@@ -134,6 +146,24 @@ def test_a_statement_uses_its_index(connection: psycopg.Connection[tuple[Any, ..
     assert set(re.findall(r" using mcp_tasks_(\w+)", plan)) <= indexes, plan
     # The few rows of who is alive may be read all.
     assert set(re.findall(r"Seq Scan on (mcp_tasks_\w+)", plan)) <= {"mcp_tasks_heartbeats"}, plan
+
+
+def test_a_task_under_a_key_is_made_by_seeks(connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+    new = creating.Create(
+        make_record(namespace="demo"),
+        state=b"",
+        request=b"",
+        key="key",
+        key_until_end=False,
+        key_outlives=timedelta(days=1),
+        handing=None,
+        job=None,
+        outcome=None,
+    )
+    sql, values = new.query
+    plan = "\n".join(line for (line,) in connection.execute(b"EXPLAIN " + sql, values).fetchall())
+    assert set(re.findall(r" using mcp_tasks_(\w+)", plan)) == {"key", "spent_keys_pkey"}, plan
+    assert "Seq Scan" not in plan
 
 
 def test_what_is_handed_out_is_counted_by_all_that_it_is_counted_by(

@@ -18,10 +18,10 @@ from redis.crc import key_slot
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskStatus
 from mcp_tasks.errors import InvalidOption, UsageError
 from mcp_tasks.stores import Store
-from mcp_tasks.stores.base import EVERYBODY, Forgotten, Hint, InSession
+from mcp_tasks.stores.base import EVERYBODY, Forgotten, Hint, InSession, OwnedBy
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.redis import RedisStore
-from mcp_tasks.stores.redis.writes import LOOKS
+from mcp_tasks.stores.redis.writes import KEYS_AT_ONCE, LOOKS
 from mcp_tasks.stores.shares import Handing, Share, WorkLimits
 from mcp_tasks.stores.url import store_from_url
 from mcp_tasks.testing import make_record, make_request
@@ -252,6 +252,88 @@ async def test_what_the_server_removed_leaves_the_indexes_with_the_next_sweep(
     await store.delete("again", expected=1)
     left = {key.split(":", 1)[1] for key in await keys_of(redis, prefix)}
     assert left == {"meta"}
+
+
+@pytest.mark.anyio
+async def test_what_the_server_removed_is_counted_until_the_next_sweep(
+    store: RedisStore, redis: Any, prefix: str
+) -> None:
+    record = make_record(retention=timedelta(0))
+    await store.create(record, REQUEST)
+    await store.save(ended(record), expected=1, entries=[STEP], outcome=OUTCOME)
+    kept = (await store.usage("", OwnedBy("alice"))).stored_bytes
+    await redis.delete(row(prefix, record.id), f"{{{prefix}}}:j:{record.id}")
+    assert (await store.usage("", OwnedBy("alice"))).stored_bytes == kept > 0
+    await store.forget_expired(NOON, limit=1)
+    assert (await store.usage("", OwnedBy("alice"))).stored_bytes == 0
+
+
+@pytest.mark.anyio
+async def test_what_a_release_does_that_does_not_count_is_counted_again(
+    store: RedisStore, redis: Any, prefix: str
+) -> None:
+    records = [make_record() for _ in range(3)]
+    for record in records:
+        await store.create(record, REQUEST)
+    one = (await store.usage("", OwnedBy("alice"))).stored_bytes // 3
+    index = f"{{{prefix}}}:sized::=alice"
+    # It takes a task that it forgets, or saves, out of all indexes that it is in and that it does not know.
+    assert await redis.zrem(index, f"{one}:{records[0].id}") == 1
+    assert await redis.delete(row(prefix, records[0].id)) == 1
+    assert (await store.usage("", OwnedBy("alice"))).stored_bytes == 2 * one
+    # As at every look from then on, and whatever is written by those that count.
+    await store.save(replace(records[1], version=2), expected=1, entries=[STEP])
+    grown = (await store.usage("", OwnedBy("alice"))).stored_bytes
+    assert grown > 2 * one
+    await store.delete(records[2].id, expected=1)
+    assert (await store.usage("", OwnedBy("alice"))).stored_bytes == grown - one
+    await store.delete(records[1].id, expected=2)
+    assert (await store.usage("", OwnedBy("alice"))).stored_bytes == 0
+    assert not {key for key in await keys_of(redis, prefix) if key.endswith((":stored", ":counted", "sized::=alice"))}
+
+
+WITHOUT_SIZE = """
+local packed = cmsgpack.unpack(redis.call('HGET', KEYS[1], 'ix'))
+packed[1][#packed[1]], packed[1][#packed[1] - 1] = nil, nil
+redis.call('HSET', KEYS[1], 'ix', cmsgpack.pack(packed))
+return redis.call('HDEL', KEYS[1], 'z')
+"""
+
+
+@pytest.mark.anyio
+async def test_a_row_of_a_release_that_did_not_count_is_counted_when_it_is_saved(
+    store: RedisStore, redis: Any, prefix: str
+) -> None:
+    record = make_record(owner="bob")
+    await store.create(record, REQUEST)
+    counted = await store.usage("", OwnedBy("bob"))
+    # As that one leaves it: without a size, and without a place among those that have one.
+    await redis.eval(WITHOUT_SIZE, 1, row(prefix, record.id))
+    await redis.delete(f"{{{prefix}}}:sized::=bob")
+    assert (await store.usage("", OwnedBy("bob"))).stored_bytes == 0
+    await store.save(replace(record, version=2), expected=1)
+    assert await store.usage("", OwnedBy("bob")) == counted
+
+
+@pytest.mark.anyio
+async def test_a_key_that_outlives_its_task_is_spent_for_as_long_as_nobody_sweeps(
+    store: RedisStore, redis: Any, prefix: str
+) -> None:
+    record = make_record(retention=timedelta(hours=1))
+    await store.create(record, REQUEST, key="key", key_outlives=7 * DAY)
+    await store.save(ended(record), expected=1)
+    for key in (row(prefix, record.id), f"{{{prefix}}}:key::key:=alice"):
+        assert 0 <= (timedelta(hours=1) + 8 * DAY) / timedelta(milliseconds=1) - await redis.pttl(key) < 60_000
+
+
+@pytest.mark.anyio
+async def test_keys_that_are_over_are_forgotten_some_at_a_time(store: RedisStore, redis: Any, prefix: str) -> None:
+    await redis.zadd(f"{{{prefix}}}:spent", {f"{number}": number for number in range(2 * KEYS_AT_ONCE + 5)})
+    left: list[int] = []
+    for _ in range(3):
+        assert list(await store.forget_expired(NOON, limit=1)) == []
+        left.append(await redis.zcard(f"{{{prefix}}}:spent"))
+    assert left == [KEYS_AT_ONCE + 5, 5, 0]
 
 
 @pytest.mark.anyio

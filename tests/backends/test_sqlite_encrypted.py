@@ -123,7 +123,9 @@ async def test_an_outcome_of_another_task_is_refused(store: SqliteStore, column:
 async def test_an_answer_of_another_task_is_refused(store: SqliteStore) -> None:
     answer = f"(SELECT value FROM journal WHERE kind = 'answer' AND task = {OTHER})"
     execute(store, f"UPDATE journal SET value = {answer} WHERE kind = 'answer' AND task = {MINE}")
-    with pytest.raises(TaskUnreadable, match="task mine cannot be read: its journal entry number 1 cannot be decrypted"):
+    with pytest.raises(
+        TaskUnreadable, match="task mine cannot be read: its journal entry number 1 cannot be decrypted"
+    ):
         await store.journal("mine")
     assert [entry.value for entry in await store.journal("other")] == [entry.value for entry in ENTRIES]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+from collections import Counter
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import replace
@@ -17,21 +18,22 @@ import pytest
 
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.json_bytes import encode_json
-from mcp_tasks.errors import LimitReached, StoreUnavailable, TaskUnreadable
-from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession
+from mcp_tasks.errors import KeySpent, LimitReached, StoreUnavailable, TaskUnreadable
+from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, owned_by
 from mcp_tasks.stores.shares import Backlog, Share, WorkLimits
 from mcp_tasks.stores.sqlite import SqliteStore
+from mcp_tasks.stores.sqlite.connection import from_text
 from mcp_tasks.stores.sqlite.schema import migrations, prepare
 from mcp_tasks.testing import make_record
 from mcp_tasks.testing.clock import NOON
-from tests.backends.old_files import SCHEMA_1, Fields, OldFile, schema_2, schema_3, schema_4, schema_5
+from tests.backends.old_files import HOUR, SCHEMA_1, Fields, OldFile, schema_2, schema_3, schema_4, schema_5, schema_7
 
 pytestmark = pytest.mark.anyio
 
 TOMORROW = NOON + timedelta(days=1)
-SCHEMA_2, SCHEMA_3, SCHEMA_4, SCHEMA_5 = schema_2(), schema_3(), schema_4(), schema_5()
+SCHEMA_2, SCHEMA_3, SCHEMA_4, SCHEMA_5, SCHEMA_7 = schema_2(), schema_3(), schema_4(), schema_5(), schema_7()
 FILES = pytest.mark.parametrize(
-    "file", [SCHEMA_1, SCHEMA_2, SCHEMA_3, SCHEMA_4, SCHEMA_5], ids=lambda file: f"schema {file.schema}"
+    "file", [SCHEMA_1, SCHEMA_2, SCHEMA_3, SCHEMA_4, SCHEMA_5, SCHEMA_7], ids=lambda file: f"schema {file.schema}"
 )
 RENAMED = {"holder": "worker", "ttl": "retention"}
 
@@ -237,6 +239,41 @@ async def test_tasks_of_the_fifth_schema_are_handed_out_and_counted(fifth: Path)
         assert {ready.id for ready in chosen} == set(queued)
         assert {ready.name for ready in chosen} == {"render"}
         assert {name: await store.note("demo", name) for name in SCHEMA_5.notes} == SCHEMA_5.notes
+
+
+@FILES
+async def test_what_older_releases_kept_of_each_owner_is_counted(file: OldFile, tmp_path: Path) -> None:
+    path = Path(shutil.copy(file.path, tmp_path / "tasks.db"))
+    parts = (("requests", "request"), ("outcomes", "body"), ("outcomes", "meta"), ("journal", "value"))
+    async with opened(path) as store:
+        kept: Counter[tuple[str, str | bytes | None]] = Counter()
+        for table, column in parts:
+            sql = f"SELECT t.namespace, t.owner, {column} FROM {table} JOIN tasks t ON t.key = task"
+            for namespace, owner, data in execute(path, sql):
+                kept[namespace, owner] += len(data or b"")
+        assert kept["demo", "alice"] > 0
+        for (namespace, owner), size in kept.items():
+            whose = owned_by(None if owner is None else from_text(owner))
+            assert (await store.usage(namespace, whose)).stored_bytes == size
+        # What was counted goes with what it was counted of.
+        for task_id, version in execute(path, "SELECT id, version FROM tasks"):
+            await store.delete(from_text(task_id), expected=version)
+    assert execute(path, "SELECT count(*) FROM stored") == [(0,)]
+
+
+async def test_a_file_of_the_seventh_schema_counts_open_tasks_and_its_keys_do_not_outlive_their_tasks(
+    tmp_path: Path,
+) -> None:
+    async with opened(Path(shutil.copy(SCHEMA_7.path, tmp_path / "tasks.db"))) as store:
+        usage = await store.usage("demo", owned_by("carol"))
+        assert (usage.open_tasks, usage.stored_bytes > 10_000) == (2, True)
+        await store.delete("very small", expected=1, now=NOON)
+        again = make_record(namespace="demo", owner="carol")
+        request = TaskRequest(name="render", arguments={})
+        assert await store.create(again, request, key="a key of now", key_outlives=HOUR) == again
+        await store.delete(again.id, expected=1, now=NOON)
+        with pytest.raises(KeySpent):
+            await store.create(make_record(namespace="demo", owner="carol"), request, key="a key of now")
 
 
 async def test_tasks_that_the_upgrade_cannot_read_are_counted_once_they_are_saved(fifth: Path) -> None:

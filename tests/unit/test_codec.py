@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -155,7 +156,7 @@ ERROR_4 = replace(ENDED_1, status=TaskStatus.COMPLETED, is_error=True)
 HOSTED_STATE_4 = STATE_4.replace(b'["roots/list",{},-1]', b'["roots/list",{},-1,"theirs"]')
 HOSTED_4 = replace(RECORD_4, inputs=RECORD_4.inputs.host("q3", "theirs"))
 
-# What this release writes: a task may have a queue, a priority, and the version of its tool.
+# Format 5: a task may have a queue, a priority, and the version of its tool.
 STATE_5 = STATE_4.replace(b'"format":4', b'"format":5').replace(
     b'"parent":"p1",', b'"parent":"p1","queue":"gpu","priority":-1,"toolVersion":"2",'
 )
@@ -164,6 +165,19 @@ ENDED_STATE_5 = ENDED_STATE_4.replace(b'"format":4', b'"format":5')
 ERROR_STATE_5 = ERROR_STATE_4.replace(b'"format":4', b'"format":5')
 HOSTED_STATE_5 = STATE_5.replace(b'["roots/list",{},-1]', b'["roots/list",{},-1,"theirs"]')
 HOSTED_5 = replace(RECORD_5, inputs=RECORD_5.inputs.host("q3", "theirs"))
+
+
+def as_format_6(state: bytes) -> bytes:
+    """The same as this release writes it, which those of format 5 may read: nothing in it is changed."""
+    return re.sub(rb'("attempt":\d+)', rb'\1,"readable":5', state.replace(b'"format":5', b'"format":6'))
+
+
+# What this release writes: a task may have the fingerprint of its call, a trace, and the task that it is a rerun of.
+STATE_6 = as_format_6(STATE_5).replace(
+    b'"toolVersion":"2",', b'"toolVersion":"2","fingerprint":"f1","trace":"00-ab-cd-01","rerunOf":"r1",'
+)
+RECORD_6 = replace(RECORD_5, fingerprint="f1", trace="00-ab-cd-01", rerun_of="r1")
+ENDED_STATE_6, ERROR_STATE_6, HOSTED_STATE_6 = map(as_format_6, (ENDED_STATE_5, ERROR_STATE_5, HOSTED_STATE_5))
 
 
 def upgraded(state: bytes, request: bytes) -> bytes:
@@ -189,6 +203,10 @@ def upgraded(state: bytes, request: bytes) -> bytes:
         (ENDED_REQUEST_1, ENDED_STATE_5, ENDED_1),
         (ENDED_REQUEST_1, ERROR_STATE_5, ERROR_4),
         (REQUEST_1, HOSTED_STATE_5, HOSTED_5),
+        (REQUEST_1, STATE_6, RECORD_6),
+        (ENDED_REQUEST_1, ENDED_STATE_6, ENDED_1),
+        (ENDED_REQUEST_1, ERROR_STATE_6, ERROR_4),
+        (REQUEST_1, HOSTED_STATE_6, HOSTED_5),
     ],
     ids=[
         "running 1",
@@ -204,6 +222,10 @@ def upgraded(state: bytes, request: bytes) -> bytes:
         "ended 5",
         "error 5",
         "hosted 5",
+        "running 6",
+        "ended 6",
+        "error 6",
+        "hosted 6",
     ],
 )
 def test_what_any_release_wrote_still_loads(request_data: bytes, state: bytes, record: TaskRecord) -> None:
@@ -219,10 +241,10 @@ def test_requests_that_any_release_wrote_still_load(data: bytes, request_: TaskR
 
 def test_what_is_written_now_is_what_the_samples_say() -> None:
     # If this fails, either the change was a mistake, or it is a new format and needs a number and samples.
-    assert CODEC.encode_state(RECORD_5) == STATE_5
-    assert CODEC.encode_state(ENDED_1) == ENDED_STATE_5
-    assert CODEC.encode_state(ERROR_4) == ERROR_STATE_5
-    assert CODEC.encode_state(HOSTED_5) == HOSTED_STATE_5
+    assert CODEC.encode_state(RECORD_6) == STATE_6
+    assert CODEC.encode_state(ENDED_1) == ENDED_STATE_6
+    assert CODEC.encode_state(ERROR_4) == ERROR_STATE_6
+    assert CODEC.encode_state(HOSTED_5) == HOSTED_STATE_6
     assert CODEC.encode_request("sample", REQUEST) == REQUEST_1
     assert CODEC.encode_request("sample", ENDED_REQUEST) == ENDED_REQUEST_1
     assert CODEC.encode_request("sample", LIMITED_REQUEST) == LIMITED_REQUEST_5
@@ -342,32 +364,32 @@ def test_values_are_read_as_the_standard_library_reads_them(value: Any) -> None:
 
 
 def test_a_newer_format_is_refused_with_its_number() -> None:
-    newer = STATE_5.replace(b'"format":5', b'"format":6')
-    with pytest.raises(TaskUnreadable, match=r"task sample cannot be read: it has format 6.*newer") as refused:
+    newer = STATE_5.replace(b'"format":5', b'"format":7')
+    with pytest.raises(TaskUnreadable, match=r"task sample cannot be read: it has format 7.*newer") as refused:
         CODEC.decode_state("sample", newer, namespace="", owner="alice")
     assert (refused.value.task_id, refused.value.owner) == ("sample", "alice")
 
 
 # As the next release may write it, for a fleet in which this one is still there.
-STATE_6 = STATE_5.replace(b'"format":5', b'"format":6,"readable":5,"colour":{"of":["the",7]}')
+STATE_7 = STATE_5.replace(b'"format":5', b'"format":7,"readable":6,"colour":{"of":["the",7]}')
 
 
 def test_a_newer_format_that_says_so_is_read_and_written_back_with_all_that_is_in_it() -> None:
-    record = CODEC.decode_state("sample", STATE_6, namespace="")
+    record = CODEC.decode_state("sample", STATE_7, namespace="")
     assert replace(record, unknown={}) == RECORD_5
     changed = json.loads(CODEC.encode_state(replace(record, version=8)))
-    assert changed == json.loads(STATE_6) | {"version": 8}
+    assert changed == json.loads(STATE_7) | {"version": 8}
 
 
 def test_a_newer_format_for_newer_releases_only_is_refused() -> None:
-    newer = STATE_6.replace(b'"format":6,"readable":5', b'"format":7,"readable":6')
-    with pytest.raises(TaskUnreadable, match="it has format 7"):
+    newer = STATE_7.replace(b'"format":7,"readable":6', b'"format":8,"readable":7')
+    with pytest.raises(TaskUnreadable, match="it has format 8"):
         CODEC.decode_state("sample", newer, namespace="")
 
 
 def test_what_is_unknown_in_a_format_of_now_is_kept_too() -> None:
     # So that a number which was not raised by mistake costs no data.
-    state = STATE_5.replace(b'"format":5', b'"format":5,"colour":7')
+    state = STATE_6.replace(b'"format":6', b'"format":6,"colour":7')
     record = CODEC.decode_state("sample", state, namespace="")
     assert record.unknown == {"colour": 7}
     assert json.loads(CODEC.encode_state(record)) == json.loads(state)

@@ -19,7 +19,7 @@ from jsonschema.exceptions import (
 
 from mcp_tasks.cli.conversions import BadValue, check_format, convert
 from mcp_tasks.core.json import JsonObject
-from mcp_tasks.wire.schemas import UnusableSchema, problems
+from mcp_tasks.wire.schemas import Schema, UnusableSchema
 from mcp_tasks.wire.tame import target_of
 
 NOTHING: Final = object()
@@ -103,7 +103,7 @@ class Field:
     def check(self, value: Any) -> Any:
         """The value, if the schema allows it, or if there is no telling."""
         try:
-            error = cast("ValidationError | None", best_match(problems(self.schema, value)))
+            error = cast("ValidationError | None", best_match(Schema(self.schema).problems(value)))
         except UnusableSchema:
             return value
         if error is not None:

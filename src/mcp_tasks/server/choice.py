@@ -23,7 +23,7 @@ def _parts_of(protocol: type) -> tuple[str, ...]:
     return tuple(name for name, part in parts if callable(part) or isinstance(part, property))
 
 
-_STORE: Final = tuple(part for part in _parts_of(Store) if part != "usage")
+_STORE: Final = _parts_of(Store)
 _ENGINE: Final = _parts_of(Engine)
 
 

@@ -306,8 +306,7 @@ class Store(Protocol):
         Fewer than `limit` are taken where they are large, or where others are at work on some; none only if nothing is
         left to take.
 
-        Keys that outlived their tasks are forgotten too when their time is over, some of them each time, unless the
-        backend does so by itself.
+        Keys that outlived their tasks are forgotten too when their time is over, some of them each time.
 
         What cannot be read is forgotten too. An act whose answer is lost (a connection broke) may be told to nobody.
 

@@ -60,6 +60,13 @@ class SpentKeys:
         self._until: dict[Under, int] = {}
         self._order = Ordered()
 
+    def copy(self) -> SpentKeys:
+        """The same keys."""
+        keys = SpentKeys()
+        for under, until in self._until.items():
+            keys.spend(under, until)
+        return keys
+
     def is_spent(self, under: Under, now: int) -> bool:
         """Whether a key is taken."""
         return self._until.get(under, now) > now

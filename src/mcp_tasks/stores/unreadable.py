@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from mcp_tasks.core.record import TaskRecord
@@ -27,6 +27,16 @@ class UnreadableLog:
         self._place = place
         self._deletion = deletion
         self._reported: dict[str, None] = {}
+
+    def readable(self, decode: Callable[..., TaskRecord], rows: Iterable[Sequence[Any]]) -> list[TaskRecord]:
+        """The records of some rows. What cannot be read is left out and logged once."""
+        records: list[TaskRecord] = []
+        for row in rows:
+            try:
+                records.append(decode(*row))
+            except TaskUnreadable as exc:
+                self.report(exc)
+        return records
 
     def report(self, unreadable: TaskUnreadable) -> None:
         """Log the task, unless that was done."""

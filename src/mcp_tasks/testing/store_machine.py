@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -46,6 +46,8 @@ _OWNERS: Sequence[Whose] = (EVERYBODY, UNOWNED, OwnedBy("alice"), InSession("ses
 
 class StoreMachine(RuleBasedStateMachine):
     """The rules. Use `store_machine`, which says where the stores come from."""
+
+    same_bytes: ClassVar[bool] = True
 
     def new_place(self) -> AbstractContextManager[Sequence[Store]]:
         """Stores, not yet open, on one empty place."""
@@ -166,6 +168,11 @@ class StoreMachine(RuleBasedStateMachine):
             for handed in (True, False):
                 handed_out = partial(store.queued, namespace, handed_out=handed)
                 readings[f"queued {namespace} {handed}"] = await _all_ids(handed_out, limit=2)
+            for whose in (EVERYBODY, UNOWNED, OwnedBy("alice"), OwnedBy("bob")):
+                usage = await store.usage(namespace, whose)
+                # How many bytes something is kept as, may be the store's to choose.
+                stored = usage.stored_bytes if self.same_bytes else bool(usage.stored_bytes)
+                readings[f"usage {namespace} {whose}"] = usage.open_tasks, stored
             readings[f"backlog {namespace}"] = dict(await store.backlog(namespace, now))
             readings[f"due {namespace}"] = await _all_ids(partial(store.due, namespace, now), limit=2)
             for whose in (*_OWNERS, OwnedBy("bob")):
@@ -178,10 +185,18 @@ class StoreMachine(RuleBasedStateMachine):
         return readings
 
 
-def store_machine(factory: Factory) -> type[StoreMachine]:
-    """A state machine for the stores that `factory` gives; its `TestCase` runs under unittest and pytest."""
+def store_machine(factory: Factory, *, same_bytes: bool = True) -> type[StoreMachine]:
+    """A state machine for the stores that `factory` gives; its `TestCase` runs under unittest and pytest.
+
+    Args:
+        same_bytes: Whether a store keeps what it is given in as many bytes as the reference; False for one that
+            encrypts or compresses.
+    """
+    alike = same_bytes
 
     class Machine(StoreMachine):
+        same_bytes = alike
+
         def new_place(self) -> AbstractContextManager[Sequence[Store]]:
             return factory()
 

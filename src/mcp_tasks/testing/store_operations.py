@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from itertools import permutations
 from typing import Any, TypeAlias
 
@@ -13,7 +14,7 @@ import anyio.lowlevel
 
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.record import ALWAYS
-from mcp_tasks.errors import LimitReached, TaskExists, VersionConflict
+from mcp_tasks.errors import KeySpent, LimitReached, TaskExists, VersionConflict
 from mcp_tasks.stores.base import Store
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.stores.shares import Handing, Share, WorkLimits
@@ -36,6 +37,7 @@ class Create:
     key: str | None = None
     key_until_end: bool = False
     share: Share | None = None
+    key_outlives: timedelta | None = None
 
     @property
     def subject(self) -> str:
@@ -44,7 +46,12 @@ class Create:
     async def run(self, store: Store) -> object:
         handing = None if self.share is None else Handing(share=self.share)
         created = await store.create(
-            self.record, self.request, key=self.key, key_until_end=self.key_until_end, handing=handing
+            self.record,
+            self.request,
+            key=self.key,
+            key_until_end=self.key_until_end,
+            key_outlives=self.key_outlives,
+            handing=handing,
         )
         return created, handing is not None and handing.handed
 
@@ -89,13 +96,14 @@ class Save:
 class Delete:
     task_id: str
     expected: int
+    now: datetime | None = None
 
     @property
     def subject(self) -> str:
         return f"task {self.task_id}"
 
     async def run(self, store: Store) -> object:
-        return await store.delete(self.task_id, expected=self.expected)
+        return await store.delete(self.task_id, expected=self.expected, now=self.now)
 
 
 @dataclass(frozen=True)
@@ -192,6 +200,8 @@ async def perform(operation: Operation, store: Store) -> object:
         return await operation.run(store)
     except TaskExists as exc:
         return "exists", exc.task_id
+    except KeySpent:
+        return "spent"
     except VersionConflict as exc:
         return "conflict", exc.task_id, exc.expected
 
@@ -211,12 +221,21 @@ async def perform_at_once(issues: Sequence[Issue]) -> list[Done]:
     return done
 
 
+class Oracle(MemoryStore):
+    """The reference store, which can be told of keys that outlived their tasks."""
+
+    def spend_keys_of(self, other: Oracle) -> None:
+        """Have the same keys spent as another."""
+        self._spent = other._spent.copy()
+
+
 class Reference:
     """The reference store, and under which key each of its tasks was created."""
 
     def __init__(self) -> None:
-        self.store: MemoryStore = MemoryStore()
+        self.store: Oracle = Oracle()
         self.keys: dict[str, str] = {}
+        self.outlives: dict[str, timedelta | None] = {}
         self.known: dict[str, None] = {}
 
     async def perform(self, operation: Operation) -> object:
@@ -228,6 +247,7 @@ class Reference:
             if operation.key is not None:
                 await self._free(operation.key, operation.record)
                 self.keys[operation.record.id] = operation.key
+                self.outlives[operation.record.id] = operation.key_outlives
         return outcome
 
     async def _free(self, key: str, record: TaskRecord) -> None:
@@ -253,7 +273,7 @@ class Reference:
                 await self.perform(operation)
 
     async def _explains(self, order: Sequence[Done], stores: Sequence[Store]) -> bool:
-        scratch = MemoryStore()
+        scratch = Oracle()
         subjects = await self._copy(scratch, [operation for operation, _ in order])
         for operation, outcome in order:
             if await perform(operation, scratch) != outcome:
@@ -261,7 +281,7 @@ class Reference:
         end = [await reading(scratch, subject) for subject in subjects]
         return all([[await reading(store, subject) for subject in subjects] == end for store in stores])
 
-    async def _copy(self, scratch: MemoryStore, operations: Sequence[Operation]) -> Sequence[str]:
+    async def _copy(self, scratch: Oracle, operations: Sequence[Operation]) -> Sequence[str]:
         """Give the scratch store all that the operations can see, and return what that is."""
         keys = {operation.key for operation in operations if isinstance(operation, Create)}
         under_keys = [f"task {task_id}" for task_id, key in self.keys.items() if key in keys]
@@ -279,9 +299,11 @@ class Reference:
                     await scratch.heartbeat(name, namespace=WORKERS[name])
             elif (record := await self.store.get(name)) and (request := await self.store.request(name)):
                 handing = Handing(share=PLENTY) if await _is_handed(self.store, record) else None
-                await scratch.create(record, request, key=self.keys.get(name), handing=handing)
+                key, outlives = self.keys.get(name), self.outlives.get(name)
+                await scratch.create(record, request, key=key, key_outlives=outlives, handing=handing)
                 entries, outcome = await self.store.journal(name), await self.store.outcome(name)
                 await scratch.save(record, expected=record.version, entries=entries, outcome=outcome)
+        scratch.spend_keys_of(self.store)
         return subjects
 
 

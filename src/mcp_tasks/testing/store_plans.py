@@ -118,6 +118,7 @@ def _creations(
         key_until_end: bool,
         place: tuple[str, str, int, str | None],
         share: Share | None,
+        outlives: int | None,
     ) -> Plan:
         name, queue, priority, worker = place
 
@@ -144,6 +145,7 @@ def _creations(
                 key,
                 key_until_end,
                 share,
+                None if outlives is None else timedelta(seconds=outlives),
             )
 
         return plan
@@ -161,7 +163,17 @@ def _creations(
     places = st.tuples(*(st.sampled_from(values) for values in (names, QUEUES, priorities, begun)))
     joined = (keys, flags, sessions, parents, flags)
     return st.builds(
-        make, _numbers, owners, namespaces, calls, ages, retentions, *joined, places, st.sampled_from(shares)
+        make,
+        _numbers,
+        owners,
+        namespaces,
+        calls,
+        ages,
+        retentions,
+        *joined,
+        places,
+        st.sampled_from(shares),
+        st.sampled_from([None, None, 0, 60]),
     )
 
 
@@ -230,14 +242,14 @@ def _stale_saves() -> st.SearchStrategy[Plan]:
 
 
 def _deletions() -> st.SearchStrategy[Plan]:
-    def make(number: int, off_by: int) -> Plan:
+    def make(number: int, off_by: int, says_when: bool) -> Plan:
         def plan(machine: World) -> Operation:
             record = machine.record(number)
-            return Delete(record.id, record.version + off_by)
+            return Delete(record.id, record.version + off_by, machine.clock() if says_when else None)
 
         return plan
 
-    return st.builds(make, _numbers, st.sampled_from([0, 0, 1]))
+    return st.builds(make, _numbers, st.sampled_from([0, 0, 1]), st.booleans())
 
 
 def _hand_outs(servers: Sequence[str] = NAMESPACES) -> st.SearchStrategy[Plan]:

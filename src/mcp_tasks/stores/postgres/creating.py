@@ -56,13 +56,14 @@ _CREATE = f"WITH {_TASK} {{outcome}} SELECT true, handed FROM task"
 _UNDER_KEY = "idempotency_key = %(key)s AND namespace = %(namespace)s AND owner = %(owner)s"
 
 # Who comes second under a key waits, and finds nothing: the task was not there yet when it began to look. A key that
-# outlived its task and is free again, or is taken over, is the new task's from then on.
+# outlived its task and is free again, or is taken over, is the new task's from then on. It is looked for by the key, and
+# not among all by their time, hence the sum.
 _CREATE_UNDER_KEY = f"""
 WITH standing AS (
     SELECT id, owner, namespace, state, version, status, expires, expires + key_outlives AS until
     FROM mcp_tasks_tasks WHERE {_UNDER_KEY}
 ), spent AS (
-    SELECT until FROM mcp_tasks_spent_keys WHERE {_UNDER_KEY} AND until > %(created)s AND NOT %(until_end)s
+    SELECT until FROM mcp_tasks_spent_keys WHERE {_UNDER_KEY} AND until + 0 > %(created)s AND NOT %(until_end)s
 ), {_TASK} {{outcome}}, freed AS (
     DELETE FROM mcp_tasks_spent_keys WHERE {_UNDER_KEY} AND EXISTS (SELECT FROM task)
 )
@@ -128,6 +129,11 @@ class Create:
         self.standing: Row | None = None
         self.is_spent: bool = False
 
+    @property
+    def query(self) -> Query:
+        """The statement that makes the task, unless something is in its way."""
+        return self._sql, self._values
+
     async def run(self, session: Session) -> None:
         """Write it, or find what stands in its place."""
         before: Sequence[Query] = ()
@@ -159,7 +165,7 @@ class Create:
 
     async def _insert(self, session: Session, *before: Query) -> tuple[bool, Row | None]:
         """Whether the task was made, and otherwise what stands under its key."""
-        query = self._sql, self._values
+        query = self.query
         if self._job is None and not before:
             return self._told(await session.rows(*query))
         rows: list[Row] = []

@@ -35,7 +35,7 @@ from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.statement import database_place
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.values import check_instance, check_number
-from mcp_tasks.errors import KeySpent, StoreError, TaskUnreadable
+from mcp_tasks.errors import KeySpent, StoreError
 from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest
@@ -266,7 +266,8 @@ class PostgresStore(Inspecting):
         # One more than asked for tells whether there is a next page.
         query = queries.listing(namespace, whose, now=now, status=status, cursor=cursor, limit=limit + 1)
         rows = await self._database.rows(*query)
-        return Page(records=self._readable(rows[:limit]), cursor=queries.cursor_of(rows, limit))
+        records = self._unreadable.readable(self._record, (row[1:] for row in rows[:limit]))
+        return Page(records=records, cursor=queries.cursor_of(rows, limit))
 
     async def usage(self, namespace: str, whose: Owners) -> Usage:
         """What is kept of some tasks of the namespace. One round trip."""
@@ -391,16 +392,6 @@ class PostgresStore(Inspecting):
         return self._codec.decode_state(
             from_text(task_id), state, namespace=from_text(namespace), owner=from_owner(owner)
         )
-
-    def _readable(self, rows: Sequence[Row]) -> list[TaskRecord]:
-        """The records of a listing. What cannot be read is left out and logged once."""
-        records: list[TaskRecord] = []
-        for _, *row in rows:
-            try:
-                records.append(self._record(*row))
-            except TaskUnreadable as exc:
-                self._unreadable.report(exc)
-        return records
 
 
 def _deletion(task_id: str) -> str:

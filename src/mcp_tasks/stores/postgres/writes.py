@@ -95,7 +95,7 @@ _LOCKS = b"SELECT pg_advisory_xact_lock(lock) FROM unnest(%(locks)s::bigint[]) A
 
 _IS_MINE = b"SELECT position(%(mark)s::bytea IN writes) > 0 FROM mcp_tasks_tasks WHERE id = %(id)s"
 # A trigger keeps the key, if that outlives its task, where no moment is given from which its time runs.
-_DELETE = b"""
+DELETE: Final = b"""
 WITH gone AS (
     DELETE FROM mcp_tasks_tasks WHERE id = %(id)s AND version = %(expected)s
     RETURNING idempotency_key, namespace, owner, key_outlives
@@ -265,7 +265,7 @@ def forget_expired(now: datetime, *, limit: int, states: bool) -> Query:
 async def delete(session: Session, task_id: str, *, expected: int, now: datetime | None) -> None:
     """Remove a task; a trigger removes what is kept beside it."""
     values = {"id": to_text(task_id), "expected": expected, "now": None if now is None else to_micros(now)}
-    if await session.rows(_DELETE, values):
+    if await session.rows(DELETE, values):
         return
     # Gone, and perhaps by this very call: what was wanted is so.
     if not session.again or await session.rows(_EXISTS, {"id": values["id"]}):

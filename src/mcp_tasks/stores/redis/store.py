@@ -30,7 +30,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 
@@ -45,6 +45,7 @@ from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest, to_micros
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request, in_thread_if
+from mcp_tasks.stores.fairness import ready_of
 from mcp_tasks.stores.redis import names
 from mcp_tasks.stores.redis.checkup import check_layout, check_persistence
 from mcp_tasks.stores.redis.connection import Connection
@@ -252,7 +253,7 @@ class RedisStore(Inspecting):
     ) -> Page:
         """Tasks of the namespace in the order of creation, in one status or any."""
         rows, following = await self._reads.listing(namespace, whose, now, status, cursor, limit)
-        return Page(records=self._readable(rows), cursor=following)
+        return Page(records=self._unreadable.readable(self._record, rows), cursor=following)
 
     async def usage(self, namespace: str, whose: Owners) -> Usage:
         """What is kept of some tasks of the namespace, as it was counted when it was written."""
@@ -268,11 +269,11 @@ class RedisStore(Inspecting):
         unreadable: set[bytes] = set()
         while True:
             rows = await self._reads.hand_out(namespace, share, queues, mark, limit - len(found), unreadable)
-            records = self._readable(rows)
+            records = self._unreadable.readable(self._record, rows)
             found += records
             others = {row[0] for row in rows} - {to_bytes(record.id) for record in records}
             if not others:
-                return [_ready(record) for record in found]
+                return [ready_of(record) for record in found]
             # Only here it is seen that they cannot be read. They go back, and what they kept from being chosen comes.
             unreadable |= others
             if mark:
@@ -371,27 +372,6 @@ class RedisStore(Inspecting):
         return self._codec.decode_state(
             from_bytes(task_id), state, namespace=from_bytes(namespace or b""), owner=_optional(owner)
         )
-
-    def _readable(self, rows: Sequence[Any]) -> list[TaskRecord]:
-        """The records of some rows. What cannot be read is left out and logged once."""
-        records: list[TaskRecord] = []
-        for row in rows:
-            try:
-                records.append(self._record(*row))
-            except TaskUnreadable as exc:
-                self._unreadable.report(exc)
-        return records
-
-
-def _ready(record: TaskRecord) -> Ready:
-    return Ready(
-        id=record.id,
-        owner=record.owner,
-        method=record.method,
-        name=record.name,
-        queue=record.queue,
-        priority=record.priority,
-    )
 
 
 def _deletion(task_id: str) -> str:

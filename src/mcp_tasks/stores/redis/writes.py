@@ -34,6 +34,9 @@ LOOKS: Final = 1_000
 """Tasks beyond those asked for that one look passes over, because they have expired or are gone: nothing else runs on
 the server meanwhile."""
 
+KEYS_AT_ONCE: Final = 200
+"""Keys that outlived their tasks, and are forgotten with one slice of what has expired."""
+
 MILLISECOND: Final = timedelta(milliseconds=1)
 KEPT_BEYOND: Final = timedelta(days=1)
 """For how long a task that has expired waits for a sweep before the server removes it by itself."""
@@ -137,9 +140,12 @@ class Writes:
 
     async def forget_expired(self, now: datetime, limit: int, *, states: bool) -> Sequence[Any]:
         """Forget tasks that have expired; gives version and id of each, and all that a record is made from."""
-        last = names.place(to_micros(now) + 1)
+        instant = to_micros(now)
+        last, most = names.place(instant + 1), limit + LOOKS
         while True:
-            is_end, rows = await self._connection.run("forget_expired", last, limit, limit + LOOKS, int(states))
+            is_end, rows = await self._connection.run(
+                "forget_expired", last, limit, most, int(states), instant, KEYS_AT_ONCE
+            )
             # None, and yet not the end: so many were gone by themselves.
             if rows or is_end:
                 return rows

@@ -236,7 +236,8 @@ class SqliteStore(Inspecting):
             # Much was passed over, and there may be more behind the last one that was.
             created, task_id, *_ = rows.pop()
             following = encode_cursor(created, from_text(task_id))
-        return Page(records=self._readable(rows[:limit]), cursor=following)
+        records = self._unreadable.readable(self._record, (row[1:] for row in rows[:limit]))
+        return Page(records=records, cursor=following)
 
     async def usage(self, namespace: str, whose: Owners) -> Usage:
         """What is kept of some tasks of the namespace: open ones are counted in an index, bytes by triggers."""
@@ -382,16 +383,6 @@ class SqliteStore(Inspecting):
         except TaskUnreadable as exc:
             self._unreadable.report(exc)
             return None
-
-    def _readable(self, rows: Sequence[Any]) -> list[TaskRecord]:
-        """The records of a listing. What cannot be read is left out and logged once."""
-        records: list[TaskRecord] = []
-        for _, *row in rows:
-            try:
-                records.append(self._record(*row))
-            except TaskUnreadable as exc:
-                self._unreadable.report(exc)
-        return records
 
 
 def _deletion(task_id: str) -> str:

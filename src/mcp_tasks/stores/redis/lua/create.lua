@@ -16,7 +16,7 @@ end
 
 local standing = key and call('GET', P .. key)
 local gives_way, loses_key = false, false
-local ends = key and not until_end and call('GET', spent(key))
+local ends = key and not until_end and call('ZSCORE', P .. 'spent', key)
 if standing then
   local found = call('HMGET', P .. 't:' .. standing, 'v', 'f', 'e', 'o', 'n', 's', 'ko')
   if found[1] then
@@ -64,7 +64,7 @@ elseif gives_way then
   forget(standing)
 end
 if key then
-  call('DEL', spent(key))
+  call('ZREM', P .. 'spent', key)
   call('SET', P .. key, id)
 end
 reindex(id, NOWHERE, false, indexed, handed)

@@ -20,12 +20,8 @@ local function keep_for(id, milliseconds, packed, key, had_ended, outlives)
   end
 end
 
--- An idempotency key is a string with the id of the task that stands under it. One that outlives its task is another
--- from then on, with the instant until which it does. The server removes it, by its own clock: not before that instant,
--- for the task was there until now.
-local function spent(key)
-  return P .. 'spent:' .. key
-end
+-- An idempotency key is a string with the id of the task that stands under it. One that outlives its task is in `spent`
+-- from then on, scored with the instant until which it does.
 
 local function free_key(id, key, since, outlives)
   if not key or call('GET', P .. key) ~= id then
@@ -33,8 +29,7 @@ local function free_key(id, key, since, outlives)
   end
   call('DEL', P .. key)
   if since and outlives and tonumber(outlives) > 0 then
-    local until_ = string.format('%.0f', tonumber(since) + tonumber(outlives))
-    call('SET', spent(key), until_, 'PX', string.format('%.0f', math.ceil(tonumber(outlives) / 1000)))
+    call('ZADD', P .. 'spent', string.format('%.0f', tonumber(since) + tonumber(outlives)), key)
   end
 end
 
