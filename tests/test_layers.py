@@ -26,7 +26,7 @@ import mcp_tasks
 PACKAGE = "mcp_tasks"
 SOURCE = Path(mcp_tasks.__file__).parent
 
-_BELOW_RUNTIME = ("errors", "files", "encryption", "core", "stores", "engines")
+_BELOW_RUNTIME = ("errors", "quiet", "files", "encryption", "core", "stores", "engines")
 _BELOW_PROTOCOL = (*_BELOW_RUNTIME, "wire", "runtime")
 _BELOW_SERVER = (*_BELOW_PROTOCOL, "protocol", "tools", "telemetry", "adapters", "failure")
 _EVERYTHING_SHIPPED = (*_BELOW_SERVER, "fallback", "server", "client")
@@ -37,11 +37,13 @@ PARTS: Mapping[str, Sequence[str]] = {
     # Files that hold secrets, and their keys: for whoever keeps something.
     "files": ("errors",),
     "encryption": ("errors", "files"),
+    # What goes into a log.
+    "quiet": ("errors",),
     # An error of ours that is one of the SDK's as well: for those who raise it.
     "failure": ("errors",),
     "wire": ("errors", "core"),
-    "stores": ("errors", "core", "files", "encryption"),
-    "engines": ("errors", "core"),
+    "stores": ("errors", "quiet", "core", "files", "encryption"),
+    "engines": ("errors", "quiet", "core"),
     # Not `wire`: the runtime knows no dialect.
     "runtime": _BELOW_RUNTIME,
     "protocol": _BELOW_PROTOCOL,
@@ -53,12 +55,12 @@ PARTS: Mapping[str, Sequence[str]] = {
     "fallback": _BELOW_SERVER,
     "server": (*_BELOW_SERVER, "fallback", "legacy.server"),
     # Needs no database driver, and never meets the server.
-    "client": ("errors", "files", "encryption", "core", "wire", "failure", "legacy.client"),
+    "client": ("errors", "quiet", "files", "encryption", "core", "wire", "failure", "legacy.client"),
     # The older era. Imported by the two modules that pass it in, and by nothing else (see `PASSED_IN_BY`).
     # What both sides of it say alike; the sides never meet.
     "legacy": ("errors", "core", "wire"),
     "legacy.server": (*_BELOW_SERVER, "legacy"),
-    "legacy.client": ("errors", "files", "encryption", "core", "wire", "failure", "client", "legacy"),
+    "legacy.client": ("errors", "quiet", "files", "encryption", "core", "wire", "failure", "client", "legacy"),
     "cli": (*_EVERYTHING_SHIPPED, PACKAGE),
     # `python -m mcp_tasks`: the command.
     "__main__": ("cli",),

@@ -65,6 +65,15 @@ Fate = Literal["left", "cancelled", "not cancelled"]
 """What became of a task when its caller stopped waiting: it goes on, it was cancelled, or cancelling it failed."""
 
 
+SHOWN_OF_AN_ID = 12
+"""Characters of a task's id that logs show: enough to find its lines, and far from enough to find the task."""
+
+
+def short_id(task_id: str) -> str:
+    """As much of a task's id as may be logged: whoever knows all of it may be able to see the task."""
+    return task_id if len(task_id) <= SHOWN_OF_AN_ID else f"{task_id[:SHOWN_OF_AN_ID]}…"
+
+
 class TasksError(Exception):
     """Root of everything this package raises."""
 
@@ -221,14 +230,15 @@ class KeyTooShort(KeyRefused):
 
 
 class CallNotKept(KeyRefused):
-    """A call that may have been made before is of a tool whose calls leave nothing by which to tell."""
+    """A call that may have been made before is of a tool whose calls leave nothing to tell by: plain calls, and those
+    that joined another."""
 
     reason = "call_not_kept"
 
     def __init__(self) -> None:
         super().__init__(
-            "The call may have been made before, and calls of this tool are plain calls here, of which nothing is "
-            "kept: its idempotency key cannot tell. It is not made again"
+            "The call may have been made before, and its idempotency key cannot tell: nothing is kept of calls of this "
+            "tool under their keys. It is not made again"
         )
 
 
@@ -473,7 +483,7 @@ class TransitionRefused(TasksError):
         self.task_id = task_id
         self.status = status
         self.event = event
-        super().__init__(f"task {task_id} is {status} and refuses {event}: {why}")
+        super().__init__(f"task {short_id(task_id)} is {status} and refuses {event}: {why}")
 
 
 class StaleRun(TransitionRefused):
@@ -507,7 +517,7 @@ class TaskUnreadable(StoreCorrupt):
         self.task_id = task_id
         self.why = why
         self.owner = owner
-        super().__init__(f"task {task_id} cannot be read: {why}")
+        super().__init__(f"task {short_id(task_id)} cannot be read: {why}")
 
 
 class ValueNotStorable(StoreError):
@@ -519,7 +529,7 @@ class TaskExists(StoreError):
 
     def __init__(self, task_id: str) -> None:
         self.task_id = task_id
-        super().__init__(f"task {task_id} already exists")
+        super().__init__(f"task {short_id(task_id)} already exists")
 
 
 class LimitReached(StoreError):
@@ -528,7 +538,7 @@ class LimitReached(StoreError):
     def __init__(self, task_id: str, what: str) -> None:
         self.task_id = task_id
         self.what = what
-        super().__init__(f"task {task_id} cannot be claimed now: as many of its {what} are at work as may be")
+        super().__init__(f"task {short_id(task_id)} cannot be claimed now: as many of its {what} are at work as may be")
 
 
 class VersionConflict(StoreError):
@@ -537,4 +547,4 @@ class VersionConflict(StoreError):
     def __init__(self, task_id: str, expected: int) -> None:
         self.task_id = task_id
         self.expected = expected
-        super().__init__(f"task {task_id} is no longer at version {expected}")
+        super().__init__(f"task {short_id(task_id)} is no longer at version {expected}")

@@ -165,10 +165,11 @@ def read_secret(path: Path) -> bytes:
         UntrustedFile: Others can write it; or it is ours, and others can read it; or it is no file, or a large one.
     """
     descriptor = os.open(path, os.O_RDONLY | (_NO_LINK & ~getattr(os, "O_NOFOLLOW", 0)))
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise UntrustedFile(f"{path} is no file.")
     with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise UntrustedFile(f"{path} is no file.")
         if _IS_POSIX:
             _check_owner(path, found)
             # Of a file that root mounted the mode is not ours to change, and says nothing: there is one user there.

@@ -152,6 +152,10 @@ async def test_the_pages_of_a_worker_say_how_it_and_its_queues_fare(cli: Cli, ur
             assert status == 200
             assert 'mcp_tasks_queue_ready{queue="default"} 3\n' in metrics
             assert "mcp_tasks_worker_ready 1\n" in metrics
+            # Of its tasks too, and nothing twice, which Prometheus would refuse.
+            assert "mcp_tasks_lease_valid 1.0\n" in metrics
+            kinds = [line for line in metrics.splitlines() if line.startswith("# TYPE ")]
+            assert len(kinds) == len({line.split()[2] for line in kinds})
             assert pages.get("/other")[0] == 404
 
 

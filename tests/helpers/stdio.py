@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import IO, Any
 
 import anyio
 
@@ -76,7 +76,9 @@ class StdioWire:
 
 
 @asynccontextmanager
-async def stdio_process(*arguments: str, module: str = "tests.helpers.process") -> AsyncGenerator[StdioWire]:
+async def stdio_process(
+    *arguments: str, module: str = "tests.helpers.process", stderr: IO[Any] | None = None
+) -> AsyncGenerator[StdioWire]:
     """A server process that serves stdio while the block lasts; it must end by itself when its input does."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
@@ -85,6 +87,7 @@ async def stdio_process(*arguments: str, module: str = "tests.helpers.process") 
         env=ENVIRONMENT,
         stdin=pipe,
         stdout=pipe,
+        stderr=stderr,
         limit=LINE_LIMIT,
     )
     wire = StdioWire(process)

@@ -177,8 +177,6 @@ HANDED_OVER = [
     (_with({"taskIds": [], "x": 1}), Handover.PARAMS),
     (_with(cursor="x"), Handover.PARAMS),
     (_with({"taskIds": "task_1"}), Handover.REFUSED),
-    (_with({"taskIds": [str(n) for n in range(1_001)]}), Handover.PARAMS),
-    (_with({"taskIds": [str(n) for n in range(101)]}), Handover.PARAMS),
     ({**listen([]), "id": "x" * 257}, Handover.PARAMS),
     (listen(["task_1"], capabilities=NOTHING), Handover.REFUSED),
 ]

@@ -24,7 +24,7 @@ from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.short.collecting import Collector
-from tests.short.servers import Verifier
+from tests.short.servers import UNPACED, Verifier
 
 
 class FailingStore(SqliteStore):
@@ -89,7 +89,12 @@ def main(number: int, db: str, *options: str) -> None:
     if "traced" in options:
         set_tracer_provider(collector)
     is_watched = "watched" in options
-    tasks = Tasks(FailingStore(db), short_way="long" not in options, audit=f"{db}.audit.jsonl" if is_watched else None)
+    tasks = Tasks(
+        FailingStore(db),
+        limits=UNPACED,
+        short_way="long" not in options,
+        audit=f"{db}.audit.jsonl" if is_watched else None,
+    )
     server = build(tasks, collector, auth="auth" in options)
     if is_watched:
         server.custom_route("/metrics", methods=["GET"])(tasks.metrics.endpoint)

@@ -27,7 +27,7 @@ from mcp_types import (
 from pydantic import AnyHttpUrl, Field
 from starlette.types import ASGIApp
 
-from mcp_tasks import Settings, Tasks
+from mcp_tasks import Limits, Settings, Tasks
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.server.options import TaskMode
@@ -42,6 +42,9 @@ USERS = {"alice": ("app", "alice"), "bob": ("app", "bob"), "robot": ("robot", No
 
 STILL = Settings(lease_duration=timedelta(hours=1), sweep_interval=timedelta(hours=1), drain_timeout=timedelta(0))
 """Nothing happens to a task but what a request does to it."""
+
+UNPACED = Limits(owner_creates=None, owner_requests=None, owner_streams=None)
+"""Whether a request comes too often depends on when it comes, and that is not the same on both ways."""
 
 
 class Verifier:
@@ -228,6 +231,7 @@ async def twins(setup: Setup | None = None) -> AsyncGenerator[Twins]:
 async def _way(setup: Setup, clock: FakeClock, store: WatchedStore, *, short: bool) -> AsyncGenerator[Way]:
     tasks = Tasks(
         store,
+        limits=UNPACED,
         clock=clock,
         settings=STILL,
         runs_tools=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -45,6 +46,7 @@ class Scene:
     store: Store
     clock: Clock
     runs: Counter[str] = field(default_factory=Counter[str])
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
     meta: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
 
     async def all_tasks(self) -> Sequence[TaskRecord]:
@@ -120,6 +122,7 @@ def _add_tools(scene: Scene) -> None:
     @tasks.task(join_running=True)
     async def joined(amount: int) -> str:
         runs["joined"] += 1
+        await scene.gate.wait()
         return f"paid {amount}"
 
     @server.tool()
@@ -152,9 +155,11 @@ class ModernDoor:
     async def call(self, tool: str, key: object = None, *, user: str | None = None, **arguments: Any) -> Reply:
         return await self.send({"name": tool, "arguments": arguments}, key, user=user)
 
-    async def send(self, params: Mapping[str, Any], key: object = None, *, user: str | None = None) -> Reply:
+    async def send(
+        self, params: Mapping[str, Any], key: object = None, *, user: str | None = None, repeated: bool = False
+    ) -> Reply:
         """A call with these params."""
-        meta = {} if key is None else {KEY: key}
+        meta = ({} if key is None else {KEY: key}) | ({REPEATED: True} if repeated else {})
         self.wire.client.headers["x-user"] = user or ""
         if user is None:
             del self.wire.client.headers["x-user"]

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from mcp_tasks import Tasks
+from mcp_tasks import Limits, Tasks
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import TaskDeleted
 from mcp_tasks.errors import TasksError
@@ -26,7 +26,7 @@ from tests.helpers.http import initialize, serving
 from tests.helpers.rpc import EVERYTHING, PATIENCE, Tasking, accept, request
 from tests.helpers.server import QUICK, Desk, build
 from tests.short.servers import owner_of
-from tests.trust.watched import entries, events, guarded, user
+from tests.trust.watched import entries, events, guarded, scrape, user
 
 pytestmark = pytest.mark.anyio
 
@@ -234,3 +234,49 @@ def test_what_an_operator_deletes_is_written_as_deleted(tmp_path: Path) -> None:
     audit(TaskChange(before=record, event=TaskDeleted(), after=None, actor=Actor("operator", "root")))
     [entry] = entries(tmp_path / "audit.jsonl")
     assert (entry["event"], entry["actor"], entry["principal"]) == ("deleted", "operator", "root")
+
+
+@pytest.mark.parametrize("short_way", [True, False], ids=["short way", "SDK"])
+async def test_what_is_over_a_limit_is_written_once_with_which(tmp_path: Path, short_way: bool) -> None:
+    path = tmp_path / "audit.jsonl"
+    limits = Limits(owner_open_tasks=1, argument_bytes=100)
+    async with guarded(
+        Tasks("memory://", settings=QUICK, audit=path, short_way=short_way, limits=limits), page=True
+    ) as wire:
+        alice = user(wire, "alice")
+        await alice.create("gated")
+        assert "error" in (await alice.ask("tools/call", {"name": "gated", "arguments": {}})).message
+        big = {"name": "echo", "arguments": {"value": "x" * 200}}
+        assert "error" in (await alice.ask("tools/call", big)).message
+        with anyio.fail_after(PATIENCE):
+            while (found := await scrape(wire)).get('mcp_tasks_limited_total{limit="argument_bytes"}', 0) < 1:  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+    refused = [each for each in entries(path) if each["event"] == "refused"]
+    assert [each["reason"] for each in refused] == ["limit: owner_open_tasks", "limit: argument_bytes"]
+    assert {each["outcome"] for each in refused} == {"create"}
+    assert {each["principal"] for each in refused} == {owner_of("alice")}
+    assert found['mcp_tasks_limited_total{limit="owner_open_tasks"}'] == 1
+
+
+async def test_a_request_without_an_owner_is_refused_by_that_name(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    async with serving(build(Tasks("memory://", settings=QUICK, audit=path, require_owner=True))) as wire:
+        client = Tasking(wire, EVERYTHING)
+        assert "error" in (await client.ask("tasks/get", {"taskId": "task_1"})).message
+    [refused] = [each for each in entries(path) if each["event"] == "refused"]
+    assert refused["reason"] == "owner_required"
+    assert "principal" not in refused
+
+
+async def test_looks_of_companions_and_of_the_servers_own_code_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    tasks = Tasks("memory://", settings=QUICK, audit=path, companions="always")
+    async with serving(build(tasks)) as wire:
+        client = Tasking(wire, EVERYTHING)
+        task_id = (await client.finish("echo", value=1))["taskId"]
+        await client.call("task_status", task_id=task_id)
+        await client.call("task_status", task_id="task_nobody")
+        await tasks.handle(task_id).fetch()
+        await tasks.list(everybody=True)
+    looks = [(each["event"], each["method"]) for each in entries(path) if each.get("method") in ("companion", "local")]
+    assert looks == [("read", "companion"), ("refused", "companion"), ("read", "local"), ("listed", "local")]

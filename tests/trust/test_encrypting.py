@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -247,30 +244,3 @@ async def test_memory_and_what_is_not_there_are_refused(tmp_path: Path) -> None:
         await encrypt_store("memory://", Keyring(new_key()))
     with pytest.raises(UsageError, match="there is no file"):
         await encrypt_store(f"sqlite:///{tmp_path}/none.db", Keyring(new_key()))
-
-
-def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "mcp_tasks", *words],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-async def test_the_commands(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/tasks.db"
-    await fill(url)
-    key = command("key").stdout.strip()
-    assert command("encrypt", "--store", url).returncode == 2
-    done = command("encrypt", "--store", url, "--output", "json", MCP_TASKS_KEYS=key)
-    assert (done.returncode, '"plain": 13' in done.stdout) == (0, True), done
-    await check(url, Keyring(key))
-    wrong = command("encrypt", "--store", url, MCP_TASKS_KEYS=new_key())
-    assert (wrong.returncode, "it needs the key" in " ".join(wrong.stderr.split())) == (10, True), wrong
-    counted = command("backlog", url, "--namespace", "demo", MCP_TASKS_KEYS=key)
-    assert counted.returncode == 0, counted
-    refused = command("backlog", url, "--namespace", "demo")
-    assert (refused.returncode, "there is no key" in " ".join(refused.stderr.split())) == (10, True), refused

@@ -28,7 +28,8 @@ from mcp_tasks.core.events import (
 )
 from mcp_tasks.core.record import Progress
 from mcp_tasks.runtime import Ending, Run, TaskChange, ToolPolicy, current_task
-from mcp_tasks.runtime.observing import Choosy, Observed, Observers
+from mcp_tasks.runtime.accesses import Refusal, TaskAccess
+from mcp_tasks.runtime.observing import Choosy, Observed, Observers, Wanted, Watcher
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import FakeClock, make_record
 from tests.unit.running import CLIENT, RERUN, answer, launch, ok, question, running, until, until_asking, until_final
@@ -351,3 +352,67 @@ async def test_answers_are_told_by_their_keys_alone() -> None:
         await until_final(runtime, task)
     assert InputAnswered in seen.events
     assert "hunter2" not in repr(seen.changes)
+
+
+class Watching(Watcher):
+    """Keeps all that a watcher is told; it can be held up."""
+
+    def __init__(self, *wanted: type[Wanted]) -> None:
+        self.told: list[object] = []
+        self.closed = False
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self._wanted = wanted
+
+    def wanted(self) -> Collection[type[Wanted]]:
+        return self._wanted
+
+    def __call__(self, change: TaskChange) -> None:
+        self.told.append(change)
+
+    def access(self, access: TaskAccess) -> None:
+        self.may_go_on.wait(10)
+        self.told.append(access)
+
+    def lost(self, count: int) -> None:
+        self.told.append(f"lost {count}")
+
+    def tick(self) -> None:
+        self.told.append("tick")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+LOOK = TaskAccess("read", "tasks/get", "alice", 0.0, "task_1")
+
+
+async def test_looks_and_refusals_are_for_watchers_that_want_them() -> None:
+    everything, looks, refusals = Seen(), Watching(TaskAccess), Watching(Refusal)
+    observers = Observers([everything, looks, refusals])
+    refused = LOOK._replace(refused=Refusal.UNKNOWN)
+    observers.note(LOOK)
+    observers.note(refused)
+    await observers.stop(HOUR)
+    assert (looks.told, refusals.told) == ([LOOK], [refused])
+    assert everything.changes == []
+    assert looks.closed
+
+
+async def test_a_watcher_is_told_what_it_was_not_told_and_that_time_goes_by() -> None:
+    watching = Watching(TaskAccess)
+    observers = Observers([watching], max_waiting=3)
+    watching.may_go_on.clear()
+    for _ in range(5):
+        observers.note(LOOK)
+    await anyio.sleep(0.1)
+    watching.may_go_on.set()
+    observers.ask()
+    await observers.stop(HOUR)
+    assert watching.told == [LOOK, LOOK, LOOK, "lost 2", "tick"]
+    assert observers.lost == 2
+
+
+def test_nobody_wants_looks_unless_somebody_says_so() -> None:
+    assert not Observers([Seen()]).want(TaskAccess)
+    assert not Observers([Seen()]).want(Refusal)

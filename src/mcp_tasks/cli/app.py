@@ -25,12 +25,22 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "tools": ("mcp_tasks.cli.tools", "List a server's tools, and which can be tasks."),
         "worker": ("mcp_tasks.cli.worker", "Run the tools of a server, and serve nobody."),
         "backlog": ("mcp_tasks.cli.backlog", "Count what waits to be run, by queue."),
+        "workers": ("mcp_tasks.cli.store.workers", "List the workers of a store."),
+        "drain": ("mcp_tasks.cli.store.drain", "Have workers take nothing more, and finish what they have."),
+        "rerun": ("mcp_tasks.cli.store.rerun", "Run ended tasks of a store again, as new ones."),
+        "delete": ("mcp_tasks.cli.store.delete", "Delete ended tasks of a store."),
         "key": ("mcp_tasks.cli.key", "Make a key to encrypt tasks with."),
         "encrypt": ("mcp_tasks.cli.encrypt", "Encrypt all that a store keeps, or change the key."),
         "doctor": ("mcp_tasks.cli.doctor", "Check a server's support for tasks, probe by probe."),
     }
 )
 """Each command: the module with its `command`, and one line about it."""
+
+ON_A_STORE: Final[Mapping[str, str]] = MappingProxyType(
+    {name: f"mcp_tasks.cli.store.{name}" for name in ("ls", "show", "cancel")}
+)
+"""Commands that are others with `--store`: for an operator, on all that is kept there. MCP_TASKS_URL alone does not
+make them so: whoever runs a server has that set, too."""
 
 EPILOG = """\
 \b
@@ -42,6 +52,11 @@ SERVER is a URL or, in quotes, the command of a stdio server:
 Tasks that you start are kept in a ledger, so any terminal can come back:
   mcp-tasks ls
   mcp-tasks wait task_AhLN
+
+\b
+Operators work on the store itself (docs/operator.md):
+  mcp-tasks ls --store postgresql://db/tasks --status working
+  mcp-tasks show --store URL --help
 
 Exit codes and everything else: docs/cli.md
 """
@@ -60,6 +75,15 @@ class Table(click.Group):
             return None
         command: click.Command = import_module(COMMANDS[cmd_name][0]).command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that was named, and which of the two of its name if there are two."""
+        name, *rest = args
+        if name in ON_A_STORE and any(word == "--store" or word.startswith("--store=") for word in rest):
+            return name, import_module(ON_A_STORE[name]).command, rest
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list in `--help`, without an import."""

@@ -22,6 +22,7 @@ from mcp_types import (
     ErrorData,
     Tool,
 )
+from pydantic import ValidationError
 
 from mcp_tasks.cli.arguments import read_arguments
 from mcp_tasks.cli.connection import connect
@@ -162,6 +163,9 @@ class _Call:
                 raise Problem(f"the server went away: {exc}", Exit.UNREACHABLE) from exc
             error = exc.error.model_dump(by_alias=True, mode="json", exclude_none=True)
             return self._outcome("failed", error=error)
+        except (RuntimeError, ValidationError) as exc:
+            # What the SDK says of a result that does not fit its tool's own schema, or is no result.
+            raise Problem(f"the server's answer is not valid: {exc}", Exit.FAILED) from exc
         finally:
             self._board.drop(self._row.key)
         if self._unanswered is not None:

@@ -22,6 +22,7 @@ EPILOG = """\
 \b
 Examples:
   mcp-tasks cancel task_AhLN
+  mcp-tasks cancel --store URL --help    (for operators: any task of a store)
   mcp-tasks cancel $(mcp-tasks ls --active --output json | jq -r '.[].taskId')
 """
 

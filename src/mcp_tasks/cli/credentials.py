@@ -10,6 +10,7 @@ import os
 import stat
 import sys
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -17,14 +18,13 @@ from urllib.parse import urlsplit
 import click
 
 from mcp_tasks.cli.text import hide
+from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE
 
 TOKEN: Final = "MCP_TASKS_TOKEN"  # noqa: S105 - the name of a variable
 TOKEN_FILE: Final = "MCP_TASKS_TOKEN_FILE"  # noqa: S105
 
 _LONGEST: Final = 64 * 1024
 """Bytes of a file with a token: more are not one."""
-
-_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def chosen_token(given: str | None, file: Path | None) -> str | None:
@@ -70,12 +70,15 @@ def warn_of_plain_http(url: str | None) -> None:
 
 def is_loopback(host: str) -> bool:
     """Whether a host is this machine, by its name."""
-    return host.lower().rstrip(".") in _LOOPBACK or host.startswith("127.")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def environment_for_servers() -> dict[str, str]:
     """The environment of a stdio server: that of any other command typed here, but without what is for this one."""
-    ours = (TOKEN, TOKEN_FILE)
+    ours = (TOKEN, TOKEN_FILE, LEDGER_KEYS_VARIABLE, f"{LEDGER_KEYS_VARIABLE}_FILE")
     return {name: value for name, value in os.environ.items() if name not in ours}
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 from mcp_tasks.cli.health_http import JSON, Answer, serving
 from mcp_tasks.errors import StoreError
 from mcp_tasks.server import Waiting, Worker
+from mcp_tasks.telemetry.contract import QUEUE_AGE, QUEUE_READY
 
 T = TypeVar("T")
 
@@ -47,6 +48,7 @@ class Health:
         self._worker = worker
         self._problems = Recent(worker.problems)
         self._backlog = Recent(self._look)
+        self._metrics = worker.metrics()
 
     async def live(self) -> Answer:
         """That the event loop turns. A process that does not answer this is to be restarted."""
@@ -67,7 +69,7 @@ class Health:
         return _json(backlog_json(found))
 
     async def metrics(self) -> Answer:
-        """The same, and what this worker does, for Prometheus."""
+        """The same, what this worker does, and the metrics of its tasks, for Prometheus."""
         found = await self._backlog.get()
         queues: Mapping[str, Waiting] = {} if isinstance(found, str) else found
         ready = not await self._found_problems()
@@ -81,7 +83,9 @@ class Health:
             *_gauge("worker_ready", "Whether this worker takes tasks.", {None: int(ready)}),
             *_gauge("worker_at_work", "Tools that are at work in this worker.", {None: self._worker.at_work()}),
         ]
-        return Answer(body="\n".join(lines) + "\n", kind=PROMETHEUS)
+        # Those of its tasks, where prometheus_client is installed. What waits has been told above.
+        more = "" if self._metrics is None else await self._metrics.text(without=(QUEUE_READY, QUEUE_AGE))
+        return Answer(body="\n".join(lines) + "\n" + more, kind=PROMETHEUS)
 
     async def _found_problems(self) -> Sequence[str]:
         # Whoever is told to stop must not be sent work for another second.

@@ -49,8 +49,9 @@ def _refusal(scheme: str, host: str, netloc: str, url: str) -> str | None:
         return "This is not an https address: others can read along, and change it. It is not opened from here."
     if "@" in netloc:
         return "The part before the @ is not the host, and there is no reason for it. It is not opened from here."
-    if not url.isascii() and not url.isprintable():
-        return "It has characters that are not shown. It is not opened from here."
+    if not url.isprintable() or any(char in " \\" for char in url):
+        # What one program passes over, another takes for the end of the host.
+        return "It has characters that no address has. It is not opened from here."
     return None
 
 

@@ -27,6 +27,7 @@ Examples:
   mcp-tasks ls --active --refresh
   mcp-tasks ls --status failed --search render
   mcp-tasks ls --output json | jq -r '.[].taskId'
+  mcp-tasks ls --store URL --help                 (for operators: all of a store)
 """
 
 

@@ -15,8 +15,9 @@ from mcp_tasks.cli.options import Access, TaskOptions
 from mcp_tasks.cli.target import Target, parse_target, target_of
 from mcp_tasks.cli.text import one_line
 from mcp_tasks.client import Ledger, LedgerEntry
-from mcp_tasks.errors import StoreError
-from mcp_tasks.stores.url import state_folder
+from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE, keyring_from_environment
+from mcp_tasks.errors import InvalidOption, StoreError
+from mcp_tasks.stores.url import private_state_folder, state_folder
 
 SHORT = 8
 """Characters of an id's random part that are shown and asked for: 48 bits, more than a ledger can mix up."""
@@ -31,8 +32,10 @@ def opened_ledger(path: Path | None) -> Generator[Ledger]:
     """
     where = path or state_folder() / "ledger.db"
     try:
-        ledger = Ledger(where, keep_results=True)
-    except (OSError, StoreError) as exc:
+        if path is None:
+            private_state_folder()
+        ledger = Ledger(where, keep_results=True, cipher=keyring_from_environment(LEDGER_KEYS_VARIABLE))
+    except (OSError, StoreError, InvalidOption) as exc:
         raise Problem(f"the ledger {where} cannot be used: {exc}", Exit.LEDGER, hint="--ledger names another.") from exc
     try:
         yield ledger

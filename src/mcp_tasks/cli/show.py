@@ -29,6 +29,7 @@ Examples:
   mcp-tasks show task_AhLN
   mcp-tasks show task_AhLN --output json
   mcp-tasks show task_AhLN --offline
+  mcp-tasks show --store URL --help      (for operators: any task of a store)
 """
 
 

@@ -9,6 +9,7 @@ import click
 from mcp import Client, MCPError
 from mcp_types import PaginatedRequestParams, ServerCapabilities, Tool
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
@@ -67,6 +68,8 @@ async def list_tools(client: Client) -> list[Tool]:
                 break
     except MCPError as exc:
         raise Problem(f"the server does not list its tools: {exc}", Exit.FAILED) from exc
+    except ValidationError as exc:
+        raise Problem(f"the server's list of tools is not valid: {exc}", Exit.FAILED) from exc
     return tools
 
 

@@ -48,6 +48,7 @@ from mcp_tasks.client.tool_name import CallOptions, HandleWanted, ToolName, opti
 from mcp_tasks.client.transport import INTRODUCTION, TASK_NOTIFICATION, ServerTransport, transport_in
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.values import check_flag, check_instance, check_text
+from mcp_tasks.encryption import Cipher
 from mcp_tasks.errors import InvalidOption, UsageError
 from mcp_tasks.wire.models import EXTENSION_ID
 from mcp_tasks.wire.parse import TaskSnapshot
@@ -69,6 +70,7 @@ class TasksClient(ClientExtension):
 
     Args:
         ledger: A file (or a `Ledger`) that keeps the ids of started tasks across restarts.
+        cipher: Encrypts the ledger that a path names (`mcp_tasks.encryption.Keyring`); a `Ledger` is given its own.
         server: The address under which the ledger keeps the tasks of the server. Our transports know it. With any
             other transport it must be given, and holds for every client that this object is given to.
         identity: Who you are to the server, in a name of your choosing, if one ledger serves several users. Do not
@@ -94,6 +96,7 @@ class TasksClient(ClientExtension):
         self,
         *,
         ledger: Ledger | str | Path | None = None,
+        cipher: Cipher | None = None,
         server: str | None = None,
         identity: str = "",
         push: bool = True,
@@ -117,7 +120,11 @@ class TasksClient(ClientExtension):
             raise InvalidOption(f"identity must be a string, got {identity!r}")
         if ledger is not None and not isinstance(ledger, str | Path | Ledger):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidOption(f"ledger must be the path of a file, or a Ledger; got {ledger!r}")
-        self.ledger: Ledger | None = Ledger(ledger) if isinstance(ledger, str | Path) else ledger
+        if cipher is not None and not isinstance(ledger, str | Path):
+            raise InvalidOption(
+                "cipher is for a ledger that a path names; give it to the Ledger: Ledger(path, cipher=...)"
+            )
+        self.ledger: Ledger | None = Ledger(ledger, cipher=cipher) if isinstance(ledger, str | Path) else ledger
         self.identity: str = identity
         self._server = server
         self._push = push

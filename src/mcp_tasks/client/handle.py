@@ -41,6 +41,7 @@ from mcp_tasks.errors import (
     WaitAbandoned,
     WaitTimedOut,
 )
+from mcp_tasks.quiet import short_id, what
 from mcp_tasks.wire.parse import TaskSnapshot
 
 logger: Final = logging.getLogger(__name__)
@@ -173,7 +174,8 @@ class TaskHandle:
         except asyncio.CancelledError:
             fate = await self.abandon(on_abandon)
             # A cancellation carries no message to whoever caused it.
-            logger.warning("%s", WaitAbandoned(self.id, f"the wait for task {self.id} was cancelled", fate))
+            task = short_id(self.id)
+            logger.warning("%s", WaitAbandoned(task, f"the wait for task {task} was cancelled", fate))
             raise
         raise WaitTimedOut(self.id, seconds or 0.0, await self.abandon(on_abandon))
 
@@ -228,7 +230,7 @@ class TaskHandle:
             try:
                 await self.cancel()
             except (TasksError, MCPError, OSError) as exc:
-                logger.warning("task %s could not be cancelled: %s", self.id, exc)
+                logger.warning("task %s could not be cancelled: %s", short_id(self.id), what(exc))
             else:
                 return "cancelled"
         return "not cancelled"

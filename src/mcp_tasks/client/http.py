@@ -35,7 +35,11 @@ server that is not there when the client connects is a failure to connect."""
 
 
 MAX_EVENT: Final = 64 * 2**20
-"""Bytes in one event of a stream. A result is one event, and the SDK's own limit of 1 MiB is soon reached."""
+"""Bytes in one event of a stream, and in a body that is no stream. A result is one event, and the SDK's own limit of
+1 MiB is soon reached; for a body it has none."""
+
+MAX_PACKED: Final = MAX_EVENT // 1_024
+"""Bytes in a body that comes compressed, which it was not asked to be: a thousand times as many may be in them."""
 
 _NEVER_SENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 """What a request fails with of which nothing has left."""
@@ -65,7 +69,8 @@ async def _streams(
     url: str, headers: Mapping[str, str] | None, auth: httpx2.Auth | None, timeout: httpx2.Timeout | None
 ) -> AsyncGenerator[Any]:
     client = httpx2.AsyncClient(
-        headers=dict(headers or {}),
+        # As it is, unless the caller says otherwise: how much will come of a compressed body is for its sender to say.
+        headers={"accept-encoding": "identity", **(headers or {})},
         auth=auth,
         timeout=timeout or httpx2.Timeout(30.0, read=300.0),
         # Each wait for a result of 2025-11-25 holds a connection, and looks must not queue up behind them.
@@ -93,10 +98,10 @@ class _FailsAlone(httpx2.AsyncBaseTransport):
                 # The same exception, with the URL in its text.
                 raise type(exc)(why, request=request) from exc
             return _error_response(request, why, sent=not isinstance(exc, _NEVER_SENT))
+        if isinstance(response.stream, httpx2.AsyncByteStream):
+            response.stream = _EndsQuietly(response.stream, _most_of(response))
         if response.status_code in _GATEWAY and not await _is_answer(response):
             return _error_response(request, f"{_address(request)} answered with HTTP {response.status_code}", sent=True)
-        if isinstance(response.stream, httpx2.AsyncByteStream):
-            response.stream = _EndsQuietly(response.stream)
         return response
 
     async def aclose(self) -> None:
@@ -137,14 +142,19 @@ class _EndsInSilence(httpx2.AsyncByteStream):
 
 
 class _EndsQuietly(httpx2.AsyncByteStream):
-    """A body that is cut off raises what the SDK takes for a bad body, not what it takes for its own end."""
+    """A body that is cut off, or goes on for ever, raises what the SDK takes for a bad body, not for its own end."""
 
-    def __init__(self, inner: httpx2.AsyncByteStream) -> None:
+    def __init__(self, inner: httpx2.AsyncByteStream, most: int | None) -> None:
         self._inner = inner
+        self._most = most
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        came = 0
         try:
             async for chunk in self._inner:
+                came += len(chunk)
+                if self._most is not None and came > self._most:
+                    raise httpx2.StreamError(f"the answer has more than {self._most:,} bytes")
                 yield chunk
         except httpx2.TransportError as exc:
             raise httpx2.StreamError(f"the server went away: {exc}") from exc
@@ -153,11 +163,19 @@ class _EndsQuietly(httpx2.AsyncByteStream):
         await self._inner.aclose()
 
 
+def _most_of(response: httpx2.Response) -> int | None:
+    """How many bytes the body may have; None where the SDK counts those of each event."""
+    if response.headers.get("content-encoding", "identity").lower() not in ("identity", ""):
+        return MAX_PACKED
+    is_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
+    return None if is_stream and response.status_code not in _GATEWAY else MAX_EVENT
+
+
 async def _is_answer(response: httpx2.Response) -> bool:
     """Whether it is the server that answers, and not something on the way to it. Closed, if it is not."""
     try:
         message: Any = json.loads(await response.aread())
-    except (ValueError, httpx2.HTTPError, httpx2.StreamError):
+    except (ValueError, RecursionError, httpx2.HTTPError, httpx2.StreamError):
         message = None
     if isinstance(message, dict) and "jsonrpc" in message:
         return True

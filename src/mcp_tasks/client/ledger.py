@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from mcp_tasks.client.ledger_file import open_ledger
+from mcp_tasks.client.sealing import Sealer, bound_to
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.status import FINAL_STATUSES, TaskStatus
-from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
+from mcp_tasks.encryption import Cipher
+from mcp_tasks.errors import CannotDecrypt, EncryptionMismatch, StoreCorrupt, StoreUnavailable
 from mcp_tasks.wire.parse import TaskSnapshot
 
 UNKNOWN: Final = "unknown"
@@ -72,17 +74,22 @@ class Ledger:
         path: The file, which is created if it does not exist.
         keep_results: Keep finished tasks and their results until `forget`. Otherwise a task is removed when its end
             was seen.
+        cipher: Encrypts messages, results, errors, questions and answers (`mcp_tasks.encryption.Keyring`). A ledger
+            that is plain, or has an older key of the ring, is encrypted when it is opened.
 
     Raises:
+        EncryptionMismatch: It is encrypted, and the key is missing or another one.
+        UntrustedFile: Somebody else may have put the file there, or can write it.
         StoreUnavailable: The file cannot be used now. Any method may raise this.
         StoreCorrupt: The file is not a ledger, or is corrupt. Any method may raise this.
     """
 
-    def __init__(self, path: str | Path, *, keep_results: bool = False) -> None:
+    def __init__(self, path: str | Path, *, keep_results: bool = False, cipher: Cipher | None = None) -> None:
         self.path: Path = Path(path)
         self.keep_results: bool = keep_results
+        self._sealer = Sealer(cipher)
         with self._translated():
-            self._db = open_ledger(self.path, timeout=5)
+            self._db = open_ledger(self.path, timeout=5, cipher=cipher)
 
     def close(self) -> None:
         """Close the file. Safe to call twice."""
@@ -102,11 +109,14 @@ class Ledger:
             self.forget(snapshot.id, server=server, identity=identity)
             return
         finished = snapshot.updated_at.isoformat() if snapshot.is_final else None
-        outcome = (_json(snapshot.result), _json(snapshot.error), finished)
+        task = bound_to(server, identity, snapshot.id)
+        message, result, error = (
+            self._sealer.seal(task, text) for text in (snapshot.message, _json(snapshot.result), _json(snapshot.error))
+        )
         self._run(
             "UPDATE tasks SET status = ?, message = ?, result = ?, error = ?, finished = ?"
             " WHERE server = ? AND identity = ? AND task_id = ? AND attributed",
-            (snapshot.status.value, snapshot.message, *outcome, server, identity, snapshot.id),
+            (snapshot.status.value, message, result, error, finished, server, identity, snapshot.id),
         )
 
     def lost(self, task_id: str, *, server: str, identity: str = "") -> None:
@@ -141,7 +151,7 @@ class Ledger:
             (server, identity),
         )
         with self._translated():
-            return [_entry(row) for row in rows]
+            return [self._entry(row) for row in rows]
 
     def forget(self, task_id: str, *, server: str, identity: str = "") -> None:
         """Remove the task, and the answers given to it."""
@@ -164,10 +174,12 @@ class Ledger:
         Args:
             question: What was asked under the key. An answer to an unknown question is never given again.
         """
+        place = bound_to(server, identity, task_id, key)
+        sealed = (self._sealer.seal(place, _json(question)), self._sealer.seal(place, _json(answer)))
         self._run(
             "INSERT OR REPLACE INTO answers (server, identity, task_id, key, question, answer)"
             " VALUES (?, ?, ?, ?, ?, ?)",
-            (server, identity, task_id, key, _json(question), _json(answer)),
+            (server, identity, task_id, key, *sealed),
         )
 
     def recorded_answer(
@@ -175,11 +187,16 @@ class Ledger:
     ) -> dict[str, Any] | None:
         """The answer that was given to this very question: the same server, task, key and content."""
         rows = self._run(
-            "SELECT answer FROM answers WHERE server = ? AND identity = ? AND task_id = ? AND key = ? AND question = ?",
-            (server, identity, task_id, key, _json(question)),
+            "SELECT question, answer FROM answers WHERE server = ? AND identity = ? AND task_id = ? AND key = ?",
+            (server, identity, task_id, key),
         )
+        place = bound_to(server, identity, task_id, key)
         with self._translated():
-            return json.loads(rows[0][0]) if rows else None
+            for asked, answer in rows:
+                # Compared here: what is encrypted differs each time.
+                if self._sealer.open(place, asked) == _json(question):
+                    return json.loads(self._sealer.open(place, answer))
+        return None
 
     def answer_sent(self, server: str, task_id: str, key: str, *, identity: str = "") -> None:
         """Record that the server acknowledged the answer."""
@@ -197,14 +214,35 @@ class Ledger:
 
     def answers(self, server: str, task_id: str, *, identity: str = "") -> dict[str, tuple[dict[str, Any], bool]]:
         """Answers given to a task, by key, and whether the server has acknowledged them."""
+        task = (server, identity, task_id)
         rows = self._run(
-            "SELECT key, answer, sent FROM answers WHERE server = ? AND identity = ? AND task_id = ?",
-            (server, identity, task_id),
+            "SELECT key, answer, sent FROM answers WHERE server = ? AND identity = ? AND task_id = ?", task
         )
         with self._translated():
-            return {_text(key): (json.loads(answer), bool(sent)) for key, answer, sent in rows}
+            return {
+                _text(key): (json.loads(self._sealer.open(bound_to(*task, key), answer)), bool(sent))
+                for key, answer, sent in rows
+            }
 
-    def _run(self, statement: str, params: Sequence[str | None]) -> list[tuple[Any, ...]]:
+    def _entry(self, row: tuple[Any, ...]) -> LedgerEntry:
+        task_id, server, tool, started, status, *secrets, finished, identity, attributed = row
+        task = bound_to(server, identity, task_id)
+        message, result, error = (self._sealer.open(task, secret) for secret in secrets)
+        return LedgerEntry(
+            task_id=_text(task_id),
+            server=_text(server),
+            tool=_text(tool),
+            started_at=datetime.fromisoformat(started),
+            status=status,
+            message=None if message is None else _text(message),
+            result=None if result is None else json.loads(result),
+            error=None if error is None else json.loads(error),
+            finished_at=None if finished is None else datetime.fromisoformat(finished),
+            identity=_text(identity),
+            attributed=bool(attributed),
+        )
+
+    def _run(self, statement: str, params: Sequence[str | bytes | None]) -> list[tuple[Any, ...]]:
         with self._translated():
             return self._db.execute(statement, [_bound(param) for param in params]).fetchall()
 
@@ -212,27 +250,12 @@ class Ledger:
     def _translated(self) -> Generator[None]:
         try:
             yield
+        except CannotDecrypt as exc:
+            raise EncryptionMismatch(f"something in the ledger {self.path} cannot be decrypted: {exc}") from exc
         except (sqlite3.OperationalError, OSError) as exc:
             raise StoreUnavailable(f"the ledger {self.path} cannot be used now: {exc}") from exc
         except (sqlite3.DatabaseError, ValueError, TypeError) as exc:
             raise StoreCorrupt(f"{self.path} is not a ledger, or is corrupt: {exc}") from exc
-
-
-def _entry(row: tuple[Any, ...]) -> LedgerEntry:
-    task_id, server, tool, started, status, message, result, error, finished, identity, attributed = row
-    return LedgerEntry(
-        task_id=_text(task_id),
-        server=_text(server),
-        tool=_text(tool),
-        started_at=datetime.fromisoformat(started),
-        status=status,
-        message=None if message is None else _text(message),
-        result=None if result is None else json.loads(result),
-        error=None if error is None else json.loads(error),
-        finished_at=None if finished is None else datetime.fromisoformat(finished),
-        identity=_text(identity),
-        attributed=bool(attributed),
-    )
 
 
 def _json(value: Mapping[str, Any] | None) -> str | None:
@@ -240,9 +263,9 @@ def _json(value: Mapping[str, Any] | None) -> str | None:
     return None if value is None else json.dumps(dict(value), sort_keys=True)
 
 
-def _bound(text: str | None) -> str | bytes | None:
+def _bound(text: str | bytes | None) -> str | bytes | None:
     """Text as SQLite takes it. A lone surrogate, which JSON can spell, is not text to SQLite: it is kept as bytes."""
-    if text is None or text.isascii():
+    if text is None or isinstance(text, bytes) or text.isascii():
         return text
     try:
         text.encode()

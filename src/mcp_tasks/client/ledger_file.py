@@ -7,13 +7,15 @@ transaction that makes the tables, so that processes which open one new file tog
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import time
 from pathlib import Path
 from typing import Final
 
+from mcp_tasks.client.sealing import encrypt_file, must_be_encrypted
+from mcp_tasks.encryption import Cipher
 from mcp_tasks.errors import StoreCorrupt
+from mcp_tasks.files import FileId, check_still, make_private_file
 
 APPLICATION_ID: Final = int.from_bytes(b"MCPL", "big")
 
@@ -58,19 +60,41 @@ _MIGRATION: Final = (
 )
 
 
-def open_ledger(path: Path, *, timeout: float) -> sqlite3.Connection:
-    """A connection to the ledger at `path`, which is made if it is not there.
+_SECRETS: Final = (
+    ("tasks", "server, identity, task_id", ("message", "result", "error")),
+    ("answers", "server, identity, task_id, key", ("question", "answer")),
+)
+"""What is encrypted where there is a cipher. The rest is what tasks are found by, and what a list of them shows."""
+
+
+def open_ledger(path: Path, *, timeout: float, cipher: Cipher | None = None) -> sqlite3.Connection:
+    """A connection to the ledger at `path`, which is made if it is not there, and encrypted if there is a cipher.
 
     Raises:
-        StoreCorrupt: The file is something else, or of a newer release. Nothing was written.
+        StoreCorrupt: The file is something else, or of a newer release, or not to be trusted, or has another key.
+            Nothing was written.
         sqlite3.Error: SQLite refused; the caller translates.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # For its owner alone: answers and results are in it as they are.
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    # For its owner alone: answers and results are in it.
+    known = make_private_file(path)
+    db = _opened(path, known, timeout)
+    try:
+        to_encrypt = must_be_encrypted(db, cipher, path)
+    except BaseException:
+        db.close()
+        raise
+    if cipher is None or not to_encrypt:
+        return db
+    db.close()
+    encrypt_file(path, cipher, _SECRETS)
+    return _opened(path, known, timeout)
+
+
+def _opened(path: Path, known: FileId, timeout: float) -> sqlite3.Connection:
     db = sqlite3.connect(path, isolation_level=None, timeout=timeout, check_same_thread=False)
     try:
         _prepare(db, path)
+        check_still(path, known)
     except BaseException:
         db.close()
         raise

@@ -24,9 +24,10 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from mcp_tasks.client.mailbox import Mailbox
-from mcp_tasks.client.requests import TRANSIENT_CODES, listen_to_tasks
+from mcp_tasks.client.requests import TRANSIENT_CODES, listen_to_tasks, retry_after
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.errors import InvalidResponse
+from mcp_tasks.quiet import what
 from mcp_tasks.wire.parse import parse_task
 
 logger: Final = logging.getLogger(__name__)
@@ -34,7 +35,8 @@ logger: Final = logging.getLogger(__name__)
 GATHER = 0.02
 """Seconds a stream waits for more tasks to share it; far below any poll interval."""
 
-MAX_IDS_PER_STREAM = 500
+MAX_IDS_PER_STREAM = 100
+"""What servers of ours take, unless their author says otherwise."""
 
 CLOSING = 1.0
 """Seconds to wait at most for a stream to close."""
@@ -51,6 +53,7 @@ class PushHub:
         self._unheard: set[str] = set()
         self._streams: dict[asyncio.Task[None], frozenset[str]] = {}
         self._opener: asyncio.Task[None] | None = None
+        self._has_warned = False
 
     @asynccontextmanager
     async def join(self, task_id: str, box: Mailbox) -> AsyncGenerator[None]:
@@ -82,7 +85,11 @@ class PushHub:
         try:
             snapshot = parse_task(params)
         except InvalidResponse as exc:
-            logger.warning("ignored a notification: %s", exc)
+            # Once at that level: a server may send as many as it likes.
+            logger.log(
+                logging.DEBUG if self._has_warned else logging.WARNING, "ignored a notification: %s", type(exc).__name__
+            )
+            self._has_warned = True
             return
         for box in boxes:
             box.put(snapshot)
@@ -131,12 +138,13 @@ class PushHub:
         try:
             await listen_to_tasks(session, ids)
         except MCPError as exc:
-            if exc.code not in TRANSIENT_CODES:
+            # As many streams as may be: there may be room for one later.
+            if exc.code not in TRANSIENT_CODES and retry_after(exc) is None:
                 # Not served, or not to us: this session polls.
-                logger.debug("the server does not push: %s", exc)
+                logger.debug("the server does not push: %s", what(exc))
                 self._offered = False
         except Exception as exc:
-            logger.debug("a listen stream ended: %s", exc)
+            logger.debug("a listen stream ended: %s", what(exc))
         boxes = [box for task_id in ids for box in self._boxes.get(task_id, ())]
         lasted = any(box.live for box in boxes)
         for box in boxes:

@@ -73,13 +73,14 @@ async def make_once(send: Send[T], *, tool: str, key: str | None, is_honoured: b
     for repeats in itertools.count():
         try:
             return await send(_meta(key, repeated=repeats > 0))
-        except (MCPError, OSError, httpx2.TransportError) as exc:
+        except (MCPError, httpx2.TransportError) as exc:
             if lost is not None and _is_not_kept(exc):
                 raise lost from exc
-            if not _is_lost(exc):
-                raise
-            may_have_run = _was_sent(exc) or (lost is not None and lost.may_have_run)
-            lost = CallLost.of(exc, tool=tool, key=key, may_have_run=may_have_run, is_honoured=is_honoured)
+            if lost is None or not _may_come_later(exc):
+                if not _is_lost(exc):
+                    raise
+                may_have_run = _was_sent(exc) or (lost is not None and lost.may_have_run)
+                lost = CallLost.of(exc, tool=tool, key=key, may_have_run=may_have_run, is_honoured=is_honoured)
             is_safe = is_honoured and key is not None and _may_come_back(exc)
             if not (is_safe and repeats < MOST_REPEATS and pauses.failed(anyio.current_time())):
                 raise lost from exc
@@ -123,6 +124,11 @@ def _was_sent(exc: Exception) -> bool:
 def _sent(exc: MCPError) -> object:
     """What our own transport says of a request that got no answer; None if it says nothing."""
     return _data(exc).get(SENT_DATA_KEY)
+
+
+def _may_come_later(exc: Exception) -> bool:
+    """Whether the server refuses a repeat for now, because of a limit: that says nothing of the first call."""
+    return isinstance(exc, MCPError) and _data(exc).get("reason") == "limit"
 
 
 def _is_not_kept(exc: Exception) -> bool:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal, cast
 
+import anyio
 import httpx2
 from mcp.client.session import ClientSession
 from mcp.shared.exceptions import MCPError
@@ -26,12 +29,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mcp_tasks.client.messages import CONNECTION_OVER
 from mcp_tasks.errors import InvalidResponse, UnknownTask, UsageError
 from mcp_tasks.failure import is_over_limit
-from mcp_tasks.wire.models import CancelTaskParams, GetTaskParams, UpdateTaskParams
+from mcp_tasks.wire.models import LIMIT_EXCEEDED, CancelTaskParams, GetTaskParams, UpdateTaskParams
 from mcp_tasks.wire.parse import TaskSnapshot, parse_task
 
 TRANSIENT_CODES = frozenset({CONNECTION_CLOSED, REQUEST_TIMEOUT, INTERNAL_ERROR, PARSE_ERROR})
 """Errors after which the same request may well succeed: the server restarts, is slow, or its store is busy; the SDK
 reports an answer that was cut off as one that cannot be parsed."""
+
+
+SHORTEST_PAUSE: Final = 0.05
+"""Seconds before a request that was refused is sent again, whatever the server says."""
+
+LONGEST_PAUSE: Final = 60.0
+"""Seconds that a request may be put off in all by a server that says when to come back, before who waits is told."""
 
 
 class AnyResult(Result):
@@ -94,7 +104,7 @@ async def update_task(session: ClientSession, task_id: str, responses: Mapping[s
     """
     params = UpdateTaskParams(taskId=task_id, inputResponses=dict(responses))
     try:
-        await session.send_request(_UpdateTask(params=params), AnyResult)
+        await _send_in_time(session, _UpdateTask(params=params))
     except MCPError as exc:
         if exc.code == INVALID_PARAMS:
             # The same code for a task that is not there and an answer that does not fit: a look tells them apart.
@@ -150,13 +160,41 @@ async def listen_to_tasks(session: ClientSession, task_ids: Sequence[str]) -> No
 def is_transient(exc: Exception) -> bool:
     """Whether the same request may succeed later, without anybody fixing anything."""
     if isinstance(exc, MCPError):
+        if retry_after(exc) is not None:
+            return True
         return exc.code in TRANSIENT_CODES and exc.message != CONNECTION_OVER and not is_over_limit(exc)
     return isinstance(exc, httpx2.TransportError | OSError)
 
 
+def retry_after(exc: MCPError) -> float | None:
+    """Seconds after which a server wants to be asked again that was asked for too much; None if it does not say so."""
+    data: Any = exc.data
+    if exc.code != LIMIT_EXCEEDED or not isinstance(data, Mapping):
+        return None
+    wanted: Any = cast("Mapping[str, Any]", data).get("retryAfterMs")
+    is_number = isinstance(wanted, int | float) and not isinstance(wanted, bool) and math.isfinite(wanted)
+    return max(float(wanted), 0.0) / 1000 if is_number else None
+
+
+async def _send_in_time(session: ClientSession, request: _TaskRequest) -> AnyResult:
+    """Send a request, and again when the server says that it may be: nothing was done until then."""
+    waited = 0.0
+    while True:
+        try:
+            return await session.send_request(request, AnyResult)
+        except MCPError as exc:
+            wanted = retry_after(exc)
+            if wanted is None or waited + wanted > LONGEST_PAUSE:
+                raise
+        # A little later than the server says: its other clients were told the same.
+        pause = max(wanted, SHORTEST_PAUSE) * random.uniform(1, 1.25)  # noqa: S311  chance, and no secret
+        waited += pause
+        await anyio.sleep(pause)
+
+
 async def _send(session: ClientSession, task_id: str, request: _TaskRequest) -> dict[str, Any]:
     try:
-        result = await session.send_request(request, AnyResult)
+        result = await _send_in_time(session, request)
     except MCPError as exc:
         if exc.code == INVALID_PARAMS:
             raise UnknownTask(task_id, f"Task {task_id} not found") from exc

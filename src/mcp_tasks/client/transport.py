@@ -221,7 +221,7 @@ async def leaving_quietly(transport: AbstractAsyncContextManager[Any]) -> AsyncG
         async with transport as streams:
             yield streams
     except* (anyio.BrokenResourceError, anyio.ClosedResourceError) as late:
-        logger.debug("an answer came after its client had left: %r", late)
+        logger.debug("an answer came after its client had left: %s", type(late.exceptions[0]).__name__)
 
 
 def http_address(url: str) -> str:

@@ -45,6 +45,7 @@ from mcp_types import (
 )
 
 from mcp_tasks.client.messages import connection_closed, notification, reply_to, request_message
+from mcp_tasks.quiet import quietly
 
 logger: Final = logging.getLogger(__name__)
 
@@ -285,7 +286,7 @@ class Wire:
     def _finished(self, work: asyncio.Task[Any]) -> None:
         self._background.discard(work)
         if not work.cancelled() and (exc := work.exception()) is not None:
-            logger.error("something begun on a connection failed", exc_info=exc)
+            logger.error("something begun on a connection failed", exc_info=quietly(exc))
 
 
 def _seen(
@@ -296,7 +297,7 @@ def _seen(
         try:
             seen = view(message)
         except Exception:
-            logger.exception("a message could not be handled; it goes on as it was")
+            logger.error("a message could not be handled; it goes on as it was", exc_info=quietly())
             continue
         if seen is None:
             return None

@@ -24,6 +24,7 @@ from mcp_tasks.core.text import valid_json
 from mcp_tasks.errors import AnswerRefused, StoreError, TaskUnreadable
 from mcp_tasks.fallback.call_stream import CallStream
 from mcp_tasks.protocol.taking import misfit, take_answer
+from mcp_tasks.quiet import quietly
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.tools.client_stream import StreamLost
 
@@ -168,7 +169,7 @@ class TaskQuestions:
             self._lose(key, sent)
             return
         except Exception:
-            logger.exception("task %s… could not ask on the call that waits for it", record.id[:12])
+            logger.error("task %s… could not ask on the call that waits for it", record.id[:12], exc_info=quietly())
             self._lose(key, sent)
             return
         # It stays here until its task has it: nobody asks what has been answered.

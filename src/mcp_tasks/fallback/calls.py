@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any, Final, cast
 
 import anyio
+import anyio.lowlevel
 from mcp.server.context import HandlerResult
 from mcp_types import InputRequiredResult
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
@@ -62,7 +63,7 @@ class ToolCall:
     joined: str | None = None
     key: CallKey | None = None
     max_wait: timedelta | None = None
-    admit: Callable[[], None] = lambda: None
+    admit: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint
 
 
 class FallbackCalls:
@@ -112,7 +113,7 @@ class FallbackCalls:
         return await waiting.go_on(record)
 
     async def _begin(self, call: ToolCall, waiting: WaitingRequest) -> HandlerResult:
-        call.admit()
+        await call.admit()
         task_id = new_task_id()
         with ExitStack() as opened:
             # Before the task is there: its tool may be at work before we hear of it.
@@ -132,19 +133,18 @@ class FallbackCalls:
     async def _launch(self, call: ToolCall, waiting: WaitingRequest, task_id: str) -> CallAnswer:
         # One that was asked something first has its own key, and is not the same as another whose answers may differ.
         nonce = waiting.nonce
-        joins = call.joined is not None and nonce is None
-        own = None if joins else call.key
+        joined = None if nonce is not None else call.joined
         return await answer_call(
             self._parts.runtime(),
             _request(call),
             owner=call.owner,
             retention=call.retention,
             poll_interval=call.poll_interval,
-            asks_first=call.asks_first and waiting.leg is not None and not joins,
+            asks_first=call.asks_first and waiting.leg is not None and joined is None,
             task_id=task_id,
-            key=call.joined if joins else nonce if own is None else own.key,
-            joins=joins,
-            fingerprint=None if own is None else own.fingerprint,
+            under=nonce,
+            joined=joined,
+            key=call.key,
             session=session_of(call.caller),
             goes_on=call.ways.when_caller_leaves == "continue",
         )

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 from mcp_tasks.core.pacing import lifetime, poll_interval
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.core.text import valid_text
+from mcp_tasks.core.text import short_message, valid_text
 from mcp_tasks.errors import InvalidResponse
 from mcp_tasks.wire.parse import TaskSnapshot, parse_task
 from mcp_tasks.wire.render import milliseconds, timestamp
@@ -76,7 +76,9 @@ def read_task(data: object) -> TaskSnapshot:
     try:
         status = TaskStatus(task.get("status"))
     except ValueError as exc:
-        raise InvalidResponse(f"the server sent something that is not a valid task: {exc}") from exc
+        # It quotes what the server sent, all of it.
+        said = short_message(str(exc))
+        raise InvalidResponse(f"the server sent something that is not a valid task: {said}") from exc
     seed = {
         **task,
         "status": TaskStatus.WORKING.value,

@@ -32,11 +32,10 @@ from mcp_tasks.errors import (
     TaskUnreadable,
     UnknownTask,
 )
+from mcp_tasks.quiet import quietly
+from mcp_tasks.wire.models import LIMIT_EXCEEDED
 
 logger: Final = logging.getLogger(__name__)
-
-LIMIT_EXCEEDED: Final = -32010
-"""The caller takes more than it may: of the range that JSON-RPC leaves to servers, and in use by no version of MCP."""
 
 _STORE_UNAVAILABLE = "The task store cannot take the request now; try again later"
 _TASK_UNREADABLE = "This task cannot be read; the server's log says why"
@@ -98,7 +97,7 @@ def discreet(method: str) -> Generator[None]:
     except Exception as exc:
         if isinstance(getattr(exc, "error", None), ErrorData):
             raise
-        logger.exception("%s failed, and its client was told of an internal error", method)
+        logger.error("%s failed, and its client was told of an internal error", method, exc_info=quietly())
         error = to_error_data(exc)
         raise RpcError(error.code, error.message, error.data) from exc
 

@@ -35,10 +35,12 @@ class CallKey:
     Attributes:
         key: What the task of the call stands under.
         fingerprint: What the call is: under the same key no other may stand.
+        is_repeat: Whether the caller says that the call may have been made before.
     """
 
     key: str
     fingerprint: str
+    is_repeat: bool = False
 
 
 def take_key(
@@ -59,7 +61,9 @@ def take_key(
     key = _checked(request.meta[IDEMPOTENCY_KEY], owner)
     place = [key, request.request_state, sorted(request.input_responses or ())] if asks_first else [key]
     what = [request.method, request.name, request.arguments, request.input_responses or {}]
-    return replace(request, meta=without_key(request.meta)), CallKey(f"idempotency/{_digest(place)}", _digest(what))
+    is_repeat = request.meta.get(REPEATED_META_KEY) is True
+    taken = CallKey(f"idempotency/{_digest(place)}", _digest(what), is_repeat)
+    return replace(request, meta=without_key(request.meta)), taken
 
 
 def without_key(meta: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -25,8 +25,12 @@ MOST_KNOWN: Final = 10_000
 PATIENCE: Final = 1.0
 """Seconds by which an answer is held back for who asks too often, before who goes on is refused."""
 
+REFUSED_AFTER: Final = 0.5
+"""Seconds by which a refusal is held back. Who asks again as soon as it is answered would otherwise be refused as often
+as this process can say no, and everybody else would wait for that."""
+
 MOST_HELD_BACK: Final = 100
-"""Requests of one owner that are held back at a time."""
+"""Requests of one owner that are held back at a time, and as many refusals. Those beyond it are refused at once."""
 
 
 class Pace:
@@ -86,6 +90,7 @@ class Limiting:
         self._owner_creates = _pace(limits.owner_creates, clock)
         self._creates = _pace(limits.creates, clock)
         self._streams: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
 
     # How often
 
@@ -99,7 +104,7 @@ class Limiting:
             return
         wait, may = self._requests.take(owner)
         if not may:
-            raise _too_often("owner_requests", "You ask about tasks", self.limits.owner_requests, wait)
+            raise await self._too_often("owner_requests", "You ask about tasks", wait, owner)
         if wait:
             await anyio.sleep(wait)
 
@@ -123,11 +128,11 @@ class Limiting:
             return
         wait, may = self._polls.take(task_id)
         if not may:
-            raise _too_often("task_polls", "You ask about this task", self.limits.task_polls, wait)
+            raise await self._too_often("task_polls", "You ask about this task", wait, task_id)
         if wait:
             await anyio.sleep(wait)
 
-    def create(self, owner: str | None, request: TaskRequest) -> None:
+    async def create(self, owner: str | None, request: TaskRequest) -> None:
         """Let a call become a task.
 
         Raises:
@@ -138,8 +143,26 @@ class Limiting:
             wait, may = pace.take(owner or "")
             if not may:
                 what = "Callers without a name start tasks" if owner is None else "You start tasks"
-                raise _too_often(limit, what, getattr(self.limits, limit), wait)
+                raise await self._too_often(limit, what, wait, owner or "")
         self.check_request(request)
+
+    async def _too_often(self, limit: str, what: str, wait: float, who: str) -> LimitExceeded:
+        """The refusal, a moment later."""
+        if self._refused[who] < MOST_HELD_BACK:
+            self._refused[who] += 1
+            try:
+                await anyio.sleep(min(wait, REFUSED_AFTER))
+            finally:
+                self._refused[who] -= 1
+                if not self._refused[who]:
+                    del self._refused[who]
+            wait = max(wait - REFUSED_AFTER, 0.01)
+        return LimitExceeded(
+            limit,
+            f"{what} more often than {getattr(self.limits, limit):g} times a second; nothing was done. Come back in "
+            f"{wait:.2f} s",
+            retry_after=timedelta(seconds=wait),
+        )
 
     # How much
 
@@ -212,14 +235,6 @@ class Limiting:
 
 def _pace(rate: float | None, clock: Callable[[], float], patience: float = 0.0) -> Pace | None:
     return None if rate is None else Pace(rate, clock, patience)
-
-
-def _too_often(limit: str, what: str, rate: float | None, wait: float) -> LimitExceeded:
-    return LimitExceeded(
-        limit,
-        f"{what} more often than {rate:g} times a second; nothing was done. Come back in {max(wait, 0.01):.2f} s",
-        retry_after=timedelta(seconds=wait),
-    )
 
 
 def _nothing() -> None:

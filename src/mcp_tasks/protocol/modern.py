@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from mcp_types import INVALID_PARAMS, MISSING_REQUIRED_CLIENT_CAPABILITY
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
@@ -24,9 +24,6 @@ from mcp_tasks.wire import (
     render_result,
     render_task,
 )
-
-MAX_TASK_IDS: Final = 1_000
-"""Tasks that one stream may name: each is looked up before the stream is acknowledged."""
 
 
 class ModernDialect:
@@ -80,10 +77,7 @@ class ModernDialect:
         ids = _task_ids(params)
         if not isinstance(ids, list) or not all(isinstance(task_id, str) for task_id in cast("list[Any]", ids)):
             raise RpcError(INVALID_PARAMS, "notifications.taskIds must be a list of strings")
-        named = list(dict.fromkeys(cast("list[str]", ids)))
-        if len(named) > MAX_TASK_IDS:
-            raise RpcError(INVALID_PARAMS, f"notifications.taskIds may name at most {MAX_TASK_IDS} tasks")
-        return named
+        return list(dict.fromkeys(cast("list[str]", ids)))
 
     def created(self, record: TaskRecord, now: datetime) -> Message:
         """`CreateTaskResult`."""

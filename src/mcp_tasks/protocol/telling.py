@@ -48,6 +48,12 @@ def tell_look(runtime: TaskRuntime, record: TaskRecord, method: str) -> None:
         runtime.observers.note(TaskAccess(verb, method, record.owner, time.time(), record.id, record.name))
 
 
+def tell_local_look(runtime: TaskRuntime, record: TaskRecord) -> None:
+    """Code of the server's own has looked at a task, for nobody that could be named."""
+    if runtime.observers.want(TaskAccess):
+        runtime.observers.note(TaskAccess("read", "local", None, time.time(), record.id, record.name))
+
+
 def tell_listing(runtime: TaskRuntime, owner: str | None, method: str, shown: int) -> None:
     """A caller has been shown tasks of its own, so many of them."""
     if runtime.observers.want(TaskAccess):

@@ -44,7 +44,7 @@ class Text:
         fields = {name: value for name, value in answer.fields.items() if name not in moving}
         fields["_meta"] = {**fields.get("_meta", {}), **meta}
         self._lasting = Message(fields=fields, large=answer.large).encode()[1:]
-        names = (record.id, record.owner, record.namespace, record.method)
+        names = (record.id, record.owner, record.namespace, record.method, record.name, record.trace)
         self.size: int = len(self._lasting) + RECORD_BYTES + sum(map(getsizeof, names))
 
     def at(self, now: datetime) -> bytes:
@@ -97,7 +97,9 @@ def _slim(record: TaskRecord) -> TaskRecord:
     return TaskRecord(
         id=record.id,
         owner=record.owner,
-        name="",
+        # These two for those who watch.
+        name=record.name,
+        trace=record.trace,
         method=record.method,
         namespace=record.namespace,
         version=record.version,

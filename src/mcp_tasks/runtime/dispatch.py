@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from mcp_tasks.core.record import DEFAULT_QUEUE, TaskRecord
 from mcp_tasks.engines.base import Lane, Route, Serves, WritesJobs
 from mcp_tasks.errors import StoreError
+from mcp_tasks.quiet import quietly
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.stores.shares import Handing, Ready, Share, WorkLimits
 
@@ -182,7 +183,7 @@ class Dispatch:
             except StoreError as exc:
                 logger.warning("queued tasks could not be handed out: %s", exc)
             except Exception:
-                logger.exception("queued tasks could not be handed out")
+                logger.error("queued tasks could not be handed out", exc_info=quietly())
             await asyncio.sleep(PAUSE)
 
     async def hand_out(self) -> None:

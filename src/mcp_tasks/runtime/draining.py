@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from mcp_tasks.errors import StoreError
+from mcp_tasks.quiet import quietly
 from mcp_tasks.runtime.lease import HEARTBEATS_PER_LEASE
 from mcp_tasks.stores.base import Store
 
@@ -79,7 +80,7 @@ class Draining:
             except StoreError as exc:
                 logger.debug("whether this worker is to drain could not be looked up: %s", exc)
             except Exception:
-                logger.exception("whether this worker is to drain could not be looked up")
+                logger.error("whether this worker is to drain could not be looked up", exc_info=quietly())
 
     async def look(self) -> None:
         """Look once, and do as it says.

@@ -8,6 +8,8 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, Final
 
+from mcp_tasks.quiet import quietly, what
+
 logger: Final = logging.getLogger(__name__)
 
 
@@ -33,4 +35,4 @@ class Helpers:
     def _ended(self, helper: asyncio.Task[None]) -> None:
         self._at_work.discard(helper)
         if not helper.cancelled() and (failure := helper.exception()) is not None:
-            logger.error("task %s…: %r", self._task_id[:12], failure, exc_info=failure)
+            logger.error("task %s…: %s", self._task_id[:12], what(failure), exc_info=quietly(failure))

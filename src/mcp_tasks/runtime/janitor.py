@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import anyio
 
 from mcp_tasks.errors import StoreError
+from mcp_tasks.quiet import quietly
 from mcp_tasks.runtime.ageing import Ageing
 from mcp_tasks.runtime.expiry import Expiry
 from mcp_tasks.runtime.queue_sweep import QueueSweep
@@ -109,4 +110,4 @@ class Janitor:
         except StoreError as exc:
             logger.warning("a sweep did not finish: %s", exc)
         except Exception:
-            logger.exception("a sweep failed")
+            logger.error("a sweep failed", exc_info=quietly())

@@ -71,30 +71,29 @@ class Launching:
         runtime = self._runtime
         if not owner and runtime.requires_owner:
             raise OwnerRequired(f"a task of {request.name!r} has to have an owner on this server, and none is named")
-        admission = await runtime.quota.admit(owner, inside=parent is not None)
-        now = runtime.now()
-        policy = await self._policy_of(request)
-        treated = policy or ToolPolicy()
-        record = TaskRecord(
-            id=task_id or self._new_id(),
-            owner=owner,
-            method=request.method,
-            name=request.name,
-            created_at=now,
-            updated_at=now,
-            retention=retention,
-            poll_interval=poll_interval,
-            announced=announced,
-            session=session,
-            parent=parent,
-            queue=treated.queue,
-            priority=treated.priority,
-            trace=None if runtime.tracing is None else runtime.tracing.trace_of(request),
-            fingerprint=fingerprint,
-            namespace=runtime.namespace,
-        )
-        create = partial(runtime.changes.create, actor=Actor("client", owner), key=key, key_until_end=key_until_end)
-        with admission:
+        with await runtime.quota.admit(owner, inside=parent is not None) as admission:
+            now = runtime.now()
+            policy = await self._policy_of(request)
+            treated = policy or ToolPolicy()
+            record = TaskRecord(
+                id=task_id or self._new_id(),
+                owner=owner,
+                method=request.method,
+                name=request.name,
+                created_at=now,
+                updated_at=now,
+                retention=retention,
+                poll_interval=poll_interval,
+                announced=announced,
+                session=session,
+                parent=parent,
+                queue=treated.queue,
+                priority=treated.priority,
+                trace=None if runtime.tracing is None else runtime.tracing.trace_of(request),
+                fingerprint=fingerprint,
+                namespace=runtime.namespace,
+            )
+            create = partial(runtime.changes.create, actor=Actor("client", owner), key=key, key_until_end=key_until_end)
             slot = None if policy is None else self._reserve(policy, owner)
             is_early = slot is not None and runtime.early.is_for(record, treated, key=key)
             created = await self._make(record, request, treated, create, slot, is_early=is_early)

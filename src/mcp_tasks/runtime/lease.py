@@ -19,6 +19,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from mcp_tasks.errors import StoreError
+from mcp_tasks.quiet import quietly
 from mcp_tasks.runtime.worker_name import is_gone
 
 logger: Final = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class Lease:
                 level = logging.WARNING if failures == 1 else logging.DEBUG
                 logger.log(level, "the lease of this process could not be renewed: %s", str(exc) or type(exc).__name__)
             except Exception:
-                logger.exception("the lease of this process could not be renewed")
+                logger.error("the lease of this process could not be renewed", exc_info=quietly())
             self.check()
 
     async def _renew_whole(self) -> None:

@@ -18,6 +18,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import StoreError, TaskUnreadable
+from mcp_tasks.quiet import quietly, what
 from mcp_tasks.runtime.run import Run
 from mcp_tasks.stores.base import Hint
 
@@ -48,7 +49,8 @@ class Lookout:
                 failures += 1
                 # Once with all there is to see; it may fail for as long as the server lives.
                 level = logging.ERROR if failures == 1 else logging.DEBUG
-                logger.log(level, "hints are not followed for a moment: %s", exc, exc_info=failures == 1)
+                shown = quietly() if failures == 1 else None
+                logger.log(level, "hints are not followed for a moment: %s", what(exc), exc_info=shown)
             await anyio.sleep(backoff(failures, base=timedelta(seconds=1), limit=timedelta(seconds=30)).total_seconds())
 
     async def keep_looking(self) -> None:
@@ -66,7 +68,7 @@ class Lookout:
                 level = logging.WARNING if failures == 1 else logging.DEBUG
                 logger.log(level, "the runs of this process could not be compared with the store: %s", exc)
             except Exception:
-                logger.exception("the runs of this process could not be compared with the store")
+                logger.error("the runs of this process could not be compared with the store", exc_info=quietly())
 
     async def look(self) -> None:
         """Tell the runs and the listeners of this process what they were not told.

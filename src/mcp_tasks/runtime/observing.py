@@ -27,6 +27,7 @@ from typing import Final, TypeAlias, get_args
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import Event, TaskCreated, TaskDeleted
 from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.quiet import quietly
 from mcp_tasks.runtime.accesses import Refusal, TaskAccess
 
 logger: Final = logging.getLogger(__name__)
@@ -326,8 +327,9 @@ class _Thread:
             # Whatever it is: the next change is another one.
             if not self._failed:
                 self._failed = True
-                logger.exception(
+                logger.error(
                     "%r failed to observe a change of a task; it goes on being called, and further failures of it are "
                     "not logged",
                     self._observer,
+                    exc_info=quietly(),
                 )

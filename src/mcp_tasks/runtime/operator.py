@@ -101,7 +101,7 @@ class Operator:
             UsageError: There is no store there, or it is one of an older release.
             StoreError: It cannot be used; the message says why.
         """
-        await _check(self.store)
+        await check_there(self.store)
         try:
             await self.store.open()
             yield self
@@ -263,7 +263,13 @@ class Operator:
         await set_draining(self.store, worker.namespace, remove=[worker.name])
 
 
-async def _check(store: Store) -> None:
+async def check_there(store: Store) -> None:
+    """See that there is a store that can be opened without making or upgrading it.
+
+    Raises:
+        UsageError: There is none there, or it is one of an older release.
+        StoreError: It cannot be used; the message says why.
+    """
     standing = await store.standing() if isinstance(store, Inspects) else "current"
     if standing == "absent":
         raise UsageError(f"there is no task store at {store!r}: no server has kept tasks there yet")

@@ -11,6 +11,7 @@ from typing import Final
 
 from mcp_tasks.core.record import Progress
 from mcp_tasks.core.text import LONGEST_MESSAGE, short_message
+from mcp_tasks.quiet import what
 
 logger: Final = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class ProgressThrottle:
                         return
                 except Exception as exc:
                     # The store is away, or the report is not JSON; the next one may do better.
-                    logger.warning("progress is not stored: %r", exc)
+                    logger.warning("progress is not stored: %s", what(exc))
                 await asyncio.sleep(self._pause)
         finally:
             self._writing = False

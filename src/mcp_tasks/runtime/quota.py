@@ -53,7 +53,7 @@ class Quota:
         self._owners: OrderedDict[str, _Account] = OrderedDict()
 
     async def admit(self, owner: str | None, *, inside: bool = False) -> Admission:
-        """Let one more task be made, while what this gives is entered.
+        """Let one more task be made, until what this gives is left.
 
         Args:
             inside: Whether it is part of work that was admitted before: a task that a running task starts. It counts
@@ -112,19 +112,16 @@ class Quota:
 
 
 class Admission(AbstractContextManager["Admission"]):
-    """The right to make one task, while it is entered."""
+    """The right to make one task: taken at once, and given back when it is left."""
 
     __slots__ = ("_accounts", "made")
 
     def __init__(self, *accounts: _Account | None) -> None:
         self._accounts = [account for account in accounts if account is not None]
-        self.made: bool = False
-        """Whether the task was made, in the end."""
-
-    def __enter__(self) -> Admission:
         for account in self._accounts:
             account.being_made += 1
-        return self
+        self.made: bool = False
+        """Whether the task was made, in the end."""
 
     def __exit__(self, *_: object) -> None:
         for account in self._accounts:

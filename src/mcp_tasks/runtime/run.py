@@ -33,6 +33,7 @@ from mcp_tasks.errors import (
     UsageError,
     ValueNotStorable,
 )
+from mcp_tasks.quiet import quietly, short_id, what
 from mcp_tasks.runtime.alarms import Alarms
 from mcp_tasks.runtime.branches import Branches
 from mcp_tasks.runtime.children import Children
@@ -354,7 +355,8 @@ class Run:
             ending = Failure(self._host.describe(RuntimeError("the tool cancelled itself")))
         except BaseException as exc:
             # Whatever a tool raises is its ending, `SystemExit` included: the task must end, and the server go on.
-            logger.exception("the run of task %s… ended with an unexpected exception", self.record.id[:12])
+            task = short_id(self.record.id)
+            logger.error("the run of task %s ended with an unexpected exception", task, exc_info=quietly())
             ending = Failure(self._host.describe(exc if isinstance(exc, Exception) else RuntimeError(repr(exc))))
         await self.life.parking_decided()
         return ending if self.life.take(Turn.RETURNED) else None
@@ -371,7 +373,7 @@ class Run:
                 await self.recording.write_patiently(*reported, event, outcome=outcome)
                 return
             except (TypeError, ValueError, RecursionError, ValueNotStorable) as exc:
-                logger.error("what task %s… ended with cannot be stored: %r", self.record.id[:12], exc)
+                logger.error("what task %s… ended with cannot be stored: %s", self.record.id[:12], what(exc))
                 if reported:
                     reported = []
                 elif isinstance(ending, Failure):

@@ -6,6 +6,7 @@ import logging
 from typing import Final
 
 from mcp_tasks.errors import StoreError, TaskUnreadable
+from mcp_tasks.quiet import quietly, short_id, what
 
 logger: Final = logging.getLogger(__name__)
 
@@ -27,10 +28,10 @@ class Troubles:
         while len(self._tasks) > MAX_TROUBLES:
             del self._tasks[next(iter(self._tasks))]
         if known == 0:
-            # A message of ours names the whole id, which is all it takes to see the task; it does not go into a log.
-            what = exc.why if isinstance(exc, TaskUnreadable) else str(exc) or type(exc).__name__
-            defect = None if isinstance(exc, StoreError) else exc
-            logger.error("task %s… is left as it is, and the others go on: %s", task_id[:12], what, exc_info=defect)
+            said = exc.why if isinstance(exc, TaskUnreadable) else what(exc)
+            shown = None if isinstance(exc, StoreError) else quietly(exc)
+            task = short_id(task_id)
+            logger.error("task %s is left as it is, and the others go on: %s", task, said, exc_info=shown)
         return known + 1
 
     def note_missing_tool(self, tool: str) -> None:

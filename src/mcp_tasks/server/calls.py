@@ -124,10 +124,8 @@ class Calls:
 
     async def _launch(self, mark: Mark, caller: Caller, request: TaskRequest, grace: timedelta | None) -> CallAnswer:
         options, usual, owner = mark.options, self._catalogue.usual, self._protocol.owner(caller)
-        self._protocol.limiting.create(owner, request)
-        request, own = take_key(request, owner, asks_first=mark.asks_first)
-        joined = _joined_under(mark, request.name, request.arguments)
-        own = own if joined is None else None
+        await self._protocol.limiting.create(owner, request)
+        request, key = take_key(request, owner, asks_first=mark.asks_first)
         return await answer_call(
             self._runtime(),
             request,
@@ -136,9 +134,8 @@ class Calls:
             poll_interval=options.poll_interval,
             asks_first=mark.asks_first,
             grace=grace,
-            key=joined if own is None else own.key,
-            joins=joined is not None,
-            fingerprint=None if own is None else own.fingerprint,
+            joined=_joined_under(mark, request.name, request.arguments),
+            key=key,
         )
 
     def _grace(self, mark: Mark, arguments: Mapping[str, Any]) -> timedelta | None:
@@ -158,7 +155,7 @@ class Calls:
     ) -> HandlerResult:
         try:
             owner = self._protocol.owner(caller)
-            request, own = take_key(task_request(params, ctx, caller), owner, asks_first=mark.asks_first)
+            request, key = take_key(task_request(params, ctx, caller), owner, asks_first=mark.asks_first)
             call = ToolCall(
                 ctx=ctx,
                 caller=caller,
@@ -170,7 +167,7 @@ class Calls:
                 settle=settle,
                 asks_first=mark.asks_first,
                 joined=_joined_under(mark, params.name, params.arguments or {}),
-                key=own,
+                key=key,
                 max_wait=mark.options.max_wait or self._catalogue.usual.max_wait,
                 admit=partial(self._protocol.limiting.create, owner, request),
             )

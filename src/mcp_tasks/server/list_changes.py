@@ -39,6 +39,7 @@ from mcp.server.subscriptions import (
 from mcp_types import SubscriptionsListenRequestParams
 
 from mcp_tasks.core.durations import check_duration
+from mcp_tasks.quiet import quietly
 
 logger: Final = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ class ListChanges:
             try:
                 await self._bus.publish(event)
             except Exception:
-                logger.exception("clients could not be told of %s", type(event).__name__)
+                logger.error("clients could not be told of %s", type(event).__name__, exc_info=quietly())
 
     # Sessions of older clients
 

@@ -28,6 +28,7 @@ from mcp_tasks.failure import task_failed
 from mcp_tasks.protocol import RpcError
 from mcp_tasks.protocol.answers import check_answers
 from mcp_tasks.protocol.outcome import decoded, outcome_of
+from mcp_tasks.protocol.telling import tell_local_look
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.context import current_run
 from mcp_tasks.server.options import UNSET, Unset
@@ -137,7 +138,9 @@ class LocalTask(Generic[ResultT]):
             UnknownTask: There is no such task (any more).
         """
         runtime = self._runtime()
-        return snapshot_of(await self._find(runtime), runtime.now())
+        record = await self._find(runtime)
+        tell_local_look(runtime, record)
+        return snapshot_of(record, runtime.now())
 
     async def wait(self, timeout: timedelta | float | None = None) -> ResultT:
         """Wait for the task to end; what a plain call would have returned, or raised.
@@ -272,6 +275,7 @@ class LocalTask(Generic[ResultT]):
         if not record.is_final:
             return {}
         outcome = await outcome_of(self._runtime(), record)
+        tell_local_look(self._runtime(), record)
         end: dict[str, Any] = {"status": record.status.value, "method": record.method}
         if record.status_message is not None:
             end["message"] = record.status_message

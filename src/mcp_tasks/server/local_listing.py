@@ -11,6 +11,7 @@ from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.values import check_choice, check_number
 from mcp_tasks.errors import InvalidOption, UsageError
+from mcp_tasks.protocol.telling import tell_listing
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server.local_handle import LocalSnapshot, snapshot_of, status_of
 from mcp_tasks.server.options import UNSET, Unset
@@ -58,6 +59,7 @@ async def page_of(
         ]
         cursor = page.cursor
         if cursor is None or len(found) >= page_size:
+            tell_listing(runtime, None, "local", len(found))
             now = runtime.now()
             return TaskPage(tasks=[snapshot_of(record, now) for record in found], next_cursor=cursor)
         # A store that never waits would have the event loop for itself.

@@ -17,7 +17,7 @@ from mcp.server import MCPServer, Server
 
 from mcp_tasks.core.durations import check_duration
 from mcp_tasks.engines.base import Serves, Takes
-from mcp_tasks.errors import StoreError
+from mcp_tasks.errors import MissingExtra, StoreError
 from mcp_tasks.runtime import Settings, TaskRuntime
 from mcp_tasks.server.backlog import Waiting, backlog_of
 from mcp_tasks.server.choice import chosen_queues
@@ -26,6 +26,7 @@ from mcp_tasks.server.stopping import Orders
 from mcp_tasks.server.tally import Tally
 from mcp_tasks.server.wiring import AnyServer
 from mcp_tasks.stores import Store
+from mcp_tasks.telemetry.room import Metrics
 
 State: TypeAlias = Literal["starting", "working", "draining", "stopped"]
 """What a worker does now."""
@@ -108,6 +109,14 @@ class Worker:
         except StoreError as exc:
             found.append(f"the store cannot be reached: {exc}")
         return found
+
+    def metrics(self) -> Metrics | None:
+        """The metrics of this process for Prometheus, counted from the first time that this is asked for; None if
+        `prometheus_client` is not installed."""
+        try:
+            return self._lifecycle.telemetry.metrics
+        except MissingExtra:
+            return None
 
     def at_work(self) -> int:
         """How many tools are at work here and do more than wait."""

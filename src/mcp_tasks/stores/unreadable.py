@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.errors import TaskUnreadable
+from mcp_tasks.errors import SHOWN_OF_AN_ID, TaskUnreadable
 
 MAX_REPORTED = 1_000
 """Unreadable tasks remembered as logged; beyond that some are logged again."""
@@ -51,6 +51,17 @@ class UnreadableLog:
             self._place,
             self._deletion(unreadable.task_id),
         )
+
+
+def sql_deletion(table: str, spelled: Callable[[str], str] = str) -> Callable[[str], str]:
+    """What deletes a task by its id in SQL, with no more of the id than a log may have."""
+
+    def deletion(task_id: str) -> str:
+        start = spelled(task_id[:SHOWN_OF_AN_ID]).replace("'", "''")
+        which = f"= '{start}'" if len(task_id) <= SHOWN_OF_AN_ID else f"LIKE '{start}%'"
+        return f"DELETE FROM {table} WHERE id {which}"  # noqa: S608 - for people to read
+
+    return deletion
 
 
 def if_readable(decode: Callable[..., TaskRecord], *row: Any) -> TaskRecord | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -20,16 +20,18 @@ class TasksCollector(Collector):
 
     Args:
         values: What is not in the numbers.
+        without: Metrics that somebody else tells.
     """
 
-    def __init__(self, numbers: Numbers, values: Callable[[], Values]) -> None:
+    def __init__(self, numbers: Numbers, values: Callable[[], Values], without: Collection[Metric] = ()) -> None:
         self._numbers = numbers
         self._values = values
+        self._metrics = [metric for metric in METRICS if metric not in without]
 
     def collect(self) -> Iterator[Family]:
         """Every metric of the contract, also those of which nothing has been counted yet."""
         values = self._values()
-        for metric in METRICS:
+        for metric in self._metrics:
             if metric.kind == "histogram":
                 yield _histogram(metric, self._numbers.distributions(metric))
                 continue

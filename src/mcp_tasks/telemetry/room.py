@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from os import PathLike
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from mcp_tasks.runtime import Observer, TaskRuntime
 from mcp_tasks.stores.base import Store
 from mcp_tasks.telemetry.audit import Audit
 from mcp_tasks.telemetry.audit_log import AuditLog
+from mcp_tasks.telemetry.contract import Metric
 from mcp_tasks.telemetry.gauges import Gauges, Queued, Served, Values
 from mcp_tasks.telemetry.meter import Meter
 from mcp_tasks.telemetry.numbers import Numbers
@@ -37,14 +38,15 @@ class Metrics:
     def __init__(self, numbers: Numbers, gauges: Gauges) -> None:
         with needing_extra("the page of metrics", "prometheus"):
             from mcp_tasks.telemetry.prometheus import TasksCollector, exposition
+        self._numbers = numbers
         self._gauges = gauges
-        self._collector = TasksCollector(numbers, self._values)
+        self._collector = TasksCollector
         self._exposition = exposition
 
-    async def text(self) -> str:
-        """The page, as Prometheus reads it."""
+    async def text(self, *, without: Collection[Metric] = ()) -> str:
+        """The page, as Prometheus reads it; without what somebody else tells on the same page."""
         await self._gauges.look()
-        return self._exposition(self._collector).decode()
+        return self._exposition(self._collector(self._numbers, self._values, without)).decode()
 
     async def endpoint(self, request: Any) -> Any:
         """The answer to a request, for `server.custom_route`."""

@@ -36,6 +36,7 @@ from mcp_tasks.core import InputRequest, JsonObject, TaskRequest
 from mcp_tasks.core.text import valid_json
 from mcp_tasks.errors import AnswerRefused, UsageError
 from mcp_tasks.protocol.errors import RpcError, describe
+from mcp_tasks.quiet import quietly
 from mcp_tasks.runtime import AskedOnCall, Ending, Failure, Run, Success
 from mcp_tasks.runtime.context import current_run
 from mcp_tasks.tools.channel import ConnectionChannel, TaskChannel, check_askable
@@ -102,7 +103,7 @@ class ToolBody:
         except Exception as exc:
             if not isinstance(exc, MCPError | RpcError | UsageError | AnswerRefused):
                 # The id is cut short: whoever knows all of it can see the task.
-                logger.exception("the run of task %s… failed", run.record.id[:12])
+                logger.error("the run of task %s… failed", run.record.id[:12], exc_info=quietly())
             return Failure(describe(exc))
 
     async def call(self, request: TaskRequest) -> JsonObject:
@@ -294,7 +295,7 @@ def _returned_by(tool: str) -> Generator[None]:
     try:
         yield
     except (ValidationError, _InvalidResult):
-        logger.exception("tool %r returned an invalid result", tool)
+        logger.error("tool %r returned an invalid result", tool, exc_info=quietly())
         raise RpcError(INTERNAL_ERROR, "Handler returned an invalid result") from None
     except UnicodeEncodeError as exc:
         raise UsageError(f"The result of tool {tool!r} holds text that is not valid Unicode") from exc

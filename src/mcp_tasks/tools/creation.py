@@ -33,8 +33,9 @@ from mcp_tasks.core import JsonObject, Outcome, TaskRecord, TaskRequest, TaskSta
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.json_bytes import decode_json
 from mcp_tasks.core.pacing import backoff
-from mcp_tasks.errors import StoreError, StoreUnavailable
+from mcp_tasks.errors import CallNotKept, StoreError, StoreUnavailable
 from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.protocol.idempotency import CallKey
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.launching import new_task_id
 from mcp_tasks.tools.body import questions_in
@@ -77,9 +78,9 @@ async def answer_call(
     asks_first: bool = False,
     grace: timedelta | None = None,
     task_id: str | None = None,
-    key: str | None = None,
-    joins: bool = False,
-    fingerprint: str | None = None,
+    under: str | None = None,
+    joined: str | None = None,
+    key: CallKey | None = None,
     session: str | None = None,
     goes_on: bool = False,
 ) -> CallAnswer:
@@ -87,11 +88,11 @@ async def answer_call(
 
     Args:
         task_id: The id of the task, where the caller of this has to know it before.
-        key: What the task stands under: whoever comes with the same one gets the same task.
-        joins: Whether that is so for other calls, too, and only while the task runs. A task that several calls may
-            have is announced at once.
-        fingerprint: What the call is, where the key is one of the client's. Whatever it comes to is kept then: the
-            client may have lost the answer, and come for it again.
+        under: What the task stands under: whoever comes with the same one gets the same task.
+        joined: The same for other calls, too, and only while the task runs. A task that several calls may have is
+            announced at once.
+        key: The client's own key for the call. Whatever it comes to is kept then: the client may have lost the answer,
+            and come for it again. Where calls are joined, it only keeps a call from being made a second time.
         session: The session in which the task is made.
         goes_on: Whether the tool is to go on where its caller goes away before the task is announced.
 
@@ -100,8 +101,11 @@ async def answer_call(
         KeyRefused: The client's key is of another call, or of a task that is gone.
         StoreError: The task could not be kept.
     """
-    is_kept = fingerprint is not None
-    task_id = task_id or (new_task_id() if is_kept else None)
+    joins, own = joined is not None, key if joined is None else None
+    is_kept = own is not None
+    task_id = task_id or (None if key is None else new_task_id())
+    # One that was joined may have ended since. Whether this call was one of those, nobody knows.
+    only_joins = joins and key is not None and key.is_repeat
     # SEP-2663: not answered before the task is durably created; `launch` returns no sooner.
     created = await runtime.launch(
         request,
@@ -110,11 +114,13 @@ async def answer_call(
         poll_interval=poll_interval,
         announced=joins or not (asks_first or grace),
         task_id=task_id,
-        key=key,
-        key_until_end=joins,
-        fingerprint=fingerprint,
+        key=joined or (under if own is None else own.key),
+        key_until_end=joins and not only_joins,
+        fingerprint=None if own is None else own.fingerprint,
         session=session,
     )
+    if only_joins and created.is_final:
+        raise CallNotKept
     if created.announced:
         return created
     if task_id is not None and created.id != task_id:

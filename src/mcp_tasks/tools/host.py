@@ -27,6 +27,7 @@ from mcp_types import (
 from mcp_tasks.core.text import valid_text
 from mcp_tasks.errors import StepError, TasksError
 from mcp_tasks.protocol.errors import to_error_data
+from mcp_tasks.quiet import quietly
 from mcp_tasks.tools.bus import ServerBus
 from mcp_tasks.tools.listing import listed
 from mcp_tasks.tools.reads import prompt_of, resource_of
@@ -111,7 +112,7 @@ class MCPServerHost:
             # A call in this process need not be part of a task.
             where = "" if ctx.request_id is None else f"task {str(ctx.request_id)[:12]}…: "
             if isinstance(exc, UnexpectedToolError):
-                logger.exception("%stool %r raised an unexpected exception", where, params.name)
+                logger.error("%stool %r raised an unexpected exception", where, params.name, exc_info=quietly())
             else:
                 # Without its text, which may quote arguments or answers; the client has it.
                 logger.info("%stool %r failed", where, params.name)

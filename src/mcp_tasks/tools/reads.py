@@ -29,6 +29,7 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from mcp_tasks.core.text import valid_text
+from mcp_tasks.quiet import quietly
 
 logger: Final = logging.getLogger(__name__)
 
@@ -60,7 +61,8 @@ async def resource_of(
         found = await server.read_resource(uri, context)
     except ResourceError as exc:
         if isinstance(exc, UnexpectedResourceError):
-            logger.exception("resource %r raised an unexpected exception", uri)
+            # Not which one: what a template is filled with stands in its address.
+            logger.error("a resource raised an unexpected exception", exc_info=quietly())
         code = INVALID_PARAMS if isinstance(exc, ResourceNotFoundError) else INTERNAL_ERROR
         raise MCPError(code, valid_text(str(exc)), {"uri": uri}) from exc
     if isinstance(found, InputRequiredResult):

@@ -37,6 +37,10 @@ IDEMPOTENCY_CAPABILITY: Final = "mcp-tasks/idempotencyKeys"
 """By which a server says, among its experimental capabilities, that it honours such keys. Not among the settings of the
 extension: its schema has none."""
 
+LIMIT_EXCEEDED: Final = -32010
+"""The code of an error: the caller takes more than it may. Of the range that JSON-RPC leaves to servers, and in use by
+no version of MCP; ours, too. Its data names the limit, and says when to come back, where that helps: `retryAfterMs`."""
+
 
 class AnyParams(RequestParams):
     """Params that are looked at later."""

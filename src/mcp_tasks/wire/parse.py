@@ -10,6 +10,7 @@ from typing import Any, cast
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import Progress
 from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.core.text import short_message
 from mcp_tasks.errors import InvalidResponse
 from mcp_tasks.wire.models import PROGRESS_META_KEY
 
@@ -120,8 +121,8 @@ def _later(instant: datetime, duration: timedelta | None) -> datetime | None:
 
 
 def _flaw(exc: Exception) -> str:
-    # A KeyError says no more than the key.
-    return f"{exc} is missing" if isinstance(exc, KeyError) else str(exc)
+    # A KeyError says no more than the key; others quote what the server sent, all of it.
+    return f"{exc} is missing" if isinstance(exc, KeyError) else short_message(str(exc))
 
 
 def _progress(data: Mapping[str, Any], message: Any) -> Progress | None:

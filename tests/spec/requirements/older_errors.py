@@ -241,8 +241,7 @@ REQUIREMENTS = (
         level="SHOULD",
         source="2025-11-25",
         era="2025-11-25",
-        gap="a poll is no change of a task, and only changes are observed; the access log of the HTTP server has the "
-        "requests",
+        tests=("trust/test_audit::test_looks_of_the_older_era_are_written_with_the_principal",),
     ),
     Requirement(
         id="older/audit-owner",
@@ -251,9 +250,10 @@ REQUIREMENTS = (
         level="SHOULD",
         source="2025-11-25",
         era="2025-11-25",
-        tests=("spec/legacy/test_operation::test_an_observer_is_told_whose_task_was_made_and_how_it_ended",),
-        deviation="observers are told the owner with every change; our own log lines leave out who it is, because "
-        "they are read by more people than that is meant for",
+        tests=(
+            "trust/test_audit::test_looks_of_the_older_era_are_written_with_the_principal",
+            "spec/legacy/test_operation::test_an_observer_is_told_whose_task_was_made_and_how_it_ended",
+        ),
     ),
     Requirement(
         id="older/audit-patterns",
@@ -262,6 +262,9 @@ REQUIREMENTS = (
         level="SHOULD",
         source="2025-11-25",
         era="2025-11-25",
-        gap="needs the same record of reads as an audit of retrieval; comes with the gateway",
+        tests=(
+            "trust/test_telemetry::test_many_failed_look_ups_are_told_with_the_principal",
+            "trust/test_telemetry::test_excessive_polling_is_counted_for_each_task_and_minute",
+        ),
     ),
 )

@@ -8,6 +8,8 @@ from enum import StrEnum
 from traceback import walk_tb
 from typing import Final
 
+from mcp_tasks.quiet import quietly
+
 logger: Final = logging.getLogger(__name__)
 
 
@@ -78,7 +80,7 @@ class Defects:
         place = (frame.f_code.co_filename, line)
         level = logging.DEBUG if place in self._places else logging.WARNING
         self._places.add(place)
-        logger.log(level, "a request is left to the SDK after a defect on the short way", exc_info=exc)
+        logger.log(level, "a request is left to the SDK after a defect on the short way", exc_info=quietly(exc))
 
 
 class Counts:

@@ -25,6 +25,7 @@ from mcp_tasks.adapters.asgi.counts import Counts, HandedOver, Handover
 from mcp_tasks.adapters.asgi.sse import PING, escaped, event, notification
 from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.protocol import Listening, Message
+from mcp_tasks.quiet import quietly
 
 logger: Final = logging.getLogger(__name__)
 
@@ -269,7 +270,7 @@ class Listener:
             while (await receive())["type"] != "http.disconnect":
                 pass
         except Exception:
-            logger.debug("a listen stream ends: its server does not tell of its client", exc_info=True)
+            logger.debug("a listen stream ends: its server does not tell of its client", exc_info=quietly())
         self.close()
 
     async def _tell(self, said: bytes = b"") -> None:
@@ -282,7 +283,7 @@ class Listener:
             # A server may say so that the client has left.
             self._has_ended = True
         except Exception as exc:
-            logger.exception("a listen stream ends with an error")
+            logger.error("a listen stream ends with an error", exc_info=quietly())
             self._has_ended = True
             error = modern_error_data(exc).model_dump(mode="json", by_alias=True, exclude_none=True)
             with suppress(Exception):

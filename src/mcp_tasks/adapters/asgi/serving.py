@@ -18,9 +18,9 @@ from mcp_tasks.adapters.sdk import request_of
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.errors import TasksError
 from mcp_tasks.protocol import Caller, Listening, Message, RpcError, TasksProtocol, Texts
-from mcp_tasks.protocol.errors import LIMIT_EXCEEDED
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 from mcp_tasks.wire.headers import NAME_HEADER
+from mcp_tasks.wire.models import LIMIT_EXCEEDED
 
 _CALL_PARAMS: Final = frozenset({"name", "arguments", "_meta"})
 """What a plain call has. With anything else it may be one of several requests, or asks for something rare."""
@@ -91,6 +91,8 @@ class Serving:
                 if told is exc:
                     raise
                 raise told from exc
+            why = exc.__cause__ if isinstance(exc, _Failed) and isinstance(exc.__cause__, Exception) else exc
+            self._protocol.refused(caller, request.method, why, task_id=request.params.get("taskId"))
             if failed is not None:
                 failed(told)
             await send_error(send, request.id, modern_error_data(told))
@@ -125,7 +127,6 @@ class Serving:
         try:
             return self._encoded(self._protocol.created(caller, await launch()))
         except Exception as exc:
-            self._protocol.refused(caller, request.method, exc)
             raise _Failed(to_mcp_error(exc) if isinstance(exc, RpcError | TasksError) else exc) from exc
 
     def _planned(self, request: RpcRequest, caller: Caller) -> Launch:

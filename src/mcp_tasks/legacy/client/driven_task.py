@@ -41,6 +41,7 @@ from mcp_tasks.legacy.client.connection import Box, Connection
 from mcp_tasks.legacy.client.reading import mapping, read_task
 from mcp_tasks.legacy.client.slots import Bounded, Slots
 from mcp_tasks.legacy.shapes import related_task
+from mcp_tasks.quiet import short_id, what
 from mcp_tasks.wire.models import QUESTION_META_KEY
 from mcp_tasks.wire.parse import TaskSnapshot
 
@@ -130,7 +131,12 @@ class DrivenTask:
         try:
             return await self._with_outcome(snapshot) if snapshot.is_final else snapshot
         except MCPError as exc:
-            logger.info("task %s is %s, and its result could not be fetched: %s", self.id, snapshot.status.value, exc)
+            logger.info(
+                "task %s is %s, and its result could not be fetched: %s",
+                short_id(self.id),
+                snapshot.status.value,
+                what(exc),
+            )
             return snapshot
 
     async def _state(self) -> TaskSnapshot:
@@ -346,7 +352,7 @@ class DrivenTask:
                     if exc.code not in _REFUSED:
                         self._heard = exc.error
                     return self._tell(over=False)
-                logger.debug("tasks/result of %s was cut off: %s", self.id, exc)
+                logger.debug("tasks/result of %s was cut off: %s", short_id(self.id), what(exc))
                 pause = backoff(failures, base=timedelta(milliseconds=250), limit=timedelta(seconds=10))
                 failures += 1
                 await anyio.sleep(pause.total_seconds())

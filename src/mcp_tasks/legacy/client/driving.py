@@ -38,6 +38,7 @@ from mcp_tasks.legacy.client.reading import mapping, read_created, read_progress
 from mcp_tasks.legacy.client.slots import Slots
 from mcp_tasks.legacy.client.tool_support import ToolSupport
 from mcp_tasks.legacy.shapes import STATUS_NOTIFICATION, VERSION
+from mcp_tasks.quiet import short_id, what
 from mcp_tasks.wire.parse import TaskSnapshot
 from mcp_tasks.wire.render import milliseconds
 
@@ -234,7 +235,7 @@ class LegacyTasks:
             await self._tools.find(str(params.get("name")))
         except MCPError as exc:
             # Nothing is known of the tool, so it is called as it would have been without us.
-            logger.info("the server does not list its tools, so they are not called as tasks: %s", exc)
+            logger.info("the server does not list its tools, so they are not called as tasks: %s", what(exc))
             return None
         started = await self._start(params)
         if not isinstance(started, TaskSnapshot) or self.finish is None:
@@ -301,7 +302,7 @@ class LegacyTasks:
         try:
             await self.task(task_id).cancel()
         except (TasksError, MCPError) as exc:
-            logger.warning("task %s, whose caller has left, could not be cancelled: %s", task_id, exc)
+            logger.warning("task %s, whose caller has left, could not be cancelled: %s", short_id(task_id), what(exc))
 
     def _begin(self, task_id: str, token: str | int) -> None:
         task = self._tokens[token] = self.task(task_id)

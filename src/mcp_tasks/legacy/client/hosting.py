@@ -14,6 +14,7 @@ from pathlib import Path
 from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.pacing import FOR_GOOD
 from mcp_tasks.core.values import check_number
+from mcp_tasks.encryption import Cipher
 from mcp_tasks.errors import InvalidOption
 
 
@@ -27,6 +28,7 @@ class Hosting:
         ledger: A file that keeps hosted tasks across restarts, also after a crash: what is finished can still be
             fetched, what is not runs its callback again. One process at a time can have it open. Without one, tasks
             live as long as this process.
+        cipher: Encrypts that file (`mcp_tasks.encryption.Keyring`).
         default_ttl: How long a task is kept after its end if the server does not say.
         max_ttl: How long a task is kept after its end at most, whatever the server says.
         max_running: How many tasks one server may have running at once.
@@ -40,6 +42,7 @@ class Hosting:
     """
 
     ledger: str | Path | None = None
+    cipher: Cipher | None = None
     default_ttl: timedelta = timedelta(hours=1)
     max_ttl: timedelta = timedelta(days=1)
     max_running: int = 16

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sqlite3
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,10 +16,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from mcp_tasks.client.sealing import Sealer, bound_to, encrypt_file, must_be_encrypted
 from mcp_tasks.core.pacing import expires_at
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
+from mcp_tasks.encryption import Cipher
+from mcp_tasks.errors import CannotDecrypt, EncryptionMismatch, StoreCorrupt, StoreUnavailable
+from mcp_tasks.files import check_still, make_private_file
 
 logger: Final = logging.getLogger(__name__)
 
@@ -87,6 +89,10 @@ _COUNTS: Final = """
 """
 
 
+_SECRETS: Final = (("tasks", "task_id", ("message", "request", "outcome")),)
+"""What is encrypted where there is a cipher."""
+
+
 class HostedFile:
     """Hosted tasks of all servers. Whatever it returns from is on disk.
 
@@ -95,10 +101,12 @@ class HostedFile:
         StoreCorrupt: The file is not one of hosted tasks, or is corrupt. Any method may raise this.
     """
 
-    def __init__(self, path: str | Path | None) -> None:
+    def __init__(self, path: str | Path | None, cipher: Cipher | None = None) -> None:
         self._name = "the memory of hosted tasks" if path is None else str(path)
+        # What is in memory is nowhere at rest.
+        self._sealer = Sealer(None if path is None else cipher)
         with self._translated():
-            self._db = _open(path)
+            self._db = _open(None if path is None else Path(path), self._sealer.cipher)
 
     def close(self) -> None:
         """Close the file, and let another process have it. Safe to call twice."""
@@ -106,7 +114,8 @@ class HostedFile:
 
     def add(self, record: TaskRecord, request: Mapping[str, Any], *, question: str | None = None) -> None:
         """Keep a new task, with what was asked for, and which question of the server that is, if it says."""
-        self._run(_INSERT, {**_row(record), "question": question, "request": json.dumps(request)})
+        sealed = self._sealer.seal(bound_to(record.id), json.dumps(request))
+        self._run(_INSERT, {**self._row(record), "question": question, "request": sealed})
 
     def asked(self, owner: str, question: str) -> TaskRecord | None:
         """The last task that an owner asked for with this very question."""
@@ -116,7 +125,8 @@ class HostedFile:
 
     def save(self, record: TaskRecord, outcome: Mapping[str, Any] | None = None) -> None:
         """Keep the next state of a task; its outcome, if it has one now."""
-        self._run(_UPDATE, {**_row(record), "outcome": None if outcome is None else json.dumps(outcome)})
+        sealed = self._sealer.seal(bound_to(record.id), None if outcome is None else json.dumps(outcome))
+        self._run(_UPDATE, {**self._row(record), "outcome": sealed})
 
     def get(self, owner: str, task_id: str) -> TaskRecord | None:
         """A task of this owner."""
@@ -167,7 +177,8 @@ class HostedFile:
     def _json(self, statement: str, task_id: str) -> dict[str, Any]:
         rows = self._run(statement, (task_id,))
         with self._translated():
-            return json.loads(rows[0][0]) if rows and rows[0][0] is not None else {}
+            found = self._sealer.open(bound_to(task_id), rows[0][0]) if rows else None
+            return {} if found is None else json.loads(found)
 
     def _records(self, statement: str, values: Sequence[Any]) -> list[TaskRecord]:
         return [record for row in self._run(statement, values) if (record := self._read(row)) is not None]
@@ -175,10 +186,14 @@ class HostedFile:
     def _read(self, row: sqlite3.Row) -> TaskRecord | None:
         """The task in a row. One that cannot be read is as good as gone, and takes no other with it."""
         try:
-            return _record(row)
-        except (ValueError, TypeError, OverflowError) as exc:
+            return _record(row, self._sealer.open(bound_to(row["task_id"]), row["message"]))
+        except (CannotDecrypt, EncryptionMismatch, ValueError, TypeError, OverflowError) as exc:
             logger.error("hosted task %.8s in %s is corrupt, and left alone: %s", row["task_id"], self._name, exc)
             return None
+
+    def _row(self, record: TaskRecord) -> dict[str, Any]:
+        row = _row(record)
+        return {**row, "message": self._sealer.seal(bound_to(record.id), row["message"])}
 
     def _run(self, statement: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
         with self._translated():
@@ -188,6 +203,8 @@ class HostedFile:
     def _translated(self) -> Generator[None]:
         try:
             yield
+        except CannotDecrypt as exc:
+            raise EncryptionMismatch(f"something in {self._name} cannot be decrypted: {exc}") from exc
         except sqlite3.OperationalError as exc:
             if "locked" in str(exc):
                 why = "another process has it open; give each process a file of its own"
@@ -199,11 +216,26 @@ class HostedFile:
             raise StoreCorrupt(f"{self._name} does not hold hosted tasks, or is corrupt: {exc}") from exc
 
 
-def _open(path: str | Path | None) -> sqlite3.Connection:
-    if path is not None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        # For its owner alone: what servers asked and what people answered is in it.
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+def _open(path: Path | None, cipher: Cipher | None) -> sqlite3.Connection:
+    if path is None:
+        return _opened(None)
+    # For its owner alone: what servers asked and what people answered is in it.
+    known = make_private_file(path)
+    db = _opened(path)
+    try:
+        check_still(path, known)
+        to_encrypt = must_be_encrypted(db, cipher, path)
+    except BaseException:
+        db.close()
+        raise
+    if cipher is None or not to_encrypt:
+        return db
+    db.close()
+    encrypt_file(path, cipher, _SECRETS)
+    return _opened(path)
+
+
+def _opened(path: Path | None) -> sqlite3.Connection:
     db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None, timeout=LOCK_PATIENCE)
     db.row_factory = sqlite3.Row
     # Text that is damaged is one task's trouble; the default refuses every row that was asked for with it.
@@ -266,7 +298,7 @@ def _row(record: TaskRecord) -> dict[str, Any]:
     }
 
 
-def _record(row: sqlite3.Row) -> TaskRecord:
+def _record(row: sqlite3.Row, message: str | None) -> TaskRecord:
     retention, poll_interval, finished = row["retention"], row["poll_interval"], row["finished"]
     return TaskRecord(
         id=row["task_id"],
@@ -276,7 +308,7 @@ def _record(row: sqlite3.Row) -> TaskRecord:
         created_at=_instant(row["created"]),
         updated_at=_instant(row["updated"]),
         status=TaskStatus(row["status"]),
-        status_message=row["message"],
+        status_message=message,
         finished_at=None if finished is None else _instant(finished),
         retention=None if retention is None else retention * _MICROSECOND,
         poll_interval=None if poll_interval is None else poll_interval * _MICROSECOND,

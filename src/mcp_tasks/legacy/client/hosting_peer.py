@@ -45,6 +45,7 @@ from mcp_tasks.legacy.client.hosting_wire import (
     ttl_of,
 )
 from mcp_tasks.legacy.shapes import STATUS_NOTIFICATION, VERSION, related_task, task_fields
+from mcp_tasks.quiet import quietly
 
 logger: Final = logging.getLogger(__name__)
 
@@ -205,7 +206,7 @@ class HostedPeer:
             logger.info("refused a %s: %s", message.method, exc)
             outcome = refusal(exc).error
         except Exception:
-            logger.exception("a %s could not be answered", message.method)
+            logger.error("a %s could not be answered", message.method, exc_info=quietly())
             outcome = ErrorData(code=INTERNAL_ERROR, message="The client failed")
         try:
             await self._wire.reply(message.id, outcome)

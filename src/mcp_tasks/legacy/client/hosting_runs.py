@@ -21,6 +21,7 @@ from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.text import short_message, valid_text
 from mcp_tasks.errors import StoreError, StoreUnavailable
 from mcp_tasks.legacy.client.hosting_file import HostedFile
+from mcp_tasks.quiet import quietly
 
 logger: Final = logging.getLogger(__name__)
 
@@ -188,7 +189,7 @@ class Runs:
         except asyncio.CancelledError:
             self._release(record)
         except Exception:
-            logger.exception("hosted task %s failed", record.id[:8])
+            logger.error("hosted task %s failed", record.id[:8], exc_info=quietly())
             self._fail(record, "The client failed to answer")
         else:
             await self._write(record, RunCompleted(attempt=record.attempt), {"result": result})

@@ -83,7 +83,7 @@ class HostedTasks:
             StoreUnavailable: The ledger cannot be used now; another process may have it.
             StoreCorrupt: The ledger is some other file, or is corrupt.
         """
-        self._file = self._file or HostedFile(self.hosting.ledger)
+        self._file = self._file or HostedFile(self.hosting.ledger, self.hosting.cipher)
         self._connections += 1
         self.sweep()
         self._sweeping = self._sweeping or asyncio.create_task(self._keep_sweeping())

@@ -26,6 +26,7 @@ from mcp_tasks.legacy.server.audience import Audience
 from mcp_tasks.legacy.server.carriers import Carrier
 from mcp_tasks.legacy.server.hosted_questions import Asked, HostedQuestions
 from mcp_tasks.protocol.taking import misfit, take_answer
+from mcp_tasks.quiet import quietly
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.tools.client_stream import StreamLost
 
@@ -202,7 +203,7 @@ class OpenQuestions:
             self.send(record.id)
         except Exception:
             # The SDK could not send it. It would fail again on the same stream, and another may do better.
-            logger.exception("task %s… could not ask on a stream of its session", record.id[:12])
+            logger.error("task %s… could not ask on a stream of its session", record.id[:12], exc_info=quietly())
             sent.carrier.is_open = False
             self._drop(record.id, key, sent)
         else:

@@ -23,6 +23,7 @@ from mcp_tasks.legacy.server.audience import Audience, Holder
 from mcp_tasks.legacy.server.carriers import Carrier
 from mcp_tasks.legacy.server.render import render_task
 from mcp_tasks.legacy.shapes import related_task
+from mcp_tasks.quiet import quietly
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.hints import Inbox
@@ -90,7 +91,7 @@ class Pushes:
                 self._look_later(hint)
             except Exception:
                 # Whatever it is about one task, the others are told of.
-                logger.exception("task %s… is not told of", hint.task_id[:12])
+                logger.error("task %s… is not told of", hint.task_id[:12], exc_info=quietly())
 
     def _look_later(self, hint: Hint) -> None:
         delay = self._runtime.settings.look_interval.total_seconds()

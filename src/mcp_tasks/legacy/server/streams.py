@@ -17,6 +17,7 @@ from mcp.server import MCPServer, Server
 from mcp.server.streamable_http import LAST_EVENT_ID_HEADER, MCP_SESSION_ID_HEADER
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_tasks.adapters.exchange import Exchange, watch_exchange
@@ -108,6 +109,9 @@ class _WatchedApp:
             receive, send = poll.receive, poll.send
         try:
             await self._app(scope, receive, send)
+        except ClientDisconnect:
+            # In the middle of its request. Nobody is there to be told, and each would be a traceback in the log.
+            pass
         finally:
             exchange.over.set()
 

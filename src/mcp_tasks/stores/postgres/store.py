@@ -53,7 +53,7 @@ from mcp_tasks.stores.postgres.sealing import agree
 from mcp_tasks.stores.postgres.text import from_owner, from_text, to_owner, to_text
 from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, Usage, WorkLimits
 from mcp_tasks.stores.together import LARGEST
-from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
+from mcp_tasks.stores.unreadable import UnreadableLog, if_readable, sql_deletion
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ class PostgresStore(Inspecting):
         self._handing_out = HandingOut()
         self._turn = anyio.Lock()
         self._is_open = False
-        self._unreadable = UnreadableLog(self._name, _deletion)
+        self._unreadable = UnreadableLog(self._name, sql_deletion("mcp_tasks_tasks", to_text))
 
     def __repr__(self) -> str:
         return f"PostgresStore({self._name!r})"
@@ -392,8 +392,3 @@ class PostgresStore(Inspecting):
         return self._codec.decode_state(
             from_text(task_id), state, namespace=from_text(namespace), owner=from_owner(owner)
         )
-
-
-def _deletion(task_id: str) -> str:
-    quoted = to_text(task_id).replace("'", "''")
-    return f"DELETE FROM mcp_tasks_tasks WHERE id = '{quoted}'"  # noqa: S608 - for people to read

@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 import anyio
 from redis.asyncio import Redis
 
+from mcp_tasks.quiet import quietly
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.hints import HintFan
 from mcp_tasks.stores.redis.clients import dispose
@@ -98,7 +99,9 @@ class RedisNotifier:
                 await self._subscribe(client)
             except Exception as exc:
                 if not is_driver_error(exc):
-                    logger.exception("%s: hints of other processes cannot be read", self._connection.place)
+                    logger.error(
+                        "%s: hints of other processes cannot be read", self._connection.place, exc_info=quietly()
+                    )
                 failures = 0 if self._subscribed.is_set() else failures + 1
                 logger.debug("%s: listening again (%s)", self._connection.place, type(exc).__name__)
             finally:

@@ -40,7 +40,7 @@ from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.values import check_instance, check_number, check_text
-from mcp_tasks.errors import InvalidOption, TaskUnreadable
+from mcp_tasks.errors import SHOWN_OF_AN_ID, InvalidOption, TaskUnreadable
 from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest, to_micros
@@ -376,7 +376,9 @@ class RedisStore(Inspecting):
 
 def _deletion(task_id: str) -> str:
     # Not `DEL`: a task is in indexes as well.
-    return f"await store.delete({task_id!r}, expected=(await store.versions([{task_id!r}]))[{task_id!r}])"
+    start = task_id[:SHOWN_OF_AN_ID]
+    shown = repr(start) if start == task_id else f"(the id that begins with {start!r})"
+    return f"await store.delete({shown}, expected=(await store.versions([{shown}]))[{shown}])"
 
 
 def _optional(text: bytes | None) -> str | None:

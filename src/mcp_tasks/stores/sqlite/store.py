@@ -52,7 +52,7 @@ from mcp_tasks.stores.sqlite.schema import prepare
 from mcp_tasks.stores.sqlite.sealing import agree
 from mcp_tasks.stores.sqlite.waiting import SqliteWaiting
 from mcp_tasks.stores.sqlite.writer import Writer
-from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
+from mcp_tasks.stores.unreadable import UnreadableLog, if_readable, sql_deletion
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ class SqliteStore(Inspecting):
         self._notifier = SqliteNotifier(self._rows, interval=poll_interval)
         self._turn = anyio.Lock()
         self._turns = Turns()
-        self._unreadable = UnreadableLog(str(self.path), _deletion)
+        self._unreadable = UnreadableLog(str(self.path), sql_deletion("tasks"))
 
     def __repr__(self) -> str:
         return f"SqliteStore({str(self.path)!r})"
@@ -383,11 +383,6 @@ class SqliteStore(Inspecting):
         except TaskUnreadable as exc:
             self._unreadable.report(exc)
             return None
-
-
-def _deletion(task_id: str) -> str:
-    quoted = task_id.replace("'", "''")
-    return f"DELETE FROM tasks WHERE id = '{quoted}'"  # noqa: S608 - words for a log
 
 
 def _optional(text: str | bytes | None) -> str | None:

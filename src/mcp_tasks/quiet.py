@@ -1,0 +1,66 @@
+"""What goes into a log, and what does not: nothing that a caller, a tool or a person said, and no whole id of a task.
+
+The message of an exception may quote what a tool was called with, and often does: `KeyError`, and all that pydantic
+says. So a log gets its type and where it was raised, and no message, unless it is one of ours, which quote nothing.
+For a time in which you need them, have them shown:
+
+    logging.getLogger("mcp_tasks.secrets").setLevel("DEBUG")
+
+That logger is asked for its own level: a root logger at DEBUG shows no secrets.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import TracebackType
+from typing import Final, TypeAlias, cast
+
+from mcp_tasks.errors import TasksError, short_id
+
+__all__ = ["SECRETS", "quietly", "short_id", "what"]
+
+SECRETS: Final = logging.getLogger("mcp_tasks.secrets")
+
+ExcInfo: TypeAlias = "tuple[type[BaseException], BaseException, TracebackType | None] | None"
+
+WITHHELD: Final = "(its message is not logged)"
+_LONGEST_CHAIN: Final = 20
+
+
+def quietly(exc: BaseException | None = None) -> ExcInfo:
+    """An exception (the one that is being handled, unless another is given) as `exc_info`, without its messages."""
+    exc = exc or sys.exc_info()[1]
+    if exc is None:
+        return None
+    shown = exc if shows_secrets() else _without_message(exc, _LONGEST_CHAIN)
+    return type(shown), shown, exc.__traceback__
+
+
+def what(exc: BaseException) -> str:
+    """An exception in a few words: what it says if it is one of ours, and otherwise its type."""
+    return str(exc) or type(exc).__name__ if shows_secrets() or isinstance(exc, TasksError) else type(exc).__name__
+
+
+def shows_secrets() -> bool:
+    """Whether somebody has asked for it."""
+    return SECRETS.level == logging.DEBUG
+
+
+def _without_message(exc: BaseException, depth: int) -> BaseException:
+    """An exception that looks like this one in a traceback, and says nothing; those that it came from as well."""
+    kind, text = type(exc), str(exc) if isinstance(exc, TasksError) else WITHHELD
+    named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    stand_in: BaseException = type(kind.__name__, (Exception,), named)(text)
+    stand_in.__traceback__ = exc.__traceback__
+    stand_in.__suppress_context__ = exc.__suppress_context__
+    if depth:
+        if exc.__cause__ is not None:
+            stand_in.__cause__ = _without_message(exc.__cause__, depth - 1)
+        elif isinstance(exc, BaseExceptionGroup):
+            # Of many the first: a log line is no place for all of them.
+            first: BaseException = cast("BaseExceptionGroup[BaseException]", exc).exceptions[0]
+            stand_in.__cause__ = _without_message(first, depth - 1)
+        elif exc.__context__ is not None and not exc.__suppress_context__:
+            stand_in.__context__ = _without_message(exc.__context__, depth - 1)
+    return stand_in

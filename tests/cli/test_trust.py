@@ -1,0 +1,269 @@
+"""The command line and servers that mean no good: nothing they say moves the cursor, runs, fetches, hangs or leaks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcp_tasks.cli import text
+from mcp_tasks.cli.fields import fields_of
+from mcp_tasks.cli.links import link_to
+from mcp_tasks.cli.questions import Question, describe, how_to_answer, how_to_answer_unseen
+from mcp_tasks.cli.remembered import short_id
+from mcp_tasks.cli.text import CleanLog, clean, command_line, json_text, one_line
+from tests.cli import hostile_server
+from tests.cli.hostile_server import EVIL
+from tests.cli.running import Cli, Done
+
+OBEYED = frozenset("\x1b\x07\x9b\u202e\u2066")
+SCRIPT = hostile_server.__file__
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[tuple[str, list[str]]]:
+    """A web server, and what it was asked for."""
+    asked: list[str] = []
+
+    class Pages(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(401)
+            self.end_headers()
+
+        def do_POST(self) -> None:
+            asked.append(self.headers.get("authorization", ""))
+            self.do_GET()
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name there
+            """Quietly."""
+
+    server = HTTPServer(("127.0.0.1", 0), Pages)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def hostile(*arguments: str) -> str:
+    """The command of the server."""
+    return shlex.join([sys.executable, "-I", "-S", SCRIPT, *arguments])
+
+
+def said(done: Done) -> str:
+    return done.stdout + done.stderr
+
+
+# Servers
+
+
+def test_schemas_neither_hang_the_command_nor_have_it_fetch_anything(
+    cli: Cli, elsewhere: tuple[str, list[str]]
+) -> None:
+    url, asked = elsewhere
+    words = [f"text={'a' * 40}", "deep=x", "wide=x", "self=x", "remote=x"]
+    listed, called, misfit, broken = cli.together(
+        ["tools", hostile(url)],
+        ["call", hostile(url), "bomb", *words],
+        ["call", hostile(url), "bomb", f"text={'a' * 40}!"],
+        ["call", hostile(url), "broken", "x=1"],
+    )
+    assert (listed.returncode, called.returncode) == (0, 0), listed.stderr + called.stderr
+    assert json.loads(called.stdout)["deep"] == "x"
+    assert misfit.returncode == 2
+    assert "does not match" in misfit.stderr
+    assert broken.returncode == 3, broken.stderr
+    assert asked == []
+
+
+def test_nothing_that_a_server_says_is_obeyed_by_a_terminal(cli: Cli) -> None:
+    tools, listing, failed, unknown, malformed = cli.together(
+        ["tools", hostile()],
+        ["tools", hostile(), "-o", "json"],
+        ["call", hostile(), "fail"],
+        ["call", hostile(), "no-such-tool"],
+        ["tools", hostile("http://127.0.0.1:9", "malformed")],
+    )
+    for done in (tools, listing, failed, unknown, malformed):
+        assert not OBEYED & set(said(done)), said(done)
+    assert (failed.returncode, malformed.returncode) == (3, 3), malformed.stderr
+    # On one line with what it is about: it cannot pass for a word of ours.
+    [line] = [line for line in failed.stderr.splitlines() if "rm -rf" in line]
+    assert line.startswith("The call failed:")
+    assert any(tool["name"].endswith(EVIL) for tool in json.loads(listing.stdout)["tools"])
+
+
+def test_the_token_is_not_handed_to_a_stdio_server(cli: Cli, tmp_path: Path) -> None:
+    cli.environment |= {"MCP_TASKS_TOKEN": "geheim-1", "MCP_TASKS_TOKEN_FILE": str(tmp_path), "MCP_TASKS_OTHER": "y"}
+    done = cli("call", hostile(), "environment")
+    held = json.loads(done.stdout)
+    assert held["MCP_TASKS_OTHER"] == "y"
+    assert not any("TOKEN" in name for name in held)
+
+
+def test_a_token_comes_from_a_file_a_line_of_stdin_or_the_command_line(
+    cli: Cli, elsewhere: tuple[str, list[str]], tmp_path: Path
+) -> None:
+    url, asked = elsewhere
+    file = tmp_path / "token"
+    file.write_text("of-a-file\n")
+    file.chmod(0o640)
+    readable = cli("tools", url, "--token-file", str(file))
+    file.chmod(0o600)
+    kept = cli("tools", url, "--token-file", str(file))
+    typed = cli("tools", url, "--token", "-", stdin="of-stdin\nrest")
+    given = cli("tools", url, "--token", "of-the-line")
+    assert set(asked) >= {"Bearer of-a-file", "Bearer of-stdin", "Bearer of-the-line"}
+    assert "chmod 600" in readable.stderr
+    assert "warning" not in kept.stderr + typed.stderr
+    assert "everybody on this machine can read it" in given.stderr
+    assert "of-the-line" not in said(given)
+
+
+@pytest.mark.parametrize(
+    "words", [("--token", "a", "--token-file", "b"), ("--token-file", "nowhere"), ("--token", " "), ("--token", "a\nb")]
+)
+def test_a_token_that_cannot_be_one_is_refused_without_being_shown(cli: Cli, words: tuple[str, ...]) -> None:
+    done = cli("tools", "http://127.0.0.1:9", *words)
+    assert done.returncode == 2, done.stderr
+    assert "a\nb" not in done.stderr
+
+
+def test_a_token_over_plain_http_is_warned_of(cli: Cli) -> None:
+    cli.environment["MCP_TASKS_TOKEN"] = "geheim-1"
+    far, near, none = cli.together(
+        ["tools", "http://far.invalid/mcp", "-vv"], ["tools", "http://127.0.0.1:9/mcp"], ["tools", "https://a.invalid/"]
+    )
+    assert "far.invalid over plain http" in far.stderr
+    assert "plain http" not in near.stderr + none.stderr
+    assert "geheim-1" not in said(far) + said(near) + said(none)
+
+
+# Text
+
+
+def test_text_of_a_server_has_nothing_that_a_terminal_obeys() -> None:
+    assert clean("a\x1b[31mb\x07\x9bc\x7f\u202ed\u2066\ufeff\u2028e\ud800\U000e0041") == "a[31mbcde"
+    assert clean("two\nlines\tand more") == "two\nlines\tand more"
+    assert clean("naïve 日本 👩\u200d💻") == "naïve 日本 👩\u200d💻"
+    assert one_line(" a\n\r b\x85c\x1b ") == "a bc"
+
+
+@pytest.mark.parametrize("name", ["$(reboot)", "`reboot`", "a;b", "a\nrm -rf ~", "-rf", "--server=x", "a'b", "a b"])
+def test_a_command_that_is_copied_has_a_servers_words_as_words(name: str) -> None:
+    words = shlex.split(command_line("wait", name, options=" --era legacy"))
+    assert words[:2] == ["mcp-tasks", "wait"]
+    assert one_line(name) in words
+    assert words.index("--era") < (words.index("--") if name.startswith("-") else len(words))
+    for line in how_to_answer_unseen(name, " --era legacy"):
+        assert short_id(name) in shlex.split(line)
+    questions = [asking(name, {name: {"type": "string"}}), asking("other", {})]
+    for line in how_to_answer("task_x", questions, ""):
+        assert shlex.split(line)[:2] == ["mcp-tasks", "answer"]
+        assert "\n" not in line
+    assert f"{one_line(name)}=..." in shlex.split(how_to_answer("task_x", questions, "")[0])
+
+
+def asking(key: str, properties: dict[str, Any]) -> Question:
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    return Question(key=key, method="elicitation/create", params={"message": "?", "requestedSchema": schema}, tool="t")
+
+
+def test_json_is_the_same_value_and_has_nothing_that_a_terminal_obeys() -> None:
+    value = {"a": f"é日本👩\u200d💻{EVIL}\x7f\ud800"}
+    shown = json_text(value)
+    assert json.loads(shown) == value
+    assert not OBEYED & set(shown)
+    assert "é日本👩\u200d💻" in shown
+
+
+def test_what_is_hidden_is_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "_secrets", set[str]())
+    text.hide("geheim-1")
+    text.hide("")
+    record = logging.LogRecord("x", logging.INFO, "", 0, "sent %s\x1b", ("geheim-1",), None)
+    assert CleanLog("%(message)s").format(record) == "sent ***"
+    assert one_line("Bearer geheim-1") == "Bearer ***"
+
+
+# Links
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("https://example.com/a?b", "example.com"),
+        ("http://localhost:8000/", "localhost"),
+        ("http://127.0.0.1/", "127.0.0.1"),
+        ("http://[::1]:80/", "::1"),
+        ("https://bücher.example/", "xn--bcher-kva.example"),
+    ],
+)
+def test_a_page_that_may_be_opened_is_shown_with_its_host(url: str, host: str) -> None:
+    link = link_to(url)
+    assert (link.host, link.refusal) == (host, None)
+    assert bool(link.warnings) == ("xn--" in host)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://example.com/",
+        "http://127.0.0.1.example.com/",
+        "http://localhost.example.com/",
+        "https://bank.example@evil.example/",
+        "http://127.0.0.1:80@evil.example/",
+        "file:///etc/passwd",
+        "javascript:alert(1)",
+        "vscode://x",
+        "mailto:a@b.c",
+        "https:///nohost",
+        "https://[::1",
+        "https://a:99999/",
+        "https://\ud800/",
+        "https://a.example/\u202e",
+        "https://a.example/\x1b]0;x",
+        "https://a.example\\@evil.example/",
+        " https://a.example/",
+        "-https://a.example/",
+        "",
+    ],
+)
+def test_a_page_that_may_not_be_opened_says_why(url: str) -> None:
+    assert link_to(url).refusal
+    params = {"mode": "url", "url": url, "message": "?"}
+    question = Question(key="q", method="elicitation/create", params=params, tool="t")
+    assert any(line.strip().startswith("!") for line in describe(question))
+    assert not any(OBEYED & set(line) for line in describe(question))
+
+
+# Fields
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": 7, "required": 7},
+        {"properties": {"x": 7}, "required": "x"},
+        {"properties": {"x": {"type": {"a": 1}, "enum": {"a": 1}, "oneOf": 7, "anyOf": [7], "items": 7}}},
+        {"properties": {"x": {"$ref": 7}}},
+        {"properties": {"x": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"$ref": "#/properties/x"}}},
+        {"properties": {"x": {"oneOf": [{"const": 1, "title": 7}]}}},
+        {"properties": {"x": {"enum": [[1], {"a": 1}], "enumNames": 7, "minimum": {}, "default": {"a": []}}}},
+        hostile_server.TOOLS[0]["inputSchema"],
+    ],
+)
+def test_any_schema_has_fields_that_take_something(schema: dict[str, Any]) -> None:
+    for field in fields_of(schema):
+        assert len(field.wanted()) <= 220
+        assert field.check("x" if field.name != "x" else 1) in ("x", 1) if field.name != "text" else True

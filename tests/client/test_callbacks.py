@@ -1,0 +1,85 @@
+"""How much a server may have the callbacks of a client do."""
+
+from __future__ import annotations
+
+import asyncio
+
+import anyio
+import pytest
+from mcp.client.session import ClientRequestContext
+from mcp_types import ElicitRequestParams, ElicitResult
+
+from mcp_tasks.client import InvalidOption, QuestionUnanswered, TasksClient, resume_task
+from tests.client.connecting import connect, until
+from tests.client.peer import TASK_ID, Peer, asking, completed
+from tests.helpers.rpc import PATIENCE
+
+pytestmark = pytest.mark.anyio
+
+ACK = {"resultType": "complete"}
+
+
+class Busy:
+    """Somebody who counts how many questions are worked on at a time, and answers when `ready`."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.most = 0
+        self.asked = 0
+        self.ready = asyncio.Event()
+
+    async def __call__(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+        self.asked += 1
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await self.ready.wait()
+        finally:
+            self.now -= 1
+        return ElicitResult(action="decline")
+
+
+async def test_four_callbacks_work_at_a_time_for_all_tasks_of_a_client(peer: Peer, peer_url: str) -> None:
+    busy = Busy()
+    peer.on("tasks/get", asking(*(f"q{number}" for number in range(40))))
+    peer.on("tasks/update", ACK)
+    async with connect(peer_url, person=busy) as client, anyio.create_task_group() as group:
+        for _ in range(2):
+            group.start_soon(client.call_tool, "x", {})
+        await until(lambda: busy.now == 4)
+        # The others have seen all of their questions by now, and wait for their turns.
+        await anyio.wait_all_tasks_blocked()
+        assert busy.most == busy.asked == 4
+        busy.ready.set()
+        await until(lambda: busy.asked == 80)
+        group.cancel_scope.cancel()
+    assert busy.most == 4
+
+
+async def test_a_task_that_asks_without_end_is_left(peer: Peer, peer_url: str) -> None:
+    busy = Busy()
+    busy.ready.set()
+    peer.on("tasks/get", asking(*(f"q{number}" for number in range(2_000))))
+    peer.on("tasks/update", ACK)
+    async with connect(peer_url, person=busy) as client:
+        with anyio.fail_after(PATIENCE), pytest.raises(QuestionUnanswered, match="at most 100 questions"):
+            await client.call_tool("x", {})
+        assert busy.asked <= 100
+        # Nor is it asked on for who comes back to it.
+        with anyio.fail_after(PATIENCE), pytest.raises(QuestionUnanswered, match="max_callbacks_per_task"):
+            await resume_task(client, TASK_ID).result()
+    assert busy.asked <= 100
+    assert busy.most <= 4
+
+
+async def test_both_limits_are_the_authors_to_set(peer: Peer, peer_url: str) -> None:
+    busy = Busy()
+    busy.ready.set()
+    peer.on("tasks/get", asking("a", "b", "c"), asking("a", "b", "c"), completed())
+    peer.on("tasks/update", ACK)
+    async with connect(peer_url, person=busy, max_callbacks=1, max_callbacks_per_task=3) as client:
+        with anyio.fail_after(PATIENCE):
+            await client.call_tool("x", {})
+    assert (busy.asked, busy.most) == (3, 1)
+    with pytest.raises(InvalidOption, match="max_callbacks"):
+        TasksClient(max_callbacks=0)

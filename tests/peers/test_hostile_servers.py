@@ -1,0 +1,131 @@
+"""Servers that never stop: the client stays bounded, and says that something is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import anyio
+import pytest
+from mcp import Client
+from mcp.shared.exceptions import MCPError
+
+from mcp_tasks.client import TasksClient, reconnecting_http, resume_task
+from mcp_tasks.client.http import MAX_EVENT
+from mcp_tasks.errors import TasksError
+from tests.client.connecting import SHORT
+from tests.client.peer import TASK_ID, task
+from tests.helpers.rpc import PATIENCE
+from tests.peers.hostile import serving_hostile
+
+pytestmark = pytest.mark.anyio
+
+MIB = 2**20
+JSON = {"content-type": "application/json"}
+EVENTS = {"content-type": "text/event-stream"}
+
+
+async def look(url: str) -> None:
+    """Look at a task of the server, once."""
+    async with Client(reconnecting_http(url), extensions=[TasksClient(patience=SHORT)]) as client:
+        with anyio.fail_after(PATIENCE):
+            await resume_task(client, TASK_ID).status()
+
+
+async def failing_look(url: str) -> None:
+    """Look at a task of the server, which fails."""
+    async with Client(reconnecting_http(url), extensions=[TasksClient(patience=SHORT)]) as client:
+        with anyio.fail_after(PATIENCE), pytest.raises((MCPError, TasksError)):
+            await resume_task(client, TASK_ID).status()
+
+
+async def spaces(_request: Mapping[str, Any]) -> AsyncIterator[bytes]:
+    """White space without end: a JSON parser would wait for the rest."""
+    while True:
+        yield b" " * MIB
+
+
+async def one_line(_request: Mapping[str, Any]) -> AsyncIterator[bytes]:
+    """An event whose line never ends."""
+    yield b"data: "
+    while True:
+        yield b"x" * MIB
+
+
+async def many_lines(_request: Mapping[str, Any]) -> AsyncIterator[bytes]:
+    """An event that never ends."""
+    while True:
+        yield (b"data: " + b"x" * 1_017 + b"\n") * 1_024
+
+
+@pytest.mark.parametrize(
+    ("head", "body"), [(JSON, spaces), (EVENTS, one_line), (EVENTS, many_lines)], ids=["json", "line", "event"]
+)
+async def test_an_answer_without_end_is_cut_off(head: Mapping[str, str], body: Any) -> None:
+    async with serving_hostile("tasks/get", head, body) as (url, hostile):
+        await failing_look(url)
+        looks = hostile.asked.count("tasks/get")
+        # As much as one answer may have, and what was on its way.
+        assert hostile.sent <= looks * (MAX_EVENT + 32 * MIB)
+
+
+async def test_a_small_body_that_unpacks_to_a_huge_one_is_cut_off() -> None:
+    unpacked = 0
+
+    async def bomb(_request: Mapping[str, Any]) -> AsyncIterator[bytes]:
+        nonlocal unpacked
+        packer = zlib.compressobj(wbits=31)
+        first, again = (packer.compress(b" " * MIB) + packer.flush(zlib.Z_FULL_FLUSH) for _ in range(2))
+        yield first
+        while True:
+            yield again
+            unpacked += MIB
+            # The socket takes a great many of them at once.
+            await asyncio.sleep(0)
+
+    async with serving_hostile("tasks/get", {**JSON, "content-encoding": "gzip"}, bomb) as (url, hostile):
+        await failing_look(url)
+        looks = hostile.asked.count("tasks/get")
+        assert unpacked <= looks * (MAX_EVENT + 256 * MIB)
+
+
+async def test_messages_that_nobody_asked_for_are_dropped_and_the_answer_is_found() -> None:
+    count = 2_000
+
+    async def flood(request: Mapping[str, Any]) -> AsyncIterator[bytes]:
+        odd: list[Any] = [
+            {"method": "notifications/tasks", "params": {**task(), "taskId": f"other-{number}"}} for number in range(50)
+        ]
+        odd += [{"method": "notifications/unheard-of", "params": {"x": "y" * 100}}] * 50
+        events = [b"data: " + json.dumps({"jsonrpc": "2.0", **each}).encode() + b"\n\n" for each in odd]
+        for _ in range(count // len(events)):
+            yield b"".join(events)
+        answer = {"jsonrpc": "2.0", "id": request["id"], "result": task("working")}
+        yield b"data: " + json.dumps(answer).encode() + b"\n\n"
+
+    async with serving_hostile("tasks/get", EVENTS, flood) as (url, _):
+        await look(url)
+
+
+async def test_an_answer_that_comes_a_byte_at_a_time_does_not_hold_up_other_requests() -> None:
+    begun = asyncio.Event()
+
+    async def drip(_request: Mapping[str, Any]) -> AsyncIterator[bytes]:
+        while True:
+            yield b" "
+            begun.set()
+            await asyncio.sleep(0.01)
+
+    async with (
+        serving_hostile("tasks/get", JSON, drip) as (url, _),
+        Client(reconnecting_http(url), extensions=[TasksClient(patience=SHORT)]) as client,
+    ):
+        waiting = asyncio.create_task(resume_task(client, TASK_ID).status())
+        with anyio.fail_after(PATIENCE):
+            await begun.wait()
+            await resume_task(client, TASK_ID).cancel()
+        assert not waiting.done()
+        waiting.cancel()

@@ -1,0 +1,165 @@
+"""Grep: after a life with encryption on (calls, questions, a crash, ends, expiry) no secret is in any file or log.
+
+The same without encryption finds every one of them in the database, so the search can find something.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp.client import Client
+from mcp_types import ElicitRequestParams, ElicitResult
+
+from mcp_tasks.client import Ledger, TaskFailed, TaskHandle, TasksClient, reconnecting_http
+from mcp_tasks.encryption import Keyring, new_key
+from tests.helpers.forking import Forked, fork
+from tests.helpers.process import ENVIRONMENT
+from tests.trust.keeping_secrets import MARK
+
+pytestmark = pytest.mark.anyio
+
+CARD = f"{MARK}-argument"
+PIN = f"{MARK}-answer"
+LIMIT = 60.0
+
+
+class Bank:
+    """The server, on one address whatever becomes of its process."""
+
+    def __init__(self, folder: Path, key: str | None) -> None:
+        self.folder = folder
+        self.database = folder / "store" / "tasks.db"
+        self._environment = ENVIRONMENT | ({} if key is None else {"MCP_TASKS_KEYS": key})
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", 0))
+        self._socket.listen(64)
+        self._socket.set_inheritable(True)
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/mcp"
+        self._process: Forked | None = None
+
+    def start(self) -> None:
+        number = self._socket.fileno()
+        arguments = (str(self.folder), f"sqlite:///{self.database}", str(number))
+        self._process = fork("tests.trust.keeping_secrets", *arguments, env=self._environment, pass_fds=[number])
+
+    def end(self, how: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(LIMIT)
+            self._process = None
+
+    def close(self) -> None:
+        self.end(signal.SIGKILL)
+        self._socket.close()
+
+    def kept(self) -> bytes:
+        """All that is in the database's files: the file, its WAL, its shared memory."""
+        files = sorted(self.database.parent.iterdir())
+        assert self.database in files
+        return b"".join(file.read_bytes() for file in files)
+
+    def logged(self) -> str:
+        return "".join((self.folder / file).read_text() for file in ("ours.log", "all.log"))
+
+
+@contextmanager
+def bank(folder: Path, key: str | None) -> Iterator[Bank]:
+    found = Bank(folder, key)
+    try:
+        found.start()
+        yield found
+    finally:
+        found.close()
+
+
+async def person(_: Any, params: ElicitRequestParams) -> ElicitResult:
+    return ElicitResult(action="accept", content={"pin": PIN})
+
+
+async def started(tasks: TasksClient, client: Client, tool: str) -> TaskHandle:
+    handle = await tasks.start(client, tool, {"card": CARD})
+    assert isinstance(handle, TaskHandle)
+    return handle
+
+
+async def lead_a_life(found: Bank, ledger: Ledger) -> list[str]:
+    """Everything that can happen to a secret; gives the ids of the tasks."""
+    tasks = TasksClient(ledger=ledger)
+    async with Client(reconnecting_http(found.url), elicitation_callback=person, extensions=[tasks]) as client:
+        paying = await started(tasks, client, "pay")
+        others = [await started(tasks, client, tool) for tool in ("fail", "crash", "odd", "refuse", "brief")]
+        ids = [handle.id for handle in (paying, *others)]
+        async with anyio.create_task_group() as group:
+
+            async def wait() -> None:
+                result = await paying.result()
+                assert f"{MARK}-result {CARD} {PIN}" in str(result)
+
+            group.start_soon(wait)
+            while not (found.folder / "answered").exists():  # noqa: ASYNC110 - another process says so
+                await anyio.sleep(0.05)
+            await anyio.to_thread.run_sync(found.end, signal.SIGKILL)
+            assert len(found.kept()) > 0
+            found.start()
+            (found.folder / "gate").touch()
+        failing, crashing, odd, refusing, brief = others
+        assert f"{MARK}-error" in str(await failing.result())
+        assert (await crashing.result()).is_error
+        assert (await odd.result()).is_error
+        with pytest.raises(TaskFailed, match=f"{MARK}-rpc-error"):
+            await refusing.result()
+        while is_there(found, brief.id):  # noqa: ASYNC110 - another process sweeps
+            await anyio.sleep(0.1)
+    return ids
+
+
+def is_there(found: Bank, task_id: str) -> bool:
+    """Whether the database still has a task: one that has expired is forgotten by a sweep."""
+    with closing(sqlite3.connect(found.database)) as connection:
+        return bool(connection.execute("SELECT 1 FROM tasks WHERE id = ?", (task_id,)).fetchall())
+
+
+SECRETS = ("argument", "answer", "progress", "step-name", "step-value", "question", "error", "rpc-error", "result")
+
+
+async def test_no_secret_is_found_anywhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "mcp_tasks")
+    ring = Keyring(new_key())
+    (tmp_path / "ledger").mkdir()
+    path = tmp_path / "ledger" / "ledger.db"
+    with anyio.fail_after(LIMIT), bank(tmp_path, new_key()) as found:
+        with closing(Ledger(path, keep_results=True, cipher=ring)) as ledger:
+            ids = await lead_a_life(found, ledger)
+            remembered = b"".join(file.read_bytes() for file in path.parent.iterdir())
+            assert any(f"{MARK}-result" in str(entry.result) for entry in ledger.entries())
+        assert MARK.encode() not in found.kept() + remembered
+        await anyio.to_thread.run_sync(found.end, signal.SIGTERM)
+        assert MARK.encode() not in found.kept()
+    remembered = b"".join(file.read_bytes() for file in path.parent.iterdir())
+    assert MARK.encode() not in remembered
+    logged = found.logged()
+    assert "raised an unexpected exception" in logged
+    assert MARK not in logged + caplog.text
+    assert [task_id for task_id in ids if task_id in logged + caplog.text] == []
+
+
+async def test_without_encryption_all_of_them_are_found(tmp_path: Path) -> None:
+    (tmp_path / "ledger").mkdir()
+    path = tmp_path / "ledger" / "ledger.db"
+    with anyio.fail_after(LIMIT), bank(tmp_path, None) as found:
+        with closing(Ledger(path, keep_results=True)) as ledger:
+            await lead_a_life(found, ledger)
+        kept = found.kept()
+    assert [secret for secret in SECRETS if f"{MARK}-{secret}".encode() not in kept] == []
+    assert f"{MARK}-result".encode() in path.read_bytes()
+    # Not even then in a log.
+    assert MARK not in found.logged()

@@ -1,0 +1,220 @@
+"""Files that somebody else may have put there, or can write: not taken as a store or a ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from mcp_tasks import files
+from mcp_tasks.client import Ledger
+from mcp_tasks.errors import UntrustedFile
+from mcp_tasks.files import check_still, make_folder, make_private_file, make_private_folder, open_private, read_secret
+from mcp_tasks.legacy.client.hosting_file import HostedFile
+from mcp_tasks.stores.sqlite import SqliteStore
+from mcp_tasks.stores.url import default_store
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no modes")
+
+STRANGER = 12345
+as_root = pytest.mark.skipif(sys.platform == "win32" or os.geteuid() != 0, reason="only root can plant as a stranger")
+
+
+def use_store(path: Path) -> None:
+    async def use() -> None:
+        store = SqliteStore(path)
+        await store.open()
+        await store.close()
+
+    asyncio.run(use())
+
+
+def use_ledger(path: Path) -> None:
+    with closing(Ledger(path)):
+        pass
+
+
+def use_hosted(path: Path) -> None:
+    with closing(HostedFile(path)):
+        pass
+
+
+USERS = pytest.mark.parametrize("use", [use_store, use_ledger, use_hosted])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "new" / "tasks.db"
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@USERS
+def test_what_we_make_is_private(use: Callable[[Path], None], path: Path) -> None:
+    before = os.umask(0)
+    try:
+        use(path)
+    finally:
+        os.umask(before)
+    assert (mode(path), mode(path.parent)) == (0o600, 0o700)
+
+
+@USERS
+def test_what_others_can_read_is_made_private(use: Callable[[Path], None], path: Path) -> None:
+    use(path)
+    path.chmod(0o644)
+    use(path)
+    assert mode(path) == 0o600
+
+
+@USERS
+@pytest.mark.parametrize("bits", [0o620, 0o602, 0o666])
+def test_what_others_can_write_is_refused(use: Callable[[Path], None], bits: int, path: Path) -> None:
+    use(path)
+    path.chmod(bits)
+    with pytest.raises(UntrustedFile, match=f"others can write .*mode {bits:04o}.*chmod 600"):
+        use(path)
+    path.chmod(0o600)
+    use(path)
+
+
+@USERS
+def test_links_are_refused(use: Callable[[Path], None], path: Path) -> None:
+    use(path)
+    link, twin = path.with_name("link.db"), path.with_name("twin.db")
+    link.symlink_to(path)
+    with pytest.raises(UntrustedFile, match="is a symbolic link"):
+        use(link)
+    nowhere = path.with_name("nowhere.db")
+    nowhere.symlink_to(path.parent / "stolen.db")
+    with pytest.raises(UntrustedFile, match="is a symbolic link"):
+        use(nowhere)
+    assert not (path.parent / "stolen.db").exists()
+    twin.hardlink_to(path)
+    with pytest.raises(UntrustedFile, match="2 hard links"):
+        use(path)
+
+
+@USERS
+def test_no_pipe_is_waited_for(use: Callable[[Path], None], path: Path) -> None:
+    make_folder(path.parent)
+    os.mkfifo(path, 0o600)
+    with pytest.raises(UntrustedFile, match="no regular file"):
+        use(path)
+
+
+@as_root
+@USERS
+def test_a_file_of_somebody_else_is_refused(use: Callable[[Path], None], path: Path) -> None:
+    use(path)
+    os.chown(path, STRANGER, -1)
+    with pytest.raises(UntrustedFile, match=r"belongs to the user with the number 12345.*chown 0"):
+        use(path)
+
+
+@as_root
+@USERS
+@pytest.mark.parametrize("suffix", ["-wal", "-journal", "-shm"])
+def test_a_journal_that_somebody_planted_is_not_played(use: Callable[[Path], None], suffix: str, path: Path) -> None:
+    use(path)
+    planted = path.with_name(path.name + suffix)
+    planted.touch()
+    os.chown(planted, STRANGER, -1)
+    with pytest.raises(UntrustedFile, match=f"{suffix} belongs to"):
+        use(path)
+    planted.unlink()
+    planted.symlink_to(path)
+    with pytest.raises(UntrustedFile, match=f"{suffix} is a symbolic link"):
+        use(path)
+
+
+def test_a_file_that_is_exchanged_while_it_is_opened_is_noticed(path: Path) -> None:
+    known = make_private_file(path)
+    check_still(path, known)
+    other = path.with_name("other.db")
+    make_private_file(other)
+    other.replace(path)
+    with pytest.raises(UntrustedFile, match="was replaced by another file"):
+        check_still(path, known)
+
+
+def test_what_is_opened_is_what_was_looked_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that is laid at the last moment is not followed: it is the open that refuses it, and no look before."""
+    victim = path.with_name("victim")
+    make_private_file(path)
+    victim.write_bytes(b"secret")
+    really_open = os.open
+
+    def late(name: str | Path, flags: int, mode: int = 0o777) -> int:
+        path.unlink(missing_ok=True)
+        path.symlink_to(victim)
+        return really_open(name, flags, mode)
+
+    monkeypatch.setattr(files.os, "open", late)
+    with pytest.raises(UntrustedFile, match="is a symbolic link"):
+        open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    assert victim.read_bytes() == b"secret"
+
+
+def test_a_log_is_private_and_appended_to(path: Path) -> None:
+    for line in (b"one\n", b"two\n"):
+        descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(descriptor, line)
+        os.close(descriptor)
+        path.chmod(0o644)
+    os.close(open_private(path, os.O_RDONLY))
+    assert (path.read_bytes(), mode(path)) == (b"one\ntwo\n", 0o600)
+    path.chmod(0o646)
+    with pytest.raises(UntrustedFile, match="others can write"):
+        open_private(path, os.O_WRONLY | os.O_APPEND)
+
+
+def test_the_folder_of_the_default_path_is_ours_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder = tmp_path / "state" / "mcp-tasks"
+    default_store("demo", "acme")
+    assert mode(folder) == 0o700
+    folder.chmod(0o775)
+    default_store("demo", "acme")
+    assert mode(folder) == 0o700
+    (tmp_path / "state").chmod(0o777)
+    with pytest.raises(UntrustedFile, match=r"everybody can write to .*state.*chmod o-w"):
+        default_store("demo", "acme")
+    # As /tmp is: others can add to it, and not replace what is ours.
+    (tmp_path / "state").chmod(0o1777)
+    default_store("demo", "acme")
+    folder.rename(tmp_path / "moved")
+    folder.symlink_to(tmp_path / "moved")
+    with pytest.raises(UntrustedFile, match="is a link"):
+        make_private_folder(folder)
+
+
+@as_root
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "mcp-tasks"
+    folder.mkdir()
+    os.chown(folder, STRANGER, -1)
+    with pytest.raises(UntrustedFile, match="belongs to"):
+        make_private_folder(folder)
+
+
+def test_a_secret_may_be_mounted_and_must_be_small(tmp_path: Path) -> None:
+    (tmp_path / "..data").mkdir()
+    secret = tmp_path / "..data" / "key"
+    secret.write_bytes(b"s")
+    secret.chmod(0o600)
+    (tmp_path / "key").symlink_to(secret)
+    assert read_secret(tmp_path / "key") == b"s"
+    secret.write_bytes(b"x" * 100_000)
+    with pytest.raises(UntrustedFile, match="bytes"):
+        read_secret(secret)
+    with pytest.raises(UntrustedFile, match="no file"):
+        read_secret(tmp_path)

@@ -1,0 +1,324 @@
+"""Each limit on callers, on both sides of it, over real HTTP: what is within it is served, and what is beyond it is
+refused with an error that names it, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import pytest
+from mcp import Client
+
+from mcp_tasks import Limits, Tasks
+from mcp_tasks.client import TasksClient, start_task
+from mcp_tasks.client.requests import get_task
+from mcp_tasks.core.limits import KIB
+from mcp_tasks.stores.base import EVERYBODY
+from mcp_tasks.stores.memory import MemoryStore
+from tests.helpers.older import http_session
+from tests.helpers.rpc import TASKS, accept, request, text_of
+from tests.trust.limited import QUICK, UNPACED, build, call, check_refused, limited, settled
+
+pytestmark = pytest.mark.anyio
+
+
+# Open tasks and bytes
+
+
+async def test_an_owner_has_so_many_open_tasks_and_another_owner_its_own() -> None:
+    store = MemoryStore()
+    async with limited(Limits(owner_open_tasks=3, **UNPACED), store=store) as server:
+        alice, bob = server.as_user("alice"), server.as_user("bob")
+        mine = [await alice.create("gated") for _ in range(3)]
+        refused = await call(alice, "gated")
+        check_refused(refused, "owner_open_tasks", come_back=True)
+        assert (await store.usage("limited", EVERYBODY)).open_tasks == 3, "nothing is half made"
+        await bob.create("gated")
+        # What ends makes room, as soon as somebody looks.
+        await alice.cancel(mine[0])
+        with anyio.fail_after(30):
+            while "error" in (await call(alice, "gated")).message:  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+        check_refused(await call(alice, "gated"), "owner_open_tasks", come_back=True)
+
+
+async def test_the_open_tasks_of_an_owner_count_for_all_processes_that_share_the_store() -> None:
+    store, limits = MemoryStore(), Limits(owner_open_tasks=3, **UNPACED)
+    async with limited(limits, store=store) as one, limited(limits, store=store) as other:
+        for _ in range(3):
+            await one.as_user("alice").create("gated")
+        check_refused(await call(other.as_user("alice"), "gated"), "owner_open_tasks", come_back=True)
+
+
+async def test_many_calls_at_once_do_not_get_past_the_limit() -> None:
+    store = MemoryStore()
+    async with limited(Limits(owner_open_tasks=5, **UNPACED), store=store) as server:
+        alice = server.as_user("alice")
+        replies = await asyncio.gather(*(call(alice, "gated") for _ in range(20)))
+        made = [reply for reply in replies if "result" in reply.message]
+        assert len(made) == (await store.usage("limited", EVERYBODY)).open_tasks == 5
+
+
+async def test_without_authentication_there_is_a_total() -> None:
+    async with limited(Limits(open_tasks=3, owner_open_tasks=1), auth=False) as server:
+        for _ in range(3):
+            await server.anybody.create("gated")
+        check_refused(await call(server.anybody, "gated"), "open_tasks", come_back=True)
+
+
+async def test_an_owner_stores_so_many_bytes_ended_tasks_included() -> None:
+    async with limited(Limits(owner_stored_bytes=100_000, **UNPACED)) as server:
+        alice = server.as_user("alice")
+        await settled(alice, await alice.create("quick", size=20_000))
+        await settled(alice, await alice.create("quick", size=40_000))
+        with anyio.fail_after(30):
+            # What a task has written since is counted at the next look.
+            while "result" in (reply := await call(alice, "quick")).message:  # noqa: ASYNC110
+                await anyio.sleep(0.05)
+        assert check_refused(reply, "owner_stored_bytes", come_back=True) > 1_000
+        await server.as_user("bob").create("quick")
+
+
+async def test_code_of_the_server_is_held_to_the_numbers_and_its_children_to_the_total_alone() -> None:
+    async with limited(Limits(owner_open_tasks=2, open_tasks=50, **UNPACED)) as server:
+        alice = server.as_user("alice")
+        task = await settled(alice, await alice.create("family", children=5))
+        assert text_of(task["result"]) == "all"
+    async with limited(Limits(open_tasks=3, **UNPACED)) as server:
+        alice = server.as_user("alice")
+        task = await settled(alice, await alice.create("family", children=5))
+        assert task["result"]["isError"], "an error for the tool, and no wait for ever"
+
+
+# How often
+
+
+async def test_new_tasks_of_an_owner_come_at_a_pace_with_as_many_at_once() -> None:
+    async with limited(Limits(owner_creates=4)) as server:
+        alice, bob = server.as_user("alice"), server.as_user("bob")
+        replies = await asyncio.gather(*(call(alice, "quick") for _ in range(20)))
+        refused = [reply for reply in replies if "error" in reply.message]
+        assert 20 - len(refused) >= 4
+        wait = max(check_refused(reply, "owner_creates", come_back=True) for reply in refused)
+        await bob.create("quick")
+        await anyio.sleep(wait / 1000)
+        await alice.create("quick")
+
+
+async def test_without_authentication_new_tasks_have_a_pace_together_if_the_author_says_so() -> None:
+    async with limited(Limits(creates=2), auth=False) as server:
+        replies = await asyncio.gather(*(call(server.anybody, "quick") for _ in range(20)))
+        refused = [reply for reply in replies if "error" in reply.message]
+        assert 20 > len(refused) > 0
+        check_refused(refused[0], "creates", come_back=True)
+
+
+@pytest.mark.parametrize("task_id", ["mine", "unknown"])
+async def test_who_asks_too_often_is_slowed_and_then_refused(task_id: str) -> None:
+    async with limited(Limits(owner_requests=5)) as server:
+        alice, bob = server.as_user("alice"), server.as_user("bob")
+        asked = {"mine": await alice.create("gated"), "unknown": "task_unknown"}[task_id]
+        began = anyio.current_time()
+        replies = await asyncio.gather(*(alice.ask("tasks/get", {"taskId": asked}) for _ in range(30)))
+        took = anyio.current_time() - began
+        refused = [reply for reply in replies if reply.message.get("error", {}).get("code") == -32010]
+        served = 30 - len(refused)
+        # Five at once and five within the second that they may wait, whichever door refuses an unknown id.
+        assert served >= 10
+        assert served <= 10 + 5 * took + 1
+        check_refused(refused[0], "owner_requests", come_back=True)
+        began = anyio.current_time()
+        await bob.ask("tasks/get", {"taskId": asked})
+        await anyio.sleep(1.5)
+        assert "error" not in (await alice.ask("tasks/cancel", {"taskId": await alice.create("gated")})).message
+
+
+async def test_without_authentication_one_task_is_polled_at_a_pace_if_the_author_says_so() -> None:
+    async with limited(Limits(task_polls=5), auth=False) as server:
+        often, other = [await server.anybody.create("gated") for _ in range(2)]
+        asked = (server.anybody.ask("tasks/get", {"taskId": often}) for _ in range(30))
+        refused = [reply for reply in await asyncio.gather(*asked) if "error" in reply.message]
+        check_refused(refused[0], "task_polls", come_back=True)
+        await server.anybody.get(other)
+        unknown = [server.anybody.ask("tasks/get", {"taskId": "unknown"}) for _ in range(30)]
+        assert {reply.code for reply in await asyncio.gather(*unknown)} == {-32602}
+
+
+# How much
+
+
+async def test_arguments_have_so_many_bytes() -> None:
+    async with limited(Limits(argument_bytes=2_000)) as server:
+        alice = server.as_user("alice")
+        await alice.create("gated", note="x" * 1_500)
+        check_refused(await call(alice, "gated", note="x" * 2_000), "argument_bytes", come_back=False)
+        unread = request("tools/call", {"name": "gated"}, meta={"mine": "x" * 2_000})
+        check_refused(await server.wire.as_user("alice").send(unread), "argument_bytes", come_back=False)
+
+
+def nested(depth: int) -> Any:
+    """Lists in lists."""
+    value: Any = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+
+async def test_arguments_are_nested_so_deep() -> None:
+    async with limited(Limits(json_depth=8)) as server:
+        alice = server.as_user("alice")
+        await alice.create("gated", note=nested(7))
+        check_refused(await call(alice, "gated", note=nested(8)), "json_depth", come_back=False)
+
+
+async def test_a_client_says_so_much_of_itself() -> None:
+    async with limited(Limits(client_bytes=1_000)) as server:
+        alice = server.as_user("alice")
+        told = {"extensions": {**TASKS["extensions"], "x": {"note": "x" * 1_000}}}
+        await alice.declaring(TASKS).create("gated")
+        check_refused(await call(alice.declaring(told), "gated"), "client_bytes", come_back=False)
+
+
+async def test_an_answer_has_so_many_bytes_and_is_nested_so_deep_and_its_question_stays_open() -> None:
+    async with limited(Limits(answer_bytes=1 * KIB, json_depth=8)) as server:
+        alice = server.as_user("alice").declaring({**TASKS, "elicitation": {"form": {}}})
+        task = await alice.until(await alice.create("asks", times=1), "input_required")
+        [key] = task["inputRequests"]
+
+        async def answer(content: dict[str, Any]) -> Any:
+            responses = {key: accept(**content)}
+            return await alice.ask("tasks/update", {"taskId": task["taskId"], "inputResponses": responses})
+
+        check_refused(await answer({"name": "x" * 1_024}), "answer_bytes", come_back=False)
+        check_refused(await answer({"name": "x", "more": nested(8)}), "json_depth", come_back=False)
+        assert (await alice.get(task["taskId"]))["status"] == "input_required"
+        assert "result" in (await answer({"name": "x" * 900})).message
+        assert (await settled(alice, task["taskId"]))["status"] == "completed"
+
+
+async def test_a_result_has_so_many_bytes_and_a_task_with_more_fails() -> None:
+    async with limited(Limits(result_bytes=4_000)) as server:
+        alice = server.as_user("alice")
+        assert (await settled(alice, await alice.create("quick", size=1_500)))["status"] == "completed"
+        failed = await settled(alice, await alice.create("quick", size=2_500))
+        assert failed["status"] == "failed"
+        assert "Limits.result_bytes" in failed["error"]["message"]
+
+
+async def test_a_message_of_progress_is_cut() -> None:
+    async with limited(Limits(status_message_bytes=100)) as server:
+        alice = server.as_user("alice")
+        short, long = await alice.create("says", message="é" * 40), await alice.create("says", message="é" * 60)
+        with anyio.fail_after(30):
+            while not (whole := (await alice.get(short)).get("statusMessage")):  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            while not (cut := (await alice.get(long)).get("statusMessage")):  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        assert whole == "é" * 40
+        assert cut.endswith("…")
+        assert cut.rstrip("…") == "é" * 48
+        assert len(cut.encode()) <= 100
+
+
+# What one task may have
+
+
+async def test_a_tool_asks_so_much_at_a_time() -> None:
+    async with limited(Limits(open_questions=2)) as server:
+        alice = server.as_user("alice").declaring({**TASKS, "elicitation": {"form": {}}})
+        within = await alice.until(await alice.create("asks", times=2), "input_required")
+        assert len(within["inputRequests"]) == 2
+        beyond = await settled(alice, await alice.create("asks", times=3))
+        assert "Limits.open_questions" in str(beyond)
+
+
+async def test_a_journal_has_so_many_entries() -> None:
+    async with limited(Limits(journal_entries=5, **UNPACED)) as server:
+        alice = server.as_user("alice")
+        within = await settled(alice, await alice.create("steps", count=5))
+        assert text_of(within["result"]) == "done"
+        beyond = await settled(alice, await alice.create("steps", count=6))
+        assert "Limits.journal_entries" in str(beyond)
+
+
+async def test_a_question_stays_open_for_so_long() -> None:
+    async with limited(Limits(question_wait=timedelta(milliseconds=300))) as server:
+        alice = server.as_user("alice").declaring({**TASKS, "elicitation": {"form": {}}})
+        failed = await settled(alice, await alice.create("asks", times=1))
+        assert failed["error"]["data"] == {"reason": "max_wait"}
+
+
+# Streams
+
+
+@pytest.mark.parametrize("short_way", [True, False])
+async def test_an_owner_has_so_many_streams_and_one_that_is_over_makes_room(short_way: bool) -> None:
+    async with limited(Limits(owner_streams=2), short_way=short_way) as server:
+        alice, bob = server.as_user("alice"), server.as_user("bob")
+        task_id = await alice.create("gated")
+        listen = {"notifications": {"taskIds": [task_id]}}
+        wire = server.wire.as_user("alice")
+        async with wire.stream(request("subscriptions/listen", listen)) as first:
+            await anext(first)
+            async with wire.stream(request("subscriptions/listen", listen)) as second:
+                await anext(second)
+                check_refused(await alice.ask("subscriptions/listen", listen), "owner_streams", come_back=True)
+                async with server.wire.as_user("bob").stream(request("subscriptions/listen", listen)) as other:
+                    await anext(other)
+            with anyio.fail_after(30):
+                while True:
+                    async with wire.stream(request("subscriptions/listen", listen)) as again:
+                        if "error" not in await anext(again):
+                            break
+                    await anyio.sleep(0.05)
+        assert bob
+
+
+@pytest.mark.parametrize("short_way", [True, False])
+async def test_a_stream_names_so_many_tasks(short_way: bool) -> None:
+    async with limited(Limits(stream_tasks=2), short_way=short_way) as server:
+        alice = server.as_user("alice")
+        within = request("subscriptions/listen", {"notifications": {"taskIds": ["a", "b"]}})
+        async with server.wire.as_user("alice").stream(within) as stream:
+            assert "error" not in await anext(stream)
+        beyond = await alice.ask("subscriptions/listen", {"notifications": {"taskIds": ["a", "b", "c"]}})
+        check_refused(beyond, "stream_tasks", come_back=False)
+
+
+# Other doors
+
+
+async def test_a_caller_of_the_older_era_is_held_to_the_same() -> None:
+    limits = Limits(owner_creates=1, owner_open_tasks=1, argument_bytes=1_000)
+    async with limited(limits) as server, http_session(server.wire.as_user("alice")) as session:
+        large = {"name": "gated", "arguments": {"note": "x" * 1_000}, "task": {}}
+        check_refused(await session.ask("tools/call", large), "argument_bytes", come_back=False)
+        called = {"name": "gated", "arguments": {}, "task": {}}
+        check_refused(await session.ask("tools/call", called), "owner_creates", come_back=True)
+        await anyio.sleep(1.1)
+        assert "task" in (await session.ask("tools/call", called)).result
+        await anyio.sleep(1.1)
+        check_refused(await session.ask("tools/call", called), "owner_open_tasks", come_back=True)
+
+
+async def test_a_model_without_tasks_reads_in_words_what_it_may_not() -> None:
+    async with limited(Limits(owner_creates=1, argument_bytes=1_000)) as server:
+        alice = server.as_user("alice").declaring({})
+        first, second = [(await call(alice, "quick")).result for _ in range(2)]
+        assert not first.get("isError")
+        assert second["isError"]
+        assert text_of(second).startswith('The tool "quick" was not called: You start tasks more often than 1 times')
+        assert text_of(second).endswith('Call "quick" again, but not before 1 s have passed.')
+
+
+# One user over a pipe, or in this process
+
+
+async def test_a_single_user_meets_no_limit_with_the_defaults() -> None:
+    server = build(Tasks(MemoryStore(), settings=QUICK), asyncio.Event(), auth=False)
+    async with Client(server, extensions=[TasksClient()]) as client:
+        started = [await start_task(client, "quick") for _ in range(200)]
+        for number in range(2_000):
+            assert (await get_task(client.session, started[number % 200].id)).id == started[number % 200].id

@@ -1,0 +1,111 @@
+"""What goes into a log: where something was raised, and nothing that anybody said."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mcp_tasks
+from mcp_tasks.errors import StoreUnavailable, TaskUnreadable, VersionConflict, short_id
+from mcp_tasks.quiet import SECRETS, quietly, what
+
+SECRET = "hunter2"
+ID = "task_AhLNxyz0123456789abcdef"
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    text = io.StringIO()
+    handler, logger = logging.StreamHandler(text), logging.getLogger("mcp_tasks.test")
+    logger.addHandler(handler)
+    yield text
+    logger.removeHandler(handler)
+
+
+def fail() -> None:
+    try:
+        raise KeyError(SECRET)
+    except KeyError as exc:
+        try:
+            raise StoreUnavailable("the disk is full") from exc
+        except StoreUnavailable:
+            raise ExceptionGroup(SECRET, [ValueError(SECRET)]) from None
+
+
+def logged() -> None:
+    try:
+        fail()
+    except Exception:
+        logging.getLogger("mcp_tasks.test").error("it failed", exc_info=quietly())
+
+
+def test_a_traceback_says_where_and_not_what(log: io.StringIO) -> None:
+    logged()
+    said = log.getvalue()
+    assert SECRET not in said
+    assert "in fail" in said
+    assert "ExceptionGroup: (its message is not logged)" in said
+    assert "ValueError" in said
+
+
+def test_messages_of_ours_are_kept(log: io.StringIO) -> None:
+    try:
+        try:
+            raise KeyError(SECRET)
+        except KeyError as exc:
+            raise StoreUnavailable("the disk is full") from exc
+    except StoreUnavailable as exc:
+        logging.getLogger("mcp_tasks.test").error("it failed", exc_info=quietly(exc))
+    assert "StoreUnavailable: the disk is full" in log.getvalue()
+    assert "KeyError: (its message is not logged)" in log.getvalue()
+    assert SECRET not in log.getvalue()
+    assert (what(KeyError(SECRET)), what(StoreUnavailable("full"))) == ("KeyError", "full")
+
+
+def test_who_asks_for_secrets_is_shown_them(log: io.StringIO) -> None:
+    SECRETS.setLevel("DEBUG")
+    try:
+        logged()
+        assert what(KeyError(SECRET)) == repr(SECRET)
+    finally:
+        SECRETS.setLevel(logging.NOTSET)
+    assert SECRET in log.getvalue()
+
+
+def test_errors_that_end_in_a_log_have_no_whole_id() -> None:
+    for error in (TaskUnreadable(ID, "it is damaged"), VersionConflict(ID, 3)):
+        assert ID not in str(error)
+        assert short_id(ID) in str(error)
+        assert error.task_id == ID
+    assert short_id("short") == "short"
+    assert len(short_id(ID)) < len(ID) / 2
+
+
+def test_no_line_of_ours_logs_an_exception_with_its_message() -> None:
+    """`logger.exception`, and `exc_info` without `quietly`, would put into the log what a tool was called with."""
+    package = Path(mcp_tasks.__file__).parent
+    rooms = (
+        "runtime",
+        "protocol",
+        "tools",
+        "adapters",
+        "fallback",
+        "server",
+        "client",
+        "legacy",
+        "stores",
+        "telemetry",
+    )
+    found = [
+        f"{path.relative_to(package)}: {line.strip()}"
+        for room in rooms
+        for path in (package / room).rglob("*.py")
+        for line in path.read_text().splitlines()
+        if "logger.exception(" in line or re.search(r"exc_info=(?!quietly|shown)", line)
+    ]
+    assert found == []

@@ -1,0 +1,98 @@
+"""A server that only serves, or a worker that only runs, in a process of its own whose spans and metrics go to a file.
+
+python -m tests.trust.traced serve STORE FILE FD
+python -m tests.trust.traced work STORE FILE
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+from mcp_types import ToolAnnotations
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace import format_span_id, format_trace_id
+
+from mcp_tasks import Tasks
+from tests.helpers.server import QUICK, Name
+
+
+class FileExporter(SpanExporter):
+    """Writes each span as a line."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        with self._path.open("a") as file:
+            for span in spans:
+                file.write(json.dumps(_told(span)) + "\n")
+        return SpanExportResult.SUCCESS
+
+
+def _told(span: ReadableSpan) -> dict[str, Any]:
+    context = span.get_span_context()
+    assert context is not None
+    return {
+        "name": span.name,
+        "trace": format_trace_id(context.trace_id),
+        "id": format_span_id(context.span_id),
+        "parent": None if span.parent is None else format_span_id(span.parent.span_id),
+        "links": [format_trace_id(link.context.trace_id) for link in span.links],
+        "attributes": dict(span.attributes or {}),
+        "lasted": (span.end_time or 0) - (span.start_time or 0),
+    }
+
+
+def build(store: str) -> tuple[MCPServer[Any], Tasks, InMemoryMetricReader]:
+    """The server, and what its metrics are read with."""
+    reader = InMemoryMetricReader()
+    metrics.set_meter_provider(MeterProvider([reader]))
+    tasks = Tasks(store, settings=QUICK, runs_tools=False)
+    server: MCPServer[Any] = MCPServer("traced", version="1", **tasks.wiring(), log_level="CRITICAL")
+
+    @server.tool(annotations=ToolAnnotations(idempotent_hint=True))
+    @tasks.task()
+    async def ask(ctx: Context) -> str:
+        """Ask for a name, with a span of its own around it."""
+        with trace.get_tracer("author").start_as_current_span("author.work"):
+            answer = await ctx.elicit("Who?", Name)
+        return str(answer.action)
+
+    @server.tool()
+    async def measured() -> str:
+        """What OpenTelemetry would export of this process."""
+        data = reader.get_metrics_data()
+        return "{}" if data is None else data.to_json()
+
+    return server, tasks, reader
+
+
+def main(role: str, store: str, path: str, *number: str) -> None:
+    """Serve or work until told to stop."""
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(FileExporter(Path(path))))
+    trace.set_tracer_provider(provider)
+    server, tasks, _ = build(store)
+    if role == "work":
+        asyncio.run(tasks.work(server))
+        return
+    config = uvicorn.Config(server.streamable_http_app(), log_level="critical", access_log=False)
+    with socket.socket(fileno=int(number[0])) as listener:
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,214 @@
+"""An operator at the store: which tasks are found, and what may be done to them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
+from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.errors import StoreError, TaskUnreadable, UnknownTask, UsageError
+from mcp_tasks.runtime import filtering
+from mcp_tasks.runtime.draining import draining_workers
+from mcp_tasks.runtime.filtering import Wanted
+from mcp_tasks.runtime.observing import TaskChange
+from mcp_tasks.runtime.operator import Operator
+from mcp_tasks.stores.sqlite import SqliteStore
+
+pytestmark = pytest.mark.anyio
+
+NOW = datetime(2026, 7, 28, 12, tzinfo=UTC)
+REQUEST = TaskRequest(name="render", arguments={"scene": "forest"})
+
+
+def record(task_id: str, **fields: object) -> TaskRecord:
+    made = TaskRecord(id=task_id, owner="ann", name="render", created_at=NOW, updated_at=NOW, namespace="farm")
+    return replace(made, **fields)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tasks.db"
+
+
+@pytest.fixture
+async def store(path: Path) -> SqliteStore:
+    """A store that a server has made, and closed."""
+    made = SqliteStore(path)
+    await made.open("farm")
+    await made.close()
+    return made
+
+
+@pytest.fixture
+async def operator(store: SqliteStore) -> AsyncIterator[Operator]:
+    """An operator at it."""
+    async with Operator(store, name="ops", clock=lambda: NOW).opened() as one:
+        yield one
+
+
+async def fill(operator: Operator, *records: TaskRecord) -> None:
+    for each in records:
+        await operator.store.create(each, REQUEST, outcome=Outcome(body=b"{}") if each.is_final else None)
+
+
+async def listed(operator: Operator, wanted: Wanted, namespaces: Sequence[str] = ("farm",)) -> list[str]:
+    found = await operator.list(namespaces, wanted)
+    assert found.cursor is None
+    return [each.id for each in found.records]
+
+
+async def test_tasks_are_found_by_what_they_are(operator: Operator) -> None:
+    old = NOW - timedelta(days=2)
+    await fill(
+        operator,
+        record("old", created_at=old, updated_at=old),
+        record("ended", status=TaskStatus.COMPLETED, finished_at=NOW),
+        record("bobs", owner="bob", queue="gpu"),
+        record("nobodys", owner=None, session="s1"),
+        record("claimed", worker="w1", attempt=1, name="paint"),
+        record("elsewhere", namespace="other", worker="w1", attempt=1),
+    )
+    assert await operator.namespaces() == ["farm", "other"]
+    everything = ["old", "bobs", "claimed", "ended", "nobodys"]
+    assert await listed(operator, Wanted()) == everything
+    assert await listed(operator, Wanted(), ["farm", "other"]) == [*everything, "elsewhere"]
+    assert await listed(operator, Wanted(status=TaskStatus.COMPLETED)) == ["ended"]
+    assert await listed(operator, Wanted(owner="bob")) == ["bobs"]
+    assert await listed(operator, Wanted(owner="")) == ["nobodys"]
+    assert await listed(operator, Wanted(session="s1")) == ["nobodys"]
+    assert await listed(operator, Wanted(session="s1", owner="ann")) == []
+    assert await listed(operator, Wanted(queue="gpu")) == ["bobs"]
+    assert await listed(operator, Wanted(tool="paint")) == ["claimed"]
+    assert await listed(operator, Wanted(worker="w1")) == ["claimed"]
+    assert await listed(operator, Wanted(worker="w1"), ["farm", "other"]) == ["claimed", "elsewhere"]
+    assert await listed(operator, Wanted(before=NOW - timedelta(days=1))) == ["old"]
+
+
+@pytest.mark.parametrize("limit", [1, 3, 100])
+async def test_pages_show_each_task_once_whatever_is_left_out(
+    operator: Operator, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filtering, "LOOKED_AT_ONCE", 4)
+    monkeypatch.setattr(filtering, "MOST_LOOKED_AT", 8)
+    tasks = [
+        record(f"{server}-{n:02}", namespace=server, queue="gpu" if n % 3 else "default")
+        for server in ("a", "b")
+        for n in range(20)
+    ]
+    await fill(operator, *tasks)
+    seen: list[str] = []
+    cursor, pages = None, 0
+    while pages == 0 or cursor is not None:
+        found = await operator.list(["b", "a"], Wanted(queue="gpu"), cursor=cursor, limit=limit)
+        assert len(found.records) <= limit
+        seen += [each.id for each in found.records]
+        cursor, pages = found.cursor, pages + 1
+        assert pages < 100
+    assert seen == [each.id for each in tasks if each.queue == "gpu"]
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "bnVsbA", "WzEsMl0", "é"])
+async def test_a_cursor_that_is_none_is_refused(operator: Operator, cursor: str) -> None:
+    with pytest.raises(ValueError, match="not a cursor"):
+        await operator.list(["farm"], Wanted(), cursor=cursor)
+
+
+async def test_what_an_operator_does_is_seen_with_their_name(store: SqliteStore) -> None:
+    changes: list[TaskChange] = []
+    async with Operator(store, name="ops", observers=[changes.append], clock=lambda: NOW).opened() as operator:
+        await fill(operator, record("one"))
+        ended = await operator.cancel(await operator.find("one"), "Enough")
+        await operator.run_again(ended)
+        await operator.delete(ended)
+    assert {change.actor for change in changes} == {operator.actor}
+    assert (operator.actor.kind, operator.actor.name) == ("operator", "ops")
+    assert [type(change.event).__name__ for change in changes] == ["TaskCancelled", "TaskCreated", "TaskDeleted"]
+
+
+async def test_a_task_is_run_again_as_a_new_one_for_the_same_owner(operator: Operator) -> None:
+    await fill(operator, record("one", retention=timedelta(hours=1), queue="gpu", session="s"))
+    ended = await operator.cancel(await operator.find("one"), "Enough")
+    assert (ended.status, ended.status_message) == (TaskStatus.CANCELLED, "Enough")
+    assert await operator.cancel(ended, "Again") == ended
+    new = await operator.run_again(ended)
+    assert await operator.run_again(ended) == new
+    same = (new.owner, new.name, new.retention, new.queue, new.session, new.namespace, new.rerun_of, new.attempt)
+    assert same == ("ann", "render", timedelta(hours=1), "gpu", "s", "farm", "one", 0)
+    assert await operator.store.request(new.id) == REQUEST
+    with pytest.raises(UsageError, match="has not ended"):
+        await operator.run_again(new)
+    newest = await operator.run_again(await operator.cancel(new, "Enough"))
+    assert newest.rerun_of == new.id
+
+
+async def test_only_what_has_ended_is_deleted(operator: Operator) -> None:
+    await fill(operator, record("one"))
+    one = await operator.find("one")
+    with pytest.raises(UsageError, match="has not ended"):
+        await operator.delete(one)
+    await operator.cancel(one, "Enough")
+    # It goes by what the task is now.
+    await operator.delete(await operator.find("one"))
+    with pytest.raises(UnknownTask):
+        await operator.look("one")
+
+
+async def test_a_key_of_a_client_does_not_pass_for_a_rerun(operator: Operator) -> None:
+    await fill(operator, record("one", status=TaskStatus.FAILED, finished_at=NOW))
+    await operator.store.create(record("planted"), REQUEST, key="mcp-tasks/rerun/one")
+    with pytest.raises(UsageError, match="planted"):
+        await operator.run_again(await operator.find("one"))
+
+
+async def test_a_task_that_cannot_be_read_is_said_to_be_so_and_can_be_deleted(operator: Operator, path: Path) -> None:
+    await fill(operator, record("bad"), record("half", status=TaskStatus.COMPLETED, finished_at=NOW))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE tasks SET state = 'nonsense' WHERE id = 'bad'")
+        connection.execute("UPDATE requests SET request = 'nonsense'")
+        connection.commit()
+    with pytest.raises(TaskUnreadable):
+        await operator.find("bad")
+    await operator.delete_unreadable("bad")
+    with pytest.raises(UnknownTask):
+        await operator.delete_unreadable("bad")
+    half = await operator.look("half")
+    assert half.request is None
+    assert set(half.unreadable) == {"request"}
+    assert half.outcome is not None
+
+
+async def test_workers_that_are_gone_are_not_kept_in_mind(operator: Operator) -> None:
+    for name in ("w1", "w2"):
+        await operator.store.heartbeat(name, namespace="farm")
+    first, second = await operator.workers(["farm"])
+    await operator.drain(first)
+    await operator.drain(second)
+    assert set(await draining_workers(operator.store, "farm")) == {"w1", "w2"}
+    await operator.store.retire("w1")
+    await operator.undrain(first)
+    assert dict(await draining_workers(operator.store, "farm")) == {"w2": "ops"}
+    [left] = await operator.workers(["farm"])
+    assert (left.name, left.draining, left.beats, left.claimed) == ("w2", "ops", 1, 0)
+
+
+@pytest.mark.parametrize(("schema", "why"), [(3, "of an older release"), (99, "this release knows up to")])
+async def test_a_store_of_another_release_is_neither_opened_nor_upgraded(path: Path, schema: int, why: str) -> None:
+    made = SqliteStore(path)
+    await made.open("farm")
+    await made.close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {schema}")
+        connection.execute("UPDATE meta SET compatible_from = 99")
+        connection.commit()
+    with pytest.raises((UsageError, StoreError), match=why):
+        async with Operator(SqliteStore(path), name="ops").opened():
+            raise AssertionError("it is not to be opened")
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (schema,)
