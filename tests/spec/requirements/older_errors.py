@@ -213,8 +213,7 @@ REQUIREMENTS = (
         level="SHOULD",
         source="2025-11-25",
         era="2025-11-25",
-        tests=("spec/legacy/test_operation::test_it_is_documented_that_there_is_no_limit_per_requestor",),
-        deviation="there is none, and that is documented",
+        tests=("spec/legacy/test_operation::test_it_is_documented_which_limits_hold_per_requestor",),
     ),
     Requirement(
         id="older/monitoring",
