@@ -24,7 +24,7 @@ from tests.trust.keyed import KEY, LONG_KEY, REPEATED, Scene, build
 
 pytestmark = pytest.mark.anyio
 
-HONOURS = {"mcp-tasks/idempotencyKeys": {}}
+HONOURS: dict[str, Any] = {"mcp-tasks/idempotencyKeys": {}}
 
 
 class Network:
@@ -34,9 +34,9 @@ class Network:
         self.scene = scene
         self.relay = relay
 
-    def connect(self, version: str = MODERN, **options: Any) -> Client:
+    def connect(self, version: str = MODERN) -> Client:
         """A client of the server."""
-        tasks = TasksClient(**{"patience": LONG, **options})
+        tasks = TasksClient(patience=LONG)
         mode = "auto" if version == MODERN else "legacy"
         return Client(reconnecting_http(self.relay.url), extensions=[tasks], mode=mode)
 
@@ -174,6 +174,21 @@ async def test_an_error_of_the_server_itself_is_no_lost_answer(peer: Peer, peer_
             await call_tool(client, "x", {})
     assert not isinstance(caught.value, CallLost)
     assert len(calls(peer)) == 1
+
+
+async def test_a_repeat_that_is_refused_for_a_limit_is_made_later(peer: Peer, peer_url: str) -> None:
+    honouring(peer)
+    limit = Refusal(-32010, "too many", data={"reason": "limit", "limit": "creates_per_second", "retryAfterMs": 20})
+    peer.on("tools/call", Raw(b"", "text/html", 502), limit, task(resultType="task"))
+    peer.on("tasks/get", completed())
+    async with Client(reconnecting_http(peer_url), extensions=[TasksClient(patience=LONG)]) as client:
+        await call_tool(client, "x", {})
+        assert len(calls(peer)) == 3
+        # The first of a call was not made, and its caller is told so at once.
+        peer.on("tools/call", limit)
+        with pytest.raises(MCPError, match="too many"):
+            await call_tool(client, "x", {})
+    assert len(calls(peer)) == 4
 
 
 async def test_a_call_that_never_left_is_known_not_to_have_been_made() -> None:

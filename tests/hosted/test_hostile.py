@@ -86,6 +86,19 @@ async def test_tasks_over_a_limit_are_refused_and_make_no_task(host: Host) -> No
         await server.create()
 
 
+async def test_four_callbacks_work_at_a_time_and_the_other_tasks_wait_for_their_turns(host: Host) -> None:
+    async with connected(host, hosting=Hosting(max_running=16)) as server:
+        made = [await server.create() for _ in range(12)]
+        await server.ask("ping")
+        assert len(host.asked) == 4
+        # One that still waits can be cancelled like any other.
+        await server.ask("tasks/cancel", {"taskId": made[-1]["taskId"]})
+        host.ready.set()
+        for task in made[:-1]:
+            await server.until(task["taskId"], "completed")
+        assert len(host.asked) == 11
+
+
 @pytest.mark.requirement("hosted/limits")
 async def test_one_server_does_not_use_up_what_another_may_have(host: Host) -> None:
     tasks = TasksClient(hosting=Hosting(max_running=2, max_total=3))

@@ -24,7 +24,7 @@ from tests.helpers.databases import Postgres, postgres
 from tests.helpers.forking import Forked, fork
 from tests.helpers.http import HttpWire, http_client, initialize
 from tests.helpers.process import ENVIRONMENT
-from tests.helpers.rpc import PATIENCE, TASKS, Reply, Tasking, text_of
+from tests.helpers.rpc import NOTHING, PATIENCE, TASKS, Reply, Tasking, text_of
 from tests.trust.keyed import KEY, LONG_KEY, told
 
 pytestmark = pytest.mark.anyio
@@ -125,7 +125,7 @@ async def call(server: Mortal, door: str) -> Reply:
         if door == "older tasks":
             session, _ = await initialize(wire, {})
             return await session.ask("tools/call", {**params, "_meta": {KEY: LONG_KEY}, "task": {}})
-        capabilities = TASKS if door == "tasks" else {}
+        capabilities = TASKS if door == "tasks" else NOTHING
         return await Tasking(wire, capabilities).ask("tools/call", params, meta={KEY: LONG_KEY})
 
 

@@ -13,9 +13,7 @@ import click
 from mcp import Client, MCPError
 from mcp.client.session import ClientRequestContext
 from mcp_types import (
-    CONNECTION_CLOSED,
     INVALID_REQUEST,
-    REQUEST_TIMEOUT,
     CallToolResult,
     ElicitRequestParams,
     ElicitResult,
@@ -48,7 +46,7 @@ from mcp_tasks.cli.target import Target, parse_target
 from mcp_tasks.cli.text import clean, one_line
 from mcp_tasks.cli.tools import list_tools
 from mcp_tasks.cli.views import Board, new_board
-from mcp_tasks.client import Ledger, TaskHandle, start_task
+from mcp_tasks.client import CallLost, Ledger, TaskHandle, start_task
 from mcp_tasks.client.handle import OnAbandon
 from mcp_tasks.errors import Fate
 
@@ -159,8 +157,9 @@ class _Call:
         except MCPError as exc:
             if self._unanswered is not None:
                 raise self._unanswered from exc
-            if exc.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT):
-                raise Problem(f"the server went away: {exc}", Exit.UNREACHABLE) from exc
+            if isinstance(exc, CallLost):
+                made = "may have been made" if exc.may_have_run else "was not made"
+                raise Problem(f"the server went away: {exc.message}. The call {made}", Exit.UNREACHABLE) from exc
             error = exc.error.model_dump(by_alias=True, mode="json", exclude_none=True)
             return self._outcome("failed", error=error)
         except (RuntimeError, ValidationError) as exc:

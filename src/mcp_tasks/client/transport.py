@@ -32,6 +32,7 @@ from mcp_types import JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONR
 
 from mcp_tasks.client.eras import older_tasks
 from mcp_tasks.client.port import Finish, OlderTasks
+from mcp_tasks.client.question_limit import QuestionLimit
 from mcp_tasks.client.wire import Handler, Wire
 
 logger: Final = logging.getLogger(__name__)
@@ -104,6 +105,7 @@ class ServerTransport:
         if self.older is not None:
             wire.add(self.older)
             wire.add(_Introduction(self, wire, self.older))
+        wire.add(QuestionLimit(wire))
         wire.add(_Marking(self))
         wire.start()
         return wire.streams

@@ -56,7 +56,7 @@ _CREATE = f"WITH {_TASK} {{outcome}} SELECT true, handed FROM task"
 _UNDER_KEY = "idempotency_key = %(key)s AND namespace = %(namespace)s AND owner = %(owner)s"
 
 # Who comes second under a key waits, and finds nothing: the task was not there yet when it began to look. A key that
-# outlived its task and is free again, or is taken over, is the new task's from then on. It is looked for by the key, and
+# outlived its task and is free again, or is taken over, is the new task's from then on. It is looked for by the key and
 # not among all by their time, hence the sum.
 _CREATE_UNDER_KEY = f"""
 WITH standing AS (
