@@ -275,10 +275,8 @@ class TasksProtocol:
 
     def refused(self, caller: Caller, method: str, why: Exception, *, task_id: object = None) -> None:
         """Take note that a request is answered with a refusal. For doors, where they answer."""
-        owner: str | None = None
-        with suppress(RpcError):
-            # It may be refused because it has none.
-            owner = self.owner(caller)
+        # It may be refused because it has none.
+        owner = self._owners.known(caller)
         with suppress(TasksError):
             # Without a runtime there is nobody to be told.
             tell_refusal(self._runtime(), owner, method, why, task_id=task_id)

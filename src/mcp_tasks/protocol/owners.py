@@ -80,6 +80,13 @@ class Owners:
         """Whether the caller's tasks have an owner."""
         return bool(self._named(caller))
 
+    def known(self, caller: Caller) -> str | None:
+        """The owner as far as the rule names one, for a request that is refused already: nothing is said of it."""
+        owner: object = self._rule(caller)
+        if isinstance(owner, Coroutine):
+            owner.close()
+        return owner if isinstance(owner, str) else None
+
     def _named(self, caller: Caller) -> str | None:
         owner: object = self._rule(caller)
         if owner is None or isinstance(owner, str):
