@@ -20,7 +20,8 @@
     ├── KeyRefused                  an idempotency key cannot be used for this call
     │   ├── KeyTaken                another call stands under it
     │   ├── KeySpent                its task has expired
-    │   └── KeyTooShort             it could be guessed, and there is no other proof of who calls
+    │   ├── KeyTooShort             it could be guessed, and there is no other proof of who calls
+    │   └── CallNotKept             it cannot tell whether the call was made before
     ├── TaskWasCancelled            what a caller waited for was cancelled
     ├── WaitAbandoned               a caller stopped waiting for a task that has not ended
     │   ├── WaitTimedOut            it waited as long as it wanted to
