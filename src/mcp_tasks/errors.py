@@ -71,8 +71,13 @@ SHOWN_OF_AN_ID = 12
 
 
 def short_id(task_id: str) -> str:
-    """As much of a task's id as may be logged: whoever knows all of it may be able to see the task."""
-    return task_id if len(task_id) <= SHOWN_OF_AN_ID else f"{task_id[:SHOWN_OF_AN_ID]}…"
+    """As much of a task's id as may be logged: whoever knows all of it may be able to see the task.
+
+    An id is what a server says it is, so what could not be printed is written in another way.
+    """
+    start = task_id[:SHOWN_OF_AN_ID]
+    shown = start if start.isascii() and start.isprintable() else ascii(start)[1:-1]
+    return shown if len(task_id) <= SHOWN_OF_AN_ID else f"{shown}…"
 
 
 class TasksError(Exception):

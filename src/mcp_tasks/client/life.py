@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 from mcp.shared.exceptions import MCPError
 
-from mcp_tasks.core.text import short_id
+from mcp_tasks.quiet import short_id
 from mcp_tasks.wire.parse import TaskSnapshot
 
 logger: Final = logging.getLogger("mcp_tasks.client")

@@ -45,12 +45,6 @@ def short_message(text: str, most: int | None = LONGEST_MESSAGE) -> str:
     return data[:room].decode(errors="ignore") + _ELLIPSIS if room > 0 else _ELLIPSIS[:most]
 
 
-def short_id(task_id: str) -> str:
-    """As much of a task's id as tells it from others in a log: who has all of it may have the task."""
-    start = task_id.removeprefix("task_")[:8]
-    return f"{start if start.isascii() and start.isprintable() else ascii(start)[1:-1]}…"
-
-
 def valid_json(value: Any) -> Any:
     """The JSON value with `valid_text` throughout, keys included. Whatever is no JSON stays as it is."""
     if isinstance(value, str):
