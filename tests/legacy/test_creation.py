@@ -208,9 +208,9 @@ async def test_a_run_knows_its_caller_from_the_handshake_and_nothing_of_the_task
         ({"ttl": 60_000}, 60_000),
         ({"ttl": 0}, 0),
         ({"ttl": 1500.5}, 1501),
-        ({"ttl": 30 * DAY_MS}, 7 * DAY_MS),
-        ({"ttl": 10**300}, 7 * DAY_MS),
-        ({"ttl": None}, 7 * DAY_MS),
+        ({"ttl": 90 * DAY_MS}, 30 * DAY_MS),
+        ({"ttl": 10**300}, 30 * DAY_MS),
+        ({"ttl": None}, 30 * DAY_MS),
     ],
     ids=repr,
 )

@@ -16,7 +16,7 @@ from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing import FakeClock
 from tests.helpers.http import HttpWire, serving
 from tests.helpers.rpc import EVERYTHING, INVALID_PARAMS, Tasking
-from tests.helpers.server import QUICK, Desk, build
+from tests.helpers.server import QUICK, UNPACED, Desk, build
 from tests.helpers.stored import all_tasks
 from tests.legacy.tasking import AUTH, Verifier, over_http
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 @asynccontextmanager
 async def served(store: MemoryStore | None = None, *, auth: bool = False, **options: Any) -> AsyncGenerator[HttpWire]:
     guarded: dict[str, Any] = {"auth": AUTH, "verifier": Verifier()} if auth else {}
-    tasks = Tasks(store or MemoryStore(), settings=QUICK, **options)
+    tasks = Tasks(store or MemoryStore(), settings=QUICK, limits=UNPACED, **options)
     async with serving(build(tasks, Desk(), **guarded)) as wire:
         yield wire
 

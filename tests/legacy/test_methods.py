@@ -198,7 +198,9 @@ async def test_a_long_text_of_an_error_is_shortened_in_the_status_and_whole_in_t
     async with served() as wire:
         old = await over_http(wire)
         task_id = (await old.create("wordy"))["taskId"]
-        assert len((await old.until(task_id, "failed"))["statusMessage"]) <= 4000
+        said = (await old.until(task_id, "failed"))["statusMessage"]
+        assert len(said.encode()) <= 4 * 1024
+        assert said.endswith("…")
         assert len(text_of(await old.result(task_id))) == 30_000
 
 

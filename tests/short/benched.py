@@ -23,8 +23,9 @@ from mcp_tasks import Tasks
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores.sqlite import SqliteStore
+from tests.helpers.server import UNPACED
 from tests.short.collecting import Collector
-from tests.short.servers import UNPACED, Verifier
+from tests.short.servers import Verifier
 
 
 class FailingStore(SqliteStore):

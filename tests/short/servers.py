@@ -27,13 +27,13 @@ from mcp_types import (
 from pydantic import AnyHttpUrl, Field
 from starlette.types import ASGIApp
 
-from mcp_tasks import Limits, Settings, Tasks
+from mcp_tasks import Settings, Tasks
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.server.options import TaskMode
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing import FakeClock
-from tests.helpers.server import Name, resolve_name
+from tests.helpers.server import UNPACED, Name, resolve_name
 
 NAME = "twins"
 
@@ -42,9 +42,6 @@ USERS = {"alice": ("app", "alice"), "bob": ("app", "bob"), "robot": ("robot", No
 
 STILL = Settings(lease_duration=timedelta(hours=1), sweep_interval=timedelta(hours=1), drain_timeout=timedelta(0))
 """Nothing happens to a task but what a request does to it."""
-
-UNPACED = Limits(owner_creates=None, owner_requests=None, owner_streams=None)
-"""Whether a request comes too often depends on when it comes, and that is not the same on both ways."""
 
 
 class Verifier:
@@ -231,6 +228,7 @@ async def twins(setup: Setup | None = None) -> AsyncGenerator[Twins]:
 async def _way(setup: Setup, clock: FakeClock, store: WatchedStore, *, short: bool) -> AsyncGenerator[Way]:
     tasks = Tasks(
         store,
+        # Whether a request comes too often depends on when it comes, and that is not the same on both ways.
         limits=UNPACED,
         clock=clock,
         settings=STILL,

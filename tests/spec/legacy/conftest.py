@@ -10,7 +10,7 @@ from mcp_tasks import Tasks
 from mcp_tasks.stores.memory import MemoryStore
 from tests.helpers.http import HttpWire, serving
 from tests.helpers.older import HttpClient, OlderClient, http_session, pipe_session
-from tests.helpers.server import QUICK, Desk
+from tests.helpers.server import QUICK, UNPACED, Desk
 from tests.helpers.stdio import stdio_process
 from tests.spec.legacy.furnished import furnished
 
@@ -58,7 +58,7 @@ async def everywhere(request: pytest.FixtureRequest) -> AsyncGenerator[OlderClie
 @pytest.fixture(params=["stateful", "stateless"])
 async def guarded(request: pytest.FixtureRequest, desk: Desk) -> AsyncGenerator[HttpWire]:
     """A way to a server that lets nobody in without a token, with sessions and without."""
-    server = furnished(Tasks("memory://", settings=QUICK), desk, guarded=True)
+    server = furnished(Tasks("memory://", settings=QUICK, limits=UNPACED), desk, guarded=True)
     async with serving(server, stateless=request.param == "stateless") as way:
         yield way
 
