@@ -199,7 +199,13 @@ async def test_owners_that_make_nothing_are_forgotten() -> None:
 # Sizes
 
 
-@pytest.mark.parametrize(("value", "deep"), [(5, 0), ("x", 0), ([], 1), ({}, 1), ([[], {}], 2), ({"a": [{"b": 1}]}, 3)])
+DEPTHS: list[tuple[Any, int]] = [
+    *((5, 0), ("x", 0), ([], 1), ({}, 1)),
+    *(([[], {}], 2), ({"a": [{"b": 1}]}, 3)),
+]
+
+
+@pytest.mark.parametrize(("value", "deep"), DEPTHS)
 def test_depth_is_objects_and_arrays_in_one_another(value: Any, deep: int) -> None:
     assert not is_deeper(value, deep)
     assert deep == 0 or is_deeper(value, deep - 1)
