@@ -213,8 +213,11 @@ def _address(request: httpx2.Request) -> str:
 
 
 def _unreachable(request: httpx2.Request, exc: httpx2.TransportError) -> str:
-    where = _address(request)
-    return f"{where} cannot be reached: {str(exc) or type(exc).__name__}"
+    where, why = _address(request), str(exc).rstrip(".") or type(exc).__name__
+    if isinstance(exc, _NEVER_SENT):
+        return f"{where} cannot be reached: {why}"
+    # It is all that the caller of a plain `client.call_tool` gets to read.
+    return f"{where} gave no answer, and may have done what it was asked for: {why}"
 
 
 def _error_response(request: httpx2.Request, message: str, *, sent: bool) -> httpx2.Response:
