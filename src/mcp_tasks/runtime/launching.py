@@ -98,6 +98,9 @@ class Launching:
             is_early = slot is not None and runtime.early.is_for(record, treated, key=key)
             created = await self._make(record, request, treated, create, slot, is_early=is_early)
             admission.made = created.id == record.id
+        if runtime.tracing is not None and parent is None:
+            # What is current in a tool that starts a child is the span of its own run.
+            runtime.tracing.touched(created)
         return created
 
     async def _make(
