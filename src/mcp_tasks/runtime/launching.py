@@ -111,6 +111,9 @@ class Launching:
             admission.made = created.id == record.id
             if admission.made:
                 runtime.quota.grew(owner, rough_size(request.arguments))
+        if runtime.tracing is not None and parent is None:
+            # What is current in a tool that starts a child is the span of its own run.
+            runtime.tracing.touched(created)
         return created
 
     async def _standing(
