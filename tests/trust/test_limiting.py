@@ -185,7 +185,7 @@ async def test_what_this_process_writes_counts_before_the_store_is_asked_again()
     await make(quota)
     assert usage.asked == 1
     quota.grew("alice", 1)
-    with pytest.raises(LimitExceeded, match="only the operator"):
+    with pytest.raises(LimitExceeded, match="only an operator"):
         await make(quota)
     await make(quota, "bob")
 
