@@ -12,6 +12,7 @@ import anyio
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import RunReleased, RunStarted
+from mcp_tasks.core.json_bytes import rough_size
 from mcp_tasks.core.pacing import is_expired
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.engines.base import ReservedSlot, ReservesSlots
@@ -108,6 +109,11 @@ class Launching:
             is_early = slot is not None and runtime.early.is_for(record, treated, key=key)
             created = await self._make(record, request, treated, create, slot, is_early=is_early)
             admission.made = created.id == record.id
+            if admission.made:
+                runtime.quota.grew(owner, rough_size(request.arguments))
+        if runtime.tracing is not None and parent is None:
+            # What is current in a tool that starts a child is the span of its own run.
+            runtime.tracing.touched(created)
         return created
 
     async def _standing(
