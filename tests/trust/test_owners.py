@@ -16,7 +16,16 @@ from mcp_tasks.protocol import RpcError
 from mcp_tasks.protocol.owners import MOST_NAMED, RULE_FAILED, Owners, local_user
 from mcp_tasks.server import Caller, Identity, LocalTask
 from tests.helpers.http import HttpWire
-from tests.helpers.rpc import EVERYTHING, INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, MODERN, NOTHING, Tasking, request
+from tests.helpers.rpc import (
+    EVERYTHING,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    MODERN,
+    NOTHING,
+    Tasking,
+    request,
+)
 from tests.trust.guarded import ISSUER, build, by_header, guarded, new_tasks, planted
 
 pytestmark = pytest.mark.anyio
@@ -93,7 +102,7 @@ async def test_a_rule_that_raises_refuses_the_request_and_is_one_line_in_the_log
         assert reply.error["message"] == RULE_FAILED
         assert await everything(tasks) == []
         assert (await wire.as_user("ada").send(request("tools/list", capabilities=capabilities))).result["tools"]
-    [line] = [record for record in caplog.records if record.name.startswith("mcp_tasks") and record.levelname == "ERROR"]
+    [line] = [each for each in caplog.records if each.name.startswith("mcp_tasks") and each.levelno >= logging.ERROR]
     assert "KeyError" in line.getMessage()
     assert "by_tenant" in line.getMessage()
     assert line.exc_info is None

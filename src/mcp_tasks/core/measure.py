@@ -48,11 +48,11 @@ def check_json(limit: str, what: str, value: JsonValue, *, most: int | None, dep
         # Nested too deeply even for that, or no JSON at all, which is for the store to say in its own words.
         data = b""
     if most is not None and len(data) > most:
-        raise LimitExceeded(limit, f"{what} may have {most:,} bytes of JSON, and has {len(data):,}")
+        raise LimitExceeded(limit, f"{what} may be {most:,} bytes of JSON at most, not {len(data):,}")
     # Of what is large, most is text and numbers: where there are fewer brackets than levels, nobody has to look.
     has_few = data and data.count(b"[") + data.count(b"{") <= depth
     if not has_few and is_deeper(value, depth + around):
-        raise LimitExceeded("json_depth", f"{what} may be nested {depth} levels deep, and is nested deeper")
+        raise LimitExceeded("json_depth", f"{what} may be nested {depth} levels deep at most")
 
 
 def _is_within(value: JsonValue, most: int) -> bool:

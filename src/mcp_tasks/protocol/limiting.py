@@ -165,10 +165,11 @@ class Limiting:
                 if not self._refused[who]:
                     del self._refused[who]
             wait = max(wait - REFUSED_AFTER, 0.01)
+        rate: float = getattr(self.limits, limit)
         return LimitExceeded(
             limit,
-            f"{what} more often than {getattr(self.limits, limit):g} times a second; nothing was done. Come back in "
-            f"{wait:.2f} s",
+            f"{what} more often than {'once' if rate == 1 else f'{rate:g} times'} a second; nothing was done. Come "
+            f"back in {wait:.2f} s",
             retry_after=timedelta(seconds=wait),
         )
 
