@@ -148,9 +148,7 @@ async def test_without_authentication_one_task_is_polled_at_a_pace_if_the_author
 
 async def test_a_poll_of_the_older_era_counts_like_any_other() -> None:
     async with limited(Limits(task_polls=5), auth=False) as server, http_session(server.wire) as session:
-        task_id = (await session.ask("tools/call", {"name": "gated", "arguments": {}, "task": {}})).result["task"][
-            "taskId"
-        ]
+        task_id = await session.start("gated")
         asked = (session.ask("tasks/get", {"taskId": task_id}) for _ in range(30))
         refused = [reply for reply in await asyncio.gather(*asked) if "error" in reply.message]
         check_refused(refused[0], "task_polls", come_back=True)
