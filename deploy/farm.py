@@ -53,6 +53,10 @@ async def live(_: Request) -> Response:
     return PlainTextResponse("ok\n")
 
 
+# For Prometheus (mcp-tasks[prometheus]). It asks for no token: the proxy passes on nothing but /mcp.
+server.custom_route("/metrics", methods=["GET"])(tasks.metrics.endpoint)
+
+
 _hosts = [host.strip() for host in os.environ["ALLOWED_HOSTS"].split(",")]
 app = server.streamable_http_app(
     transport_security=TransportSecuritySettings(

@@ -50,7 +50,10 @@ async def test_each_act_is_written_once_with_who_did_it(tmp_path: Path, short_wa
         await bob.until(failed, "failed")
     life = [event for event in events(path, asking) if event != "read"]
     assert life == ["created", "asked", "answered", "completed"]
+    [completed] = [each for each in entries(path, asking) if each["event"] == "completed"]
+    assert (completed["actor"], completed["owner"]) == ("run", owner_of("alice"))
     of_other = entries(path, cancelled)
+    assert all("owner" not in each for each in of_other)
     assert [(each["event"], each["principal"]) for each in of_other if each["event"] != "read"] == [
         ("created", owner_of("alice")),
         ("cancelled", owner_of("alice")),
@@ -313,3 +316,31 @@ async def test_a_server_whose_audit_log_cannot_be_written_does_not_start(tmp_pat
     with pytest.raises(TasksError, match="audit log"):
         async with tasks.running(build(tasks)):
             pass
+
+
+def test_an_entry_is_in_one_place_unless_somebody_asks_for_both(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    audit, path = logging.getLogger("mcp_tasks.audit"), tmp_path / "audit.jsonl"
+    entry = AuditEntry(event="created", actor=Actor("client", "zoë"), task_id="task_1234567890")
+    handler = logging.NullHandler()
+    with caplog.at_level(logging.INFO):
+        log = AuditLog(path)
+        log.write(entry)
+        assert not caplog.records
+        audit.addHandler(handler)
+        try:
+            log.write(entry)
+        finally:
+            audit.removeHandler(handler)
+    assert [record.name for record in caplog.records] == ["mcp_tasks.audit"]
+    assert [each["principal"] for each in entries(path)] == ["zoë", "zoë"]
+    # As all logs write it, and not as an escape.
+    assert '"task_1234567…"' in path.read_text()
+
+
+def test_nothing_that_a_terminal_obeys_is_in_the_file(tmp_path: Path) -> None:
+    path, name = tmp_path / "audit.jsonl", "eve\x9b2J\u2028\u202eforged"
+    AuditLog(path).write(AuditEntry(event="created", actor=Actor("client", name)))
+    assert path.read_text().rstrip("\n").isascii()
+    assert entries(path)[0]["principal"] == name

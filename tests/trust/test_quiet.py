@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import logging
 import re
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import mcp_tasks
-from mcp_tasks.errors import StoreUnavailable, TaskUnreadable, VersionConflict, short_id
+from mcp_tasks import errors
+from mcp_tasks.errors import StoreUnavailable, TasksError, TaskUnreadable, VersionConflict, short_id
 from mcp_tasks.quiet import SECRETS, quietly, what
 
 SECRET = "hunter2"
@@ -109,3 +111,31 @@ def test_no_line_of_ours_logs_an_exception_with_its_message() -> None:
         if "logger.exception(" in line or re.search(r"exc_info=(?!quietly|shown)", line)
     ]
     assert found == []
+
+
+def test_no_line_of_ours_logs_the_text_of_an_exception_that_is_not_ours() -> None:
+    """Ours quote nothing; others go through `what`."""
+    package = Path(mcp_tasks.__file__).parent
+    ours = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, TasksError)}
+    # It says which part of a schema cannot be checked, and not what is in it.
+    ours |= {"CallbackFailed", "UnusableSchema"}
+    found = [
+        f"{path.relative_to(package)}:{call.lineno}"
+        for path in package.rglob("*.py")
+        for handler in ast.walk(ast.parse(path.read_text()))
+        if isinstance(handler, ast.ExceptHandler) and not _caught(handler.type) <= ours
+        for call in ast.walk(handler)
+        if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("logger.")
+        if any(isinstance(said, ast.Name) and said.id == handler.name for said in call.args)
+    ]
+    assert found == []
+
+
+def _caught(kind: ast.expr | None) -> set[str]:
+    match kind:
+        case None:
+            return {"BaseException"}
+        case ast.Tuple(elts=kinds):
+            return set[str]().union(*map(_caught, kinds))
+        case _:
+            return {ast.unparse(kind).rpartition(".")[2]}

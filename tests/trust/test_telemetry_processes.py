@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import pytest
 
+from mcp_tasks.errors import short_id
 from tests.helpers.databases import postgres
 from tests.helpers.http import HttpWire, http_client
 from tests.helpers.process import ENVIRONMENT, ROOT
@@ -82,7 +83,8 @@ async def test_one_trace_has_the_call_the_runs_and_the_question(tmp_path: Path, 
     assert {(span["trace"], span["parent"]) for span in (*runs, question)} == {(TRACE, call["id"])}
     assert runs[-1]["links"] == [TRACE]
     assert runs[-1]["attributes"]["mcp_tasks.run.end"] == "completed"
-    assert runs[-1]["attributes"]["mcp_tasks.task"] == task_id[:12]
+    assert call["attributes"]["mcp_tasks.task"] == short_id(task_id)
+    assert runs[-1]["attributes"]["mcp_tasks.task"] == short_id(task_id)
     assert (work["trace"], work["parent"]) == (TRACE, runs[-1]["id"])
     assert question["attributes"]["mcp_tasks.question.end"] == "answered"
     # Polls and the answer are in traces of their own, which lead here.
@@ -92,7 +94,7 @@ async def test_one_trace_has_the_call_the_runs_and_the_question(tmp_path: Path, 
     for span in (*polls, *updates):
         assert span["trace"] != TRACE
         assert span["links"] == [TRACE], span
-        assert span["attributes"]["mcp_tasks.task"] == task_id[:12]
+        assert span["attributes"]["mcp_tasks.task"] == short_id(task_id)
     _check_metrics(measured)
     assert task_id not in served.read_text() + worked.read_text()
 

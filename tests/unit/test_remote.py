@@ -260,5 +260,5 @@ async def test_an_id_that_cannot_be_sent_is_said_and_harms_nobody(hand: Hand, ca
     engine = RemoteEngine(hand)
     await engine.start(None)
     await engine.submit("task_12345678901234567890")
-    assert "task_1234567… could not be submitted now: away" in caplog.text
+    assert "task_1234567… could not be submitted now: OSError" in caplog.text
     await engine.stop(LONG)

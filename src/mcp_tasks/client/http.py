@@ -26,6 +26,7 @@ from mcp_tasks.client.http_session import RenewsSession
 from mcp_tasks.client.messages import SENT_DATA_KEY
 from mcp_tasks.client.transport import ServerTransport, http_address, leaving_quietly
 from mcp_tasks.core.pacing import backoff
+from mcp_tasks.quiet import what
 
 logger: Final = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class _FailsAlone(httpx2.AsyncBaseTransport):
             try:
                 response = await self._inner.handle_async_request(request)
             except httpx2.TransportError as exc:
-                logger.debug("%s", _unreachable(request, exc))
+                logger.debug("the stream of the server's own messages cannot be opened: %s", what(exc))
                 pause = backoff(failures, base=timedelta(milliseconds=250), limit=timedelta(seconds=10))
                 failures += 1
                 await anyio.sleep(pause.total_seconds())
@@ -135,7 +136,7 @@ class _EndsInSilence(httpx2.AsyncByteStream):
             async for chunk in self._inner:
                 yield chunk
         except httpx2.TransportError as exc:
-            logger.debug("the stream of the server's own messages was cut off: %r", exc)
+            logger.debug("the stream of the server's own messages was cut off: %s", what(exc))
 
     async def aclose(self) -> None:
         await self._inner.aclose()

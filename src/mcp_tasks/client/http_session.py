@@ -16,6 +16,8 @@ from typing import Any, Final, cast
 import anyio
 import httpx2
 
+from mcp_tasks.quiet import what
+
 logger: Final = logging.getLogger(__name__)
 
 SESSION: Final = "mcp-session-id"
@@ -65,7 +67,7 @@ class RenewsSession(httpx2.AsyncBaseTransport):
                 with anyio.fail_after(HANDSHAKE_LIMIT):
                     return await self._shake_hands(self._handshake, request)
             except (httpx2.HTTPError, httpx2.StreamError, TimeoutError) as exc:
-                logger.info("the server has forgotten the session, and a new one could not be begun: %s", exc)
+                logger.info("the server has forgotten the session, and a new one could not be begun: %s", what(exc))
                 return False
 
     async def _shake_hands(self, handshake: httpx2.Request, request: httpx2.Request) -> bool:

@@ -18,6 +18,8 @@ from typing import Final
 from opentelemetry import context, trace
 from redis.exceptions import RedisError
 
+from mcp_tasks.quiet import what
+
 logger: Final = logging.getLogger("mcp_tasks.engines.docket")
 
 QUIET_FOR: Final = 60.0
@@ -50,7 +52,7 @@ class _Voice:
         now = time.monotonic()
         if now - self._said >= QUIET_FOR:
             self._said = now
-            logger.warning("Redis does not carry tasks now, and is tried again until it does: %s", error)
+            logger.warning("Redis does not carry tasks now, and is tried again until it does: %s", what(error))
 
 
 class _Quiet(logging.Filter):

@@ -19,6 +19,7 @@ from typing import Final, Protocol
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.engines.base import ANYWHERE, EVERYTHING, Abilities, Execute, Lane, Route, Serves
 from mcp_tasks.engines.local import DEFAULT_CONCURRENCY, LocalEngine
+from mcp_tasks.quiet import what
 
 logger: Final = logging.getLogger(__name__)
 
@@ -154,7 +155,7 @@ class RemoteEngine:
         try:
             await self.carrier.send(task_id, route=route, lane=lane, delay=delay)
         except Exception as exc:
-            logger.warning("task %s… could not be submitted now: %s", task_id[:12], exc)
+            logger.warning("task %s… could not be submitted now: %s", task_id[:12], what(exc))
 
     async def drain(self, timeout: timedelta) -> None:
         """Take nothing more, and give what runs up to `timeout` to end."""
@@ -193,7 +194,7 @@ class RemoteEngine:
                 self._has_failed, self._taking_since = True, inf
                 failures = 1 if clock() - began > STEADY else failures + 1
                 level = logging.WARNING if failures == 1 else logging.DEBUG
-                logger.log(level, "tasks are not taken for a moment: %s", exc)
+                logger.log(level, "tasks are not taken for a moment: %s", what(exc))
             await asyncio.sleep(
                 backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=5)).total_seconds()
             )

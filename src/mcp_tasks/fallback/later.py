@@ -7,6 +7,8 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, Final
 
+from mcp_tasks.quiet import what
+
 logger: Final = logging.getLogger(__name__)
 
 
@@ -28,4 +30,4 @@ class Later:
         self._tasks.discard(task)
         if not task.cancelled() and (problem := task.exception()) is not None:
             # The server stops, most likely.
-            logger.debug("what a request left to be done was not: %r", problem)
+            logger.debug("what a request left to be done was not: %s", what(problem))

@@ -13,6 +13,7 @@ import anyio
 from mcp_tasks.adapters.sdk import RequestContext
 from mcp_tasks.core.record import Progress, TaskRecord
 from mcp_tasks.fallback.progress_values import ProgressValues, Report
+from mcp_tasks.quiet import what
 from mcp_tasks.tools.open_calls import PATIENCE
 
 logger: Final = logging.getLogger(__name__)
@@ -101,4 +102,4 @@ class ProgressRelay:
             try:
                 await self._ctx.session.report_progress(report.progress, report.total, report.message)
             except Exception as exc:
-                logger.debug("progress is not sent on an open call: %r", exc)
+                logger.debug("progress is not sent on an open call: %s", what(exc))

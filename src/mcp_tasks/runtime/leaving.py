@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from mcp_tasks.core.events import RunParked
+from mcp_tasks.quiet import what
 from mcp_tasks.runtime.life import Turn
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Leaving:
         try:
             written = await run.recording.write_leaving(*run.reported(), self._parks_for)
         except Exception as exc:
-            logger.info("task %s… waits on in memory: %s", run.record.id[:12], exc)
+            logger.info("task %s… waits on in memory: %s", run.record.id[:12], what(exc))
             run.life.take(Turn.STAYS)
             return
         run.stop()

@@ -107,7 +107,7 @@ class Lookout:
                 await self._hear(hint, unseen)
             except Exception as exc:
                 # A look at the store finds it.
-                logger.debug("could not hear of a change of task %s…: %s", hint.task_id[:12], exc)
+                logger.debug("could not hear of a change of task %s…: %s", hint.task_id[:12], what(exc))
 
     async def _hear(self, hint: Hint, unseen: MemoryObjectSendStream[str]) -> None:
         if self._runtime.changes.wrote(hint):
@@ -153,7 +153,7 @@ class Lookout:
                 await runtime.submit(record)
         except Exception as exc:
             # A sweep finds the task, and says what is wrong with it.
-            logger.debug("could not look at task %s…: %s", task_id[:12], exc)
+            logger.debug("could not look at task %s…: %s", task_id[:12], what(exc))
 
     async def _refresh(self, run: Run) -> None:
         task_id = run.record.id

@@ -116,8 +116,8 @@ class Quota:
             return LimitExceeded(
                 "owner_stored_bytes",
                 f"Your tasks take {stored:,} bytes, and may take {limits.owner_stored_bytes:,}; nothing was started. "
-                "Room comes as tasks that have ended expire, which may take their whole time to live; only the "
-                "operator of the server can delete them sooner",
+                "Room comes as tasks that have ended expire, which may take their whole time to live; only an operator "
+                "of the server can delete them sooner",
                 retry_after=COME_BACK_FOR_ROOM,
             )
         return None

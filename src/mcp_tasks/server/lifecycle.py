@@ -288,7 +288,7 @@ class Lifecycle:
         self._body = ToolBody(host, self._state, self.open_calls)
         runtime = await self._new_runtime(server_name, host)
         await runtime.start()
-        self.telemetry.begin(runtime)
+        self.telemetry.begin(runtime, self._catalogue.marks.names())
         logger.info("tasks of %r are kept in %s, and run by %s", server_name, runtime.store, runtime.engine)
         return runtime
 

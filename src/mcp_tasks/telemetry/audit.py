@@ -85,6 +85,7 @@ class Audit(Watcher):
             AuditEntry(
                 event=event,
                 actor=change.actor,
+                owner=task.owner,
                 task_id=task.id,
                 tool=task.name,
                 method=task.method,

@@ -101,7 +101,7 @@ class AuditFile:
 
 
 def _write(file: int, line: str) -> None:
-    data = line.encode("ascii", "backslashreplace") + b"\n"
+    data = line.encode("utf-8", "backslashreplace") + b"\n"
     written = os.write(file, data)
     if written != len(data):
         # The disk is full. What was begun ends its line, so that the next entry has one of its own.

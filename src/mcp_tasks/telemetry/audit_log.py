@@ -1,7 +1,7 @@
 """The audit log: who did what to which task, one JSON object an entry, and never what a task is about.
 
-Each entry goes to the logger `mcp_tasks.audit` at INFO, with its JSON as the message and the same object as the `audit`
-of the log record, and to a file if there is one.
+Each entry goes to a file; without one to the logger `mcp_tasks.audit` at INFO, with its JSON as the message and the
+same object as the `audit` of the log record. Who wants it in both puts a handler on that logger.
 
 A task stands in it under the short id of all log lines and under a digest of the whole id. The whole id is nowhere:
 without authentication it is the right to the task, and logs are read by more people than tasks are. The digest is
@@ -21,12 +21,10 @@ from typing import Any, Final, Literal, TypeAlias
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.text import valid_text
+from mcp_tasks.quiet import short_id
 from mcp_tasks.telemetry.audit_file import AuditFile
 
 logger: Final = logging.getLogger("mcp_tasks.audit")
-
-SHORT_ID: Final = 12
-"""Characters of an id in log lines."""
 
 LONGEST_TEXT: Final = 1_000
 """Characters of any text in an entry: some of it is what a caller says."""
@@ -67,6 +65,7 @@ class AuditEntry:
     Attributes:
         event: What happened.
         actor: Who did it; the name of a client is its principal.
+        owner: Whose task it is. Not written where the owner did it.
         task_id: The task, if it is about one. Only its short form and its digest are written.
         tool: Its tool.
         method: How it was asked for.
@@ -74,11 +73,13 @@ class AuditEntry:
         reason: Why it was refused, failed or suspected, in a word.
         count: How many times, of what is written down once for many.
         about: The task that this one is a repetition of, written like `task_id`.
+        worker: The worker that it is about, if it is about one.
         at: When.
     """
 
     event: AuditEvent
     actor: Actor
+    owner: str | None = None
     task_id: str | None = None
     tool: str | None = None
     method: str | None = None
@@ -86,6 +87,7 @@ class AuditEntry:
     reason: str | None = None
     count: int = 1
     about: str | None = None
+    worker: str | None = None
     at: datetime | None = None
 
     def to_json(self, server: str) -> dict[str, Any]:
@@ -95,6 +97,7 @@ class AuditEntry:
             "event": self.event,
             "actor": self.actor.kind,
             "principal": self.actor.name,
+            "owner": None if self.actor.kind == "client" and self.owner == self.actor.name else self.owner,
             "server": server,
             **_named("task", self.task_id),
             "tool": self.tool,
@@ -103,6 +106,7 @@ class AuditEntry:
             "reason": self.reason,
             "count": None if self.count == 1 else self.count,
             **_named("rerunOf", self.about),
+            "worker": self.worker,
         }
         return {name: _bounded(value) for name, value in said.items() if value is not None}
 
@@ -111,7 +115,7 @@ class AuditLog:
     """Writes entries.
 
     Args:
-        path: A file to append them to, beside the logger.
+        path: A file to append them to. The logger gets them too if it has a handler of its own, or if there is no file.
         server: Whose tasks they are about: the namespace.
 
     Raises:
@@ -125,15 +129,15 @@ class AuditLog:
 
     def is_read(self) -> bool:
         """Whether entries go anywhere."""
-        return self._file is not None or logger.isEnabledFor(logging.INFO)
+        return self._file is not None or self._is_logged()
 
     def write(self, entry: AuditEntry) -> None:
         """Write one entry."""
-        to_logger = logger.isEnabledFor(logging.INFO)
+        to_logger = self._is_logged()
         if self._file is None and not to_logger:
             return
         said = entry.to_json(self._server)
-        line = json.dumps(said, separators=(",", ":"))
+        line = _line(said)
         if self._file is not None:
             self._file.append(line)
         if to_logger:
@@ -144,12 +148,21 @@ class AuditLog:
         if self._file is not None:
             self._file.close()
 
+    def _is_logged(self) -> bool:
+        # With a file, what the console of the server shows would be the same once more, for everybody who sees it.
+        return logger.isEnabledFor(logging.INFO) and (self._file is None or bool(logger.handlers))
+
+
+def _line(said: dict[str, Any]) -> str:
+    """As it would be read; all in ASCII if there is anything in it that a terminal or a reader of lines would obey."""
+    line = json.dumps(said, separators=(",", ":"), ensure_ascii=False)
+    return line if line.isprintable() else json.dumps(said, separators=(",", ":"))
+
 
 def _named(name: str, task_id: str | None) -> dict[str, str]:
     if task_id is None:
         return {}
-    short = task_id if len(task_id) < SHORT_ID else f"{task_id[:SHORT_ID]}…"
-    return {name: short, f"{name}Digest": digest_of(task_id)}
+    return {name: short_id(task_id), f"{name}Digest": digest_of(task_id)}
 
 
 def _bounded(value: Any) -> Any:

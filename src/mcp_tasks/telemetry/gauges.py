@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from mcp_tasks.core.limits import Limits
 from mcp_tasks.errors import StoreError
+from mcp_tasks.quiet import what
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.telemetry.contract import (
@@ -125,7 +126,7 @@ class Gauges:
                 queues = await self._backlog(runtime)
                 usage = await runtime.store.usage(runtime.namespace, EVERYBODY)
         except (TimeoutError, StoreError) as exc:
-            logger.debug("the store could not be asked what waits: %r", exc)
+            logger.debug("the store could not be asked what waits: %s", what(exc))
             self._shared = {}
             return
         self._shared = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import fields
 from datetime import datetime
 from typing import Final
 
@@ -21,6 +22,7 @@ from mcp_tasks.core.events import (
     TaskCreated,
     TaskDeleted,
 )
+from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.runtime.accesses import Refusal, TaskAccess
@@ -57,6 +59,8 @@ _CHANGES: frozenset[type[Wanted]] = frozenset(
         InputWithdrawn,
     }
 )
+
+_ENDS: Final = ("completed", "tool_error", "failed", "cancelled")
 
 _METHODS: Final = frozenset(
     {
@@ -95,6 +99,12 @@ class Meter(Watcher):
         self._suspicion = suspicion
         self._is_counted = is_counted
         self._watches_looks = watches_looks
+        for limit in fields(Limits):
+            numbers.expect(LIMITED, limit.name)
+        for why in ("expired", "deleted"):
+            numbers.expect(DELETED, why)
+        for method in ("tasks/get", "tasks/update", "tasks/cancel", "tasks/result", "subscriptions/listen"):
+            numbers.expect(REFUSED, method, Refusal.UNKNOWN.value)
 
     def __repr__(self) -> str:
         return "the metrics of tasks"
@@ -122,6 +132,8 @@ class Meter(Watcher):
         match change.event:
             case TaskCreated():
                 self._numbers.add(CREATED, tool)
+                for end in _ENDS:
+                    self._numbers.expect(ENDED, tool, end)
             case RunStarted():
                 self._started(change, tool)
             case TaskDeleted():

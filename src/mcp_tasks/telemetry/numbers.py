@@ -57,6 +57,14 @@ class Numbers:
             labels = (OTHER,) * len(labels)
         series[labels] = series.get(labels, 0) + by
 
+    def expect(self, metric: Metric, *labels: str) -> None:
+        """Have a counter stand at 0. One that begins with its first event looks to Prometheus as if nothing had
+        happened: `increase` and `rate` know only what changed between two looks."""
+        series = self._counts[metric]
+        # What is only expected leaves room for what happens.
+        if len(series) < MOST_SERIES // 2:
+            series.setdefault(labels, 0)
+
     def observe(self, metric: Metric, value: float, *labels: str) -> None:
         """Take note of a value."""
         series = self._spread[metric]

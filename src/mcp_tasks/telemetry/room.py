@@ -14,7 +14,7 @@ from mcp_tasks.runtime import Observer, TaskRuntime
 from mcp_tasks.stores.base import Store
 from mcp_tasks.telemetry.audit import Audit
 from mcp_tasks.telemetry.audit_log import AuditLog
-from mcp_tasks.telemetry.contract import Metric
+from mcp_tasks.telemetry.contract import LOST_RUNS, Metric
 from mcp_tasks.telemetry.gauges import Gauges, Queued, Served, Values
 from mcp_tasks.telemetry.meter import Meter
 from mcp_tasks.telemetry.numbers import Numbers
@@ -123,8 +123,11 @@ class Telemetry:
         """The store, timed if somebody reads the times."""
         return timed(store, self._numbers) if self._is_counted() else store
 
-    def begin(self, runtime: TaskRuntime) -> None:
-        """A runtime has started."""
+    def begin(self, runtime: TaskRuntime, tools: Collection[str] = ()) -> None:
+        """A runtime has started, for these tools."""
+        for tool in tools:
+            # Whoever notices that a run was lost may never have seen the tool at work.
+            self._numbers.expect(LOST_RUNS, tool)
         self._gauges.runtime = runtime
         if is_metered():
             if self._instruments is None:

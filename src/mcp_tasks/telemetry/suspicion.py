@@ -53,6 +53,8 @@ class Suspicion:
         self._clock = clock
         self._since = clock()
         self._counts: dict[tuple[Pattern, Hashable], int] = {}
+        for pattern in THRESHOLDS:
+            numbers.expect(SUSPICIOUS, pattern)
 
     def consider(self, access: TaskAccess) -> None:
         """See whether the caller has done this too often by now."""

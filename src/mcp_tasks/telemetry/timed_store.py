@@ -25,6 +25,7 @@ class _TimedStore:
         self._store = store
         for name, _ in getmembers(type(store), iscoroutinefunction):
             if not name.startswith("_"):
+                numbers.expect(STORE_FAILURES, name)
                 setattr(self, name, _timed(getattr(store, name), name, numbers))
 
     def __getattr__(self, name: str) -> Any:

@@ -30,6 +30,7 @@ from mcp_tasks.core.events import InputAnswered, InputRequested, InputWithdrawn
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.quiet import short_id
 from mcp_tasks.runtime.observing import TaskChange, Wanted, Watcher
 from mcp_tasks.runtime.run import Run
 from mcp_tasks.telemetry.provider import is_traced
@@ -53,7 +54,6 @@ QUESTION_SPAN: Final = "tasks.question"
 MOST_QUESTIONS: Final = 10_000
 """Open questions whose beginning is remembered. Of others, only the end is known here."""
 
-_SHORT_ID: Final = 12
 _W3C: Final = TraceContextTextMapPropagator()
 _NOTHING: Final[AbstractContextManager[None]] = nullcontext()
 
@@ -82,7 +82,7 @@ class Traces:
             return
         span = get_current_span()
         if span.is_recording():
-            span.set_attribute(TASK, short(record.id))
+            span.set_attribute(TASK, short_id(record.id))
             creation = None if record.trace is None else context_of(record.trace)
             if creation is not None and creation.trace_id != span.get_span_context().trace_id:
                 span.add_link(creation)
@@ -187,7 +187,7 @@ def _in_trace_of(parent: SpanContext | None) -> Context:
 
 
 def _attributes(record: TaskRecord) -> dict[str, str]:
-    return {TASK: short(record.id), TOOL: record.name, METHOD: record.method}
+    return {TASK: short_id(record.id), TOOL: record.name, METHOD: record.method}
 
 
 def context_of(traceparent: str) -> SpanContext | None:
@@ -198,11 +198,6 @@ def context_of(traceparent: str) -> SpanContext | None:
 
 def _text_of(context: SpanContext) -> str:
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
-
-
-def short(task_id: str) -> str:
-    """A task as traces and log lines name it."""
-    return task_id[:_SHORT_ID]
 
 
 def _nanoseconds(at: datetime) -> int:

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, TypeAlias, cast
 from mcp.server import Server
 from mcp_types import PaginatedRequestParams
 
+from mcp_tasks.quiet import what
 from mcp_tasks.tools.lone import lone_context
 
 logger: Final = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ async def listed(server: Server[Any], method: Listing) -> Sequence[Any]:
         try:
             page = await cast(Any, entry).handler(lone_context(method, {}), PaginatedRequestParams(cursor=cursor))
         except Exception as exc:
-            logger.warning("%s could not be asked for, so what it would list decides nothing: %s", method, exc)
+            logger.warning("%s could not be asked for, so what it would list decides nothing: %s", method, what(exc))
             return []
         found += getattr(page, _FIELDS[method], [])
         cursor = getattr(page, "next_cursor", None)

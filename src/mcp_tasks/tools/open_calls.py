@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, 
 from contextlib import contextmanager
 from typing import Any, Final, Protocol, TypeAlias
 
+from mcp_tasks.quiet import what
+
 logger: Final = logging.getLogger(__name__)
 
 PATIENCE: Final = 2.0
@@ -155,4 +157,4 @@ class _Line:
             await send(self.call)
         except Exception as exc:
             # The client's doing or the transport's, and in a plain call often the end of the tool.
-            logger.debug("not sent on an open call: %r", exc)
+            logger.debug("not sent on an open call: %s", what(exc))

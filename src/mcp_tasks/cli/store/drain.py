@@ -35,7 +35,7 @@ def command(*, names: Sequence[str], undo: bool, at: StoreOptions) -> int:
     async def work(here: Session) -> int:
         for worker in [await find_worker(here, name) for name in names]:
             await (here.operator.undrain(worker) if undo else here.operator.drain(worker))
-            here.note("drained", worker.namespace, outcome="undone" if undo else None, reason=worker.name)
+            here.note("drained", worker.namespace, outcome="undone" if undo else None, worker=worker.name)
         seen = [await find_worker(here, name) for name in names]
         if here.output == "json":
             print_json([worker_json(worker) for worker in seen])

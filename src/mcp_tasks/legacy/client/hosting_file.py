@@ -23,6 +23,7 @@ from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.encryption import Cipher
 from mcp_tasks.errors import CannotDecrypt, EncryptionMismatch, StoreCorrupt, StoreUnavailable
 from mcp_tasks.files import check_still, make_private_file
+from mcp_tasks.quiet import what
 
 logger: Final = logging.getLogger(__name__)
 
@@ -188,7 +189,7 @@ class HostedFile:
         try:
             return _record(row, self._sealer.open(bound_to(row["task_id"]), row["message"]))
         except (CannotDecrypt, EncryptionMismatch, ValueError, TypeError, OverflowError) as exc:
-            logger.error("hosted task %.8s in %s is corrupt, and left alone: %s", row["task_id"], self._name, exc)
+            logger.error("hosted task %.8s in %s is corrupt, and left alone: %s", row["task_id"], self._name, what(exc))
             return None
 
     def _row(self, record: TaskRecord) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from mcp_tasks.errors import AnswerRefused, InvalidResponse, StoreError, TasksEr
 from mcp_tasks.legacy.server.carriers import Carrier, related_params
 from mcp_tasks.legacy.server.client_driver import Driver
 from mcp_tasks.legacy.shapes import REQUEST_CANCELLED
+from mcp_tasks.quiet import what
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.tools.client_stream import StreamLost
 
@@ -137,7 +138,7 @@ class HostedQuestions:
             if task_id is not None:
                 await driver.cancel(task_id)
         except (TasksError, MCPError, StreamLost) as exc:
-            logger.debug("a task of a client is left to expire: %s", exc)
+            logger.debug("a task of a client is left to expire: %s", what(exc))
 
 
 def _ttl(question: InputRequest) -> timedelta | None:

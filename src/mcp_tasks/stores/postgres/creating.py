@@ -19,6 +19,7 @@ from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.core.statement import Statement
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskExists
+from mcp_tasks.quiet import what
 from mcp_tasks.stores.columns import MICROSECOND
 from mcp_tasks.stores.encoding import size_of
 from mcp_tasks.stores.fairness import TOOL_METHOD
@@ -182,7 +183,7 @@ class Create:
             if self._job is None or is_lost(exc) or is_collision(exc):
                 raise
             # The engine's part may be missing or of another release. The task is worth more than the transaction.
-            logger.warning("a job cannot be written beside its task, and is submitted by itself: %s", exc)
+            logger.warning("a job cannot be written beside its task, and is submitted by itself: %s", what(exc))
             self._job = None
             await session.rollback()
             return await self._insert(session, *before)

@@ -24,6 +24,7 @@ from typing import Final
 import psycopg
 
 from mcp_tasks.errors import StoreError, UsageError
+from mcp_tasks.quiet import what
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.hints import HintFan, Inbox
 from mcp_tasks.stores.postgres.database import Database, keeping_alive
@@ -121,7 +122,7 @@ class PostgresNotifier:
                     async for notify in connection.notifies():
                         self._hear(notify.payload)
             except (psycopg.Error, OSError) as exc:
-                logger.debug("%s: listening broke off: %s", self._database.place, exc)
+                logger.debug("%s: listening broke off: %s", self._database.place, what(exc))
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 

@@ -6,6 +6,7 @@ import logging
 from typing import Any, Final, cast
 
 from mcp_tasks.errors import StoreCorrupt, StoreError
+from mcp_tasks.quiet import what
 from mcp_tasks.stores.redis.connection import Connection
 
 logger: Final = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ async def _check_sync(connection: Connection) -> None:
         _, sync = await connection.call("CONFIG", "GET", "appendfsync")
     except (StoreError, ValueError) as exc:
         # Services that are run by others mostly forbid it.
-        logger.debug("how often the server writes to its disk could not be checked: %s", exc)
+        logger.debug("how often the server writes to its disk could not be checked: %s", what(exc))
         return
     if sync != b"always":
         logger.info(_UP_TO_A_SECOND, connection.place, sync.decode(errors="replace"))
