@@ -169,7 +169,9 @@ async def test_a_key_is_changed(url: str) -> None:
     old, new = new_key(), new_key()
     await fill(url, Keyring(old))
     await check(url, Keyring([new, old]))
-    with pytest.raises(EncryptionMismatch, match="Add that key behind the new one"):
+    with pytest.raises(
+        EncryptionMismatch, match=r"not there \(it needs the key \w+, and there is \w+\)\. Give it that key as well"
+    ):
         await opened(url, Keyring(new))
     done = await encrypt_store(url, Keyring([new, old]), watch=0.1)
     assert (done.changed, done.plain) == (13, 0)

@@ -130,7 +130,7 @@ def _is_current(cipher: Cipher, mark: bytes, path: Path | str) -> bool:
     except Exception as exc:
         why = str(exc) if isinstance(exc, CannotDecrypt) else type(exc).__name__
         raise EncryptionMismatch(
-            f"{path} is encrypted with a key that is not there ({why}). Add that key behind the new one."
+            f"{path} is encrypted with a key that is not there ({why}). Give it that key as well."
         ) from exc
     # Of a cipher of somebody else's making it is not known which key it used.
     return said == _ON and (not isinstance(cipher, Keyring) or cipher.is_current(mark[len(_ENCRYPTED) :]))

@@ -35,6 +35,8 @@ def command(*, ids: Sequence[str], at: StoreOptions) -> int:
         async def run_again(task_id: str) -> None:
             new = await here.operator.run_again(await here.find(task_id))
             made.append({"taskId": new.id, "rerunOf": task_id, "status": new.status.value})
+            # Also of one that is given because it was there already, and so is nothing that was made.
+            here.note("rerun", new.namespace, owner=new.owner, task_id=new.id, tool=new.name, about=task_id)
             if here.output == "text":
                 click.echo(new.id)
 
