@@ -51,7 +51,7 @@ async def test_four_callbacks_work_at_a_time_for_all_tasks_of_a_client(peer: Pee
     peer.on("tasks/update", ACK)
     async with connect(peer_url, person=busy) as client, anyio.create_task_group() as group:
         for _ in range(2):
-            group.start_soon(client.call_tool, "x", {})
+            group.start_soon(client.call_tool, "x")
         await until(lambda: busy.now == 4)
         # The others have seen all of their questions by now, and wait for their turns.
         await anyio.wait_all_tasks_blocked()

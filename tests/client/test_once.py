@@ -121,7 +121,7 @@ def calls(peer: Peer) -> list[dict[str, Any]]:
     return [params["_meta"] for params in peer.asked("tools/call")]
 
 
-@pytest.mark.parametrize("status", [502, 503, 504])
+@pytest.mark.parametrize("status", [408, 500, 502, 503, 504, 520, 524])
 async def test_a_gateway_that_lost_the_server_is_asked_again_under_the_same_key(
     peer: Peer, peer_url: str, status: int
 ) -> None:
@@ -184,11 +184,33 @@ async def test_a_repeat_that_is_refused_for_a_limit_is_made_later(peer: Peer, pe
     async with Client(reconnecting_http(peer_url), extensions=[TasksClient(patience=LONG)]) as client:
         await call_tool(client, "x", {})
         assert len(calls(peer)) == 3
-        # The first of a call was not made, and its caller is told so at once.
-        peer.on("tools/call", limit)
-        with pytest.raises(MCPError, match="too many"):
-            await call_tool(client, "x", {})
-    assert len(calls(peer)) == 4
+    assert [REPEATED in meta for meta in calls(peer)] == [False, True, True]
+
+
+@pytest.mark.parametrize("honours", [True, False])
+async def test_a_call_that_is_refused_for_now_was_not_made_and_is_made_when_it_may_be(
+    peer: Peer, peer_url: str, honours: bool
+) -> None:
+    peer.on("server/discover", discovered(**{"experimental": HONOURS} if honours else {}))
+    soon, later, never = (
+        Refusal(-32010, "too many", data={"reason": "limit", "limit": "owner_open_tasks", **more})
+        for more in ({"retryAfterMs": 20}, {"retryAfterMs": 70_000}, {})
+    )
+    peer.on("tools/call", soon, soon, task(resultType="task"))
+    peer.on("tasks/get", completed())
+    async with Client(reconnecting_http(peer_url), extensions=[TasksClient(patience=LONG)]) as client:
+        await call_tool(client, "x", {})
+        # It is the first time of the same call each time, and no repeat of one that may have been made.
+        assert [REPEATED in meta for meta in calls(peer)] == [False, False, False]
+        assert len({meta.get(KEY) for meta in calls(peer)}) == 1
+        for refusal in (later, never):
+            peer.on("tools/call", refusal)
+            with pytest.raises(MCPError, match="too many") as caught:
+                await call_tool(client, "x", {})
+            assert not isinstance(caught.value, CallLost)
+        peer.on("tools/call", soon)
+        with anyio.fail_after(PATIENCE), pytest.raises(MCPError, match="too many"):
+            await start_task(client, "x", {}, read_timeout_seconds=0.2)
 
 
 async def test_a_call_that_never_left_is_known_not_to_have_been_made() -> None:

@@ -66,7 +66,16 @@ async def test_the_server_says_the_same_of_itself(pair: Pair) -> None:
         # What it says of tasks is all that may differ.
         capabilities.pop("tasks", None)
         capabilities.pop("extensions", None)
-        return info.name, info.title, info.version, client.instructions, client.protocol_version, capabilities
+        experimental = capabilities.pop("experimental", {})
+        experimental.pop("mcp-tasks/idempotencyKeys", None)
+        return (
+            info.name,
+            info.title,
+            info.version,
+            client.instructions,
+            client.protocol_version,
+            (capabilities, experimental),
+        )
 
     *words, protocol, _ = await pair.both(introduction)
     assert words == ["everything", "Everything", "1", "Ask for anything."]

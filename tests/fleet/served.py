@@ -22,6 +22,7 @@ from mcp_tasks.stores.url import store_from_url
 from tests.fleet.notes import Notes
 from tests.fleet.tools import Tools, add_chaos_tools, add_pool_tools
 from tests.fleet.unfenced import Fence, delayed
+from tests.helpers.server import UNPACED
 
 LEASE = timedelta(seconds=3)
 SWEEP = timedelta(milliseconds=300)
@@ -80,6 +81,7 @@ def build(options: argparse.Namespace) -> tuple[MCPServer, Tasks]:
         settings=settings(options),
         runs_tools=options.role == "worker" or not options.serves_only,
         principal=_named,
+        limits=UNPACED,
     )
     server: MCPServer = MCPServer("fleet", **tasks.wiring())
     tools = Tools(server, tasks, Notes(options.folder), options.name)

@@ -9,7 +9,7 @@ import logging
 import signal
 import socket
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class Bank:
 
 
 @contextmanager
-def bank(folder: Path, key: str | None) -> Iterator[Bank]:
+def bank(folder: Path, key: str | None) -> Generator[Bank]:
     found = Bank(folder, key)
     try:
         found.start()
@@ -81,7 +81,7 @@ def bank(folder: Path, key: str | None) -> Iterator[Bank]:
         found.close()
 
 
-async def person(_: Any, params: ElicitRequestParams) -> ElicitResult:
+async def person(context: Any, params: ElicitRequestParams) -> ElicitResult:
     return ElicitResult(action="accept", content={"pin": PIN})
 
 

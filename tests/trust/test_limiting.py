@@ -175,6 +175,35 @@ async def test_a_part_of_work_that_was_admitted_is_held_to_the_total_alone() -> 
     assert refused.value.limit == "open_tasks"
 
 
+async def test_what_this_process_writes_counts_before_the_store_is_asked_again() -> None:
+    usage = Counted()
+    quota = Quota(Limits(open_tasks=None, owner_stored_bytes=1_000), usage, Ticking())
+    await make(quota)
+    quota.grew("alice", 999)
+    quota.grew("bob", 5_000)
+    quota.grew(None, 5_000)
+    await make(quota)
+    assert usage.asked == 1
+    quota.grew("alice", 1)
+    with pytest.raises(LimitExceeded, match="only an operator"):
+        await make(quota)
+    await make(quota, "bob")
+
+
+async def test_the_user_of_a_pipe_is_held_to_the_total_alone() -> None:
+    limits = Limits(owner_open_tasks=1, owner_stored_bytes=1, owner_creates=1, owner_requests=1, owner_streams=1)
+    quota, limiting = Quota(limits, Counted(), Ticking()), Limiting(limits, Ticking(), free="me")
+    quota.free = "me"
+    for _ in range(10):
+        await make(quota, "me")
+        await limiting.request("me")
+        await limiting.create("me", TaskRequest(method="tools/call", name="t", arguments={}, protocol_version="1"))
+        limiting.open_stream("me")
+    limiting.open_stream("another")
+    with pytest.raises(LimitExceeded):
+        limiting.open_stream("another")
+
+
 async def test_a_store_that_is_away_says_so_and_a_task_that_was_not_made_does_not_count() -> None:
     class Away(Counted):
         async def __call__(self, _: object) -> Usage:
@@ -199,7 +228,13 @@ async def test_owners_that_make_nothing_are_forgotten() -> None:
 # Sizes
 
 
-@pytest.mark.parametrize(("value", "deep"), [(5, 0), ("x", 0), ([], 1), ({}, 1), ([[], {}], 2), ({"a": [{"b": 1}]}, 3)])
+DEPTHS: list[tuple[Any, int]] = [
+    *((5, 0), ("x", 0), ([], 1), ({}, 1)),
+    *(([[], {}], 2), ({"a": [{"b": 1}]}, 3)),
+]
+
+
+@pytest.mark.parametrize(("value", "deep"), DEPTHS)
 def test_depth_is_objects_and_arrays_in_one_another(value: Any, deep: int) -> None:
     assert not is_deeper(value, deep)
     assert deep == 0 or is_deeper(value, deep - 1)
@@ -331,7 +366,7 @@ async def _until(condition: Any) -> None:
 
 
 @asynccontextmanager
-async def runtime_with(limits: Limits, clock: FakeClock) -> AsyncGenerator[TaskRuntime]:
+async def runtime_with(limits: Limits, clock: FakeClock, seconds: Ticking) -> AsyncGenerator[TaskRuntime]:
     """A runtime whose only tool never ends by itself."""
 
     async def body(run: Run) -> Ending:
@@ -348,6 +383,7 @@ async def runtime_with(limits: Limits, clock: FakeClock) -> AsyncGenerator[TaskR
         policy=policy,
         describe=describe,
         clock=clock,
+        monotonic=seconds,
         limits=limits,
     )
     await runtime.start()
@@ -358,24 +394,27 @@ async def runtime_with(limits: Limits, clock: FakeClock) -> AsyncGenerator[TaskR
 
 
 async def test_a_task_that_is_too_old_fails_whether_it_runs_or_waits() -> None:
-    clock = FakeClock()
+    clock, seconds = FakeClock(), Ticking()
     request = TaskRequest(method="tools/call", name="tool", arguments={}, protocol_version="2026-07-28")
-    async with runtime_with(Limits(task_age=timedelta(days=30)), clock) as runtime:
+
+    async def look_for(time: timedelta, *, each: timedelta = timedelta(minutes=10)) -> None:
+        """Let time go by on both clocks, with looks."""
+        for _ in range(time // each):
+            clock.advance(each)
+            seconds.now += each.total_seconds()
+            await runtime.janitor.ageing.look()
+
+    async with runtime_with(Limits(task_age=timedelta(days=30)), clock, seconds) as runtime:
         running, waiting = [await runtime.launch(request, owner=None, retention=None) for _ in range(2)]
-        clock.advance(timedelta(days=29))
+        await look_for(timedelta(days=29), each=timedelta(days=1))
         young = await runtime.launch(request, owner=None, retention=None)
-        ageing = runtime.janitor.ageing
-        await ageing.look()
-        await ageing.look()
+        await runtime.janitor.ageing.look()
         assert (await runtime.get(running.id, owner=None)).status is TaskStatus.WORKING
-        clock.advance(timedelta(days=1))
-        await ageing.look()
-        clock.advance(timedelta(days=-1))
-        await ageing.look()
-        assert (await runtime.get(running.id, owner=None)).status is TaskStatus.WORKING, "a clock that was set back"
-        clock.advance(timedelta(days=1))
-        for _ in range(3):
-            await ageing.look()
+        for jump in (1, -1, 1_000, -1_000):
+            clock.advance(timedelta(days=jump))
+            await look_for(timedelta(minutes=50))
+            assert (await runtime.get(running.id, owner=None)).status is TaskStatus.WORKING, "a clock that was set"
+        await look_for(timedelta(days=1), each=timedelta(hours=1))
         for task in (running, waiting):
             record = await runtime.get(task.id, owner=None)
             assert record.status is TaskStatus.FAILED

@@ -17,8 +17,9 @@ from mcp_tasks.client.requests import get_task
 from mcp_tasks.core.limits import KIB
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.stores.memory import MemoryStore
+from mcp_tasks.wire.models import IDEMPOTENCY_KEY
 from tests.helpers.older import http_session
-from tests.helpers.rpc import TASKS, accept, request, text_of
+from tests.helpers.rpc import TASKS, Reply, accept, request, text_of
 from tests.trust.limited import QUICK, UNPACED, build, call, check_refused, limited, settled
 
 pytestmark = pytest.mark.anyio
@@ -42,6 +43,20 @@ async def test_an_owner_has_so_many_open_tasks_and_another_owner_its_own() -> No
             while "error" in (await call(alice, "gated")).message:  # noqa: ASYNC110
                 await anyio.sleep(0.02)
         check_refused(await call(alice, "gated"), "owner_open_tasks", come_back=True)
+
+
+async def test_who_comes_again_for_a_task_that_is_there_is_given_it_however_many_there_are() -> None:
+    async with limited(Limits(owner_open_tasks=2, **UNPACED)) as server:
+        alice = server.as_user("alice")
+
+        async def keyed(key: str, note: int) -> Reply:
+            params = {"name": "gated", "arguments": {"note": note}}
+            return await alice.ask("tools/call", params, meta={IDEMPOTENCY_KEY: key})
+
+        first, second = [(await keyed(key, 1)).result["taskId"] for key in ("one", "two")]
+        assert [(await keyed(key, 1)).result["taskId"] for key in ("one", "two")] == [first, second]
+        check_refused(await keyed("three", 1), "owner_open_tasks", come_back=True)
+        assert (await keyed("one", 2)).error["data"]["reason"] == "key_taken"
 
 
 async def test_the_open_tasks_of_an_owner_count_for_all_processes_that_share_the_store() -> None:

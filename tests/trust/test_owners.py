@@ -12,10 +12,20 @@ import pytest
 
 from mcp_tasks import Tasks
 from mcp_tasks.errors import OwnerRequired, UnknownTask, UsageError
-from mcp_tasks.protocol.owners import MOST_NAMED, Owners, local_user
+from mcp_tasks.protocol import RpcError
+from mcp_tasks.protocol.owners import MOST_NAMED, RULE_FAILED, Owners, local_user
 from mcp_tasks.server import Caller, Identity, LocalTask
 from tests.helpers.http import HttpWire
-from tests.helpers.rpc import EVERYTHING, INVALID_PARAMS, INVALID_REQUEST, MODERN, NOTHING, Tasking, request
+from tests.helpers.rpc import (
+    EVERYTHING,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    MODERN,
+    NOTHING,
+    Tasking,
+    request,
+)
 from tests.trust.guarded import ISSUER, build, by_header, guarded, new_tasks, planted
 
 pytestmark = pytest.mark.anyio
@@ -65,6 +75,58 @@ async def test_an_empty_name_is_none_where_one_is_required() -> None:
         assert reply.code == INVALID_REQUEST
         with pytest.raises(OwnerRequired):
             await tasks.start("echo", owner="")
+
+
+def by_tenant(caller: Caller) -> str:
+    """A rule that fails for most."""
+    assert caller.identity is not None
+    return str(caller.identity.claims["no such claim"])
+
+
+@pytest.mark.parametrize("method", ["tools/call", "tasks/get", "subscriptions/listen", "companion"])
+@pytest.mark.parametrize("short_way", [True, False])
+async def test_a_rule_that_raises_refuses_the_request_and_is_one_line_in_the_log(
+    short_way: bool, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: dict[str, tuple[str, dict[str, Any]]] = {
+        "tools/call": ("tools/call", {"name": "echo", "arguments": {}}),
+        "tasks/get": ("tasks/get", {"taskId": UNKNOWN}),
+        "subscriptions/listen": ("subscriptions/listen", {"notifications": {"taskIds": [UNKNOWN]}}),
+        "companion": ("tools/call", {"name": "task_status", "arguments": {"task_id": UNKNOWN}}),
+    }
+    name, params = told[method]
+    capabilities = NOTHING if method == "companion" else EVERYTHING
+    async with guarded(principal=by_tenant, short_way=short_way) as (wire, tasks):
+        reply = await wire.as_user("ada").send(request(name, params, capabilities=capabilities))
+        assert (reply.status, reply.code) == (200, INTERNAL_ERROR)
+        assert reply.error["message"] == RULE_FAILED
+        assert await everything(tasks) == []
+        assert (await wire.as_user("ada").send(request("tools/list", capabilities=capabilities))).result["tools"]
+    [line] = [
+        record for record in caplog.records if record.name.startswith("mcp_tasks") and record.levelname == "ERROR"
+    ]
+    assert "KeyError" in line.getMessage()
+    assert "by_tenant" in line.getMessage()
+    assert line.exc_info is None
+
+
+async def test_an_empty_name_is_none_where_none_is_required() -> None:
+    async with guarded(auth=False, principal=empty) as (wire, tasks):
+        assert await owner_of(tasks, await Tasking(wire, EVERYTHING).create("echo")) is None
+
+
+async def test_who_is_authenticated_and_named_by_no_rule_is_told_so_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rule = Owners(lambda caller: caller.identity and caller.identity.person, required=lambda: True)
+    machine = Caller(protocol_version=MODERN, identity=Identity(client_id="app"), headers={"host": "x"})
+    for _ in range(3):
+        with pytest.raises(RpcError, match="You are authenticated") as refused:
+            rule.of(machine)
+        assert refused.value.data == {"reason": "owner_required"}
+    [line] = [record.getMessage() for record in caplog.records]
+    assert "'app'" in line
+    assert "subject" in line
 
 
 async def test_a_server_that_requires_authentication_requires_an_owner_unless_it_says_otherwise() -> None:

@@ -21,9 +21,13 @@ from mcp_tasks.telemetry.audit_log import AuditEntry
 
 EPILOG = """\
 \b
-The keys come from MCP_TASKS_KEYS or MCP_TASKS_KEYS_FILE, the new one first:
+Examples:
+  mcp-tasks encrypt --store sqlite:///tasks.db
   MCP_TASKS_KEYS_FILE=tasks.key mcp-tasks encrypt --store sqlite:///tasks.db
   MCP_TASKS_KEYS="$NEW $OLD" mcp-tasks encrypt --store postgresql://db/tasks
+
+\b
+The keys come from MCP_TASKS_KEYS or MCP_TASKS_KEYS_FILE, the new one first.
 
 \b
 Exit codes: 0 all of it is encrypted with the first key, 2 wrong usage,

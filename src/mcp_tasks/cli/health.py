@@ -70,9 +70,12 @@ class Health:
 
     async def metrics(self) -> Answer:
         """The same, what this worker does, and the metrics of its tasks, for Prometheus."""
-        found = await self._backlog.get()
+        # Together: each waits for a store that is away for as long as it may, and one after the other is too long.
+        found, problems, more = await asyncio.gather(
+            self._backlog.get(), self._found_problems(), self._metrics_of_tasks()
+        )
         queues: Mapping[str, Waiting] = {} if isinstance(found, str) else found
-        ready = not await self._found_problems()
+        ready = not problems
         lines = [
             *_gauge("queue_ready", "Tasks that could run and nobody has.", {q: w.ready for q, w in queues.items()}),
             *_gauge(
@@ -83,9 +86,11 @@ class Health:
             *_gauge("worker_ready", "Whether this worker takes tasks.", {None: int(ready)}),
             *_gauge("worker_at_work", "Tools that are at work in this worker.", {None: self._worker.at_work()}),
         ]
-        # Those of its tasks, where prometheus_client is installed. What waits has been told above.
-        more = "" if self._metrics is None else await self._metrics.text(without=(QUEUE_READY, QUEUE_AGE))
         return Answer(body="\n".join(lines) + "\n" + more, kind=PROMETHEUS)
+
+    async def _metrics_of_tasks(self) -> str:
+        # Where prometheus_client is installed. What waits in queues is told by the worker itself.
+        return "" if self._metrics is None else await self._metrics.text(without=(QUEUE_READY, QUEUE_AGE))
 
     async def _found_problems(self) -> Sequence[str]:
         # Whoever is told to stop must not be sent work for another second.

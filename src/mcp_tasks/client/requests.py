@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final, Literal, cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final, Literal, TypeVar, cast
 
 import anyio
 import httpx2
@@ -36,6 +36,7 @@ TRANSIENT_CODES = frozenset({CONNECTION_CLOSED, REQUEST_TIMEOUT, INTERNAL_ERROR,
 """Errors after which the same request may well succeed: the server restarts, is slow, or its store is busy; the SDK
 reports an answer that was cut off as one that cannot be parsed."""
 
+T = TypeVar("T")
 
 SHORTEST_PAUSE: Final = 0.05
 """Seconds before a request that was refused is sent again, whatever the server says."""
@@ -176,20 +177,31 @@ def retry_after(exc: MCPError) -> float | None:
     return max(float(wanted), 0.0) / 1000 if is_number else None
 
 
-async def _send_in_time(session: ClientSession, request: _TaskRequest) -> AnyResult:
-    """Send a request, and again when the server says that it may be: nothing was done until then."""
+async def in_time(send: Callable[[], Awaitable[T]], longest: float = LONGEST_PAUSE) -> T:
+    """Send a request, and again when the server says that it may be: nothing was done until then.
+
+    Args:
+        longest: Seconds that it may be put off in all.
+
+    Raises:
+        MCPError: The server refuses for another reason, or for longer.
+    """
     waited = 0.0
     while True:
         try:
-            return await session.send_request(request, AnyResult)
+            return await send()
         except MCPError as exc:
             wanted = retry_after(exc)
-            if wanted is None or waited + wanted > LONGEST_PAUSE:
+            if wanted is None or waited + wanted > longest:
                 raise
         # A little later than the server says: its other clients were told the same.
         pause = max(wanted, SHORTEST_PAUSE) * random.uniform(1, 1.25)  # noqa: S311  chance, and no secret
         waited += pause
         await anyio.sleep(pause)
+
+
+async def _send_in_time(session: ClientSession, request: _TaskRequest) -> AnyResult:
+    return await in_time(lambda: session.send_request(request, AnyResult))
 
 
 async def _send(session: ClientSession, task_id: str, request: _TaskRequest) -> dict[str, Any]:

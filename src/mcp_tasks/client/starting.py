@@ -12,6 +12,7 @@ from mcp_tasks.client.handle import TaskHandle, tool_result
 from mcp_tasks.client.handles import Handles, new
 from mcp_tasks.client.port import OlderTasks
 from mcp_tasks.client.repeating import honours_keys, make_once
+from mcp_tasks.client.requests import LONGEST_PAUSE, in_time
 from mcp_tasks.client.tool_name import HandleWanted, ToolName
 from mcp_tasks.wire.parse import TaskSnapshot
 
@@ -47,8 +48,13 @@ async def start_call(
         except HandleWanted as signal:
             return signal.handle
 
+    async def send_in_time(meta: dict[str, Any] | None) -> TaskHandle | CallToolResult:
+        # Who gives a call some seconds has no more of them for waiting until it may be made.
+        longest = LONGEST_PAUSE if timeout is None else min(timeout, LONGEST_PAUSE)
+        return await in_time(lambda: send(meta), longest)
+
     return await make_once(
-        send,
+        send_in_time,
         tool=str(tool),
         key=tool.options.idempotency_key,
         is_honoured=takes_meta(client) and honours_keys(client.session),

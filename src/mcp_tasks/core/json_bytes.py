@@ -63,7 +63,7 @@ def decode_json(data: bytes) -> JsonValue:
 
 def is_large(value: JsonValue) -> bool:
     """Whether the JSON of the value is large enough to be made in a thread. Takes no longer for a larger value."""
-    return _weight(value) > LARGE
+    return rough_size(value) > LARGE
 
 
 def encode_in_pieces(value: JsonValue, *, strict: bool = False) -> bytes:
@@ -117,7 +117,7 @@ def decode_in_pieces(data: bytes) -> JsonValue:
     return decode_json(data)
 
 
-def _weight(value: JsonValue) -> int:
+def rough_size(value: JsonValue) -> int:
     """About how many bytes of JSON the value makes; not counted any further when it is large."""
     if isinstance(value, str):
         return len(value) + 2
@@ -171,7 +171,7 @@ def _batches(items: Iterable[Any]) -> Iterator[list[Any]]:
     batch: list[Any] = []
     total = 0
     for item in items:
-        weight = _weight(item)
+        weight = rough_size(item)
         if batch and total + weight > LARGE:
             yield batch
             batch, total = [], 0

@@ -61,6 +61,7 @@ class FallbackRoom:
         prefix: str,
         is_stopping: Callable[[], bool],
     ) -> None:
+        self._protocol = parts.protocol
         self._ways = ways
         self._shown = shown
         self._has_warned = False
@@ -139,6 +140,7 @@ class FallbackRoom:
             return _worded(call.ctx, await self._calls.answer(call))
         except LimitExceeded as exc:
             # Nothing was started. A model reads the result of its call, and seldom an error of the protocol.
+            self._protocol.refused(call.caller, call.ctx.method, exc)
             return _worded(call.ctx, beyond_limit(call.request.name, exc))
 
     def is_companion(self, name: str) -> bool:
@@ -147,10 +149,12 @@ class FallbackRoom:
 
     async def answer_companion(self, params: CallToolRequestParams, ctx: RequestContext) -> HandlerResult | None:
         """Answer a call of a companion tool; None if it is not one here."""
+        caller = caller_of(ctx)
         try:
-            answer = await self._companions.answer(params.name, params.arguments or {}, ctx, caller_of(ctx))
+            answer = await self._companions.answer(params.name, params.arguments or {}, ctx, caller)
             return None if answer is None else _worded(ctx, answer)
         except (RpcError, TasksError) as exc:
+            self._protocol.refused(caller, "companion", exc)
             raise to_mcp_error(exc) from exc
 
     async def _wait_for(

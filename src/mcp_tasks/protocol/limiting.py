@@ -83,13 +83,16 @@ class Limiting:
 
     Args:
         clock: Seconds that only go forward.
+        free: The owner who may ask and start tasks as often as it likes: the one user of a pipe, on a server where
+            others have names.
 
     Attributes:
         limits: What callers may take.
     """
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic, *, free: str | None = None) -> None:
         self.limits: Limits = limits
+        self._free = free
         self._requests = _pace(limits.owner_requests, clock, PATIENCE)
         self._polls = _pace(limits.task_polls, clock, PATIENCE)
         self._owner_creates = _pace(limits.owner_creates, clock)
@@ -105,7 +108,7 @@ class Limiting:
         Raises:
             LimitExceeded: It asks far too often.
         """
-        if owner is None or self._requests is None:
+        if owner is None or self._requests is None or owner == self._free:
             return
         wait, may = self._requests.take(owner)
         if not may:
@@ -115,7 +118,7 @@ class Limiting:
 
     def not_asked(self, owner: str | None) -> None:
         """Let the last request of an owner not count: it is handed to another door, where it counts."""
-        if owner is not None and self._requests is not None:
+        if owner is not None and self._requests is not None and owner != self._free:
             self._requests.give_back(owner)
 
     @property
@@ -144,7 +147,7 @@ class Limiting:
             LimitExceeded: It is one too many a second, or has more than a call may have.
         """
         pace, limit = (self._creates, "creates") if owner is None else (self._owner_creates, "owner_creates")
-        if pace is not None:
+        if pace is not None and (owner is None or owner != self._free):
             wait, may = pace.take(owner or "")
             if not may:
                 what = "Callers without a name start tasks" if owner is None else "You start tasks"
@@ -217,7 +220,7 @@ class Limiting:
             LimitExceeded: It has as many as it may have.
         """
         most = self.limits.owner_streams
-        if owner is None or most is None:
+        if owner is None or most is None or owner == self._free:
             return _nothing
         if self._streams[owner] >= most:
             raise LimitExceeded(

@@ -166,9 +166,17 @@ class TasksProtocol:
         if owner is None and self.limiting.counts_polls:
             # Only of tasks that exist: ids by the million would have those forgotten that are asked for too often.
             with refusing():
-                await self._runtime().get(task_id, owner=None)
-                await self.limiting.poll(task_id)
+                await self.count_poll(await self._runtime().get(task_id, owner=None))
         return dialect, task_id, owner
+
+    async def count_poll(self, record: TaskRecord) -> None:
+        """Let a task be looked at, which is there; a moment later, if that was done too often and it is nobody's.
+
+        Raises:
+            LimitExceeded: It is done far too often.
+        """
+        if record.owner is None:
+            await self.limiting.poll(record.id)
 
     async def _look(self, dialect: Dialect, task_id: str, owner: str | None) -> tuple[TaskRecord, Message]:
         runtime = self._runtime()
@@ -196,7 +204,13 @@ class TasksProtocol:
         with refusing():
             self.limiting.check_stream(len(named))
             runtime = self._runtime()
-            own = await honoured(runtime, named, owner, methods=dialect.methods)
+            # Before anything is looked up or told: who may have no stream is shown nothing.
+            closed = self.limiting.open_stream(owner)
+            try:
+                own = await honoured(runtime, named, owner, methods=dialect.methods)
+            except BaseException:
+                closed()
+                raise
             tell_listening(runtime, owner, len(named), own)
             return Listening(
                 runtime,
@@ -205,7 +219,7 @@ class TasksProtocol:
                 owner,
                 ends=self.stream_ends,
                 ends_in=self.stream_ends.after(caller),
-                closed=self.limiting.open_stream(owner),
+                closed=closed,
             )
 
     # tools/call

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import socket
+import traceback
 from collections.abc import Callable, Coroutine
 from typing import Final
 
@@ -19,6 +20,7 @@ from mcp_types import INTERNAL_ERROR
 from mcp_tasks.errors import OwnerRequired
 from mcp_tasks.protocol.caller import Caller
 from mcp_tasks.protocol.errors import RpcError, to_error_data
+from mcp_tasks.quiet import what
 
 logger: Final = logging.getLogger(__name__)
 
@@ -26,6 +28,13 @@ MOST_NAMED: Final = 100
 """Clients that are warned about by name. Whoever may register clients could otherwise fill the log, and the memory."""
 
 NO_OWNER: Final = "Authentication required: on this server a task has to have an owner, and this request has none"
+
+NOT_NAMED: Final = (
+    "You are authenticated, and this server's rule of who owns a task names nobody for you: your access token may lack "
+    "what it goes by. Nothing was done"
+)
+
+RULE_FAILED: Final = "This server cannot tell whose tasks yours are; its log says why. Nothing was done"
 
 
 def authenticated(caller: Caller) -> str | None:
@@ -63,38 +72,48 @@ class Owners:
         self._is_usual = rule is authenticated
         self._warned: set[str] = set()
 
+    @property
+    def local(self) -> str | None:
+        """Who has the server to themselves, through a pipe or in this process, where everybody else has a name."""
+        return self._local
+
     def of(self, caller: Caller) -> str | None:
         """The owner of the caller's tasks; None where they need none, and have none.
 
         Raises:
-            RpcError: -32600, the caller has no owner and needs one; -32603, the author's rule answered with something
-                that is not a name. No store has to tell apart what it would make of it.
+            RpcError: -32600, the caller has no owner and needs one; -32603, the author's rule failed, or answered with
+                something that is not a name. No store has to tell apart what it would make of it.
         """
         owner = self._named(caller)
-        # An empty name is what a rule gives that found nothing: everybody without one would be the same person.
-        if not owner and self._required():
-            raise no_owner()
+        if owner is None and self._required():
+            raise self._refusal(caller)
         return owner
 
     def has(self, caller: Caller) -> bool:
-        """Whether the caller's tasks have an owner."""
-        return bool(self._named(caller))
+        """Whether the caller's tasks have an owner; not, if the rule fails: whatever is asked for then is refused."""
+        return self.known(caller) is not None
 
     def known(self, caller: Caller) -> str | None:
         """The owner as far as the rule names one, for a request that is refused already: nothing is said of it."""
-        owner: object = self._rule(caller)
+        try:
+            owner: object = self._rule(caller)
+        except Exception:
+            # As it did when the request was refused for it, which is in the log.
+            return None
         if isinstance(owner, Coroutine):
             owner.close()
-        return owner if isinstance(owner, str) else None
+        return self._settled(owner, caller) if owner is None or isinstance(owner, str) else None
 
     def _named(self, caller: Caller) -> str | None:
-        owner: object = self._rule(caller)
+        try:
+            owner: object = self._rule(caller)
+        except Exception as exc:
+            logger.error("the rule of principal= raised %s: the request is refused", _raised(exc))
+            raise RpcError(INTERNAL_ERROR, RULE_FAILED) from exc
         if owner is None or isinstance(owner, str):
             if self._is_usual and caller.identity is not None and caller.identity.subject is None:
                 self._warn(caller.identity.client_id)
-            if not owner and self._local is not None and not caller.headers and self._required():
-                return self._local
-            return owner
+            return self._settled(owner, caller)
         if isinstance(owner, Coroutine):
             owner.close()
         logger.error(
@@ -102,12 +121,31 @@ class Owners:
             "It cannot be an async function.",
             type(owner).__name__,
         )
-        raise RpcError(INTERNAL_ERROR, "Internal server error")
+        raise RpcError(INTERNAL_ERROR, RULE_FAILED)
+
+    def _settled(self, owner: str | None, caller: Caller) -> str | None:
+        """The owner, given what the rule named."""
+        # An empty name is what a rule gives that found nothing: all without a name would be the same person.
+        if not owner:
+            return self._local if self._local and not caller.headers and self._required() else None
+        return owner
+
+    def _refusal(self, caller: Caller) -> RpcError:
+        """The refusal of a request that has no owner and needs one."""
+        if caller.identity is None:
+            return _no_owner(NO_OWNER)
+        if self._is_new(f"nobody {caller.identity.client_id}"):
+            logger.warning(
+                "the rule of principal= names no owner for access tokens of client %r, and their requests are refused. "
+                "A token without a subject stands for no person; if it should be let in, have the rule name an owner "
+                "for it",
+                caller.identity.client_id,
+            )
+        return _no_owner(NOT_NAMED)
 
     def _warn(self, client_id: str) -> None:
-        if client_id in self._warned or len(self._warned) >= MOST_NAMED:
+        if not self._is_new(client_id):
             return
-        self._warned.add(client_id)
         logger.warning(
             "the access tokens of client %r name no subject, so all its users are one owner and see each other's "
             "tasks. That is right for a machine. For people, have the token verifier set AccessToken.subject, or name "
@@ -115,8 +153,20 @@ class Owners:
             client_id,
         )
 
+    def _is_new(self, subject: str) -> bool:
+        """Whether this has not been warned about before, and is to be."""
+        if subject in self._warned or len(self._warned) >= MOST_NAMED:
+            return False
+        self._warned.add(subject)
+        return True
 
-def no_owner() -> RpcError:
-    """The refusal of a request that has no owner and needs one."""
-    error = to_error_data(OwnerRequired(NO_OWNER))
+
+def _no_owner(message: str) -> RpcError:
+    error = to_error_data(OwnerRequired(message))
     return RpcError(error.code, error.message, error.data)
+
+
+def _raised(exc: Exception) -> str:
+    """What was raised and where, in one line, without what it says: that may quote the token."""
+    *_, (frame, line) = traceback.walk_tb(exc.__traceback__)
+    return f"{what(exc)} (in {frame.f_code.co_qualname}, {frame.f_code.co_filename}, line {line})"

@@ -51,10 +51,17 @@ class StreamEnds:
 
     def after(self, caller: Caller) -> int | None:
         """The second in which a stream of the caller ends that begins now; None for one that lasts."""
-        expires = expiry(caller.identity)
+        return self.after_token(caller.identity)
+
+    def after_token(self, identity: Identity | None) -> int | None:
+        """The same, for one that was opened with a token, or without."""
+        expires = expiry(identity)
         if self._life is None:
             return expires
-        life = math.ceil(self._now() + self._life * random.uniform(1 - SPREAD, 1))  # noqa: S311 - it is no secret
+        now = self._now()
+        # Up, and yet no later than it may: a short life is not over at once.
+        spread = math.ceil(now + self._life * random.uniform(1 - SPREAD, 1))  # noqa: S311 - it is no secret
+        life = min(spread, math.floor(now + self._life))
         return life if expires is None else min(life, expires)
 
     def add(self, second: int, end: End) -> None:

@@ -42,6 +42,7 @@ class Changes:
         clock: The time of a change.
         saw: Told of every record that is written here, before anybody else.
         origin: Who is not to be given hints of changes that were made here.
+        grew: Told whose task had an outcome written, and of how many bytes.
 
     Attributes:
         unheard: Hints that were passed over because of changes of ours, which then were not made.
@@ -55,6 +56,7 @@ class Changes:
         observers: Observers,
         saw: Callable[[TaskRecord], None],
         origin: object,
+        grew: Callable[[str | None, int], None] | None = None,
     ) -> None:
         self.hints: HintFan = HintFan()
         self._store = store
@@ -62,6 +64,7 @@ class Changes:
         self._observers = observers
         self._saw = saw
         self._origin = origin
+        self._grew = grew
         # Not a dict: finding the first of one from which many were taken takes the longer the more there were.
         self._written: OrderedDict[str, int] = OrderedDict()
         self._being_written: dict[str, int] = {}
@@ -104,6 +107,7 @@ class Changes:
             self._observe(None, TaskCreated(), record, actor)
             self._observe_all(history, events, actor)
             if ending is not None:
+                self._note_growth(created, ending.outcome)
                 self._observe_all(ended, ending.events, ending.actor)
             if handing is None and created.is_queued(self._now()):
                 # Nobody listens to it yet, but a process that has room may start it. An engine that carries ids has
@@ -148,6 +152,7 @@ class Changes:
                 self._passed_over.pop(record.id, None)
             self._remember(changed)
             self._saw(changed)
+            self._note_growth(changed, outcome)
             self._observe_all(history, events, actor)
             hint = Hint(changed.id, changed.version)
             self.hints.put(hint)
@@ -232,6 +237,10 @@ class Changes:
         self._written.move_to_end(record.id)
         if len(self._written) > MAX_REMEMBERED:
             self._written.popitem(last=False)
+
+    def _note_growth(self, record: TaskRecord, outcome: Outcome | None) -> None:
+        if outcome is not None and self._grew is not None:
+            self._grew(record.owner, len(outcome.body))
 
     def _observe_all(self, history: Sequence[TaskRecord], events: Sequence[Event], actor: Actor) -> None:
         for before, event, after in zip(history, events, history[1:], strict=False):

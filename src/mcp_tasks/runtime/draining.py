@@ -99,7 +99,9 @@ class Draining:
         if not self.is_on:
             self.is_on = True
             logger.warning(
-                "this worker takes nothing more, as %s said; %d runs are left", by, len(self._runtime.runs())
+                "this worker drains, as %s asked: it takes nothing more (tasks at work: %d)",
+                by,
+                len(self._runtime.runs()),
             )
             await self._runtime.engine.drain(timedelta(0))
         # What only waits, and may be started elsewhere, need not wait here.

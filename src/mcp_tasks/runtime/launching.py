@@ -12,10 +12,13 @@ import anyio
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import RunReleased, RunStarted
+from mcp_tasks.core.json_bytes import rough_size
+from mcp_tasks.core.pacing import is_expired
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.engines.base import ReservedSlot, ReservesSlots
-from mcp_tasks.errors import OwnerRequired
+from mcp_tasks.errors import KeyTaken, LimitExceeded, OwnerRequired
 from mcp_tasks.runtime.policy import ToolPolicy
+from mcp_tasks.stores.inspecting import FindsKeys
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
@@ -71,7 +74,15 @@ class Launching:
         runtime = self._runtime
         if not owner and runtime.requires_owner:
             raise OwnerRequired(f"a task of {request.name!r} has to have an owner on this server, and none is named")
-        with await runtime.quota.admit(owner, inside=parent is not None) as admission:
+        try:
+            admitted = await runtime.quota.admit(owner, inside=parent is not None)
+        except LimitExceeded:
+            # Who comes for a task that is there already makes none, however many there are.
+            standing = None if key is None else await self._standing(key, owner, fingerprint, until_end=key_until_end)
+            if standing is None:
+                raise
+            return standing
+        with admitted as admission:
             now = runtime.now()
             policy = await self._policy_of(request)
             treated = policy or ToolPolicy()
@@ -98,10 +109,27 @@ class Launching:
             is_early = slot is not None and runtime.early.is_for(record, treated, key=key)
             created = await self._make(record, request, treated, create, slot, is_early=is_early)
             admission.made = created.id == record.id
+            if admission.made:
+                runtime.quota.grew(owner, rough_size(request.arguments))
         if runtime.tracing is not None and parent is None:
             # What is current in a tool that starts a child is the span of its own run.
             runtime.tracing.touched(created)
         return created
+
+    async def _standing(
+        self, key: str, owner: str | None, fingerprint: str | None, *, until_end: bool
+    ) -> TaskRecord | None:
+        """The task that stands under a key; None if there is none, or the store cannot say."""
+        runtime = self._runtime
+        if not isinstance(runtime.store, FindsKeys):
+            return None
+        task_id = await runtime.store.id_under(key, namespace=runtime.namespace, owner=owner)
+        found = None if task_id is None else await runtime.store.get(task_id)
+        if found is None or is_expired(found, runtime.now()) or (until_end and found.is_final):
+            return None
+        if found.fingerprint != fingerprint:
+            raise KeyTaken
+        return found
 
     async def _make(
         self,

@@ -1,9 +1,9 @@
 """How many tasks there may be, and how much may be kept of them: limits that hold for all processes of a store.
 
 What there is, the store says. To ask it for every new task would cost as much as making one, so this process admits
-from what it was told up to `FRESH` seconds ago, and what it has made itself since. Who would be refused is refused only
-after another look, or one that was made a moment ago. So a limit may be exceeded by what other processes make within
-those seconds, and nobody is refused for what is not there any more.
+from what it was told up to `FRESH` seconds ago, and what it has made and written itself since. Who would be refused is
+refused only after another look, or one that was made a moment ago. So a limit may be exceeded by what other processes
+make within those seconds, and nobody is refused for what is not there any more.
 """
 
 from __future__ import annotations
@@ -42,7 +42,12 @@ class Quota:
     Args:
         usage: What the store says of somebody's tasks.
         clock: Seconds that only go forward.
+
+    Attributes:
+        free: The owner for whom there is only the total: the one user of a pipe, on a server where others have names.
     """
+
+    free: str | None = None
 
     def __init__(self, limits: Limits, usage: Callable[[Owners], Awaitable[Usage]], clock: Callable[[], float]) -> None:
         self._limits = limits
@@ -66,11 +71,17 @@ class Quota:
         everybody, own = self._all, None
         if everybody is not None and not everybody.knows_room(self._total):
             await everybody.look_for_room(self._total)
-        if owner is not None and self._has_owner_limit:
+        if owner is not None and owner != self.free and self._has_owner_limit:
             own = self._account(owner)
             if not inside and not own.knows_room(self._of_owner):
                 await own.look_for_room(self._of_owner)
         return Admission(everybody, own)
+
+    def grew(self, owner: str | None, size: int) -> None:
+        """Take note that this process has written so many bytes more for one of an owner's tasks."""
+        account = None if owner is None else self._owners.get(owner)
+        if account is not None:
+            account.written += size
 
     def _account(self, owner: str) -> _Account:
         account = self._owners.get(owner)
@@ -105,7 +116,8 @@ class Quota:
             return LimitExceeded(
                 "owner_stored_bytes",
                 f"Your tasks take {stored:,} bytes, and may take {limits.owner_stored_bytes:,}; nothing was started. "
-                "What has ended is forgotten as its time to live goes by",
+                "Room comes as tasks that have ended expire, which may take their whole time to live; only an operator "
+                "of the server can delete them sooner",
                 retry_after=COME_BACK_FOR_ROOM,
             )
         return None
@@ -135,9 +147,10 @@ class _Account:
     Attributes:
         being_made: Tasks that are on their way to the store.
         made: Tasks that have arrived there since the store was last asked.
+        written: Bytes that have.
     """
 
-    __slots__ = ("_asked_at", "_clock", "_look", "_usage", "_whose", "being_made", "known", "made")
+    __slots__ = ("_asked_at", "_clock", "_look", "_usage", "_whose", "being_made", "known", "made", "written")
 
     def __init__(self, whose: Owners, usage: Callable[[Owners], Awaitable[Usage]], clock: Callable[[], float]) -> None:
         self._whose = whose
@@ -148,6 +161,7 @@ class _Account:
         self.known: Usage | None = None
         self.being_made: int = 0
         self.made: int = 0
+        self.written: int = 0
 
     def knows_room(self, refusal: Callable[[int, int], LimitExceeded | None]) -> bool:
         """Whether there is room for one more, as far as is known; False if that has to be looked up."""
@@ -175,7 +189,7 @@ class _Account:
 
     def _verdict(self, refusal: Callable[[int, int], LimitExceeded | None]) -> LimitExceeded | None:
         known = self.known or Usage(open_tasks=0, stored_bytes=0)
-        return refusal(known.open_tasks + self.made + self.being_made, known.stored_bytes)
+        return refusal(known.open_tasks + self.made + self.being_made, known.stored_bytes + self.written)
 
     def _begin_look(self) -> asyncio.Task[None]:
         if self._look is None or self._look.done():
@@ -186,9 +200,10 @@ class _Account:
     async def _ask(self) -> None:
         asked_at = self._clock()
         # What arrives from now on may be counted twice, and is not missed.
-        before = self.made
+        before, written = self.made, self.written
         self.known = await self._usage(self._whose)
         self.made -= before
+        self.written -= written
         self._asked_at = asked_at
 
 

@@ -119,7 +119,10 @@ class TaskRuntime:
         self.monotonic = monotonic
         self.tracing = tracing
         self.observers: Observers = Observers((Narration(), *observers))
-        self.changes: Changes = Changes(store, clock=clock, observers=self.observers, saw=self._saw, origin=self)
+        self.quota: Quota = Quota(self.limits, lambda whose: store.usage(namespace, whose), monotonic)
+        self.changes: Changes = Changes(
+            store, clock=clock, observers=self.observers, saw=self._saw, origin=self, grew=self.quota.grew
+        )
         self.late_writes: LateWrites = LateWrites(self.changes)
         self.alarms: Alarms = Alarms(clock)
         self.parking: Parking = Parking(current_run, WaitingRoom(self.settings.max_waiting_runs))
@@ -138,7 +141,6 @@ class TaskRuntime:
         )
         self.draining: Draining = Draining(self)
         self.early: EarlyStart = EarlyStart(self)
-        self.quota: Quota = Quota(self.limits, lambda whose: store.usage(namespace, whose), monotonic)
         self._launching = Launching(self, new_id)
         self._body = self.early.timed(body)
         self._runs: dict[str, Run] = {}

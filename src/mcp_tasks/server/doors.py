@@ -59,7 +59,7 @@ class Doors:
             lifecycle.runtime,
             dialects=Dialects([ModernDialect()]),
             owners=owners,
-            limiting=Limiting(limits),
+            limiting=Limiting(limits, free=owners.local),
             require_name_header=require_name_header,
             stream_ends=StreamEnds(limits.stream_life),
         )

@@ -55,6 +55,7 @@ class Setup:
         queues: Of which queues; None for all.
         limits: How much callers may take.
         require_owner: Whether every task has to have an owner; None if so on a server that requires authentication.
+        local_owner: Whom the tasks of a pipe belong to, where every task has to have an owner.
         audit: The file to which the audit log is appended, if there is one.
     """
 
@@ -68,6 +69,7 @@ class Setup:
     queues: Collection[str] | None = None
     limits: Limits = field(default_factory=Limits)
     require_owner: bool | None = None
+    local_owner: str | None = None
     audit: str | PathLike[str] | None = None
 
 
@@ -228,7 +230,7 @@ class Lifecycle:
         await host.prepare()
         await self._catalogue.open(host)
         namespace = server_name if self.setup.namespace is None else self.setup.namespace
-        return TaskRuntime(
+        runtime = TaskRuntime(
             store=store,
             engine=engine,
             body=ToolBody(host, lifespan_state, self.open_calls),
@@ -245,6 +247,8 @@ class Lifecycle:
             limits=self.setup.limits,
             requires_owner=self.requires_owner,
         )
+        runtime.quota.free = self.setup.local_owner
+        return runtime
 
     @asynccontextmanager
     async def _running(self, server: AnyServer, host: ToolHost, state: Any) -> AsyncGenerator[None]:

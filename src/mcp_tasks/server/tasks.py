@@ -206,6 +206,7 @@ class Tasks(Marking, LocalCalls, Working, Extension):
             early_start=early_start,
         )
         self._catalogue = Catalogue(usual, default_mode)
+        local_owner = None if require_owner else local_user()
         setup = Setup(
             parts=chosen_parts(store, engine, concurrency, cipher),
             clock=clock,
@@ -217,6 +218,7 @@ class Tasks(Marking, LocalCalls, Working, Extension):
             observers=chosen_observers(observers),
             limits=limits or Limits(),
             require_owner=require_owner,
+            local_owner=local_owner,
             audit=audit,
         )
         self._lifecycle = Lifecycle(setup, self._catalogue)
@@ -226,7 +228,7 @@ class Tasks(Marking, LocalCalls, Working, Extension):
             owners=Owners(
                 principal,
                 required=lambda: self._lifecycle.requires_owner,
-                local=None if require_owner else local_user(),
+                local=local_owner,
             ),
             require_name_header=require_name_header,
             limits=limits or Limits(),

@@ -1,4 +1,4 @@
-"""What an operator asks of a store that servers do not: whether it is one, and whose tasks are in it.
+"""What a store may be asked beyond `Store`: whether it is one, whose tasks are in it, and what stands under a key.
 
 Apart from `Store`, because no server needs it: a store of somebody else's that lacks it is as good to them.
 """
@@ -27,4 +27,13 @@ class Inspects(Protocol):
 
     async def namespaces(self) -> Sequence[str]:
         """Every namespace that has a task or a worker, in order. It need not be quick."""
+        ...
+
+
+@runtime_checkable
+class FindsKeys(Protocol):
+    """A store that finds a task by its idempotency key without making one."""
+
+    async def id_under(self, key: str, *, namespace: str, owner: str | None) -> str | None:
+        """The id of the task that stands under a key, expired or not; None if none does."""
         ...

@@ -117,6 +117,10 @@ class MemoryStore:
                 self._mark(record.id, handed=True)
         return record
 
+    async def id_under(self, key: str, *, namespace: str, owner: str | None) -> str | None:
+        """The id of the task that stands under a key."""
+        return self._keys.get((namespace, () if owner is None else (owner,), key))
+
     async def get(self, task_id: str) -> TaskRecord | None:
         """The record as of now, or None."""
         return self._records.get(task_id)

@@ -12,6 +12,7 @@ from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskExists
 from mcp_tasks.stores.base import EVERYBODY, Store
+from mcp_tasks.stores.inspecting import FindsKeys
 from mcp_tasks.testing._store_tests import REQUEST, WAIT, StoreTests, ids
 from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.records import make_record, make_request
@@ -56,6 +57,19 @@ class KeyTests(StoreTests):
         assert await store.request(second.id) is None
         assert await store.request(first.id) == make_request(arguments={"n": 1})
         assert ids((await store.list("", EVERYBODY, now=NOON)).records) == [first.id]
+
+    async def test_a_task_is_found_by_its_key_where_the_store_can(self, store: Store) -> None:
+        if not isinstance(store, FindsKeys):
+            return
+        owned, nobodys = make_record(owner="ann", namespace="one"), make_record(owner=None, namespace="one")
+        for number, key in enumerate(STRANGE_KEYS):
+            assert await store.id_under(key, namespace="one", owner="ann") is None
+            await store.create(mine := replace(owned, id=f"mine-{number}"), REQUEST, key=key)
+            await store.create(other := replace(nobodys, id=f"other-{number}"), REQUEST, key=key)
+            assert await store.id_under(key, namespace="one", owner="ann") == mine.id
+            assert await store.id_under(key, namespace="one", owner=None) == other.id
+            assert await store.id_under(key, namespace="two", owner="ann") is None
+            assert await store.id_under(key, namespace="one", owner="") is None
 
     async def test_a_task_that_has_ended_stands_until_it_expires(self, store: Store) -> None:
         first = make_record(retention=SECOND)

@@ -147,7 +147,7 @@ class StoreOptions:
     async def _session(self) -> AsyncGenerator[Session]:
         try:
             store = await _store_at(self.url)
-            acts = Acts(self.audit or _usual_file())
+            acts = Acts(_usual_file() if self.audit is None else _in_a_folder(self.audit))
             try:
                 async with Operator(store, name=self.name, observers=[acts]).opened() as operator:
                     yield Session(operator, self.namespaces, acts, self.output)
@@ -246,6 +246,13 @@ def _usual_file() -> Path:
     folder = state_folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder / "audit.jsonl"
+
+
+def _in_a_folder(path: Path) -> Path:
+    """The file that was named. Its folder is not made: a name that was mistyped is to be noticed."""
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"the audit log {str(path)!r} cannot be written: there is no folder {str(path.parent)!r}")
+    return path
 
 
 def _unknown(task_id: str) -> Problem:

@@ -38,7 +38,7 @@ class Methods:
 
     async def get(self, ctx: RequestContext) -> dict[str, Any]:
         """`tasks/get`: the task as it is now."""
-        record, _ = await self._find(ctx)
+        record, _ = await self._find(ctx, is_poll=True)
         self._parts.protocol.saw(record, "tasks/get")
         return render_detailed(record, self._parts.runtime().now())
 
@@ -76,7 +76,12 @@ class Methods:
 
     async def list(self, ctx: RequestContext) -> dict[str, Any]:
         """`tasks/list`: the caller's tasks, a page at a time."""
-        owner = await self._parts.protocol.admit(caller_of(ctx))
+        caller = caller_of(ctx)
+        try:
+            owner = await self._parts.protocol.admit(caller)
+        except RpcError as exc:
+            self._parts.protocol.refused(caller, ctx.method, exc)
+            raise
         session = self._sessions.of(ctx)
         runtime = self._parts.runtime()
         with refusing():
@@ -94,11 +99,16 @@ class Methods:
             listed["nextCursor"] = page.cursor
         return listed
 
-    async def _find(self, ctx: RequestContext, *, until_answered: bool = True) -> tuple[TaskRecord, Session | None]:
+    async def _find(
+        self, ctx: RequestContext, *, until_answered: bool = True, is_poll: bool = False
+    ) -> tuple[TaskRecord, Session | None]:
         """The task that a request names, which from now on belongs to the caller's session as well."""
         caller, protocol = caller_of(ctx), self._parts.protocol
         try:
             record = await protocol.find(caller, parse_task_id(ctx.params or {}))
+            if is_poll:
+                with refusing():
+                    await protocol.count_poll(record)
         except RpcError as exc:
             protocol.refused(caller, ctx.method, exc, task_id=(ctx.params or {}).get("taskId"))
             raise

@@ -28,6 +28,7 @@ logger: Final = logging.getLogger(__name__)
 STOPPING: Final = "The server is stopping. The task goes on: ask for its result again, in a new session if need be"
 LEFT: Final = "The client left before the task ended"
 EXPIRED: Final = "The access token of this request has expired. The task goes on: ask again with a new one"
+TOO_LONG: Final = "This request has waited for as long as one may. The task goes on: ask again"
 
 
 class Relay:
@@ -44,7 +45,8 @@ class Relay:
         Raises:
             UnknownTask: The task is gone.
             TaskUnreadable: It cannot be read.
-            RpcError: -32603, the server stops, the client has left for good, or its token has expired.
+            RpcError: -32603, the server stops, the client has left for good, its token has expired, or
+                it has waited for as long as one may.
         """
         if record.is_final:
             return record
@@ -83,9 +85,14 @@ class Relay:
                 group.start_soon(end_with, partial(_until_left, exchange, carrier), LEFT)
             elif exchange is not None and carrier is not None:
                 group.start_soon(self._cut_off, exchange.ended, carrier, record.id)
-            expired = anyio.Event()
-            group.start_soon(end_with, expired.wait, EXPIRED)
-            with self._ending_with_token(ctx, expired.set):
+            over, why = anyio.Event(), EXPIRED
+            second = expires = expiry(caller_of(ctx).identity)
+            if ctx.request is not None:
+                # A pipe is one user's own, who would only be told to ask again.
+                second = self._parts.protocol.stream_ends.after(caller_of(ctx))
+                why = EXPIRED if second == expires else TOO_LONG
+            group.start_soon(end_with, over.wait, why)
+            with self._ending_in(second, over.set):
                 found = await self._follow(self._parts.runtime(), record)
             group.cancel_scope.cancel()
         if isinstance(found, TaskRecord):
@@ -93,9 +100,9 @@ class Relay:
         raise UnknownTask(record.id) if found is None else found
 
     @contextmanager
-    def _ending_with_token(self, ctx: RequestContext, end: Callable[[], None]) -> Generator[None]:
-        """In here, `end` is called when the token that the request came with expires."""
-        ends, second = self._parts.protocol.stream_ends, expiry(caller_of(ctx).identity)
+    def _ending_in(self, second: int | None, end: Callable[[], None]) -> Generator[None]:
+        """In here, `end` is called in that second."""
+        ends = self._parts.protocol.stream_ends
         if second is None:
             yield
             return

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mcp_tasks.adapters.exchange import Exchange, watch_exchange
 from mcp_tasks.adapters.sdk import authenticated
 from mcp_tasks.legacy.server.polls import PollAnswer, may_poll
-from mcp_tasks.protocol.stream_ends import StreamEnds, expiry
+from mcp_tasks.protocol.stream_ends import StreamEnds
 
 
 class StreamWatcher(Protocol):
@@ -146,17 +146,18 @@ class _WatchedApp:
 
 
 class _Expiring:
-    """The stream of a GET, which is over for the SDK when the token that opened it has expired."""
+    """The stream of a GET, which is over for the SDK when the token that opened it has expired, or when it has lasted
+    for as long as one may."""
 
     def __init__(self, receive: Receive, ends: StreamEnds) -> None:
         self._receive = receive
         self._ends = ends
-        self._second = expiry(authenticated()[1])
+        self._second = ends.after_token(authenticated()[1])
         self._expired = asyncio.Event()
 
     @property
     def is_over(self) -> bool:
-        """Whether the token has expired."""
+        """Whether its time is over."""
         return self._expired.is_set()
 
     async def receive(self) -> Message:

@@ -1,4 +1,4 @@
-"""What an operator asks of a Redis: whether our keys are there, and whose tasks are in them."""
+"""What is asked of a Redis beyond its tasks: whether our keys are there, whose tasks are in them, what has a key."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Final
 from mcp_tasks.stores.inspecting import Standing
 from mcp_tasks.stores.redis.checkup import LAYOUT
 from mcp_tasks.stores.redis.connection import Connection
-from mcp_tasks.stores.redis.names import whole
+from mcp_tasks.stores.redis.names import from_bytes, key_name, whole
 
 _AT_ONCE: Final = 1_000
 """Keys that one look goes through."""
 
 
 class Inspecting:
-    """The part of `RedisStore` that is for operators."""
+    """The part of `RedisStore` that is for operators, and for what is looked up by its key."""
 
     _connection: Connection
 
@@ -44,6 +44,11 @@ class Inspecting:
             start = self._connection.prefix + kind
             found.update(whole(key.removeprefix(start)) for key in await self._keys(_escaped(start) + b"*"))
         return sorted(found)
+
+    async def id_under(self, key: str, *, namespace: str, owner: str | None) -> str | None:
+        """The id of the task that stands under a key."""
+        found = await self._connection.call("GET", self._connection.prefix + key_name(namespace, key, owner))
+        return None if found is None else from_bytes(found)
 
     async def _keys(self, pattern: bytes) -> set[bytes]:
         keys, cursor = set[bytes](), b"0"

@@ -60,6 +60,11 @@ def owner_part(owner: str | None) -> bytes:
     return b"" if owner is None else b"=" + part(owner)
 
 
+def key_name(namespace: str, key: str, owner: str | None) -> bytes:
+    """What has the id of the task that stands under an idempotency key."""
+    return name("key", namespace, key) + b":" + owner_part(owner)
+
+
 def tool_part(method: str, tool: str) -> bytes:
     """A tool as the last part of a name: the method and the name of its tasks."""
     return part(method) + b":" + part(tool)

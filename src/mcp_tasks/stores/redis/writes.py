@@ -76,7 +76,7 @@ class Writes:
             *_fate(record),
             sort_key(record),
             *_expiry(record),
-            b"" if key is None else names.name("key", record.namespace, key) + b":" + names.owner_part(record.owner),
+            b"" if key is None else names.key_name(record.namespace, key, record.owner),
             int(key_until_end),
             b"" if key is None or key_outlives is None else key_outlives // MICROSECOND,
             *names.indexed(record, sort_key(record)).arguments(),
