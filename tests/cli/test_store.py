@@ -119,7 +119,12 @@ async def test_running_tasks_are_cancelled_and_run_again_and_their_worker_drains
         assert (await client.until(held, "cancelled"))["statusMessage"] == "Maintenance"
         # By two at the same moment: one new task, as long as it has not ended.
         (tmp_path / "go.started").unlink()
-        first, second = await hands.twice("rerun", held)
+        # Its tool had begun, and may have done something.
+        refused = await hands("rerun", held)
+        assert refused.returncode == 2
+        assert "may have done its work" in refused.stderr
+        assert "--yes" in refused.stderr
+        first, second = await hands.twice("rerun", held, "--yes")
         assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
         assert first.stdout == second.stdout != ""
         new = first.stdout.strip()
@@ -140,7 +145,11 @@ async def test_running_tasks_are_cancelled_and_run_again_and_their_worker_drains
         await client.until(late, "completed")
         await pages.ready(True)
         assert (await hands.json("show", new))["rerunOf"] == held
-    assert [(entry["event"], entry.get("outcome")) for entry in hands.audited()] == [
+    written = [(entry["event"], entry.get("outcome")) for entry in hands.audited()]
+    # Two had it run again, and one of them was given what the other had made.
+    assert written.count(("rerun", None)) == 2
+    assert ("listed", None) in written
+    assert [each for each in written if each[0] not in ("rerun", "listed")] == [
         ("cancelled", None),
         ("created", "working"),
         ("drained", None),
@@ -167,6 +176,7 @@ async def test_a_running_task_is_not_deleted_unless_forced_and_then_its_run_ends
         refused = await hands("delete", held)
         assert refused.returncode == 2
         assert "has not ended" in refused.stderr
+        assert "--force" in refused.stderr
         assert (await client.get(held))["status"] == "working"
         forced = await hands("delete", "--force", held, "task_not_there")
         assert forced.returncode == 8
@@ -191,6 +201,9 @@ def test_what_is_no_store_is_said_to_be_none_and_stays_as_it_is(cli: Cli, url: s
     assert path.read_text() == "something else"
     assert cli("workers", "--store", "memory://").returncode == 2
     assert cli("workers", "--audit", f"{path}/audit").returncode == 2
+    mistyped = cli("ls", "--store", url, "--audit", str(tmp_path / "nowhere" / "audit"))
+    assert "there is no folder" in mistyped.stderr or mistyped.returncode == 10
+    assert not (tmp_path / "nowhere").exists()
     # Without --store, it is the ledger that is listed.
     assert cli("ls").returncode == 0
 

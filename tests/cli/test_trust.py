@@ -22,6 +22,7 @@ from mcp_tasks.cli.fields import fields_of
 from mcp_tasks.cli.forms import Form
 from mcp_tasks.cli.keyboard import Keyboard
 from mcp_tasks.cli.links import link_to
+from mcp_tasks.cli.outcomes import print_result
 from mcp_tasks.cli.questions import Question, describe, how_to_answer, how_to_answer_unseen
 from mcp_tasks.cli.remembered import short_id
 from mcp_tasks.cli.text import CleanLog, clean, command_line, json_text, one_line
@@ -199,6 +200,21 @@ def test_what_is_hidden_is_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> Non
     record = logging.LogRecord("x", logging.INFO, "", 0, "sent %s\x1b", ("geheim-1",), None)
     assert CleanLog("%(message)s").format(record) == "sent ***"
     assert one_line("Bearer geheim-1") == "Bearer ***"
+    assert json.loads(json_text({"a": ["geheim-1", 1], "geheim-1": True})) == {"a": ["***", 1], "***": True}
+
+
+def test_what_a_tool_says_of_its_failure_is_clean_in_a_file_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(text, "_secrets", {"geheim-1"})
+    result = {"content": [{"type": "text", "text": f"no: geheim-1{EVIL}"}]}
+    print_result({**result, "isError": True})
+    print_result(result)
+    out, err = capsys.readouterr()
+    assert not OBEYED & set(err)
+    assert "geheim-1" not in out + err
+    # A result is data, and goes into a pipe as it came.
+    assert "\u202eexe" in out
 
 
 # Links

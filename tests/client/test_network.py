@@ -82,7 +82,7 @@ async def test_a_call_that_cannot_be_delivered_is_an_error_and_the_next_one_is_n
     async with relaying(url) as relay, connect(reconnecting_http(relay.url)) as client:
         relay.refusals = 1
         relay.drop_all()
-        with pytest.raises(MCPError, match="cannot be reached"):
+        with pytest.raises(MCPError, match="may have done what it was asked for"):
             await client.call_tool("echo", {"value": 1})
         assert text(await client.call_tool("echo", {"value": 2})) == "2"
 
@@ -136,7 +136,7 @@ async def test_a_server_that_went_away_is_named_without_its_credentials(url: str
             relay.drop_all()
             with pytest.raises(MCPError) as caught:
                 await client.list_tools()
-    assert caught.value.message.startswith(f"{relay.url} cannot be reached: ")
+    assert caught.value.message.startswith(f"{relay.url} gave no answer")
 
 
 async def test_an_outage_at_the_beginning_does_not_make_a_server_an_older_one(url: str) -> None:

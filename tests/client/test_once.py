@@ -121,7 +121,7 @@ def calls(peer: Peer) -> list[dict[str, Any]]:
     return [params["_meta"] for params in peer.asked("tools/call")]
 
 
-@pytest.mark.parametrize("status", [502, 503, 504])
+@pytest.mark.parametrize("status", [408, 500, 502, 503, 504, 520, 524])
 async def test_a_gateway_that_lost_the_server_is_asked_again_under_the_same_key(
     peer: Peer, peer_url: str, status: int
 ) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import resource
+import signal
 import stat
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -344,3 +347,36 @@ def test_nothing_that_a_terminal_obeys_is_in_the_file(tmp_path: Path) -> None:
     AuditLog(path).write(AuditEntry(event="created", actor=Actor("client", name)))
     assert path.read_text().rstrip("\n").isascii()
     assert entries(path)[0]["principal"] == name
+
+
+def test_after_a_full_disk_every_entry_has_a_line_of_its_own(tmp_path: Path) -> None:
+    path, entry = tmp_path / "audit.jsonl", AuditEntry(event="created", actor=Actor("client", "alice"))
+    log = AuditLog(path)
+    log.write(entry)
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        # In the middle of the next entry.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 30, most))
+        log.write(entry)
+        log.write(entry)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        signal.signal(signal.SIGXFSZ, before)
+    log.write(entry)
+    log.close()
+    _, half, *rest = path.read_text().splitlines()
+    assert len(half) == 30
+    assert [json.loads(line)["event"] for line in rest] == ["lost", "created"]
+    assert json.loads(rest[0])["count"] == 2
+
+
+def test_what_was_lost_last_is_said_at_the_end(tmp_path: Path) -> None:
+    path, entry = tmp_path / "audit.jsonl", AuditEntry(event="created", actor=Actor("client", "alice"))
+    log = AuditLog(path)
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere")
+    log.write(entry)
+    path.unlink()
+    log.close()
+    assert [(each["event"], each["count"]) for each in entries(path)] == [("lost", 1)]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import anyio
 import pytest
 
+from mcp_tasks import Limits
 from tests.helpers.http import initialize, serving
-from tests.helpers.rpc import EVERYTHING, INVALID_PARAMS, Tasking
+from tests.helpers.rpc import EVERYTHING, INVALID_PARAMS, PATIENCE, Tasking
 from tests.trust.keyed import DOORS, KEY, LONG_KEY, TASK_DOORS, build, opened, told
 
 pytestmark = pytest.mark.anyio
@@ -176,13 +179,60 @@ async def test_calls_that_join_are_joined_whatever_their_keys_are_and_made_once_
         assert told(await caller.send(params, "o" * 22, repeated=True)) == first
         scene.gate.set()
         await scene.until_idle()
-        # Which of the two was joined, nobody knows by now; a third call is another one.
+        # Each key is of its call, as everywhere else; a third call is another one.
+        other = {"name": "joined", "arguments": {"amount": 8}}
         for key in (LONG_KEY, "o" * 22):
-            assert (await caller.send(params, key, repeated=True)).error["data"] == {"reason": "call_not_kept"}
+            for repeated in (False, True):
+                assert told(await caller.send(params, key, repeated=repeated)) == first
+            for another in (other, {"name": "pay", "arguments": {"amount": 7}}):
+                assert (await caller.send(another, key)).error["data"] == {"reason": "key_taken"}
         assert scene.runs["joined"] == 1
         assert told(await caller.send(params, "t" * 22)) != first
         await scene.until_idle()
+        assert scene.runs == {"joined": 2}
+        await scene.pass_time(timedelta(hours=2))
+        assert (await caller.send(params, LONG_KEY)).error["data"] == {"reason": "key_spent"}
+
+
+async def test_a_call_that_joins_and_is_refused_leaves_its_key_free() -> None:
+    async with opened("sdk", limits=Limits(open_tasks=1)) as (scene, caller):
+        first = told(await caller.send({"name": "joined", "arguments": {"amount": 1}}, LONG_KEY))
+        params = {"name": "joined", "arguments": {"amount": 2}}
+        assert (await caller.send(params, "o" * 22)).error["data"]["limit"] == "open_tasks"
+        assert [task.id for task in await scene.all_tasks() if not task.is_final] == [first]
+        scene.gate.set()
+        await scene.until_idle()
+        with anyio.fail_after(PATIENCE):
+            while "error" in (await caller.send(params, "o" * 22)).message:  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+        await scene.until_idle()
         assert scene.runs["joined"] == 2
+
+
+async def test_a_crash_between_a_key_and_its_task_starts_nothing_twice() -> None:
+    params = {"name": "joined", "arguments": {"amount": 7}}
+    async with opened("sdk") as (scene, caller):
+        first = told(await caller.send(params, LONG_KEY))
+        [place] = [task for task in await scene.all_tasks() if task.id != first]
+        # As if the process had died before it could write down which task it was.
+        await scene.store.save(replace(place, version=place.version + 1, status_message=None), expected=place.version)
+        assert told(await caller.send(params, LONG_KEY)) == first
+        scene.gate.set()
+        await scene.until_idle()
+        [place] = [task for task in await scene.all_tasks() if task.id != first]
+        await scene.store.save(replace(place, version=place.version + 1, status_message=None), expected=place.version)
+        assert (await caller.send(params, LONG_KEY)).error["data"] == {"reason": "call_not_kept"}
+        assert scene.runs["joined"] == 1
+
+
+@pytest.mark.parametrize("door", ["short", "sdk", "older tasks"])
+async def test_a_key_is_of_one_call_whether_its_tool_asks_first_or_not(door: str) -> None:
+    async with opened(door) as (scene, caller):
+        await caller.call("pay", LONG_KEY, amount=7)
+        assert (await caller.call("asks", LONG_KEY)).error["data"] == {"reason": "key_taken"}
+        await caller.call("asks", "o" * 22)
+        assert (await caller.call("pay", "o" * 22, amount=7)).error["data"] == {"reason": "key_taken"}
+        assert len(await scene.all_tasks()) == 2
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -74,8 +74,8 @@ def _how_to_name(spec: str) -> str:
 
 def _imported(name: str) -> ModuleType:
     here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    # First, also where it is somewhere on PYTHONPATH.
+    sys.path[:] = [here, *(folder for folder in sys.path if folder != here)]
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as exc:

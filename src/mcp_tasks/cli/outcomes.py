@@ -16,7 +16,7 @@ from mcp_tasks.cli.options import Access, Output
 from mcp_tasks.cli.questions import describe, how_to_answer, how_to_answer_unseen, questions_of
 from mcp_tasks.cli.remembered import short_id
 from mcp_tasks.cli.target import parse_target
-from mcp_tasks.cli.text import clean, command_line, json_text, one_line
+from mcp_tasks.cli.text import clean, command_line, json_text, one_line, without_secrets
 from mcp_tasks.cli.views import stderr
 from mcp_tasks.client import LedgerEntry, TaskSnapshot
 from mcp_tasks.core.json import JsonObject
@@ -146,8 +146,8 @@ def print_result(result: JsonObject) -> None:
         say("The tool failed:", "red")
     stream = sys.stderr if failed else sys.stdout
     for text in result_texts(result):
-        # What goes into a file or a pipe goes there as it came.
-        click.echo(clean(text) if stream.isatty() else text, file=stream)
+        # What goes into a file or a pipe goes there as it came; on stderr it is for people to read, at once or later.
+        click.echo(clean(text) if failed or stream.isatty() else without_secrets(text), file=stream)
 
 
 def result_texts(result: JsonObject) -> list[str]:

@@ -135,6 +135,12 @@ def _begins(task_id: str, start: str) -> bool:
 
 
 def _stranger(task_id: str, spec: str | None, identity: str) -> LedgerEntry:
+    if spec is None and "://" in task_id:
+        raise Problem(
+            f"{task_id!r} is the URL of a server, and not a task",
+            Exit.USAGE,
+            hint="Name the task by its id, and the server with --server URL if the task is not in the ledger.",
+        )
     if spec is None:
         raise Problem(
             f"no task in the ledger begins with {task_id!r}",

@@ -12,7 +12,8 @@ import logging
 import re
 import shlex
 import unicodedata
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
 
 _SPELLING: Final = frozenset("\u200c\u200d")
 """Marks that have no width and belong to the spelling of words and emoji."""
@@ -30,10 +31,16 @@ def hide(secret: str) -> None:
         _secrets.add(secret)
 
 
-def clean(text: str) -> str:
-    """Text without what a terminal would obey, on its lines."""
+def without_secrets(text: str) -> str:
+    """Text without the secrets of this process."""
     for secret in _secrets:
         text = text.replace(secret, "***")
+    return text
+
+
+def clean(text: str) -> str:
+    """Text without what a terminal would obey, on its lines."""
+    text = without_secrets(text)
     if text.isascii() and text.isprintable():
         return text
     return "".join(char for char in text if char in "\n\t" or char in _SPELLING or not _is_dropped(char))
@@ -58,9 +65,23 @@ def command_line(name: str, *words: str, options: str = "") -> str:
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """A JSON value to be printed: what a terminal would obey is escaped in it, and the value is the same."""
-    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    """A JSON value to be printed: what a terminal would obey is escaped in it, and the value is the same, but for
+    secrets of this process."""
+    text = json.dumps(_hidden(value) if _secrets else value, indent=indent, ensure_ascii=False)
     return text if text.isascii() else _UNPRINTED.sub(_escaped, text)
+
+
+def _hidden(value: Any) -> Any:
+    """The same value without the secrets of this process: in texts alone, so that it is still JSON."""
+    match value:
+        case str():
+            return without_secrets(value)
+        case Mapping():
+            return {_hidden(name): _hidden(part) for name, part in cast("Mapping[Any, Any]", value).items()}
+        case list() | tuple():
+            return [_hidden(part) for part in cast("Sequence[Any]", value)]
+        case _:
+            return value
 
 
 # All that `json.dumps` leaves as it is: it escapes the controls below the space by itself.

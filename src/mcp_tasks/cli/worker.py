@@ -107,7 +107,8 @@ def command(
     """Run the tools of a server in this process, and serve nobody.
 
     MODULE:SERVER is what the server's process loads too: the MCPServer or Server object, found in the working
-    directory or on PYTHONPATH. Workers and servers share one store; start as many of each as you like.
+    directory or, if it is not there, on PYTHONPATH. Workers and servers share one store; start as many of each as
+    you like.
     """
     address = None if health is None else _address(health)
     names = None if queues is None else _names(queues)

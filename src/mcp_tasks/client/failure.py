@@ -44,7 +44,7 @@ class CallLost(TasksError, MCPError):
         return type(self), (self.code, self.message, self.error.data), self.__dict__
 
     def __str__(self) -> str:
-        return f"the call of {self.tool!r} got no answer: {self.message}. {self._how_to_go_on}"
+        return f"the call of {self.tool!r} got no answer: {self.message.rstrip('.')}. {self._how_to_go_on}"
 
 
 def _how_to_go_on(*, may_have_run: bool, is_honoured: bool) -> str:

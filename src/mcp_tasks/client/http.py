@@ -48,6 +48,9 @@ _NEVER_SENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTim
 _GATEWAY: Final = frozenset({502, 503, 504})
 """What answers with these in place of a server is on the way to it, and does not know what became of the request."""
 
+_TIMED_OUT: Final = 408
+"""The same, of some."""
+
 _LIMITS: Final = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
 
 
@@ -101,7 +104,7 @@ class _FailsAlone(httpx2.AsyncBaseTransport):
             return _error_response(request, why, sent=not isinstance(exc, _NEVER_SENT))
         if isinstance(response.stream, httpx2.AsyncByteStream):
             response.stream = _EndsQuietly(response.stream, _most_of(response))
-        if response.status_code in _GATEWAY and not await _is_answer(response):
+        if _may_be_lost(request, response) and not await _is_answer(response):
             return _error_response(request, f"{_address(request)} answered with HTTP {response.status_code}", sent=True)
         return response
 
@@ -169,7 +172,28 @@ def _most_of(response: httpx2.Response) -> int | None:
     if response.headers.get("content-encoding", "identity").lower() not in ("identity", ""):
         return MAX_PACKED
     is_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
-    return None if is_stream and response.status_code not in _GATEWAY else MAX_EVENT
+    return None if is_stream and response.status_code < 400 else MAX_EVENT
+
+
+def _may_be_lost(request: httpx2.Request, response: httpx2.Response) -> bool:
+    """Whether it may be that the server does not answer, or not in words of the protocol."""
+    status = response.status_code
+    if status in _GATEWAY:
+        return True
+    # A server of an older era has whatever it likes for a request that it does not know.
+    return (status == _TIMED_OUT or status >= 500) and _method(request) not in _CONNECTING
+
+
+def _method(request: httpx2.Request) -> str | None:
+    """What is asked for; older eras do not have it in a header."""
+    named = request.headers.get("mcp-method")
+    if named is not None:
+        return named
+    try:
+        message: Any = json.loads(request.content)
+        return str(message["method"])
+    except (ValueError, RecursionError, KeyError, TypeError, httpx2.StreamError):
+        return None
 
 
 async def _is_answer(response: httpx2.Response) -> bool:
@@ -190,8 +214,11 @@ def _address(request: httpx2.Request) -> str:
 
 
 def _unreachable(request: httpx2.Request, exc: httpx2.TransportError) -> str:
-    where = _address(request)
-    return f"{where} cannot be reached: {str(exc) or type(exc).__name__}"
+    where, why = _address(request), str(exc).rstrip(".") or type(exc).__name__
+    if isinstance(exc, _NEVER_SENT):
+        return f"{where} cannot be reached: {why}"
+    # It is all that the caller of a plain `client.call_tool` gets to read.
+    return f"{where} gave no answer, and may have done what it was asked for: {why}"
 
 
 def _error_response(request: httpx2.Request, message: str, *, sent: bool) -> httpx2.Response:

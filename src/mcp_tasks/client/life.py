@@ -79,7 +79,7 @@ class TaskLife:
 
 def call_repeated(tool: str, lost: Exception) -> None:
     """The answer to a call was lost, and the call is made again."""
-    logger.warning("the answer to the call of %r was lost, making it again: %s", tool, _kind(lost.__cause__ or lost))
+    logger.warning("the answer to the call of %r was lost (%s): making it again", tool, _kind(lost.__cause__ or lost))
 
 
 def _kind(exc: BaseException) -> str:

@@ -5,8 +5,9 @@ is kept of it: a hash, in a space that no other key of a store is in, and never 
 is what tells a caller from a stranger, so it has to be one that nobody guesses.
 
 A tool that asks by returning is called several times in one call, with what was answered so far. Each of these requests
-may be lost, and each is a task of its own until one is announced, so each has its own place under the caller's key: by
-the questions that it answers. What the answers are is a part of what was asked for, like the arguments.
+may be lost, and each is a task of its own until one is announced, so each but the first has its own place under the
+caller's key: by the questions that it answers. What the answers are is a part of what was asked for, like the
+arguments.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def take_key(
     if IDEMPOTENCY_KEY not in request.meta:
         return request, None
     key = _checked(request.meta[IDEMPOTENCY_KEY], owner)
-    place = [key, request.request_state, sorted(request.input_responses or ())] if asks_first else [key]
+    # The first of them stands where any call does: a key is one call's, whichever the tool, and whatever door it takes.
+    is_later = asks_first and (request.request_state is not None or bool(request.input_responses))
+    place = [key, request.request_state, sorted(request.input_responses or ())] if is_later else [key]
     what = [request.method, request.name, request.arguments, request.input_responses or {}]
     is_repeat = request.meta.get(REPEATED_META_KEY) is True
     taken = CallKey(f"idempotency/{_digest(place)}", _digest(what), is_repeat)

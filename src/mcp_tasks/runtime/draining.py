@@ -99,7 +99,7 @@ class Draining:
         if not self.is_on:
             self.is_on = True
             logger.warning(
-                "this worker takes no more tasks: %s has told it to drain; runs that go on: %d",
+                "this worker drains, as %s asked: it takes nothing more (tasks at work: %d)",
                 by,
                 len(self._runtime.runs()),
             )

@@ -32,6 +32,7 @@ class Wanted:
         owner: Of this owner; an empty one for tasks that nobody owns.
         before: Made before this instant.
         worker: Claimed by this worker now.
+        errors: Only those that failed, or whose tool ended with an error.
     """
 
     status: TaskStatus | None = None
@@ -41,6 +42,7 @@ class Wanted:
     queue: str | None = None
     worker: str | None = None
     before: datetime | None = None
+    errors: bool = False
 
     def fits(self, record: TaskRecord) -> bool:
         """Whether the task is one of them."""
@@ -52,8 +54,11 @@ class Wanted:
             (self.queue, record.queue),
             (self.worker, record.worker),
         )
-        return all(wanted is None or wanted == found for wanted, found in pairs) and (
-            self.before is None or record.created_at < self.before
+        is_error = record.is_error or record.status is TaskStatus.FAILED
+        return (
+            all(wanted is None or wanted == found for wanted, found in pairs)
+            and (self.before is None or record.created_at < self.before)
+            and (is_error or not self.errors)
         )
 
     @property

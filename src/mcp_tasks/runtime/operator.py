@@ -272,7 +272,7 @@ async def check_there(store: Store) -> None:
     """
     standing = await store.standing() if isinstance(store, Inspects) else "current"
     if standing == "absent":
-        raise UsageError(f"{store!r} is not there: no server has kept tasks in it yet")
+        raise UsageError(f"there is no task store ({store!r}): no server has kept tasks there yet")
     if standing == "older":
         raise UsageError(
             f"{store!r} is of an older release. A server or worker of this release upgrades it when it starts; until "

@@ -97,7 +97,7 @@ class Worker:
         if not runtime.lease.is_valid:
             found.append("the lease of this process could not be renewed in time")
         if runtime.draining.is_on:
-            found.append("it drains: an operator has told it to take no more tasks")
+            found.append("draining, as an operator asked")
         if isinstance(runtime.engine, Takes) and not runtime.engine.is_taking:
             found.append("the engine cannot be reached")
         try:

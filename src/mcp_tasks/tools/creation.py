@@ -33,12 +33,13 @@ from mcp_tasks.core import JsonObject, Outcome, TaskRecord, TaskRequest, TaskSta
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.json_bytes import decode_json
 from mcp_tasks.core.pacing import backoff
-from mcp_tasks.errors import CallNotKept, StoreError, StoreUnavailable
+from mcp_tasks.errors import StoreError, StoreUnavailable
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.protocol.idempotency import CallKey
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.launching import new_task_id
 from mcp_tasks.tools.body import questions_in
+from mcp_tasks.tools.joining import joined_under
 
 logger: Final = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ async def answer_call(
         joined: The same for other calls, too, and only while the task runs. A task that several calls may have is
             announced at once.
         key: The client's own key for the call. Whatever it comes to is kept then: the client may have lost the answer,
-            and come for it again. Where calls are joined, it only keeps a call from being made a second time.
+            and come for it again.
         session: The session in which the task is made.
         goes_on: Whether the tool is to go on where its caller goes away before the task is announced.
 
@@ -104,23 +105,25 @@ async def answer_call(
     joins, own = joined is not None, key if joined is None else None
     is_kept = own is not None
     task_id = task_id or (None if key is None else new_task_id())
-    # One that was joined may have ended since. Whether this call was one of those, nobody knows.
-    only_joins = joins and key is not None and key.is_repeat
+
     # SEP-2663: not answered before the task is durably created; `launch` returns no sooner.
-    created = await runtime.launch(
-        request,
-        owner=owner,
-        retention=retention,
-        poll_interval=poll_interval,
-        announced=joins or not (asks_first or grace),
-        task_id=task_id,
-        key=joined or (under if own is None else own.key),
-        key_until_end=joins and not only_joins,
-        fingerprint=None if own is None else own.fingerprint,
-        session=session,
-    )
-    if only_joins and created.is_final:
-        raise CallNotKept
+    async def launch(also_ended: bool = False) -> TaskRecord:
+        return await runtime.launch(
+            request,
+            owner=owner,
+            retention=retention,
+            poll_interval=poll_interval,
+            announced=joins or not (asks_first or grace),
+            task_id=task_id,
+            key=joined or (under if own is None else own.key),
+            key_until_end=joins and not also_ended,
+            fingerprint=None if own is None else own.fingerprint,
+            session=session,
+        )
+
+    if joins and key is not None:
+        return await joined_under(runtime, request, key, launch, owner=owner, retention=retention)
+    created = await launch()
     if created.announced:
         return created
     if task_id is not None and created.id != task_id:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from mcp_tasks.cli.exits import Exit, Problem
 from mcp_tasks.cli.outcomes import print_json, say
 from mcp_tasks.cli.store.options import Session, StoreOptions, takes_store
 from mcp_tasks.errors import TaskUnreadable
@@ -56,6 +57,10 @@ async def _delete(here: Session, task_id: str, *, force: bool) -> None:
         # There is no record of it that an observer could be shown.
         here.note("deleted", "", task_id=task_id, reason=f"unreadable: {exc.why}")
         return
+    if not (force or record.is_final):
+        raise Problem(
+            f"{task_id} has not ended: it is {record.status.value}", Exit.USAGE, hint="--force cancels it first."
+        )
     if force:
         record = await here.operator.cancel(record, "Deleted by an operator")
     await here.operator.delete(record)

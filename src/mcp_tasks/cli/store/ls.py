@@ -27,7 +27,8 @@ EPILOG = """\
 Examples:
   mcp-tasks ls --store sqlite:///tasks.db
   mcp-tasks ls --store postgresql://db/tasks --status working --older-than 2h
-  mcp-tasks ls --store redis://db/0 --owner ann --json | jq -r '.tasks[].taskId'
+  mcp-tasks ls --store redis://db/0 --tool pay --json | jq -r '.tasks[].taskId'
+  mcp-tasks ls --store redis://db/0 --owner '["app","https://id.example","ann"]'
 
 \b
 Exit codes: 0 listed, 2 wrong usage, 10 the store cannot be used.
@@ -36,8 +37,14 @@ Exit codes: 0 listed, 2 wrong usage, 10 the store cannot be used.
 
 @click.command(epilog=EPILOG)
 @click.option("--status", type=click.Choice([status.value for status in TaskStatus]), help="Only those of this status.")
+@click.option("--errors", is_flag=True, help="Only those that failed, or whose tool ended with an error.")
 @click.option("--tool", metavar="NAME", help="Only tasks of this tool.")
-@click.option("--owner", metavar="NAME", help="Only tasks of this owner; '' for those that nobody owns.")
+@click.option(
+    "--owner",
+    metavar="NAME",
+    help="Only tasks of this owner, whole as `ls` shows it (usually client, issuer and subject as JSON); '' for "
+    "those that nobody owns.",
+)
 @click.option("--session", metavar="ID", help="Only tasks of this session.")
 @click.option("--queue", metavar="NAME", help="Only tasks of this queue.")
 @click.option("--worker", metavar="WORKER", help="Only tasks that this worker has now, as `workers` names it.")
@@ -48,6 +55,7 @@ Exit codes: 0 listed, 2 wrong usage, 10 the store cannot be used.
 def command(
     *,
     status: str | None,
+    errors: bool,
     tool: str | None,
     owner: str | None,
     session: str | None,
@@ -60,12 +68,15 @@ def command(
 ) -> int:
     """List the tasks of a store, in the order in which they were made.
 
-    Nothing is shown of what they are about. Only so many tasks are looked at for one listing: it says how to go on.
+    Nothing is shown of what they are about. A task whose tool ended with an error is "completed" to the protocol, and
+    marked as what it is here; --errors lists these and those that failed. Only so many tasks are looked at
+    for one listing: it says how to go on.
     """
 
     async def work(here: Session) -> int:
         wanted = Wanted(
             status=None if status is None else TaskStatus(status),
+            errors=errors,
             tool=tool,
             owner=owner,
             session=session,
@@ -77,10 +88,14 @@ def command(
             found = await here.operator.list(await here.namespaces(), wanted, cursor=cursor, limit=limit)
         except ValueError as exc:
             raise Problem(f"--cursor: {exc}", Exit.USAGE) from exc
+        for namespace in await here.namespaces():
+            here.note("listed", namespace, method="ls")
         if here.output == "json":
             print_json({"tasks": [record_json(record) for record in found.records], "cursor": found.cursor})
             return Exit.OK
         _print(found.records)
+        if owner and not found.records:
+            say("Owners are matched whole, as a listing without --owner shows them.")
         if found.cursor is not None:
             say(f"There are more: --cursor {found.cursor}")
         return Exit.OK
@@ -99,7 +114,7 @@ def _print(records: Sequence[TaskRecord]) -> None:
     for record in records:
         row = [
             Text(one_line(record.id)),
-            badge(record.status.value),
+            Text("✘ tool error", style="red") if record.is_error else badge(record.status.value),
             Text(one_line(record.name)),
             Text(one_line(record.owner) or "-"),
             Text(ago(record.created_at)),

@@ -17,6 +17,7 @@ import click
 from mcp_tasks.cli.exits import Exit, Problem
 from mcp_tasks.cli.options import Command, Output, takes_output
 from mcp_tasks.cli.running import run
+from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.encryption import keyring_from_environment
 from mcp_tasks.errors import EncryptionMismatch, StoreError, TaskUnreadable, UnknownTask, UsageError
@@ -28,6 +29,17 @@ from mcp_tasks.telemetry.audit import Audit
 from mcp_tasks.telemetry.audit_log import AuditEntry, AuditEvent, AuditLog
 
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+AS: Final = click.option("--as", "name", metavar="NAME", help="Who you are, for the audit log.  [default: USER@HOST]")
+AUDIT: Final = click.option(
+    "--audit",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="MCP_TASKS_AUDIT",
+    show_envvar=True,
+    metavar="FILE",
+    help="Where what you do is written down.  [default: audit.jsonl in your state folder]",
+)
+"""What a command takes that writes down what it does."""
 
 
 class Session:
@@ -103,6 +115,15 @@ class Acts:
             log.close()
 
 
+def written_down(audit: Path | None, name: str | None) -> tuple[Acts, Actor]:
+    """Where what somebody does is written down, and who it is.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
+    return Acts(audit or _usual_file()), Actor("operator", name or _account())
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreOptions:
     """What every command on a store takes."""
@@ -126,7 +147,7 @@ class StoreOptions:
     async def _session(self) -> AsyncGenerator[Session]:
         try:
             store = await _store_at(self.url)
-            acts = Acts(self.audit or _usual_file())
+            acts = Acts(_usual_file() if self.audit is None else _in_a_folder(self.audit))
             try:
                 async with Operator(store, name=self.name, observers=[acts]).opened() as operator:
                     yield Session(operator, self.namespaces, acts, self.output)
@@ -151,15 +172,8 @@ def takes_store(command: Command) -> Command:
         metavar="NAME",
         help="Only tasks of this server. Repeatable.  [default: all that are there]",
     )
-    @click.option("--as", "name", metavar="NAME", help="Who you are, for the audit log.  [default: USER@HOST]")
-    @click.option(
-        "--audit",
-        type=click.Path(dir_okay=False, path_type=Path),
-        envvar="MCP_TASKS_AUDIT",
-        show_envvar=True,
-        metavar="FILE",
-        help="Where what you do is written down.  [default: audit.jsonl in your state folder]",
-    )
+    @AS
+    @AUDIT
     @click.option("--json", "as_json", is_flag=True, help="The same as --output json.")
     @takes_output
     @wraps(command)
@@ -232,6 +246,13 @@ def _usual_file() -> Path:
     folder = state_folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder / "audit.jsonl"
+
+
+def _in_a_folder(path: Path) -> Path:
+    """The file that was named. Its folder is not made: a name that was mistyped is to be noticed."""
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"the audit log {str(path)!r} cannot be written: there is no folder {str(path.parent)!r}")
+    return path
 
 
 def _unknown(task_id: str) -> Problem:

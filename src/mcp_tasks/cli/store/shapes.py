@@ -99,8 +99,16 @@ def dossier_json(dossier: Dossier, now: datetime, *, secrets: bool) -> dict[str,
             "answersBefore": told(request.input_responses, secrets=secrets),
         }
     if outcome is not None:
-        value = json.loads(outcome.body)
-        fields["outcome"] = {"bytes": len(outcome.body), "value": told(value, secrets=secrets)}
+        value: Any = json.loads(outcome.body)
+        is_error: Any = None
+        if not secrets and isinstance(value, dict):
+            is_error = cast("dict[str, Any]", value).pop("isError", None)
+        fields["outcome"] = {
+            "bytes": len(outcome.body),
+            # Nothing of what it is about, and what an operator looks for first.
+            "isError": is_error if isinstance(is_error, bool) else None,
+            "value": told(value, secrets=secrets),
+        }
     return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -96,4 +96,4 @@ def _state(worker: WorkerSeen) -> str:
         return "signed off"
     if worker.draining is None:
         return "working"
-    return f"{'draining' if worker.claimed else 'drained'}, by {one_line(worker.draining)}"
+    return f"{'draining' if worker.claimed else 'drained'} (asked for by {one_line(worker.draining)})"
