@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from mcp_tasks import Tasks
+from mcp_tasks.protocol.owners import RULE_FAILED
 from mcp_tasks.server import Caller
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.sqlite import SqliteStore
@@ -104,7 +105,7 @@ async def test_a_rule_that_returns_no_name_is_reported_and_nothing_is_written(
         for method, params in calls:
             caplog.clear()
             reply = await wire.send(request(method, params, capabilities=EVERYTHING))
-            assert reply.message["error"] == {"code": -32603, "message": "Internal server error"}, method
+            assert reply.message["error"] == {"code": -32603, "message": RULE_FAILED}, method
             said = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
             [line] = [line for line in said if "principal=" in line]
             assert "a str or None" in line
