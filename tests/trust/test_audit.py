@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import resource
+import signal
 import stat
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -262,6 +265,27 @@ async def test_what_is_over_a_limit_is_written_once_with_which(tmp_path: Path, s
     assert found['mcp_tasks_limited_total{limit="owner_open_tasks"}'] == 1
 
 
+async def test_what_is_over_a_limit_is_written_whoever_is_told_of_it_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    limits = Limits(argument_bytes=100, owner_streams=1)
+    async with guarded(Tasks("memory://", settings=QUICK, audit=path, limits=limits), page=True) as wire:
+        alice = user(wire, "alice")
+        big = {"name": "echo", "arguments": {"value": "x" * 200}}
+        assert (await alice.declaring({}).ask("tools/call", big)).result["isError"]
+        named = {"notifications": {"taskIds": [await alice.create("gated")]}}
+        listening = request("subscriptions/listen", named, capabilities=EVERYTHING)
+        async with wire.as_user("alice").stream(listening) as stream:
+            assert "error" not in await anext(stream)
+            assert "error" in (await alice.ask("subscriptions/listen", named)).message
+        with anyio.fail_after(PATIENCE):
+            while (found := await scrape(wire)).get('mcp_tasks_limited_total{limit="owner_streams"}', 0) < 1:  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+    assert found['mcp_tasks_limited_total{limit="argument_bytes"}'] == 1
+    refused = [each["reason"] for each in entries(path) if each["event"] == "refused"]
+    assert refused == ["limit: argument_bytes", "limit: owner_streams"]
+    assert events(path).count("listened") == 1, "a stream that was refused shows nothing"
+
+
 async def test_a_request_without_an_owner_is_refused_by_that_name(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     async with serving(build(Tasks("memory://", settings=QUICK, audit=path, require_owner=True))) as wire:
@@ -323,3 +347,36 @@ def test_nothing_that_a_terminal_obeys_is_in_the_file(tmp_path: Path) -> None:
     AuditLog(path).write(AuditEntry(event="created", actor=Actor("client", name)))
     assert path.read_text().rstrip("\n").isascii()
     assert entries(path)[0]["principal"] == name
+
+
+def test_after_a_full_disk_every_entry_has_a_line_of_its_own(tmp_path: Path) -> None:
+    path, entry = tmp_path / "audit.jsonl", AuditEntry(event="created", actor=Actor("client", "alice"))
+    log = AuditLog(path)
+    log.write(entry)
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        # In the middle of the next entry.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 30, most))
+        log.write(entry)
+        log.write(entry)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        signal.signal(signal.SIGXFSZ, before)
+    log.write(entry)
+    log.close()
+    _, half, *rest = path.read_text().splitlines()
+    assert len(half) == 30
+    assert [json.loads(line)["event"] for line in rest] == ["lost", "created"]
+    assert json.loads(rest[0])["count"] == 2
+
+
+def test_what_was_lost_last_is_said_at_the_end(tmp_path: Path) -> None:
+    path, entry = tmp_path / "audit.jsonl", AuditEntry(event="created", actor=Actor("client", "alice"))
+    log = AuditLog(path)
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere")
+    log.write(entry)
+    path.unlink()
+    log.close()
+    assert [(each["event"], each["count"]) for each in entries(path)] == [("lost", 1)]

@@ -19,8 +19,11 @@ from mcp_tasks.core import JournalEntry, Outcome, Progress, TaskStatus
 from mcp_tasks.encryption import Cipher, Keyring, new_key
 from mcp_tasks.errors import EncryptionMismatch, StoreUnavailable, TaskUnreadable, UsageError
 from mcp_tasks.stores import Store
+from mcp_tasks.stores.codec import Codec
+from mcp_tasks.stores.encrypted import BEGUN, NAME, NAMESPACE
 from mcp_tasks.stores.encrypting import encrypt_store
 from mcp_tasks.stores.url import store_from_url
+from mcp_tasks.stores.whose import OwnedBy
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
 from tests.helpers.databases import Postgres, Valkey, postgres, valkey
@@ -35,6 +38,9 @@ ENTRIES = [
     JournalEntry(kind="step", key=f"charge {SECRET} \udcff", value=SECRET),
 ]
 OUTCOME = Outcome(body=f'{{"text":"{SECRET}"}}'.encode(), meta=f'{{"text":"{SECRET}"}}'.encode())
+
+DATABASES = pytest.mark.parametrize("url", ["postgres", "redis"], indirect=True)
+"""A file that is in use is not encrypted at all."""
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +169,9 @@ async def test_a_key_is_changed(url: str) -> None:
     old, new = new_key(), new_key()
     await fill(url, Keyring(old))
     await check(url, Keyring([new, old]))
-    with pytest.raises(EncryptionMismatch, match="Add that key behind the new one"):
+    with pytest.raises(
+        EncryptionMismatch, match=r"not there \(it needs the key \w+, and there is \w+\)\. Give it that key as well"
+    ):
         await opened(url, Keyring(new))
     done = await encrypt_store(url, Keyring([new, old]), watch=0.1)
     assert (done.changed, done.plain) == (13, 0)
@@ -244,3 +252,132 @@ async def test_memory_and_what_is_not_there_are_refused(tmp_path: Path) -> None:
         await encrypt_store("memory://", Keyring(new_key()))
     with pytest.raises(UsageError, match="there is no file"):
         await encrypt_store(f"sqlite:///{tmp_path}/none.db", Keyring(new_key()))
+
+
+@DATABASES
+async def test_who_opened_it_plain_writes_nothing_plain_any_more(url: str) -> None:
+    """A server that only serves does not beat, so nobody sees that it is there."""
+    await fill(url)
+    store, ring = await opened(url), Keyring(new_key())
+    await encrypt_store(url, ring, watch=0.1)
+    for write in (
+        store.create(make_record(id="three", namespace="demo"), REQUEST),
+        store.set_note("demo", "other", SECRET.encode(), expected=None),
+    ):
+        with pytest.raises(EncryptionMismatch, match="has been encrypted since this process opened it") as refused:
+            await write
+        assert SECRET not in str(refused.value)
+    await store.close()
+    assert SECRET.encode() not in await kept(url)
+    await check(url, ring)
+
+
+@DATABASES
+async def test_an_empty_store_that_somebody_has_open_without_a_key(url: str) -> None:
+    plain = await opened(url)
+    sealed = await opened(url, Keyring(new_key()))
+    with pytest.raises(EncryptionMismatch, match="has been encrypted"):
+        await plain.create(make_record(id="three", namespace="demo"), REQUEST)
+    await sealed.create(make_record(id="three", namespace="demo"), REQUEST)
+    await plain.close()
+    await sealed.close()
+
+
+@pytest.mark.parametrize("what", ["task", "note"])
+async def test_a_store_that_another_server_keeps_plain_is_not_taken_for_an_encrypted_one(url: str, what: str) -> None:
+    store = store_from_url(url)
+    await store.open("another")
+    if what == "task":
+        await store.create(make_record(id="one", namespace="another"), REQUEST)
+    else:
+        await store.set_note("another", "note", SECRET.encode(), expected=None)
+    await store.close()
+    with pytest.raises(EncryptionMismatch, match="has tasks that are not encrypted"):
+        await opened(url, Keyring(new_key()))
+    await (await opened(url)).close()
+
+
+@DATABASES
+async def test_one_that_was_interrupted_looks_again_for_servers_at_work(url: str) -> None:
+    await fill(url)
+    store, ring = await opened(url), Keyring(new_key())
+    encrypting = asyncio.create_task(encrypt_store(url, ring, watch=30))
+    await store.heartbeat("worker", namespace="demo")
+    await asyncio.sleep(0.2)
+    encrypting.cancel()
+    await asyncio.gather(encrypting, return_exceptions=True)
+    # Nothing had been done, so nobody is kept out.
+    await (await opened(url)).close()
+
+    async def live() -> None:
+        while True:
+            await store.heartbeat("worker", namespace="demo")
+            await asyncio.sleep(0.05)
+
+    living = asyncio.create_task(live())
+    await asyncio.sleep(0.1)
+    with pytest.raises(StoreUnavailable, match="is in use"):
+        await encrypt_store(url, ring, watch=0.5)
+    living.cancel()
+    await asyncio.gather(living, return_exceptions=True)
+    await store.close()
+
+
+async def test_what_is_kept_has_the_size_of_what_was_encrypted_from_the_start(url: str) -> None:
+    async def usage(cipher: Cipher) -> int:
+        store = await opened(url, cipher)
+        used = await store.usage("demo", OwnedBy("alice"))
+        await store.close()
+        return used.stored_bytes
+
+    record = make_record(id="one", namespace="demo", owner="alice")
+    ended = replace(record, version=2, status=TaskStatus.COMPLETED, finished_at=NOON)
+    ring, sizes = Keyring(new_key()), list[int]()
+    for cipher in (None, ring):
+        store = await opened(url, cipher)
+        await store.create(record, REQUEST)
+        await store.save(ended, expected=1, entries=ENTRIES, outcome=OUTCOME)
+        await store.close()
+        if cipher is None:
+            await encrypt_store(url, ring, watch=0.1)
+        sizes.append(await usage(ring))
+        store = await opened(url, ring)
+        await store.delete("one", expected=2)
+        assert (await store.usage("demo", OwnedBy("alice"))).stored_bytes == 0
+        await store.close()
+    assert sizes[0] == sizes[1] > len(SECRET)
+
+
+async def test_a_file_is_clean_before_it_is_said_to_be(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/tasks.db"
+    await fill(url)
+    found: list[bool] = []
+
+    class Looking(Keyring):
+        def encrypt(self, task_id: str, data: bytes) -> bytes:
+            if data.endswith(b"on"):
+                found.append(any(SECRET.encode() in file.read_bytes() for file in tmp_path.iterdir()))
+            return super().encrypt(task_id, data)
+
+    await encrypt_store(url, Looking(new_key()))
+    assert found == [False]
+
+
+@pytest.mark.parametrize("url", ["postgres"], indirect=True)
+async def test_tables_whose_encryption_was_interrupted_are_written_anew(url: str) -> None:
+    ring = Keyring(new_key())
+    await fill(url, ring)
+
+    def file_of_tasks() -> Any:
+        with psycopg.connect(url) as connection:
+            return connection.execute("SELECT pg_relation_filenode('mcp_tasks_tasks')").fetchone()
+
+    before = file_of_tasks()
+    await encrypt_store(url, ring, watch=0.1)
+    assert file_of_tasks() == before
+    with psycopg.connect(url) as connection:
+        begun = Codec(ring).encode_note(NAMESPACE, NAME, BEGUN)
+        connection.execute("UPDATE mcp_tasks_notes SET value = %s WHERE name = %s", (begun, NAME))
+    await encrypt_store(url, ring, watch=0.1)
+    assert file_of_tasks() != before
+    await check(url, ring)

@@ -150,3 +150,18 @@ def test_a_client_gives_its_cipher_to_the_ledger_that_a_path_names(path: Path) -
         TasksClient(ledger=path)
     with pytest.raises(InvalidOption, match=r"Ledger\(path, cipher=...\)"):
         TasksClient(cipher=ring)
+
+
+@BOTH
+def test_a_file_is_clean_before_it_is_said_to_be(fill: Act, check: Act, path: Path) -> None:
+    found: list[bool] = []
+
+    class Looking(Keyring):
+        def encrypt(self, task_id: str, data: bytes) -> bytes:
+            if (task_id, data) == ("ledger:mark", b"on"):
+                found.append(any(SECRET.encode() in file.read_bytes() for file in path.parent.iterdir()))
+            return super().encrypt(task_id, data)
+
+    fill(path, None)
+    check(path, Looking(new_key()))
+    assert found == [False]

@@ -204,3 +204,14 @@ async def test_what_alerts_count_stands_at_nothing_from_the_start() -> None:
         await user(wire, "alice").finish("echo", value=1)
         found = await _until(wire, **{'mcp_tasks_ended_total{status="completed",tool="echo"}': 1})
         assert found['mcp_tasks_ended_total{status="tool_error",tool="echo"}'] == 0
+
+
+def test_who_polls_many_tasks_hides_nobody_who_guesses_ids(tmp_path: Path) -> None:
+    numbers = Numbers()
+    suspicion = Suspicion(numbers, AuditLog(tmp_path / "audit.jsonl"), clock=lambda: 0.0)
+    look = TaskAccess("read", "tasks/get", "alice", 0.0, "task_1", "echo")
+    for number in range(MOST_CALLERS + 1):
+        suspicion.consider(look._replace(task_id=f"task_{number}"))
+    guess = TaskAccess("read", "tasks/get", "eve", 0.0, refused=Refusal.UNKNOWN, times=THRESHOLDS["failed_lookups"])
+    suspicion.consider(guess)
+    assert numbers.counts(SUSPICIOUS)["failed_lookups",] == 1

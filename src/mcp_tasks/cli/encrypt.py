@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
@@ -10,10 +12,12 @@ from mcp_tasks.cli.exits import Exit, Problem
 from mcp_tasks.cli.options import Output, takes_output
 from mcp_tasks.cli.outcomes import print_json, say
 from mcp_tasks.cli.running import run
+from mcp_tasks.cli.store.options import AS, AUDIT, written_down
 from mcp_tasks.encryption import Keyring
 from mcp_tasks.errors import StoreError, UsageError
 from mcp_tasks.stores.encrypted import Resealed
 from mcp_tasks.stores.encrypting import encrypt_store
+from mcp_tasks.telemetry.audit_log import AuditEntry
 
 EPILOG = """\
 \b
@@ -33,8 +37,10 @@ Exit codes: 0 all of it is encrypted with the first key, 2 wrong usage,
 
 @click.command(epilog=EPILOG)
 @click.option("--store", "url", metavar="URL", required=True, help="The store, as Tasks() is given it.")
+@AS
+@AUDIT
 @takes_output
-def command(*, url: str, output: Output) -> int:
+def command(*, url: str, name: str | None, audit: Path | None, output: Output) -> int:
     """Encrypt all that a store keeps with the first key, whether it is plain or encrypted with another.
 
     Stop the servers first, unless only the key changes, in Postgres or Redis, and all of them have both keys. If it is
@@ -43,7 +49,13 @@ def command(*, url: str, output: Output) -> int:
 
     async def encrypt() -> int:
         try:
-            done = await encrypt_store(url, Keyring.from_environment())
+            # First: what cannot be written down is not to be done.
+            acts, operator = written_down(audit, name)
+            with closing(acts):
+                done = await encrypt_store(url, Keyring.from_environment())
+                outcome = "incomplete" if done.unreadable else None
+                entry = AuditEntry(event="reencrypted", actor=operator, count=done.changed, outcome=outcome)
+                acts.of("").write(entry)
         except (StoreError, UsageError) as exc:
             raise Problem(str(exc), Exit.STORE if isinstance(exc, StoreError) else Exit.USAGE) from None
         if output == "json":

@@ -21,6 +21,7 @@ _ENCRYPTED: Final = b"\0"
 
 _MARK_ID: Final = "ledger:mark"
 _ON: Final = b"on"
+_BEGUN: Final = b"begun"
 _HAS_MARK: Final = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'encryption'"
 _MAKE_MARK: Final = (
     "CREATE TABLE IF NOT EXISTS encryption (one INTEGER PRIMARY KEY CHECK (one = 1), mark BLOB NOT NULL)"
@@ -96,12 +97,16 @@ def encrypt_file(path: Path, cipher: Cipher, columns: Columns) -> None:
             raise StoreUnavailable(why) from exc
         try:
             _encrypt(db, cipher, columns)
+            _set_mark(db, cipher, _BEGUN)
             db.execute("COMMIT")
         except BaseException:
             db.execute("ROLLBACK")
             raise
         # So nothing is left of what was there: not in free pages, nor in the WAL.
         db.execute("VACUUM")
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        # Only now: whoever is interrupted before has all of it done again.
+        _set_mark(db, cipher, _ON)
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
@@ -121,14 +126,14 @@ def _mark(db: sqlite3.Connection) -> bytes | None:
 
 def _is_current(cipher: Cipher, mark: bytes, path: Path | str) -> bool:
     try:
-        _decrypted(cipher, _MARK_ID, mark)
+        said = _decrypted(cipher, _MARK_ID, mark)
     except Exception as exc:
         why = str(exc) if isinstance(exc, CannotDecrypt) else type(exc).__name__
         raise EncryptionMismatch(
-            f"{path} is encrypted with a key that is not there ({why}). Add that key behind the new one."
+            f"{path} is encrypted with a key that is not there ({why}). Give it that key as well."
         ) from exc
     # Of a cipher of somebody else's making it is not known which key it used.
-    return not isinstance(cipher, Keyring) or cipher.is_current(mark[len(_ENCRYPTED) :])
+    return said == _ON and (not isinstance(cipher, Keyring) or cipher.is_current(mark[len(_ENCRYPTED) :]))
 
 
 def _encrypt(db: sqlite3.Connection, cipher: Cipher, columns: Columns) -> None:
@@ -157,8 +162,11 @@ def _encrypt(db: sqlite3.Connection, cipher: Cipher, columns: Columns) -> None:
         if broken:
             raise broken[0] from None
         raise
+
+
+def _set_mark(db: sqlite3.Connection, cipher: Cipher, said: bytes) -> None:
     db.execute(_MAKE_MARK)
-    db.execute(_SET_MARK, (_ENCRYPTED + cipher.encrypt(_MARK_ID, _ON),))
+    db.execute(_SET_MARK, (_ENCRYPTED + cipher.encrypt(_MARK_ID, said),))
 
 
 def _decrypted(cipher: Cipher, task: str, value: bytes) -> bytes:

@@ -161,7 +161,11 @@ def _said(codec: Codec, note: bytes, place: str) -> bytes:
     try:
         return codec.decode_note(NAMESPACE, NAME, note)
     except StoreCorrupt as exc:
-        raise _wrong_key(place, str(exc)) from exc
+        # Which key is missing, and not which note of ours is under it.
+        why: BaseException | None = exc
+        while why is not None and not isinstance(why, CannotDecrypt):
+            why = why.__cause__ or why.__context__
+        raise _wrong_key(place, str(why or exc)) from exc
 
 
 def _no_key(place: str) -> EncryptionMismatch:
@@ -173,8 +177,9 @@ def _no_key(place: str) -> EncryptionMismatch:
 
 def _wrong_key(place: str, why: str) -> EncryptionMismatch:
     return EncryptionMismatch(
-        f"{place} is encrypted with a key that is not there ({why}). Add that key behind the new one. A key can be "
-        "dropped once `mcp-tasks encrypt --store URL` has been run with both."
+        f"{place} is encrypted with a key that is not there ({why}). Give it that key as well; the first of several is "
+        "the one that encrypts. A key can be dropped once `mcp-tasks encrypt --store URL` has been run with both. "
+        "`mcp-tasks key --ids FILE` tells which keys a file has."
     )
 
 

@@ -1,7 +1,7 @@
 """`mcp-tasks encrypt`: all that a store keeps is encrypted with the first key, also if it was with another, or not.
 
 It can be stopped at any time, and goes on where it was when it is run again. Until encryption has been turned on for
-all of a store, no server gets in; those that are at work do not look again, so none must be. While a key is changed
+all of a store, no server gets in, and from those that are in nothing plain is taken any more. While a key is changed
 servers that have both may be at work.
 """
 
@@ -73,12 +73,11 @@ async def _postgres(url: str, codec: Codec, watch: float) -> Resealed:
 
     async def encrypted(connection: PostgresConnection) -> Resealed:
         await prepare(connection, place)
-        note = await sealing.begin_encrypting(connection, codec, place)
-        if note is None:
-            await _check_quiet(
-                lambda: sealing.heartbeats(connection), watch, lambda: sealing.put_back(connection, note), place
-            )
-        return await sealing.encrypt_tables(connection, codec)
+        turns_on = await sealing.turns_on(connection, codec, place)
+        if turns_on:
+            await _check_quiet(lambda: sealing.heartbeats(connection), watch, place)
+        await sealing.begin_encrypting(connection, codec, place)
+        return await sealing.encrypt_tables(connection, codec, vacuum=turns_on)
 
     try:
         async with await psycopg.AsyncConnection.connect(
@@ -100,29 +99,19 @@ async def _redis(url: str, codec: Codec, watch: float, prefix: str = "mcp-tasks"
     connection.open()
     try:
         await check_layout(connection)
-        note = await sealing.begin_encrypting(connection, codec)
-        if note is None:
-            await _check_quiet(
-                lambda: sealing.heartbeats(connection),
-                watch,
-                lambda: sealing.put_back(connection, note),
-                connection.place,
-            )
+        if await sealing.turns_on(connection, codec):
+            await _check_quiet(lambda: sealing.heartbeats(connection), watch, connection.place)
+        await sealing.begin_encrypting(connection, codec)
         return await sealing.encrypt_keys(connection, codec)
     finally:
         await connection.close()
 
 
-async def _check_quiet(
-    heartbeats: Callable[[], Awaitable[Mapping[str, int]]],
-    watch: float,
-    put_back: Callable[[], Awaitable[None]],
-    place: str,
-) -> None:
-    """Refuse to go on if any process is at work in the store: it would go on to write what it writes as it is."""
+async def _check_quiet(heartbeats: Callable[[], Awaitable[Mapping[str, int]]], watch: float, place: str) -> None:
+    """Refuse to go on if any process runs tools in the store: what it writes from then on would be refused. One that
+    only serves does not beat, and is not noticed until then."""
     if not (before := await heartbeats()):
         return
     await asyncio.sleep(watch)
     if await heartbeats() != before:
-        await put_back()
         raise StoreUnavailable(f"{place} is in use. Stop the servers and workers that have it, and try again.")

@@ -42,6 +42,7 @@ class AuditFile:
         self._lock = threading.Lock()
         self._file: int | None = None
         self._lost = 0
+        self._is_half = False
         self._warned = -inf
         try:
             # Only to see that it can be: it is opened for good by the first entry.
@@ -54,28 +55,41 @@ class AuditFile:
         with self._lock:
             try:
                 file = self._current()
-                if self._lost:
-                    _write(file, _word_of_lost(self._lost))
-                    self._lost = 0
+                self._say_lost(file)
                 _write(file, line)
             except (OSError, UntrustedFile) as exc:
                 self._lost += 1
+                self._is_half = self._is_half or isinstance(exc, _HalfLine)
                 self._warn(exc)
 
     def close(self) -> None:
         """See that all is on the disk, and let go of the file."""
         with self._lock:
+            if self._lost:
+                # The last chance to say so, whether or not the file could be opened the last time.
+                with suppress(OSError, UntrustedFile):
+                    self._say_lost(self._current())
             file, self._file = self._file, None
-            if file is None:
-                return
-            try:
-                # Not every file can: a pipe or a terminal cannot.
-                with suppress(OSError):
-                    os.fsync(file)
-            finally:
-                os.close(file)
+            if file is not None:
+                try:
+                    # Not every file can: a pipe or a terminal cannot.
+                    with suppress(OSError):
+                        os.fsync(file)
+                finally:
+                    os.close(file)
             if self._lost:
                 logger.error("%d entries of the audit log %s were lost", self._lost, self._path)
+
+    def _say_lost(self, file: int) -> None:
+        """Write down how many entries are missing here, if any are."""
+        if not self._lost:
+            return
+        # What the disk was too full for may have left half a line.
+        if self._is_half:
+            _write(file, "")
+            self._is_half = False
+        _write(file, _word_of_lost(self._lost))
+        self._lost = 0
 
     def _current(self) -> int:
         """The file that is at the path now."""
@@ -84,7 +98,7 @@ class AuditFile:
                 if os.path.samestat(os.lstat(self._path), os.fstat(self._file)):
                     return self._file
             os.close(self._file)
-            self._file = None
+            self._file, self._is_half = None, False
         self._file = open_private(self._path, _FLAGS)
         return self._file
 
@@ -100,14 +114,15 @@ class AuditFile:
             )
 
 
+class _HalfLine(OSError):
+    """The disk was full in the middle of an entry."""
+
+
 def _write(file: int, line: str) -> None:
     data = line.encode("utf-8", "backslashreplace") + b"\n"
     written = os.write(file, data)
     if written != len(data):
-        # The disk is full. What was begun ends its line, so that the next entry has one of its own.
-        with suppress(OSError):
-            os.write(file, b"\n")
-        raise OSError(f"only {written} of {len(data)} bytes could be written")
+        raise _HalfLine(f"only {written} of {len(data)} bytes could be written")
 
 
 def _word_of_lost(count: int) -> str:

@@ -34,7 +34,8 @@ THRESHOLDS: Final[dict[Pattern, int]] = {
 """How many in a minute are suspicious, of one principal; of callers without one, of all together."""
 
 MOST_CALLERS: Final = 10_000
-"""Callers (for polling: callers and tasks) that are counted at a time. Beyond it, those that come new are not."""
+"""Callers (for polling: callers and tasks) that are counted at a time, for each pattern. Beyond it, those that come new
+are not."""
 
 _WORDS: Final[dict[Pattern, str]] = {
     "failed_lookups": "asked for tasks that are not there, or not theirs",
@@ -52,7 +53,8 @@ class Suspicion:
         self._audit = audit
         self._clock = clock
         self._since = clock()
-        self._counts: dict[tuple[Pattern, Hashable], int] = {}
+        # Each has a bound of its own: who polls many tasks must not hide who guesses ids.
+        self._counts: dict[Pattern, dict[Hashable, int]] = {pattern: {} for pattern in THRESHOLDS}
         for pattern in THRESHOLDS:
             numbers.expect(SUSPICIOUS, pattern)
 
@@ -61,7 +63,7 @@ class Suspicion:
         now = self._clock()
         if now >= self._since + MINUTE:
             self._since = now
-            self._counts = {}
+            self._counts = {pattern: {} for pattern in THRESHOLDS}
         match access.refused:
             case None:
                 if access.verb == "read" and access.method != "local":
@@ -74,11 +76,11 @@ class Suspicion:
                 pass
 
     def _count(self, pattern: Pattern, who: Hashable, access: TaskAccess) -> None:
-        key = (pattern, who)
-        before = self._counts.get(key, 0)
-        if before == 0 and len(self._counts) >= MOST_CALLERS:
+        counts = self._counts[pattern]
+        before = counts.get(who, 0)
+        if before == 0 and len(counts) >= MOST_CALLERS:
             return
-        count = self._counts[key] = before + access.times
+        count = counts[who] = before + access.times
         if before < THRESHOLDS[pattern] <= count:
             self._tell(pattern, access)
 

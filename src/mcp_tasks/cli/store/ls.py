@@ -88,6 +88,8 @@ def command(
             found = await here.operator.list(await here.namespaces(), wanted, cursor=cursor, limit=limit)
         except ValueError as exc:
             raise Problem(f"--cursor: {exc}", Exit.USAGE) from exc
+        for namespace in await here.namespaces():
+            here.note("listed", namespace, method="ls")
         if here.output == "json":
             print_json({"tasks": [record_json(record) for record in found.records], "cursor": found.cursor})
             return Exit.OK

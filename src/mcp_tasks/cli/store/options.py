@@ -17,6 +17,7 @@ import click
 from mcp_tasks.cli.exits import Exit, Problem
 from mcp_tasks.cli.options import Command, Output, takes_output
 from mcp_tasks.cli.running import run
+from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.encryption import keyring_from_environment
 from mcp_tasks.errors import EncryptionMismatch, StoreError, TaskUnreadable, UnknownTask, UsageError
@@ -28,6 +29,17 @@ from mcp_tasks.telemetry.audit import Audit
 from mcp_tasks.telemetry.audit_log import AuditEntry, AuditEvent, AuditLog
 
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+AS: Final = click.option("--as", "name", metavar="NAME", help="Who you are, for the audit log.  [default: USER@HOST]")
+AUDIT: Final = click.option(
+    "--audit",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="MCP_TASKS_AUDIT",
+    show_envvar=True,
+    metavar="FILE",
+    help="Where what you do is written down.  [default: audit.jsonl in your state folder]",
+)
+"""What a command takes that writes down what it does."""
 
 
 class Session:
@@ -103,6 +115,15 @@ class Acts:
             log.close()
 
 
+def written_down(audit: Path | None, name: str | None) -> tuple[Acts, Actor]:
+    """Where what somebody does is written down, and who it is.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
+    return Acts(audit or _usual_file()), Actor("operator", name or _account())
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreOptions:
     """What every command on a store takes."""
@@ -151,15 +172,8 @@ def takes_store(command: Command) -> Command:
         metavar="NAME",
         help="Only tasks of this server. Repeatable.  [default: all that are there]",
     )
-    @click.option("--as", "name", metavar="NAME", help="Who you are, for the audit log.  [default: USER@HOST]")
-    @click.option(
-        "--audit",
-        type=click.Path(dir_okay=False, path_type=Path),
-        envvar="MCP_TASKS_AUDIT",
-        show_envvar=True,
-        metavar="FILE",
-        help="Where what you do is written down.  [default: audit.jsonl in your state folder]",
-    )
+    @AS
+    @AUDIT
     @click.option("--json", "as_json", is_flag=True, help="The same as --output json.")
     @takes_output
     @wraps(command)

@@ -47,6 +47,8 @@ def command(*, ids: Sequence[str], yes: bool, at: StoreOptions) -> int:
                 _confirm(record)
             new = await here.operator.run_again(record)
             made.append({"taskId": new.id, "rerunOf": task_id, "status": new.status.value})
+            # Also of one that is given because it was there already, and so is nothing that was made.
+            here.note("rerun", new.namespace, owner=new.owner, task_id=new.id, tool=new.name, about=task_id)
             if here.output == "text":
                 click.echo(new.id)
 

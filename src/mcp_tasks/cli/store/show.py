@@ -44,7 +44,8 @@ def command(*, task_id: str, secrets: bool, at: StoreOptions) -> int:
         dossier = await here.operator.look(task_id)
         # Before it is shown: what cannot be written down is not to be seen.
         seen = "secrets" if secrets else None
-        here.note("shown", record.namespace, task_id=record.id, tool=record.name, method=record.method, outcome=seen)
+        about = {"owner": record.owner, "tool": record.name, "method": record.method}
+        here.note("shown", record.namespace, task_id=record.id, outcome=seen, **about)
         said = dossier_json(dossier, datetime.now(UTC), secrets=secrets)
         if here.output == "json":
             print_json(said)

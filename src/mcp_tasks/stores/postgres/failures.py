@@ -10,7 +10,7 @@ from typing import Final
 import psycopg
 from psycopg_pool import PoolTimeout, TooManyRequests
 
-from mcp_tasks.errors import StoreCorrupt, StoreError, StoreUnavailable, ValueNotStorable
+from mcp_tasks.errors import EncryptionMismatch, StoreCorrupt, StoreError, StoreUnavailable, ValueNotStorable
 
 _LOST: Final = ("08", "57P01", "57P02", "57P03", "57P05")
 """The connection is gone, or the server is going or coming."""
@@ -73,6 +73,7 @@ _MEANINGS: Final[dict[str, tuple[type[StoreError], str]]] = {
     "53300": (StoreUnavailable, "takes no more connections. Raise max_connections, or give each process fewer."),
     "54": (ValueNotStorable, "cannot keep a value, because it is too large"),
     "57014": (StoreUnavailable, "cancelled the statement. Look at its statement_timeout, and try again."),
+    "MT001": (EncryptionMismatch, "has been encrypted since this process opened it. Restart it with the keys."),
     "XX001": (StoreCorrupt, "is damaged. Restore a backup."),
     "XX002": (StoreCorrupt, "is damaged. REINDEX it, or restore a backup."),
 }

@@ -3,6 +3,9 @@
 A row is only changed if it is still what was read: a server that has both keys may go on while a key is changed. What
 Postgres itself still has of earlier rows (dead ones, its log, backups) is told of in docs/encryption.md; the dead ones
 go with `VACUUM FULL`, which is done where something was not encrypted.
+
+From the moment the tables are marked, Postgres itself refuses what is not encrypted: a process that opened them while
+they were plain cannot go on. A trigger, and not a constraint: that would put the row it refuses into Postgres's log.
 """
 
 from __future__ import annotations
@@ -10,8 +13,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
+from psycopg.errors import InsufficientPrivilege
+
 from mcp_tasks.stores.codec import Codec, note_id
-from mcp_tasks.stores.encrypted import ATTEMPTS, NAME, NAMESPACE, ON, Resealed, Sample, Tally, begin, note_to_write
+from mcp_tasks.stores.encrypted import (
+    ATTEMPTS,
+    NAME,
+    NAMESPACE,
+    ON,
+    Resealed,
+    Sample,
+    Tally,
+    begin,
+    is_encrypted,
+    note_to_write,
+)
 from mcp_tasks.stores.postgres.database import Connection
 from mcp_tasks.stores.postgres.text import from_text, to_text
 
@@ -24,12 +40,21 @@ _SET_NOTE: Final = b"""
 INSERT INTO mcp_tasks_notes (namespace, name, value) VALUES (%(namespace)s, %(name)s, %(value)s)
 ON CONFLICT (namespace, name) DO UPDATE SET value = excluded.value
 """
-_DELETE_NOTE: Final = b"DELETE FROM mcp_tasks_notes WHERE namespace = %(namespace)s AND name = %(name)s"
 _ONE_TASK: Final = b"SELECT id, state FROM mcp_tasks_tasks LIMIT 1"
 _ONE_NOTE: Final = b"SELECT namespace, name, value FROM mcp_tasks_notes LIMIT 1"
 _BEATS: Final = b"SELECT worker, beats FROM mcp_tasks_heartbeats"
 
 _KEYS: Final = b"SELECT key FROM mcp_tasks_tasks WHERE key > %(last)s ORDER BY key LIMIT 500"
+
+
+def _grows(change: bytes) -> bytes:
+    """The change, with the size of the task: what is encrypted is longer."""
+    return (
+        b"WITH changed AS (%b RETURNING 1) UPDATE mcp_tasks_tasks SET size = size + %%(grown)s, "
+        b"kept = kept + %%(grown)s WHERE key = %%(key)s AND EXISTS (SELECT FROM changed)"
+    ) % change
+
+
 _OF_TASKS: Final = (
     (
         b"SELECT id, state FROM mcp_tasks_tasks WHERE key = %(key)s",
@@ -38,17 +63,17 @@ _OF_TASKS: Final = (
     (
         b"SELECT t.id, p.request FROM mcp_tasks_requests p JOIN mcp_tasks_tasks t ON t.key = p.task "
         b"WHERE p.task = %(key)s",
-        b"UPDATE mcp_tasks_requests SET request = %(new)s WHERE task = %(key)s AND request = %(old)s",
+        _grows(b"UPDATE mcp_tasks_requests SET request = %(new)s WHERE task = %(key)s AND request = %(old)s"),
     ),
     (
         b"SELECT t.id, p.body FROM mcp_tasks_outcomes p JOIN mcp_tasks_tasks t ON t.key = p.task "
         b"WHERE p.task = %(key)s",
-        b"UPDATE mcp_tasks_outcomes SET body = %(new)s WHERE task = %(key)s AND body = %(old)s",
+        _grows(b"UPDATE mcp_tasks_outcomes SET body = %(new)s WHERE task = %(key)s AND body = %(old)s"),
     ),
     (
         b"SELECT t.id, p.meta FROM mcp_tasks_outcomes p JOIN mcp_tasks_tasks t ON t.key = p.task "
         b"WHERE p.task = %(key)s AND p.meta IS NOT NULL",
-        b"UPDATE mcp_tasks_outcomes SET meta = %(new)s WHERE task = %(key)s AND meta = %(old)s",
+        _grows(b"UPDATE mcp_tasks_outcomes SET meta = %(new)s WHERE task = %(key)s AND meta = %(old)s"),
     ),
 )
 _NUMBERS: Final = b"SELECT n FROM mcp_tasks_journal WHERE task = %(key)s AND n > %(last)s ORDER BY n LIMIT 500"
@@ -56,11 +81,32 @@ _ENTRY: Final = b"""
 SELECT t.id, j.key, j.value FROM mcp_tasks_journal j JOIN mcp_tasks_tasks t ON t.key = j.task
 WHERE j.task = %(key)s AND j.n = %(n)s
 """
-_SET_ENTRY: Final = b"UPDATE mcp_tasks_journal SET key = %(name)s, value = %(new)s WHERE task = %(key)s AND n = %(n)s"
+_SET_ENTRY: Final = b"""
+WITH changed AS (
+    UPDATE mcp_tasks_journal SET key = %(name)s, value = %(new)s WHERE task = %(key)s AND n = %(n)s RETURNING 1
+)
+UPDATE mcp_tasks_tasks SET size = size + %(grown)s, kept = kept + %(grown)s
+WHERE key = %(key)s AND EXISTS (SELECT FROM changed)
+"""
 _NOTES: Final = b"SELECT namespace, name, value FROM mcp_tasks_notes"
 _CHANGE_NOTE: Final = b"""
 UPDATE mcp_tasks_notes SET value = %(new)s WHERE namespace = %(namespace)s AND name = %(name)s AND value = %(old)s
 """
+_REFUSE: Final = b"""
+CREATE OR REPLACE FUNCTION mcp_tasks_sealed() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'the task store is encrypted' USING ERRCODE = 'MT001';
+END
+$$
+"""
+_REFUSING: Final = (
+    ("tasks", "state"),
+    ("requests", "request"),
+    # With it, always: `meta`. It is encrypted after it, by itself.
+    ("outcomes", "body"),
+    ("journal", "value"),
+    ("notes", "value"),
+)
 _TABLES: Final = ("tasks", "requests", "outcomes", "journal", "notes")
 
 
@@ -78,7 +124,31 @@ async def agree(connection: Connection, place: str, codec: Codec) -> None:
         new = note_to_write(codec, note, lambda found=sample: found, place)
         if new is None:
             return
-        await connection.execute(_ADD_NOTE, {**_PLACE, "value": new})
+        await _mark(connection, place, codec, new)
+
+
+async def _mark(connection: Connection, place: str, codec: Codec, value: bytes) -> None:
+    try:
+        async with connection.transaction():
+            # Nobody else writes until this is done, so what is seen now is all that is there.
+            await _refuse_plain(connection)
+            if (found := await _sample(connection)) is not None and not is_encrypted(found[1]):
+                note_to_write(codec, None, lambda: found, place)
+            await connection.execute(_ADD_NOTE, {**_PLACE, "value": value})
+    except InsufficientPrivilege:
+        # The tables are another user's.
+        await connection.execute(_ADD_NOTE, {**_PLACE, "value": value})
+
+
+async def _refuse_plain(connection: Connection) -> None:
+    await connection.execute(_REFUSE)
+    for table, column in _REFUSING:
+        await connection.execute(f"DROP TRIGGER IF EXISTS mcp_tasks_sealed ON mcp_tasks_{table}".encode())
+        await connection.execute(
+            f"CREATE TRIGGER mcp_tasks_sealed BEFORE INSERT OR UPDATE OF {column} ON mcp_tasks_{table} FOR EACH ROW "
+            f"WHEN (substring(NEW.{column} from 1 for 1) <> '\\x00'::bytea) "
+            "EXECUTE FUNCTION mcp_tasks_sealed()".encode()
+        )
 
 
 async def _note(connection: Connection) -> bytes | None:
@@ -99,24 +169,29 @@ async def heartbeats(connection: Connection) -> dict[str, int]:
     return {from_text(worker): beats for worker, beats in await _rows(connection, _BEATS)}
 
 
-async def begin_encrypting(connection: Connection, codec: Codec, place: str) -> bytes | None:
-    """Let nobody in from now on; gives what is to be put back if nothing comes of it."""
-    note = await _note(connection)
-    if (value := begin(codec, note, place)) is not None:
-        await connection.execute(_SET_NOTE, {**_PLACE, "value": value})
-    return note
+async def turns_on(connection: Connection, codec: Codec, place: str) -> bool:
+    """Whether the tables are to become encrypted ones, and are not merely to get another key.
+
+    Raises:
+        EncryptionMismatch: They are encrypted with a key that is not there.
+    """
+    return begin(codec, await _note(connection), place) is not None
 
 
-async def put_back(connection: Connection, note: bytes | None) -> None:
-    """Undo `begin_encrypting`."""
-    if note is None:
-        await connection.execute(_DELETE_NOTE, _PLACE)
-    else:
-        await connection.execute(_SET_NOTE, {**_PLACE, "value": note})
+async def begin_encrypting(connection: Connection, codec: Codec, place: str) -> None:
+    """Let nobody in from now on, and nobody who is in write anything plain."""
+    async with connection.transaction():
+        await _refuse_plain(connection)
+        if (value := begin(codec, await _note(connection), place)) is not None:
+            await connection.execute(_SET_NOTE, {**_PLACE, "value": value})
 
 
-async def encrypt_tables(connection: Connection, codec: Codec) -> Resealed:
-    """Encrypt all that a task store keeps, and let servers in again. One value is in memory at a time."""
+async def encrypt_tables(connection: Connection, codec: Codec, *, vacuum: bool) -> Resealed:
+    """Encrypt all that a task store keeps, and let servers in again. One value is in memory at a time.
+
+    Args:
+        vacuum: Whether there were plain rows, though none may be left: who encrypted them may not have come to this.
+    """
     tally = Tally(codec)
     async for key in _numbers(connection, _KEYS, {}):
         for select, update in _OF_TASKS:
@@ -124,7 +199,8 @@ async def encrypt_tables(connection: Connection, codec: Codec) -> Resealed:
         async for number in _numbers(connection, _NUMBERS, {"key": key}):
             for task_id, name, old in await _rows(connection, _ENTRY, {"key": key, "n": number}):
                 if (entry := tally.entry(from_text(task_id), from_text(name), old)) is not None:
-                    values = {"key": key, "n": number, "name": to_text(entry[0]), "new": entry[1]}
+                    grown = len(entry[1]) - len(old)
+                    values = {"key": key, "n": number, "name": to_text(entry[0]), "new": entry[1], "grown": grown}
                     await connection.execute(_SET_ENTRY, values)
     for namespace, name, old in await _rows(connection, _NOTES):
         if (namespace, name) == (NAMESPACE, NAME):
@@ -132,7 +208,7 @@ async def encrypt_tables(connection: Connection, codec: Codec) -> Resealed:
         if (new := tally.value(note_id(from_text(namespace), from_text(name)), old)) is not None:
             values = {"namespace": namespace, "name": name, "old": old, "new": new}
             await connection.execute(_CHANGE_NOTE, values)
-    if tally.found_plain:
+    if vacuum or tally.found_plain:
         for table in _TABLES:
             await connection.execute(f"VACUUM (FULL) mcp_tasks_{table}".encode())
     value = codec.encode_note(NAMESPACE, NAME, ON)
@@ -145,7 +221,10 @@ async def _cell(connection: Connection, tally: Tally, key: int, select: bytes, u
     for _ in range(ATTEMPTS):
         for task_id, old in await _rows(connection, select, {"key": key}):
             new = tally.value(from_text(task_id), old)
-            if new is not None and not await _is_changed(connection, update, {"key": key, "old": old, "new": new}):
+            if new is None:
+                continue
+            values = {"key": key, "old": old, "new": new, "grown": len(new) - len(old)}
+            if not await _is_changed(connection, update, values):
                 tally.missed()
                 break
         else:

@@ -6,7 +6,7 @@ from typing import Final
 
 from redis import exceptions as driver
 
-from mcp_tasks.errors import StoreCorrupt, StoreError, StoreUnavailable
+from mcp_tasks.errors import EncryptionMismatch, StoreCorrupt, StoreError, StoreUnavailable
 
 NOT_REACHED: Final = (driver.ConnectionError, driver.TimeoutError, OSError)
 """What is raised when no answer came: a connection that could not be made, or broke, or took too long."""
@@ -45,6 +45,7 @@ def is_driver_error(exc: Exception) -> bool:
 
 
 _MEANINGS: dict[str, tuple[type[StoreError], str]] = {
+    "SEALED": (EncryptionMismatch, "has been encrypted since this process opened it. Restart it with the keys."),
     "WRONGTYPE": (
         StoreCorrupt,
         "has something else where tasks are kept. Give the store a prefix of its own, or another database.",

@@ -14,8 +14,10 @@ from importlib.resources import files
 from typing import Final
 
 _NEEDED: Final[Mapping[str, Sequence[str]]] = {
-    "create": ("indexes", "keeping", "tokens", "shares"),
-    "save": ("indexes", "keeping", "tokens"),
+    "create": ("indexes", "keeping", "tokens", "shares", "sealed"),
+    "save": ("indexes", "keeping", "tokens", "sealed"),
+    "set_note": ("sealed",),
+    "reseal": ("indexes",),
     "delete": ("indexes", "keeping"),
     "forget_expired": ("indexes", "keeping"),
     "hand_out": ("indexes", "shares"),

@@ -11,7 +11,18 @@ from collections.abc import AsyncIterator
 from typing import Final, cast
 
 from mcp_tasks.stores.codec import Codec, note_id
-from mcp_tasks.stores.encrypted import ATTEMPTS, NAME, NAMESPACE, ON, Resealed, Sample, Tally, begin, note_to_write
+from mcp_tasks.stores.encrypted import (
+    ATTEMPTS,
+    NAME,
+    NAMESPACE,
+    ON,
+    Resealed,
+    Sample,
+    Tally,
+    begin,
+    is_encrypted,
+    note_to_write,
+)
 from mcp_tasks.stores.redis import names
 from mcp_tasks.stores.redis.connection import Connection
 from mcp_tasks.stores.redis.names import PLACE, from_bytes
@@ -29,25 +40,42 @@ async def agree(connection: Connection, codec: Codec, namespace: str) -> None:
     """
     for _ in range(2):
         note = await _note(connection)
-        sample = await _sample(connection, namespace) if note is None else None
+        sample = await _sample(connection, codec, namespace) if note is None else None
         # The loop goes round once more, to see what somebody else may have written.
         new = note_to_write(codec, note, lambda found=sample: found, connection.place)
         if new is None:
             return
         await connection.call("HSETNX", connection.prefix + _PLACE, "v", new)
+        # From here on nobody can add anything plain (`sealed.lua`). Just before, somebody could.
+        if (sample := await _any(connection)) is not None and not is_encrypted(sample[1]):
+            await connection.call("DEL", connection.prefix + _PLACE)
 
 
 async def _note(connection: Connection) -> bytes | None:
     return await connection.call("HGET", connection.prefix + _PLACE, "v")
 
 
-async def _sample(connection: Connection, namespace: str) -> Sample | None:
+async def _sample(connection: Connection, codec: Codec, namespace: str) -> Sample | None:
     index = connection.prefix + names.name("tasks", namespace)
     for member in cast("list[bytes]", await connection.call("ZRANGE", index, 0, 0)):
         task_id = member[PLACE:]
         state = await connection.call("HGET", connection.prefix + b"t:" + task_id, "s")
         if state is not None:
             return from_bytes(task_id), state
+    # All keys are gone through only where what is found decides whether the store is marked: once in its life.
+    return await _any(connection) if codec.encrypts else None
+
+
+async def _any(connection: Connection) -> Sample | None:
+    """Something that any server keeps there."""
+    async for key in _keys(connection, b"t:"):
+        if (state := await connection.call("HGET", key, "s")) is not None:
+            return from_bytes(key.removeprefix(connection.prefix + b"t:")), state
+    async for key in _keys(connection, b"note:"):
+        if (name := key.removeprefix(connection.prefix)) != _PLACE:
+            value = await connection.call("HGET", key, "v")
+            if value is not None:
+                return _bound_to(name), value
     return None
 
 
@@ -60,18 +88,19 @@ async def heartbeats(connection: Connection) -> dict[str, int]:
     return found
 
 
-async def begin_encrypting(connection: Connection, codec: Codec) -> bytes | None:
-    """Let nobody in from now on; gives what is to be put back if nothing comes of it."""
-    note = await _note(connection)
-    if (value := begin(codec, note, connection.place)) is not None:
+async def turns_on(connection: Connection, codec: Codec) -> bool:
+    """Whether the store is to become an encrypted one, and is not merely to get another key.
+
+    Raises:
+        EncryptionMismatch: It is encrypted with a key that is not there.
+    """
+    return begin(codec, await _note(connection), connection.place) is not None
+
+
+async def begin_encrypting(connection: Connection, codec: Codec) -> None:
+    """Let nobody in from now on, and nobody who is in write anything plain."""
+    if (value := begin(codec, await _note(connection), connection.place)) is not None:
         await connection.call("HSET", connection.prefix + _PLACE, "v", value)
-    return note
-
-
-async def put_back(connection: Connection, note: bytes | None) -> None:
-    """Undo `begin_encrypting`."""
-    key = connection.prefix + _PLACE
-    await (connection.call("DEL", key) if note is None else connection.call("HSET", key, "v", note))
 
 
 async def encrypt_keys(connection: Connection, codec: Codec) -> Resealed:
@@ -83,12 +112,17 @@ async def encrypt_keys(connection: Connection, codec: Codec) -> Resealed:
         await _journal(connection, tally, key)
     async for key in _keys(connection, b"note:"):
         name = key.removeprefix(connection.prefix)
-        _, namespace, note = (names.whole(part) for part in name.split(b":"))
         if name != _PLACE:
-            await _field(connection, tally, key, b"v", note_id(namespace, note))
+            await _field(connection, tally, key, b"v", _bound_to(name))
     value = codec.encode_note(NAMESPACE, NAME, ON)
     await connection.call("HSET", connection.prefix + _PLACE, "v", value)
     return tally.result()
+
+
+def _bound_to(name: bytes) -> str:
+    """What the note of that key is bound to."""
+    _, namespace, note = (names.whole(part) for part in name.split(b":"))
+    return note_id(namespace, note)
 
 
 async def _row(connection: Connection, tally: Tally, key: bytes) -> None:

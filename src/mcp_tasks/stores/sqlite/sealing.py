@@ -121,6 +121,8 @@ def encrypt_file(path: Path, codec: Codec) -> Resealed:
         connection.execute("COMMIT")
         _in_batches(connection, _resealed(connection, tally))
         connection.execute("VACUUM")
+        # Before the note says that it is done: what VACUUM wrote is in the WAL, and the file still as it was.
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         connection.execute(_SET_NOTE, (*_PLACE, codec.encode_note(*_PLACE, ON)))
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     return tally.result()

@@ -7,6 +7,10 @@ local created, expires, milliseconds = tonumber(take()), optional(take()), optio
 local key, until_end, outlives = optional(take()), take() == '1', optional(take())
 local indexed, size_index, share, outcome, hint = take_indexed(), take(), take_share(), take_list(), take_list()
 
+if is_sealed_against(state) then
+  return SEALED
+end
+
 local row = P .. 't:' .. id
 
 local known = call('HMGET', row, 'v', 'w', 'h')

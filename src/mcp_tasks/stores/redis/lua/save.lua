@@ -7,6 +7,10 @@ local expires, milliseconds = optional(take()), optional(take())
 local indexed, size_index = take_indexed(), take()
 local entries, outcome, limits, hint = take_list(), take_list(), take_list(), take_list()
 
+if is_sealed_against(state) then
+  return SEALED
+end
+
 local row, journal = P .. 't:' .. id, P .. 'j:' .. id
 
 local found = call('HMGET', row, 'v', 'w', 'ix', 'h', 'k', 'f', 'e', 'z', 'ko')
