@@ -89,6 +89,14 @@ async def test_tasks_are_found_by_what_they_are(operator: Operator) -> None:
     assert await listed(operator, Wanted(worker="w1")) == ["claimed"]
     assert await listed(operator, Wanted(worker="w1"), ["farm", "other"]) == ["claimed", "elsewhere"]
     assert await listed(operator, Wanted(before=NOW - timedelta(days=1))) == ["old"]
+    assert await listed(operator, Wanted(errors=True)) == []
+    await fill(
+        operator,
+        record("raised", status=TaskStatus.COMPLETED, finished_at=NOW, is_error=True),
+        record("failed", status=TaskStatus.FAILED, finished_at=NOW),
+    )
+    assert await listed(operator, Wanted(errors=True)) == ["failed", "raised"]
+    assert await listed(operator, Wanted(errors=True, status=TaskStatus.COMPLETED)) == ["raised"]
 
 
 @pytest.mark.parametrize("limit", [1, 3, 100])
