@@ -265,6 +265,27 @@ async def test_what_is_over_a_limit_is_written_once_with_which(tmp_path: Path, s
     assert found['mcp_tasks_limited_total{limit="owner_open_tasks"}'] == 1
 
 
+async def test_what_is_over_a_limit_is_written_whoever_is_told_of_it_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    limits = Limits(argument_bytes=100, owner_streams=1)
+    async with guarded(Tasks("memory://", settings=QUICK, audit=path, limits=limits), page=True) as wire:
+        alice = user(wire, "alice")
+        big = {"name": "echo", "arguments": {"value": "x" * 200}}
+        assert (await alice.declaring({}).ask("tools/call", big)).result["isError"]
+        named = {"notifications": {"taskIds": [await alice.create("gated")]}}
+        listening = request("subscriptions/listen", named, capabilities=EVERYTHING)
+        async with wire.as_user("alice").stream(listening) as stream:
+            assert "error" not in await anext(stream)
+            assert "error" in (await alice.ask("subscriptions/listen", named)).message
+        with anyio.fail_after(PATIENCE):
+            while (found := await scrape(wire)).get('mcp_tasks_limited_total{limit="owner_streams"}', 0) < 1:  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+    assert found['mcp_tasks_limited_total{limit="argument_bytes"}'] == 1
+    refused = [each["reason"] for each in entries(path) if each["event"] == "refused"]
+    assert refused == ["limit: argument_bytes", "limit: owner_streams"]
+    assert events(path).count("listened") == 1, "a stream that was refused shows nothing"
+
+
 async def test_a_request_without_an_owner_is_refused_by_that_name(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     async with serving(build(Tasks("memory://", settings=QUICK, audit=path, require_owner=True))) as wire:

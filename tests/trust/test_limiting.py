@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -230,7 +231,7 @@ async def test_owners_that_make_nothing_are_forgotten() -> None:
 
 DEPTHS: list[tuple[Any, int]] = [
     *((5, 0), ("x", 0), ([], 1), ({}, 1)),
-    *(([[], {}], 2), ({"a": [{"b": 1}]}, 3)),
+    *(([[], {}], 2), ({"a": [{"b": 1}]}, 3), ([1] * 50 + [[]], 2)),
 ]
 
 
@@ -280,6 +281,22 @@ def test_a_size_is_that_of_the_json(what: str, most: int) -> None:
             value = of(size)
             written = len(json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode())
             assert _fits(value, most) is (written <= most)
+
+
+async def test_a_large_call_is_measured_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    limiting = Limiting(Limits())
+    threads: list[bool] = []
+    check = limiting.check_request
+
+    def noting(request: TaskRequest) -> None:
+        threads.append(threading.current_thread() is threading.main_thread())
+        check(request)
+
+    monkeypatch.setattr(limiting, "check_request", noting)
+    request = TaskRequest(method="tools/call", name="tool", arguments={"a": [1] * 200_000}, protocol_version="1")
+    await limiting.create(None, request)
+    await limiting.create(None, replace(request, arguments={"a": 1}))
+    assert threads == [False, True]
 
 
 @pytest.mark.parametrize("text", ["x", "é", "☃", "🎈"])

@@ -161,6 +161,14 @@ async def test_without_authentication_one_task_is_polled_at_a_pace_if_the_author
         assert {reply.code for reply in await asyncio.gather(*unknown)} == {-32602}
 
 
+async def test_a_poll_of_the_older_era_counts_like_any_other() -> None:
+    async with limited(Limits(task_polls=5), auth=False) as server, http_session(server.wire) as session:
+        task_id = await session.start("gated")
+        asked = (session.ask("tasks/get", {"taskId": task_id}) for _ in range(30))
+        refused = [reply for reply in await asyncio.gather(*asked) if "error" in reply.message]
+        check_refused(refused[0], "task_polls", come_back=True)
+
+
 # How much
 
 
@@ -324,16 +332,17 @@ async def test_a_model_without_tasks_reads_in_words_what_it_may_not() -> None:
         first, second = [(await call(alice, "quick")).result for _ in range(2)]
         assert not first.get("isError")
         assert second["isError"]
-        assert text_of(second).startswith('The tool "quick" was not called: You start tasks more often than 1 times')
+        assert text_of(second).startswith('The tool "quick" was not called: You start tasks more often than once')
         assert text_of(second).endswith('Call "quick" again, but not before 1 s have passed.')
 
 
 # One user over a pipe, or in this process
 
 
-async def test_a_single_user_meets_no_limit_with_the_defaults() -> None:
-    server = build(Tasks(MemoryStore(), settings=QUICK), asyncio.Event(), auth=False)
+@pytest.mark.parametrize("auth", [False, True], ids=["open", "authenticated elsewhere"])
+async def test_a_single_user_meets_no_limit_with_the_defaults(auth: bool) -> None:
+    server = build(Tasks(MemoryStore(), settings=QUICK), asyncio.Event(), auth=auth)
     async with Client(server, extensions=[TasksClient()]) as client:
         started = [cast(TaskHandle, await start_task(client, "quick")).id for _ in range(200)]
-        for number in range(2_000):
+        for number in range(500 if auth else 2_000):
             assert (await get_task(client.session, started[number % 200])).id == started[number % 200]

@@ -94,6 +94,21 @@ async def test_a_sessions_own_stream_ends_with_its_token() -> None:
             await ada.question(task_id)
 
 
+async def test_in_the_older_era_nothing_lasts_longer_than_a_stream_may() -> None:
+    limits = Limits(stream_life=timedelta(seconds=1))
+    async with guarded(limits=limits) as (wire, _), http_session(wire.as_user("ada")) as ada:
+        task_id = await ada.start("hold")
+        headers = [*ada.headers(), ("accept", "text/event-stream")]
+        with anyio.fail_after(PATIENCE):
+            reply = await ada.result(task_id)
+            async with wire.client.stream("GET", wire.url, headers=headers, timeout=PATIENCE) as response:
+                assert response.status_code == 200
+                await response.aread()
+        assert reply.code == INTERNAL_ERROR
+        assert "ask again" in reply.error["message"]
+        assert (await ada.get(task_id))["status"] == "working"
+
+
 # The clock
 
 

@@ -114,12 +114,19 @@ def _card(entry: LedgerEntry, snapshot: TaskSnapshot | None) -> Table:
     return card
 
 
+def _expiry_text(snapshot: TaskSnapshot) -> str:
+    if snapshot.expires_at is None:
+        return "never"
+    # Until it has ended the time is only what the server promises at least, and grows.
+    return _local(snapshot.expires_at) if snapshot.is_final else "not before it has ended"
+
+
 def _add_times(card: Table, snapshot: TaskSnapshot) -> None:
     if snapshot.progress is not None and not snapshot.is_final:
         card.add_row("progress", _progress_text(snapshot.progress))
     card.add_row("created", f"{_local(snapshot.created_at)} by the server's clock")
     card.add_row("last updated", _local(snapshot.updated_at))
-    card.add_row("expires", "never" if snapshot.expires_at is None else _local(snapshot.expires_at))
+    card.add_row("expires", _expiry_text(snapshot))
     if snapshot.poll_interval is not None and not snapshot.is_final:
         card.add_row("poll every", f"{snapshot.poll_interval.total_seconds():g} s")
     if snapshot.error is not None:

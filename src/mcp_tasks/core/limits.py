@@ -26,7 +26,8 @@ _NEVER_NONE: Final = frozenset({"json_depth", "stream_tasks"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What callers may take. The defaults are for a server that strangers can reach; one user over a pipe meets none.
+    """What callers may take. The defaults are for a server that strangers can reach. One user over a pipe has no pace
+    and no limit of an owner, and is held to sizes, times and the total like anybody.
 
     Of one owner, where callers are authenticated:
 
@@ -50,7 +51,8 @@ class Limits:
         status_message_bytes: A message of progress. A longer one is cut.
         question_wait: How long a question may stay unanswered before its task fails, where neither the tool nor
             `Tasks(max_wait=)` says less.
-        task_age: How long a task may go on in all, from its creation, before it fails.
+        task_age: How long a task may go on in all, from its creation, before it fails. Judged by a process that has
+            seen its clock go evenly for an hour.
         ttl: The longest time for which a finished task is kept, where a caller may ask for one.
         open_questions: Questions of one task that are open at a time.
         journal_entries: Entries in the journal of one task: steps, questions, answers, timers.

@@ -23,6 +23,7 @@ from mcp_tasks.core import InputRequest, TaskRecord
 from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.measure import check_json
 from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.wire.plain_json import encode_plain
 from mcp_tasks.wire.schemas import Schema, Uncheckable, UnusableSchema, not_enforced
 
 logger: Final = logging.getLogger(__name__)
@@ -50,7 +51,8 @@ def check_answers(record: TaskRecord, responses: Mapping[str, Any], limits: Limi
     for key in sorted(record.inputs.outstanding.keys() & responses.keys()):
         if limits is not None:
             what = f"The answer to {key[:100]!r}"
-            check_json("answer_bytes", what, responses[key], most=limits.answer_bytes, depth=limits.json_depth)
+            most, depth = limits.answer_bytes, limits.json_depth
+            check_json("answer_bytes", what, responses[key], most=most, depth=depth, written=encode_plain)
         problem = _problem(record.inputs.outstanding[key], responses[key])
         if problem is not None:
             raise RpcError(INVALID_PARAMS, f"The answer to {key!r} does not fit: {problem}")

@@ -6,6 +6,7 @@ for, takes nothing of another's; where callers have no name there is only what t
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -15,10 +16,12 @@ from typing import Final
 import anyio
 
 from mcp_tasks.core.json import JsonObject, JsonValue
+from mcp_tasks.core.json_bytes import is_large
 from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.measure import check_json
 from mcp_tasks.core.record import TaskRequest
 from mcp_tasks.errors import LimitExceeded
+from mcp_tasks.wire.plain_json import encode_plain
 
 MOST_KNOWN: Final = 10_000
 """Owners, or tasks, whose pace is remembered: those that asked last. Who is forgotten begins anew."""
@@ -152,7 +155,11 @@ class Limiting:
             if not may:
                 what = "Callers without a name start tasks" if owner is None else "You start tasks"
                 raise await self._too_often(limit, what, wait, owner or "")
-        self.check_request(request)
+        if any(is_large(part) for part in (request.arguments, request.meta, request.input_responses)):
+            # Others are served meanwhile: to go through a mebibyte of brackets takes a tenth of a second.
+            await asyncio.to_thread(self.check_request, request)
+        else:
+            self.check_request(request)
 
     async def _too_often(self, limit: str, what: str, wait: float, who: str) -> LimitExceeded:
         """The refusal, a moment later."""
@@ -165,10 +172,11 @@ class Limiting:
                 if not self._refused[who]:
                     del self._refused[who]
             wait = max(wait - REFUSED_AFTER, 0.01)
+        rate: float = getattr(self.limits, limit)
         return LimitExceeded(
             limit,
-            f"{what} more often than {getattr(self.limits, limit):g} times a second; nothing was done. Come back in "
-            f"{wait:.2f} s",
+            f"{what} more often than {'once' if rate == 1 else f'{rate:g} times'} a second; nothing was done. Come "
+            f"back in {wait:.2f} s",
             retry_after=timedelta(seconds=wait),
         )
 
@@ -188,6 +196,7 @@ class Limiting:
             most=limits.argument_bytes,
             depth=limits.json_depth,
             around=1,
+            written=encode_plain,
         )
         check_json(
             "client_bytes",
@@ -196,6 +205,7 @@ class Limiting:
             most=limits.client_bytes,
             depth=limits.json_depth,
             around=1,
+            written=encode_plain,
         )
 
     def check_stream(self, ids: int) -> None:

@@ -1,8 +1,8 @@
 """`PostgresStore`: tasks in a Postgres database, for all processes of a fleet.
 
 Durability: that of the database. What was acknowledged has been committed, and survives the death of every process and
-a restart of the database; `synchronous_commit` is turned on for our connections. Replication is the database's
-business: with asynchronous standbys a failover may lose the last commits.
+a restart of the database; where `synchronous_commit` is off, our connections set it to on. Replication is the
+database's business: with asynchronous standbys a failover may lose the last commits.
 
 The database may go away and come back: connections are replaced, and a verb that meets a broken one is tried again for
 `patience`; after that it raises `StoreUnavailable`, and works again when the database does.
