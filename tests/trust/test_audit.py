@@ -322,10 +322,13 @@ async def test_a_server_whose_audit_log_cannot_be_written_does_not_start(tmp_pat
 
 
 def test_an_entry_is_in_one_place_unless_somebody_asks_for_both(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     audit, path = logging.getLogger("mcp_tasks.audit"), tmp_path / "audit.jsonl"
     entry = AuditEntry(event="created", actor=Actor("client", "zoë"), task_id="task_1234567890")
+    # Whatever others have done to it in this process.
+    monkeypatch.setattr(audit, "handlers", [])
+    monkeypatch.setattr(audit, "propagate", True)
     handler = logging.NullHandler()
     with caplog.at_level(logging.INFO):
         log = AuditLog(path)

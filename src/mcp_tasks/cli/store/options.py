@@ -121,7 +121,7 @@ def written_down(audit: Path | None, name: str | None) -> tuple[Acts, Actor]:
     Raises:
         UsageError: The file cannot be written.
     """
-    return Acts(audit or _usual_file()), Actor("operator", name or _account())
+    return Acts(_usual_file() if audit is None else _in_a_folder(audit)), Actor("operator", name or _account())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +147,7 @@ class StoreOptions:
     async def _session(self) -> AsyncGenerator[Session]:
         try:
             store = await _store_at(self.url)
-            acts = Acts(_usual_file() if self.audit is None else _in_a_folder(self.audit))
+            acts, _ = written_down(self.audit, self.name)
             try:
                 async with Operator(store, name=self.name, observers=[acts]).opened() as operator:
                     yield Session(operator, self.namespaces, acts, self.output)
