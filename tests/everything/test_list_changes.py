@@ -119,6 +119,9 @@ async def test_a_change_reaches_every_session_and_listener(site: str) -> None:
 async def test_a_tool_that_runs_as_a_task_changes_the_list_too(site: str) -> None:
     async with visiting(target(site, "tasks", "changes"), ERAS["newer"], extensions=[TasksClient()]) as visit:
         async with visit.client.listen(tools_list_changed=True):
+            # What was changed before is told of by now.
+            await _settle()
+            visit.host.told.clear()
             handle = await start_task(visit.client, "grow", {"count": 5})
             assert isinstance(handle, TaskHandle)
             await handle.result()

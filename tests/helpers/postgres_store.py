@@ -11,8 +11,10 @@ from tests.helpers.databases import Postgres
 
 _EMPTY = b"""
 TRUNCATE mcp_tasks_tasks, mcp_tasks_requests, mcp_tasks_outcomes, mcp_tasks_journal, mcp_tasks_heartbeats,
-    mcp_tasks_notes, mcp_tasks_spent_keys
+    mcp_tasks_notes, mcp_tasks_spent_keys;
+DROP FUNCTION IF EXISTS mcp_tasks_sealed() CASCADE
 """
+"""With what refuses plain text, which a test with a cipher leaves behind."""
 
 
 def new_store_url(server: Postgres) -> str:
