@@ -44,7 +44,7 @@ def test_a_time_limit_cancels_the_task_if_that_is_the_rule(cli: Cli, fixture_url
     assert "did not end within 0.5 s; it was cancelled" in done.stderr
     assert "goes on" not in done.stderr
     task_id = cli.start(fixture_url, "park", "seconds=60")
-    waited = cli.json("wait", task_id, "--timeout", "0.5", "--on-abandon", "cancel", code=5)
+    waited = cli.json("wait", task_id, "--timeout", "3", "--on-abandon", "cancel", code=5)
     assert "it was cancelled" in waited["problem"]
     assert _status(cli, task_id, fixture_url, "cancelled") == "cancelled"
 

@@ -11,7 +11,7 @@ from tests.fleet.backends import BackendName
 from tests.fleet.chaos import Chaos
 from tests.fleet.conftest import BACKENDS
 
-SECONDS = 20.0
+SECONDS = 10.0
 SEED = 1
 
 

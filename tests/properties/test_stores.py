@@ -22,7 +22,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 # A step waits for other threads, so time says nothing about the health of the data.
 SETTINGS = settings(
-    max_examples=examples(15), stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(10), stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(400 * TIMES)
 
 
 @settings(
-    max_examples=examples(300),
+    max_examples=examples(200),
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
