@@ -12,10 +12,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-from mcp_tasks.client.sealing import encrypt_file, must_be_encrypted
+from mcp_tasks.client.sealing import open_sealed
 from mcp_tasks.encryption import Cipher
 from mcp_tasks.errors import StoreCorrupt
-from mcp_tasks.files import FileId, check_still, make_private_file
 
 APPLICATION_ID: Final = int.from_bytes(b"MCPL", "big")
 
@@ -76,25 +75,13 @@ def open_ledger(path: Path, *, timeout: float, cipher: Cipher | None = None) -> 
         sqlite3.Error: SQLite refused; the caller translates.
     """
     # For its owner alone: answers and results are in it.
-    known = make_private_file(path)
-    db = _opened(path, known, timeout)
-    try:
-        to_encrypt = must_be_encrypted(db, cipher, path)
-    except BaseException:
-        db.close()
-        raise
-    if cipher is None or not to_encrypt:
-        return db
-    db.close()
-    encrypt_file(path, cipher, _SECRETS)
-    return _opened(path, known, timeout)
+    return open_sealed(path, cipher, _SECRETS, lambda: _opened(path, timeout))
 
 
-def _opened(path: Path, known: FileId, timeout: float) -> sqlite3.Connection:
+def _opened(path: Path, timeout: float) -> sqlite3.Connection:
     db = sqlite3.connect(path, isolation_level=None, timeout=timeout, check_same_thread=False)
     try:
         _prepare(db, path)
-        check_still(path, known)
     except BaseException:
         db.close()
         raise

@@ -8,13 +8,14 @@ changed: in one transaction, while nobody else has it, and the file is written a
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from mcp_tasks.encryption import Cipher, Keyring
 from mcp_tasks.errors import CannotDecrypt, EncryptionMismatch, StoreUnavailable
+from mcp_tasks.files import FileId, check_still, make_private_file
 
 _ENCRYPTED: Final = b"\0"
 """What encrypted values begin with. No text that is kept does."""
@@ -108,6 +109,38 @@ def encrypt_file(path: Path, cipher: Cipher, columns: Columns) -> None:
         # Only now: whoever is interrupted before has all of it done again.
         _set_mark(db, cipher, _ON)
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def open_sealed(
+    path: Path, cipher: Cipher | None, columns: Columns, connect: Callable[[], sqlite3.Connection]
+) -> sqlite3.Connection:
+    """A connection to a file that is private, ours while it is opened, and encrypted if there is a cipher.
+
+    Raises:
+        StoreCorrupt: The file is not to be trusted, or has another key.
+    """
+    known = make_private_file(path)
+    db = _checked(path, known, connect)
+    try:
+        to_encrypt = must_be_encrypted(db, cipher, path)
+    except BaseException:
+        db.close()
+        raise
+    if cipher is None or not to_encrypt:
+        return db
+    db.close()
+    encrypt_file(path, cipher, columns)
+    return _checked(path, known, connect)
+
+
+def _checked(path: Path, known: FileId, connect: Callable[[], sqlite3.Connection]) -> sqlite3.Connection:
+    db = connect()
+    try:
+        check_still(path, known)
+    except BaseException:
+        db.close()
+        raise
+    return db
 
 
 def bound_to(*parts: str | bytes) -> str:

@@ -16,13 +16,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from mcp_tasks.client.sealing import Sealer, bound_to, encrypt_file, must_be_encrypted
+from mcp_tasks.client.sealing import Sealer, bound_to, open_sealed
 from mcp_tasks.core.pacing import expires_at
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.encryption import Cipher
 from mcp_tasks.errors import CannotDecrypt, EncryptionMismatch, StoreCorrupt, StoreUnavailable
-from mcp_tasks.files import check_still, make_private_file
 from mcp_tasks.quiet import what
 
 logger: Final = logging.getLogger(__name__)
@@ -221,19 +220,7 @@ def _open(path: Path | None, cipher: Cipher | None) -> sqlite3.Connection:
     if path is None:
         return _opened(None)
     # For its owner alone: what servers asked and what people answered is in it.
-    known = make_private_file(path)
-    db = _opened(path)
-    try:
-        check_still(path, known)
-        to_encrypt = must_be_encrypted(db, cipher, path)
-    except BaseException:
-        db.close()
-        raise
-    if cipher is None or not to_encrypt:
-        return db
-    db.close()
-    encrypt_file(path, cipher, _SECRETS)
-    return _opened(path)
+    return open_sealed(path, cipher, _SECRETS, lambda: _opened(path))
 
 
 def _opened(path: Path | None) -> sqlite3.Connection:
