@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 # An `assert` in a module that is not a test says nothing unless rewritten; this comes before they are imported.
@@ -12,3 +14,13 @@ pytest.register_assert_rewrite("tests.helpers.rpc", "tests.helpers.schema", "tes
 def anyio_backend() -> str:
     """The runtime is written for asyncio, as the SDK's servers are run."""
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def _log_level_of_a_new_process() -> None:  # pyright: ignore[reportUnusedFunction]
+    """Each test logs as a process that has just begun.
+
+    An `MCPServer` that is made while pytest has no handler in place sets the root logger to INFO, for good. Tests that
+    ask for all that was logged would then find the audit log, which is written for whoever reads at INFO.
+    """
+    logging.getLogger().setLevel(logging.WARNING)
