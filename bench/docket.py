@@ -21,9 +21,9 @@ from itertools import count
 from docket import Docket, Worker
 from redis.asyncio import Redis
 
+from harness.databases import valkey
 from mcp_tasks.engines import RemoteEngine, Route, Serves, Slot
 from mcp_tasks.engines.docket import DocketCarrier
-from tests.helpers.databases import valkey
 
 WORKERS = 3
 WINDOW = 15.0

@@ -29,7 +29,7 @@ from bench.counting import CountingProxy, counting
 from bench.machine import machine_facts
 from bench.report import print_facts
 from bench.servers import Server, fleet_server, fleet_worker
-from tests.helpers.databases import postgres, valkey
+from harness.databases import postgres, valkey
 
 SETTLED = 4.0
 """Seconds after which a new process has opened what it opens."""

@@ -21,13 +21,13 @@ import procrastinate
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
+from harness.databases import Postgres, postgres
 from mcp_tasks.core.record import TaskRequest
 from mcp_tasks.engines import Serves, Slot
 from mcp_tasks.engines.procrastinate import ProcrastinateEngine
 from mcp_tasks.engines.procrastinate_worker import HANDLERS
 from mcp_tasks.runtime import Ending, Run, Settings, Success, TaskRuntime, ToolPolicy
 from mcp_tasks.stores.postgres import PostgresStore
-from tests.helpers.databases import Postgres, postgres
 
 JOBS = 500
 ROUNDS = 3

@@ -32,6 +32,7 @@ from mcp.server import MCPServer
 from bench.machine import machine_facts
 from bench.report import print_facts
 from bench.store import make_request
+from harness.databases import Postgres, postgres
 from mcp_tasks import Tasks
 from mcp_tasks.core import TaskRecord, TaskStatus
 from mcp_tasks.engines import LocalEngine
@@ -40,7 +41,6 @@ from mcp_tasks.stores import EVERYBODY, UNOWNED, InSession, OwnedBy, Store, Whos
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.shares import Handing, Share, WorkLimits
 from mcp_tasks.stores.sqlite import SqliteStore
-from tests.helpers.databases import Postgres, postgres
 
 KINDS = ("sqlite", "postgres")
 

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 # An `assert` in a module that is not a test says nothing unless rewritten; this comes before they are imported.
-pytest.register_assert_rewrite("tests.helpers.rpc", "tests.helpers.schema", "tests.helpers.http", "tests.helpers.stdio")
+pytest.register_assert_rewrite("harness.rpc", "harness.schema", "harness.http", "harness.stdio")
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """The dependency direction of the package, read from its imports.
 
-    errors · core → wire · stores · engines → runtime → protocol → tools → adapters → fallback → server · client → cli
+    errors · core → wire · stores · engines → runtime → protocol → tools → adapters → fallback → server · client
+        → doctor → cli
 
 `server` stands above `adapters` because the author's object is an extension of the SDK and hands its hooks on to one.
 `legacy` has a side in each of `server` and `client`, and is passed in by one module of each: nothing else imports it.
@@ -61,7 +62,9 @@ PARTS: Mapping[str, Sequence[str]] = {
     "legacy": ("errors", "core", "wire"),
     "legacy.server": (*_BELOW_SERVER, "legacy"),
     "legacy.client": ("errors", "quiet", "files", "encryption", "core", "wire", "failure", "client", "legacy"),
-    "cli": (*_EVERYTHING_SHIPPED, PACKAGE),
+    # Looks at servers from outside. Used by the command, and by whoever tests a server of their own.
+    "doctor": ("errors", "core", "wire", "client", "cli"),
+    "cli": (*_EVERYTHING_SHIPPED, "doctor", PACKAGE),
     # `python -m mcp_tasks`: the command.
     "__main__": ("cli",),
     # Imported by nothing, so it may import what it likes.
@@ -80,7 +83,19 @@ IMPURE = frozenset({"asyncio", "logging", "os", "random", "secrets", "socket", "
 
 # Not `protocol`: its rules hold whichever way a request came in.
 SDK = frozenset(
-    {"failure", "tools", "adapters", "fallback", "server", "client", "legacy.server", "legacy.client", "cli", "testing"}
+    {
+        "failure",
+        "tools",
+        "adapters",
+        "fallback",
+        "server",
+        "client",
+        "legacy.server",
+        "legacy.client",
+        "cli",
+        "doctor",
+        "testing",
+    }
 )
 WIRE_TYPES = SDK | {"wire", "protocol"}
 # The runtime keeps what steps return, models too; it knows no shape of the wire.

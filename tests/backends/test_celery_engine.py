@@ -18,12 +18,12 @@ from mcp import Client
 from redis import Redis
 
 from examples.celery_engine import CeleryCarrier
+from harness.databases import Valkey, valkey
+from harness.process import ENVIRONMENT, ROOT
 from mcp_tasks.client import TasksClient
 from mcp_tasks.engines import Engine, RemoteEngine
 from mcp_tasks.testing._engine_work import at_work
 from mcp_tasks.testing.engine_suite import EngineSuite
-from tests.helpers.databases import Valkey, valkey
-from tests.helpers.process import ENVIRONMENT, ROOT
 
 pytestmark = pytest.mark.anyio
 

@@ -20,6 +20,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from harness.databases import Valkey, valkey
 from mcp_tasks.engines import ANYWHERE, Engine, RemoteEngine, Route, Serves
 from mcp_tasks.engines.docket import AT_ONCE, DocketCarrier
 from mcp_tasks.engines.remote import SETTLED
@@ -27,7 +28,6 @@ from mcp_tasks.errors import StoreUnavailable, UsageError
 from mcp_tasks.testing._engine_work import LONG, WAIT, Work, at_work
 from mcp_tasks.testing.engine_suite import EngineSuite
 from tests.backends.redis_proxy import proxy_to
-from tests.helpers.databases import Valkey, valkey
 
 pytestmark = pytest.mark.anyio
 

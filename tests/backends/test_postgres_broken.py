@@ -12,6 +12,8 @@ from datetime import timedelta
 import psycopg
 import pytest
 
+from harness.databases import Postgres, postgres
+from harness.postgres_store import execute, new_store_url
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskStatus
 from mcp_tasks.core.statement import Statement
 from mcp_tasks.errors import LimitReached, StoreUnavailable, TaskExists, VersionConflict
@@ -20,8 +22,6 @@ from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.shares import Handing, Share, WorkLimits
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
-from tests.helpers.databases import Postgres, postgres
-from tests.helpers.postgres_store import execute, new_store_url
 
 pytestmark = pytest.mark.anyio
 

@@ -11,6 +11,9 @@ from datetime import timedelta
 import psycopg
 import pytest
 
+from harness.cipher import AesCipher
+from harness.databases import postgres
+from harness.postgres_store import empty, execute, new_store_url
 from mcp_tasks.core import JournalEntry, Outcome, TaskRequest, TaskStatus
 from mcp_tasks.errors import StoreCorrupt, TaskUnreadable
 from mcp_tasks.stores.base import EVERYBODY
@@ -19,9 +22,6 @@ from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.shares import Share
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
-from tests.helpers.cipher import AesCipher
-from tests.helpers.databases import postgres
-from tests.helpers.postgres_store import empty, execute, new_store_url
 
 pytestmark = pytest.mark.anyio
 

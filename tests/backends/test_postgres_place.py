@@ -12,6 +12,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from harness.databases import Postgres, postgres
+from harness.postgres_store import execute, new_store_url
 from mcp_tasks.core.statement import Statement, database_place
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable, UsageError, ValueNotStorable
 from mcp_tasks.stores.base import Hint
@@ -20,8 +22,6 @@ from mcp_tasks.stores.postgres.schema import migrations
 from mcp_tasks.stores.shares import Handing, Share
 from mcp_tasks.stores.url import store_from_url
 from mcp_tasks.testing import make_record, make_request
-from tests.helpers.databases import Postgres, postgres
-from tests.helpers.postgres_store import execute, new_store_url
 
 pytestmark = pytest.mark.anyio
 

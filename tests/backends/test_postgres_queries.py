@@ -12,14 +12,14 @@ from typing import Any
 import psycopg
 import pytest
 
+from harness.databases import postgres
+from harness.postgres_store import new_store_url
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.stores.base import EVERYBODY, UNOWNED, ChildrenOf, InSession, OwnedBy, Whose
 from mcp_tasks.stores.postgres import PostgresStore, creating, database, handing, queries, writes
 from mcp_tasks.stores.shares import Share
 from mcp_tasks.testing import make_record
 from mcp_tasks.testing.clock import NOON
-from tests.helpers.databases import postgres
-from tests.helpers.postgres_store import new_store_url
 
 FILL = """
 INSERT INTO mcp_tasks_tasks (

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from harness.databases import postgres
+from harness.postgres_store import empty, new_store_url
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.testing.store_suite import StoreSuite
-from tests.helpers.databases import postgres
-from tests.helpers.postgres_store import empty, new_store_url
 
 
 @pytest.fixture(scope="module")

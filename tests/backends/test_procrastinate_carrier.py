@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from procrastinate.schema import SchemaManager
 
+from harness.databases import Postgres, postgres
 from mcp_tasks.core.statement import Statement, database_place
 from mcp_tasks.engines import Route, Serves
 from mcp_tasks.engines.base import WritesJobs
@@ -24,7 +25,6 @@ from mcp_tasks.engines.procrastinate_schema import prepare
 from mcp_tasks.errors import InvalidOption, StoreUnavailable, UsageError
 from mcp_tasks.testing._engine_work import LONG, WAIT, Work, at_work, serving
 from tests.backends.procrastinate_child import QUICK
-from tests.helpers.databases import Postgres, postgres
 
 pytestmark = pytest.mark.anyio
 

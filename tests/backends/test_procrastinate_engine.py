@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import psycopg
 import pytest
 
+from harness.databases import Postgres, postgres
 from mcp_tasks.engines import Engine
 from mcp_tasks.testing.engine_suite import EngineSuite
 from tests.backends.procrastinate_child import QUICK, make_engine
-from tests.helpers.databases import Postgres, postgres
 
 pytestmark = pytest.mark.anyio
 

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from harness.databases import postgres
 from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.engines.procrastinate import ProcrastinateEngine
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy
@@ -19,7 +20,6 @@ from mcp_tasks.runtime.queue_sweep import IDLE_FOR_LONG
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.testing._engine_arrivals import other_process, said
 from tests.backends.procrastinate_child import SLOW
-from tests.helpers.databases import postgres
 from tests.unit.losing import sweep_for
 from tests.unit.running import RERUN, Seconds, Tool, cancel, ok, running, until, until_final
 

@@ -15,6 +15,8 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
+from harness.cipher import AesCipher
+from harness.databases import Valkey, valkey
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskStatus
 from mcp_tasks.errors import StoreCorrupt, TaskUnreadable
 from mcp_tasks.stores.base import EVERYBODY, OwnedBy, Whose
@@ -23,8 +25,6 @@ from mcp_tasks.stores.redis import RedisStore
 from mcp_tasks.stores.shares import Share
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
-from tests.helpers.cipher import AesCipher
-from tests.helpers.databases import Valkey, valkey
 
 pytestmark = pytest.mark.anyio
 

@@ -17,6 +17,7 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
+from harness.databases import Valkey, valkey
 from mcp_tasks.core import JournalEntry
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable, VersionConflict
 from mcp_tasks.stores.base import Hint
@@ -24,7 +25,6 @@ from mcp_tasks.stores.redis import RedisStore
 from mcp_tasks.stores.shares import Handing, Share
 from mcp_tasks.testing import make_record, make_request
 from tests.backends.redis_proxy import Proxy, proxy_to
-from tests.helpers.databases import Valkey, valkey
 
 pytestmark = pytest.mark.anyio
 

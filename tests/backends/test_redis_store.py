@@ -15,6 +15,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.crc import key_slot
 
+from harness.databases import Valkey, valkey
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskStatus
 from mcp_tasks.errors import InvalidOption, UsageError
 from mcp_tasks.stores import Store
@@ -27,7 +28,6 @@ from mcp_tasks.stores.url import store_from_url
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.store_suite import StoreSuite
-from tests.helpers.databases import Valkey, valkey
 
 REQUEST = make_request()
 STEP = JournalEntry(kind="step", key="done", value={"value": 1})

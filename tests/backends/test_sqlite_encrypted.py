@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.cipher import AesCipher
 from mcp_tasks.core import InputBook, InputRequest, JournalEntry, Outcome, Progress, TaskStatus
 from mcp_tasks.errors import StoreCorrupt, TaskUnreadable
 from mcp_tasks.stores import Store
@@ -19,7 +20,6 @@ from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.store_suite import StoreSuite
-from tests.helpers.cipher import AesCipher
 
 SECRET = "the secret of the task"
 REQUEST = make_request(arguments={"a": SECRET}, input_responses={"q": SECRET}, request_state=SECRET)

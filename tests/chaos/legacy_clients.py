@@ -21,8 +21,8 @@ from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any, Protocol
 
+from harness.forking import PIPE, fork
 from tests.chaos.serving import GATED, GONE
-from tests.helpers.forking import PIPE, fork
 
 VERSION = "2025-11-25"
 RELATED = "io.modelcontextprotocol/related-task"

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from tests.helpers.forking import Forked, fork
+from harness.forking import Forked, fork
 
 ROOT = Path(__file__).parents[2]
 VERSION = "2026-07-28"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+from harness.forking import PIPE, fork
 from tests.chaos.legacy_clients import RELATED, Client, HttpClient, StdioClient, accept, ask, create
 from tests.chaos.serving import GATED, Site, site, until
-from tests.helpers.forking import PIPE, fork
 
 NAME, SURE = "What is your name?", "Are you sure?"
 STEPS = ["step before", "step between", "step after"]

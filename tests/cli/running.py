@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.forking import Forked, fork, piped
+from harness.forking import Forked, fork, piped
 
 ROOT = Path(__file__).parent.parent.parent
 LIMIT = 40.0

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from mcp_tasks.cli.probes import Checkup, Report
-from mcp_tasks.cli.probes.shapes import flaw_of_id, flaws_of_ack, flaws_of_created, flaws_of_detailed, flaws_of_time
-from mcp_tasks.cli.probes.wire import LISTENING, Reply, Silence
 from mcp_tasks.core.json import JsonObject
+from mcp_tasks.doctor import Checkup, Report
+from mcp_tasks.doctor.shapes import flaw_of_id, flaws_of_ack, flaws_of_created, flaws_of_detailed, flaws_of_time
+from mcp_tasks.doctor.wire import LISTENING, Reply, Silence
 from mcp_tasks.wire.models import EXTENSION_ID
 from tests.cli.running import Cli, stdio_command
 

@@ -8,9 +8,9 @@ from http import HTTPStatus
 
 import pytest
 
-from mcp_tasks.cli import health_http
-from mcp_tasks.cli.health import Recent
-from mcp_tasks.cli.health_http import Answer, Page, serving
+from mcp_tasks.cli.commands.worker import health_http
+from mcp_tasks.cli.commands.worker.health import Recent
+from mcp_tasks.cli.commands.worker.health_http import Answer, Page, serving
 
 pytestmark = pytest.mark.anyio
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mcp_tasks.cli.exits import Exit, Problem
 from mcp_tasks.cli.options import Access
 from mcp_tasks.cli.remembered import by_server, find_task, opened_ledger, short_id, short_ids
+from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.client import Ledger
 from tests.cli.running import Cli
 

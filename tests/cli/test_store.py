@@ -13,12 +13,12 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from harness.databases import Postgres, Valkey, postgres, valkey
+from harness.rpc import Tasking, text_of
 from mcp_tasks.encryption import Keyring, new_key
 from mcp_tasks.stores.url import store_from_url
 from tests.cli.running import LIMIT, Cli, Done
 from tests.cli.working import WorkerProcess, is_there, serving_only, working
-from tests.helpers.databases import Postgres, Valkey, postgres, valkey
-from tests.helpers.rpc import Tasking, text_of
 
 pytestmark = pytest.mark.anyio
 

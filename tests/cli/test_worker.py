@@ -10,13 +10,13 @@ from signal import SIGINT, SIGTERM
 
 import pytest
 
+from harness.rpc import text_of
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.sqlite.queries import LOOKS
 from mcp_tasks.testing import make_record, make_request
 from tests.cli.running import Cli
 from tests.cli.working import SPEC, is_there, serving_only, working
-from tests.helpers.rpc import text_of
 
 pytestmark = pytest.mark.anyio
 

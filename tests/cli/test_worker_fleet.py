@@ -9,10 +9,10 @@ from signal import SIGTERM
 import psycopg
 import pytest
 
+from harness.databases import Postgres, Valkey, postgres, valkey
+from harness.rpc import text_of
 from tests.cli.running import Cli
 from tests.cli.working import SPEC, is_there, serving_only, working
-from tests.helpers.databases import Postgres, Valkey, postgres, valkey
-from tests.helpers.rpc import text_of
 
 pytestmark = pytest.mark.anyio
 

@@ -17,11 +17,11 @@ from typing import IO, Any
 import anyio
 import anyio.to_thread
 
+from harness.official import in_memory
+from harness.rpc import Tasking
 from mcp_tasks import Tasks
 from tests.cli.farm import SETTINGS, build
 from tests.cli.running import LIMIT, Cli, Started
-from tests.helpers.official import in_memory
-from tests.helpers.rpc import Tasking
 
 SPEC = "tests.cli.farm:make()"
 

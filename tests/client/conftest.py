@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from harness.http import serving
+from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
 from tests.client.peer import Peer, serving_peer
-from tests.helpers.http import serving
-from tests.helpers.server import QUICK, Desk, build
 
 
 @pytest.fixture

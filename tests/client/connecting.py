@@ -12,9 +12,9 @@ from mcp import Client
 from mcp.client.session import ClientRequestContext
 from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, TextContent
 
+from harness.rpc import PATIENCE
 from mcp_tasks.client import TaskHandle, TasksClient, TaskSnapshot, reconnecting_http, start_task
 from mcp_tasks.client.poller import Patience
-from tests.helpers.rpc import PATIENCE
 
 MOMENT = timedelta(milliseconds=20)
 

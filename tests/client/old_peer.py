@@ -19,8 +19,8 @@ from mcp_types import (
     JSONRPCResponse,
 )
 
+from harness.rpc import LEGACY
 from mcp_tasks.client import TasksClient, with_tasks
-from tests.helpers.rpc import LEGACY
 
 TASK_ID = "786512e2-9e0d-44bd-8f29-789f320fe840"
 RELATED = {"io.modelcontextprotocol/related-task": {"taskId": TASK_ID}}

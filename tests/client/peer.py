@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from tests.helpers.http import serving_app
-from tests.helpers.rpc import EXTENSION, INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, MODERN
+from harness.http import serving_app
+from harness.rpc import EXTENSION, INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, MODERN
 
 TASK_ID = "task-of-the-peer"
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"

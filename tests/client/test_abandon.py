@@ -13,13 +13,13 @@ from mcp.client.session import ClientRequestContext
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, ErrorData
 
+from harness.rpc import INVALID_PARAMS, PATIENCE
+from harness.server import Desk
 from mcp_tasks.client import Ledger, TaskHandle, TasksClient, call_tool, pending_tasks, resume_task, start_task
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.errors import QuestionUnanswered, StoreError, TasksError, UsageError, WaitAbandoned, short_id
 from tests.client.connecting import SHORT, Person, accepted, begin, connect, text
 from tests.client.peer import OUT_OF_ORDER, TASK_ID, Peer, Refusal, asking, completed, task
-from tests.helpers.rpc import INVALID_PARAMS, PATIENCE
-from tests.helpers.server import Desk
 
 pytestmark = pytest.mark.anyio
 

@@ -13,6 +13,8 @@ from mcp import Client, StdioServerParameters
 from mcp.client.session import ClientRequestContext
 from mcp_types import ElicitRequestParams, ElicitResult
 
+from harness.process import ENVIRONMENT, ROOT
+from harness.rpc import PATIENCE
 from mcp_tasks.client import (
     Ledger,
     TasksClient,
@@ -25,8 +27,6 @@ from mcp_tasks.client import (
 from mcp_tasks.errors import UnknownTask, UsageError
 from tests.client.connecting import begin, text, until
 from tests.client.peer import TASK_ID, UNKNOWN_TASK, Peer, asking, completed, serving_peer, task
-from tests.helpers.process import ENVIRONMENT, ROOT
-from tests.helpers.rpc import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -246,11 +246,11 @@ def test_a_command_is_an_address_with_its_folder_and_environment(tmp_path: Path)
 
 
 async def test_a_stdio_server_is_known_by_its_command(ledger: Ledger) -> None:
-    arguments = ["-m", "tests.helpers.process", "stdio"]
+    arguments = ["-m", "harness.process", "stdio"]
     command = StdioServerParameters(command=sys.executable, args=arguments, cwd=ROOT, env=ENVIRONMENT)
     async with Client(stdio_transport(command), extensions=[TasksClient(ledger=ledger)]) as client:
         with anyio.fail_after(PATIENCE):
             handle = await begin(client, "gated")
         [entry] = ledger.entries()
         await handle.cancel()
-    assert entry.server.endswith(f"cd {ROOT} && {sys.executable} -m tests.helpers.process stdio")
+    assert entry.server.endswith(f"cd {ROOT} && {sys.executable} -m harness.process stdio")

@@ -15,6 +15,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CreateMessageRequestParams, CreateMessageResult, ErrorData, ListRootsResult, Root, TextContent
 from pydantic import FileUrl
 
+from harness.rpc import INVALID_PARAMS, PATIENCE
 from mcp_tasks.client import Ledger, TasksClient, pending_tasks, resume_task
 from mcp_tasks.client.answerer import Answerer
 from mcp_tasks.client.callbacks import Callbacks
@@ -26,7 +27,6 @@ from mcp_tasks.errors import InvalidResponse, QuestionUnanswered, UnknownTask
 from mcp_tasks.wire.parse import parse_task
 from tests.client.connecting import LONG, SHORT, Person, accepted, begin, connect, seen, text, until
 from tests.client.peer import OUT_OF_ORDER, TASK_ID, Answer, Peer, Refusal, asking, completed, task
-from tests.helpers.rpc import INVALID_PARAMS, PATIENCE
 
 pytestmark = pytest.mark.anyio
 

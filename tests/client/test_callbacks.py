@@ -13,12 +13,12 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 from mcp_types import ElicitRequestParams, ElicitResult, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
+from harness.rpc import PATIENCE
 from mcp_tasks.client import InvalidOption, QuestionUnanswered, TasksClient, reconnecting_http, resume_task
 from mcp_tasks.client.question_limit import QuestionLimit
 from mcp_tasks.client.wire import Wire
 from tests.client.connecting import connect, until
 from tests.client.peer import TASK_ID, Peer, asking, completed
-from tests.helpers.rpc import PATIENCE
 
 pytestmark = pytest.mark.anyio
 

@@ -14,6 +14,11 @@ from mcp.server import MCPServer
 from mcp.shared.exceptions import MCPError
 from mcp_types import ElicitRequestParams, ElicitResult
 
+from harness.forking import piped
+from harness.http import serving
+from harness.lowlevel import build_lowlevel
+from harness.process import ENVIRONMENT, ROOT
+from harness.server import CUSTOM_ERROR, QUICK, build
 from mcp_tasks import Tasks
 from mcp_tasks.client import (
     TaskHandle,
@@ -27,11 +32,6 @@ from mcp_tasks.client import (
 from mcp_tasks.errors import UsageError
 from mcp_tasks.testing import fixture_server
 from tests.client.connecting import Person, begin, connect, text
-from tests.helpers.forking import piped
-from tests.helpers.http import serving
-from tests.helpers.lowlevel import build_lowlevel
-from tests.helpers.process import ENVIRONMENT, ROOT
-from tests.helpers.server import CUSTOM_ERROR, QUICK, build
 
 pytestmark = pytest.mark.anyio
 
@@ -49,7 +49,7 @@ async def client(request: pytest.FixtureRequest) -> AsyncGenerator[Client]:
 
 async def _target(way: str, stack: AsyncExitStack) -> Any:
     if way == "stdio":
-        command, *arguments = piped("tests.helpers.process", "stdio")
+        command, *arguments = piped("harness.process", "stdio")
         return StdioServerParameters(command=command, args=arguments, cwd=ROOT, env=ENVIRONMENT)
     server = build(Tasks("memory://", settings=QUICK))
     if way == "memory":

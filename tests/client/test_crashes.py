@@ -16,6 +16,10 @@ import pytest
 from mcp import StdioServerParameters
 from mcp.shared.exceptions import MCPError
 
+from harness.http import serving
+from harness.process import ENVIRONMENT, ROOT
+from harness.rpc import PATIENCE
+from harness.server import QUICK
 from mcp_tasks import Tasks
 from mcp_tasks.client import Ledger, reconnecting_http
 from mcp_tasks.core import TaskStatus
@@ -23,10 +27,6 @@ from mcp_tasks.testing import fixture_server
 from tests.client.connecting import Person, begin, connect, seen, text, until
 from tests.client.peer import TASK_ID, Answer, Peer, asking, completed
 from tests.client.processes import client_process, lines_of, logged, server_process
-from tests.helpers.http import serving
-from tests.helpers.process import ENVIRONMENT, ROOT
-from tests.helpers.rpc import PATIENCE
-from tests.helpers.server import QUICK
 
 pytestmark = pytest.mark.anyio
 
@@ -212,7 +212,7 @@ import os, runpy, sys
 with open(sys.argv[1], "w") as file:
     file.write(str(os.getpid()))
 sys.argv = ["process", "stdio"]
-runpy.run_module("tests.helpers.process", run_name="__main__")
+runpy.run_module("harness.process", run_name="__main__")
 """
 
 

@@ -17,14 +17,14 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult
 
+from harness.rpc import PATIENCE
+from harness.server import CUSTOM_ERROR, Desk
 from mcp_tasks.client import TaskFailed, TaskHandle, TaskSnapshot, call_tool, resume_task, start_task
 from mcp_tasks.client import handle as handle_module
 from mcp_tasks.core import Progress, TaskStatus
 from mcp_tasks.errors import TasksError, TaskWasCancelled, UnknownTask, WaitTimedOut
 from tests.client.connecting import LONG, SHORT, Person, accepted, begin, connect, seen, text, until
 from tests.client.peer import OUT_OF_ORDER, TASK_ID, Answer, Peer, asking, completed, task
-from tests.helpers.rpc import PATIENCE
-from tests.helpers.server import CUSTOM_ERROR, Desk
 
 pytestmark = pytest.mark.anyio
 

@@ -12,6 +12,7 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
+from harness.rpc import LEGACY, PATIENCE
 from mcp_tasks.client import Ledger, TasksClient, call_tool, resume_task
 from mcp_tasks.client.poller import Patience
 from mcp_tasks.errors import InvalidResponse, WaitTimedOut
@@ -30,7 +31,6 @@ from tests.client.peer import (
     task,
     working,
 )
-from tests.helpers.rpc import LEGACY, PATIENCE
 
 pytestmark = pytest.mark.anyio
 

@@ -17,6 +17,8 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
+from harness.rpc import PATIENCE
+from harness.server import Desk
 from mcp_tasks.client import TasksClient, resume_task
 from mcp_tasks.client import push as push_module
 from mcp_tasks.client.mailbox import Mailbox
@@ -38,8 +40,6 @@ from tests.client.peer import (
     told,
     working,
 )
-from tests.helpers.rpc import PATIENCE
-from tests.helpers.server import Desk
 
 pytestmark = pytest.mark.anyio
 

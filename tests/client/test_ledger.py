@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from harness.rpc import PATIENCE
 from mcp_tasks.client import Ledger
 from mcp_tasks.errors import StoreCorrupt, StoreError, StoreUnavailable
 from mcp_tasks.wire.parse import parse_task
 from tests.client.peer import TASK_ID, completed, task, working
-from tests.helpers.rpc import PATIENCE
 
 SERVER = "peer"
 

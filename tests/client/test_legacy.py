@@ -25,6 +25,8 @@ from mcp_types import (
 )
 from pydantic import FileUrl
 
+from harness.rpc import LEGACY, PATIENCE
+from harness.server import CUSTOM_ERROR, Desk
 from mcp_tasks.client import (
     Ledger,
     Progress,
@@ -46,8 +48,6 @@ from mcp_tasks.client import (
 )
 from mcp_tasks.errors import InvalidDuration, QuestionUnanswered, UsageError
 from tests.client.connecting import LONG, Person, accepted, begin, seen, text, until
-from tests.helpers.rpc import LEGACY, PATIENCE
-from tests.helpers.server import CUSTOM_ERROR, Desk
 
 pytestmark = pytest.mark.anyio
 

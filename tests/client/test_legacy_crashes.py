@@ -12,10 +12,10 @@ import pytest
 from mcp import Client
 from mcp_types import ElicitResult
 
+from harness.rpc import PATIENCE
 from mcp_tasks.client import Ledger, TasksClient, reconnecting_http, resume_task
 from tests.client.connecting import LONG, Person, begin, text
 from tests.client.processes import client_process, lines_of, logged, server_process
-from tests.helpers.rpc import PATIENCE
 
 pytestmark = pytest.mark.anyio
 

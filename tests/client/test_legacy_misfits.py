@@ -9,9 +9,9 @@ from mcp.client.session import ClientRequestContext
 from mcp.shared.exceptions import MCPError
 from mcp_types import ElicitResult
 
+from harness.rpc import INVALID_PARAMS, PATIENCE
 from tests.client.connecting import Person, accepted, begin, text
 from tests.client.test_legacy import ANSWER, connect, shown
-from tests.helpers.rpc import INVALID_PARAMS, PATIENCE
 
 pytestmark = pytest.mark.anyio
 

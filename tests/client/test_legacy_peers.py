@@ -14,6 +14,7 @@ import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, ErrorData, JSONRPCResponse
 
+from harness.rpc import PATIENCE
 from mcp_tasks.client import (
     InvalidResponse,
     Ledger,
@@ -30,7 +31,6 @@ from mcp_tasks.client import (
 from mcp_tasks.errors import UsageError
 from tests.client.connecting import LONG, SHORT, Person, begin, text, until
 from tests.client.old_peer import EVERYTHING, RELATED, TASK_ID, Answer, OldPeer, connected, result, task
-from tests.helpers.rpc import PATIENCE
 
 pytestmark = pytest.mark.anyio
 

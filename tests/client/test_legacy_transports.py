@@ -14,14 +14,14 @@ from mcp import Client, StdioServerParameters
 from mcp.client.sse import sse_client
 from mcp.server.mcpserver import Context
 
+from harness.forking import piped
+from harness.http import serving, serving_app
+from harness.process import ENVIRONMENT, ROOT
+from harness.rpc import PATIENCE
+from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
 from mcp_tasks.client import TaskFailed, TasksClient, call_tool, reconnecting_http, stdio_transport, with_tasks
 from tests.client.connecting import Person, begin, text
-from tests.helpers.forking import piped
-from tests.helpers.http import serving, serving_app
-from tests.helpers.process import ENVIRONMENT, ROOT
-from tests.helpers.rpc import PATIENCE
-from tests.helpers.server import QUICK, Desk, build
 
 pytestmark = pytest.mark.anyio
 

@@ -7,12 +7,12 @@ import time
 import anyio
 import pytest
 
+from harness.http import serving
+from harness.server import QUICK
 from mcp_tasks import Tasks
 from mcp_tasks.client import resume_task
 from mcp_tasks.testing import fixture_server
 from tests.client.connecting import begin, connect, text
-from tests.helpers.http import serving
-from tests.helpers.server import QUICK
 
 pytestmark = pytest.mark.anyio
 

@@ -10,9 +10,9 @@ import mcp
 import mcp_types
 
 import mcp_tasks.client
+from harness.process import ROOT
 from mcp_tasks import errors
 from mcp_tasks.client import TaskHandle, TasksClient, calls
-from tests.helpers.process import ROOT
 
 
 def test_the_names_of_the_client_are_there_and_each_is_listed_once() -> None:

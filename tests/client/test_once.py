@@ -13,13 +13,13 @@ import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 
+from harness.http import serving
+from harness.rpc import EXTENSION, LEGACY, MODERN, PATIENCE
 from mcp_tasks.client import CallLost, TaskHandle, TasksClient, call_tool, reconnecting_http, start_task
 from mcp_tasks.errors import InvalidOption
 from tests.client.connecting import LONG, SHORT, text
 from tests.client.peer import TASK_ID, Peer, Raw, Refusal, completed, serving_peer, task
 from tests.client.relay import Relay, relaying
-from tests.helpers.http import serving
-from tests.helpers.rpc import EXTENSION, LEGACY, MODERN, PATIENCE
 from tests.trust.keyed import KEY, LONG_KEY, REPEATED, Scene, build
 
 pytestmark = pytest.mark.anyio

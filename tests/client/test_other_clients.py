@@ -15,11 +15,11 @@ from mcp import Client
 from mcp.client.session import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 
+from harness.rpc import PATIENCE
 from mcp_tasks.client import TasksClient, start_task
 from mcp_tasks.errors import UsageError
 from tests.client.connecting import text, until
 from tests.client.peer import TASK_ID, Frames, Peer, completed, pushed, serving_peer, stream_of, task, told, working
-from tests.helpers.rpc import PATIENCE
 
 pytestmark = pytest.mark.anyio
 

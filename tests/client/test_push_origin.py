@@ -8,10 +8,10 @@ import anyio
 import pytest
 from mcp import Client
 
+from harness.rpc import PATIENCE
 from mcp_tasks.client import TaskHandle, TasksClient, reconnecting_http, resume_task
 from tests.client.connecting import begin, text, until
 from tests.client.peer import TASK_ID, Frames, Peer, completed, pushed, serving_peer, stream_of, task, told, working
-from tests.helpers.rpc import PATIENCE
 
 pytestmark = pytest.mark.anyio
 

@@ -13,10 +13,10 @@ from typing import Any
 import anyio
 import pytest
 
+from harness.http import serving
+from harness.process import ENVIRONMENT, ROOT
 from mcp_tasks.client import Ledger, LedgerEntry, TaskStatus
 from mcp_tasks.stores import MemoryStore
-from tests.helpers.http import serving
-from tests.helpers.process import ENVIRONMENT, ROOT
 
 pytestmark = pytest.mark.anyio
 

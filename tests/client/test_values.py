@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from harness.server import Desk
 from mcp_tasks.client import Ledger, TasksClient, WaitTimedOut, call_tool, pending_tasks, resume_task
 from mcp_tasks.errors import InvalidDuration, InvalidOption, UnknownTask
 from tests.client.connecting import begin, connect, text, until
 from tests.client.peer import TASK_ID, UNKNOWN_TASK, Peer, task
-from tests.helpers.server import Desk
 
 pytestmark = pytest.mark.anyio
 

@@ -23,8 +23,8 @@ from mcp_types import (
     JSONRPCResponse,
 )
 
+from harness.rpc import PATIENCE
 from mcp_tasks.client.wire import Wire
-from tests.helpers.rpc import PATIENCE
 
 pytestmark = pytest.mark.anyio
 

@@ -20,9 +20,9 @@ from mcp import Client
 from mcp.client.session import ClientRequestContext
 from mcp_types import ElicitRequestParams, ElicitResult
 
+from harness.http import HttpWire, http_client
+from harness.rpc import MODERN
 from mcp_tasks.client import TaskHandle, TasksClient, reconnecting_http, start_task
-from tests.helpers.http import HttpWire, http_client
-from tests.helpers.rpc import MODERN
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deploy.md").read_text()

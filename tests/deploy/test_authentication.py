@@ -16,11 +16,11 @@ import anyio
 import pytest
 from mcp import Client
 
+from harness.http import HttpWire, http_client, modern_headers
+from harness.rpc import request
 from mcp_tasks.client import TaskHandle, TasksClient, reconnecting_http, resume_task
 from mcp_tasks.errors import UnknownTask
 from tests.deploy.recipes import ROOT, answers, started
-from tests.helpers.http import HttpWire, http_client, modern_headers
-from tests.helpers.rpc import request
 
 pytestmark = pytest.mark.anyio
 

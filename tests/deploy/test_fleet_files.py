@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from harness.process import ENVIRONMENT
 from mcp_tasks import Settings
-from mcp_tasks.cli.worker import DRAIN
+from mcp_tasks.cli.commands.worker.command import DRAIN
 from tests.deploy.fleet import DEPLOY, compose, free_port, nginx_binary, nginx_command, nginx_folder
-from tests.helpers.process import ENVIRONMENT
 
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 FROM_THE_ENVIRONMENT = re.compile(r"\$\{(\w+)(:[?-][^}]*)?\}")

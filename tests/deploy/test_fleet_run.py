@@ -17,6 +17,9 @@ import anyio
 import httpx2
 import pytest
 
+from harness.databases import postgres
+from harness.http import HttpWire, http_client, initialize
+from harness.rpc import PATIENCE, Tasking
 from tests.deploy.fleet import (
     DEPLOY,
     KEY,
@@ -30,9 +33,6 @@ from tests.deploy.fleet import (
     processes,
 )
 from tests.deploy.recipes import LIMIT, answers, connected, started
-from tests.helpers.databases import postgres
-from tests.helpers.http import HttpWire, http_client, initialize
-from tests.helpers.rpc import PATIENCE, Tasking
 from tests.push.listening import listening
 
 pytestmark = pytest.mark.anyio

@@ -10,9 +10,9 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
 
+from harness.http import http_client, serving_app
 from mcp_tasks import Tasks
 from tests.deploy.recipes import PAGE, ROOT, Site, connected, started
-from tests.helpers.http import http_client, serving_app
 
 pytestmark = pytest.mark.anyio
 

@@ -6,10 +6,10 @@ import pytest
 from mcp import Client
 from mcp.client.sse import sse_client
 
+from harness.http import http_client
+from harness.rpc import LEGACY, legacy_request
 from mcp_tasks.client import TasksClient, resume_task, with_tasks
 from tests.deploy.recipes import LIMIT, Site, started
-from tests.helpers.http import http_client
-from tests.helpers.rpc import LEGACY, legacy_request
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.http import http_client
 from tests.deploy.recipes import Site, connected, site, started
-from tests.helpers.http import http_client
 from tests.interop.install import Environment, Offline, install_python
 
 pytestmark = [pytest.mark.anyio, pytest.mark.interop, pytest.mark.timeout(300)]

@@ -12,9 +12,9 @@ import anyio
 import pytest
 from mcp import Client, MCPError
 
+from harness.rpc import text_of
 from mcp_tasks.client import resume_task
 from tests.deploy.recipes import LIMIT, Site, connected, site, started, wire
-from tests.helpers.rpc import text_of
 from tests.push.listening import listening
 
 pytestmark = pytest.mark.anyio

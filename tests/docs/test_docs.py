@@ -17,9 +17,9 @@ from mcp.client.stdio import stdio_client
 
 from docs.generate import GENERATED, LIFECYCLE, pages
 from docs.reference import slug
+from harness.process import ENVIRONMENT
 from mcp_tasks.client import TasksClient
 from mcp_tasks.testing import TaskTester
-from tests.helpers.process import ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])

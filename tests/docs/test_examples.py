@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.process import ENVIRONMENT, ROOT
-from tests.helpers.rpc import LEGACY, legacy_request
-from tests.helpers.schema import check_legacy_result
-from tests.helpers.stdio import StdioWire
+from harness.process import ENVIRONMENT, ROOT
+from harness.rpc import LEGACY, legacy_request
+from harness.schema import check_legacy_result
+from harness.stdio import StdioWire
 
 PAGE = (ROOT / "docs" / "examples.md").read_text()
 SHOWN = dict(re.findall(r"^\$ python (examples/\w+\.py)\n((?:(?!\$|```).*\n)+)", PAGE, flags=re.MULTILINE))

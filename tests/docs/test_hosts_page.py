@@ -14,12 +14,12 @@ from mcp.server.mcpserver import Context
 from mcp_types import ElicitResult
 from pydantic import BaseModel
 
+from harness.process import ROOT
+from harness.server import QUICK
 from mcp_tasks import Fallback, Host, Tasks
 from mcp_tasks.client import TasksClient
 from mcp_tasks.fallback.hosts import UNKNOWN_HOST
 from mcp_tasks.fallback.patience import patience_of_call, patience_of_leg
-from tests.helpers.process import ROOT
-from tests.helpers.server import QUICK
 
 pytestmark = pytest.mark.anyio
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from mcp import Client
 
+from harness.process import ENVIRONMENT, ROOT
 from tests.deploy.recipes import LIMIT, answers, connected, started
-from tests.helpers.process import ENVIRONMENT, ROOT
 
 pytestmark = [
     pytest.mark.anyio,

@@ -24,9 +24,9 @@ from mcp_types import (
 )
 from pydantic import BaseModel, FileUrl
 
+from harness.forking import piped
+from harness.process import ENVIRONMENT, ROOT
 from mcp_tasks.fallback.schema import HANDLE_SCHEMA
-from tests.helpers.forking import piped
-from tests.helpers.process import ENVIRONMENT, ROOT
 
 ERAS: Final = {"older": "legacy", "newer": "auto"}
 TRANSPORTS: Final = ("stdio", "stateful", "json", "stateless", "stateless-json", "old")

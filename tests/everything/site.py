@@ -26,15 +26,15 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Mount
 from starlette.types import ASGIApp
 
+from harness.forking import fork
+from harness.process import ENVIRONMENT, STOP_LIMIT
+from harness.server import QUICK
 from mcp_tasks import Tasks
 from mcp_tasks.server import ListChanges
 from tests.conformance.everything_server import MemoryEvents
 from tests.everything import oauth
 from tests.everything.lowlevel import build_lowlevel
 from tests.everything.server import build
-from tests.helpers.forking import fork
-from tests.helpers.process import ENVIRONMENT, STOP_LIMIT
-from tests.helpers.server import QUICK
 
 ORIGIN: Final = "https://app.example.com"
 HOST: Final = "tools.example.com"

@@ -11,6 +11,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.sse import sse_client
 from mcp_types import CallToolResult, ResourceTemplateReference
 
+from harness.rpc import PATIENCE
 from mcp_tasks.client import (
     ServerTransport,
     TaskFailed,
@@ -23,7 +24,6 @@ from mcp_tasks.client import (
 )
 from tests.everything.connecting import ERAS, TRANSPORTS, Host, listed_tools, own_tools, target, visiting
 from tests.everything.server import SIGN_IN
-from tests.helpers.rpc import PATIENCE
 
 pytestmark = pytest.mark.anyio
 

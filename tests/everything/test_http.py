@@ -10,9 +10,9 @@ import anyio
 import httpx2
 import pytest
 
+from harness.http import HttpWire, LegacyHttpWire, http_client, initialize, modern_headers
+from harness.rpc import LEGACY, MODERN, NOTHING, PATIENCE, legacy_request, loads, request
 from tests.everything.site import HOST, IDLE, ORIGIN
-from tests.helpers.http import HttpWire, LegacyHttpWire, http_client, initialize, modern_headers
-from tests.helpers.rpc import LEGACY, MODERN, NOTHING, PATIENCE, legacy_request, loads, request
 
 pytestmark = pytest.mark.anyio
 

@@ -21,6 +21,8 @@ from mcp.server.subscriptions import (
 )
 from mcp_types import InitializedNotification
 
+from harness.http import serving
+from harness.rpc import PATIENCE
 from mcp_tasks.client import TaskHandle, TasksClient, start_task
 from mcp_tasks.errors import InvalidDuration
 from mcp_tasks.server import ListChanges
@@ -28,8 +30,6 @@ from tests.everything.connecting import ERAS, Host, Visit, target, visiting
 from tests.everything.lowlevel import build_lowlevel
 from tests.everything.server import build
 from tests.everything.site import WINDOW, new_tasks
-from tests.helpers.http import serving
-from tests.helpers.rpc import PATIENCE
 
 pytestmark = pytest.mark.anyio
 

@@ -8,9 +8,9 @@ from typing import Any
 import anyio
 import pytest
 
+from harness.rpc import PATIENCE
 from tests.everything.connecting import COMPANIONS, ERAS, Pair, Visit, paired
 from tests.everything.lowlevel import COUNT, LEVELS
-from tests.helpers.rpc import PATIENCE
 
 pytestmark = pytest.mark.anyio
 

@@ -17,11 +17,11 @@ from mcp.server.mcpserver import Context
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from harness.http import serving_app
+from harness.rpc import PATIENCE
 from mcp_tasks.client import TaskHandle, TasksClient, resume_task, start_task, with_tasks
 from tests.everything.connecting import ERAS, Host
 from tests.everything.site import new_tasks
-from tests.helpers.http import serving_app
-from tests.helpers.rpc import PATIENCE
 
 pytestmark = pytest.mark.anyio
 

@@ -18,9 +18,9 @@ from mcp_types import (
     ResourceTemplateReference,
 )
 
+from harness.rpc import LEGACY, MODERN
 from tests.everything.connecting import ERAS, TRANSPORTS, Pair, Visit, listed_tools, outcome, own_tools, paired
 from tests.everything.server import SIGN_IN
-from tests.helpers.rpc import LEGACY, MODERN
 
 pytestmark = pytest.mark.anyio
 

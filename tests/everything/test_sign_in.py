@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 import pytest
 from mcp import Client
 
+from harness.http import HttpWire, http_client, initialize
+from harness.rpc import LEGACY, legacy_request
 from mcp_tasks.client import TaskHandle, TasksClient, reconnecting_http, resume_task, start_task
 from mcp_tasks.errors import UnknownTask
 from tests.everything.connecting import ERAS
 from tests.everything.oauth import SCOPE, Keys, signing_in
 from tests.everything.site import site_process
-from tests.helpers.http import HttpWire, http_client, initialize
-from tests.helpers.rpc import LEGACY, legacy_request
 
 pytestmark = pytest.mark.anyio
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from mcp.server import MCPServer
 
+from harness.process import serve_stdio
+from harness.server import QUICK, Desk
 from mcp_tasks import Tasks
 from mcp_tasks.fallback.hosts import Host
 from mcp_tasks.fallback.ways import Fallback
-from tests.helpers.process import serve_stdio
-from tests.helpers.server import QUICK, Desk
 from tests.legacy.asking_server import build_asking
 
 WAIT = timedelta(seconds=0.5)

@@ -20,9 +20,9 @@ from mcp.server.mcpserver import Context
 from mcp_types import ToolAnnotations
 from pydantic import AnyHttpUrl
 
+from harness.process import serve_stdio
+from harness.server import QUICK, Desk
 from mcp_tasks import Fallback, Tasks, current_task
-from tests.helpers.process import serve_stdio
-from tests.helpers.server import QUICK, Desk
 
 MARKED, PLAIN = "talk", "talk_plainly"
 REPEATABLE = ToolAnnotations(idempotent_hint=True)

@@ -13,14 +13,14 @@ from typing import Any
 import anyio
 from mcp.server import MCPServer
 
+from harness.http import serving
+from harness.rpc import PATIENCE, Tasking
+from harness.server import QUICK
 from mcp_tasks import Tasks
 from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores import MemoryStore
 from tests.fallback.matrix.legs import ASKABLE
-from tests.helpers.http import serving
-from tests.helpers.rpc import PATIENCE, Tasking
-from tests.helpers.server import QUICK
 
 
 class MoodyStore(MemoryStore):

@@ -22,10 +22,10 @@ from mcp_types import CallToolResult, Implementation, TextContent
 from mcp_types.version import LATEST_MODERN_VERSION
 from pydantic import BaseModel
 
+from harness.process import serve_stdio
+from harness.server import QUICK
 from mcp_tasks import Tasks
 from mcp_tasks.fallback.ways import Fallback
-from tests.helpers.process import serve_stdio
-from tests.helpers.server import QUICK
 
 MODERN = LATEST_MODERN_VERSION
 MODES = [MODERN, "legacy"]

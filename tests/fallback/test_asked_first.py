@@ -13,12 +13,12 @@ import pytest
 from mcp.server.mcpserver import Context, Resolve
 from mcp_types import ElicitRequest, ElicitRequestFormParams, InputRequiredResult
 
+from harness.rpc import Tasking, accept, text_of
+from harness.server import Name, resolve_name
 from mcp_tasks import Tasks
 from mcp_tasks.fallback.ways import Fallback
 from tests.fallback.matrix.legs import Call
 from tests.fallback.moods import Jobs, client_of, quick_tasks, server_of
-from tests.helpers.rpc import Tasking, accept, text_of
-from tests.helpers.server import Name, resolve_name
 
 pytestmark = pytest.mark.anyio
 

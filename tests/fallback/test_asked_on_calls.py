@@ -15,13 +15,13 @@ from mcp.client.context import ClientRequestContext
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_types import ElicitRequestParams, ElicitResult, TextContent
 
+from harness.forking import piped
+from harness.http import serving
+from harness.older import PipeClient, http_session, pipe_session
+from harness.process import ROOT
+from harness.stdio import stdio_process
 from mcp_tasks.fallback import asked
 from tests.fallback.asking_process import asking_server
-from tests.helpers.forking import piped
-from tests.helpers.http import serving
-from tests.helpers.older import PipeClient, http_session, pipe_session
-from tests.helpers.process import ROOT
-from tests.helpers.stdio import stdio_process
 
 pytestmark = pytest.mark.anyio
 

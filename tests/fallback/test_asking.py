@@ -14,12 +14,9 @@ from mcp.client.context import ClientRequestContext
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_types import ElicitRequestParams, ElicitResult, TextContent
 
-from mcp_tasks.fallback import asked
-from mcp_tasks.fallback.asked import asked_by
-from tests.fallback.waiting_server import waiting_server
-from tests.helpers.forking import piped
-from tests.helpers.http import HttpWire, serving
-from tests.helpers.older import (
+from harness.forking import piped
+from harness.http import HttpWire, serving
+from harness.older import (
     ASKABLE,
     Arrived,
     HttpClient,
@@ -28,10 +25,13 @@ from tests.helpers.older import (
     http_session,
     pipe_session,
 )
-from tests.helpers.process import ROOT
-from tests.helpers.rpc import PATIENCE
-from tests.helpers.server import Desk
-from tests.helpers.stdio import stdio_process
+from harness.process import ROOT
+from harness.rpc import PATIENCE
+from harness.server import Desk
+from harness.stdio import stdio_process
+from mcp_tasks.fallback import asked
+from mcp_tasks.fallback.asked import asked_by
+from tests.fallback.waiting_server import waiting_server
 
 pytestmark = pytest.mark.anyio
 

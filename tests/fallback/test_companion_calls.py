@@ -11,13 +11,13 @@ import pytest
 from mcp import Client
 from mcp_types import CallToolResult
 
+from harness import rpc
+from harness.http import serving
+from harness.older import http_session
+from harness.rpc import PATIENCE
 from mcp_tasks.fallback.hosts import Host
 from mcp_tasks.fallback.ways import Fallback
 from tests.fallback.rendering import MODES, SOON, Farm, chat, facts_of, text_of
-from tests.helpers import rpc
-from tests.helpers.http import serving
-from tests.helpers.older import http_session
-from tests.helpers.rpc import PATIENCE
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

@@ -15,6 +15,9 @@ from mcp import StdioServerParameters
 from mcp.server.mcpserver import Context
 from mcp_types import ElicitRequestParams, ElicitResult
 
+from harness.forking import piped
+from harness.http import serving
+from harness.process import ENVIRONMENT, ROOT
 from mcp_tasks.core import InputRequest, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.actor import NOBODY
 from mcp_tasks.core.inputs import InputBook
@@ -27,9 +30,6 @@ from mcp_tasks.fallback.ways import Fallback
 from mcp_tasks.protocol import Caller
 from mcp_tasks.stores.base import InSession
 from tests.fallback.rendering import MODERN, MODES, SOON, Farm, Publish, chat, facts_of, handle_of, text_of
-from tests.helpers.forking import piped
-from tests.helpers.http import serving
-from tests.helpers.process import ENVIRONMENT, ROOT
 from tests.unit.tooling import call_of, new_server, outcome_of, running_tools, until_status
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]

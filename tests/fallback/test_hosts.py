@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 
+from harness.process import ROOT
 from mcp_tasks.core.json import JsonValue
 from mcp_tasks.errors import InvalidOption
 from mcp_tasks.fallback.hosts import HOSTS, UNKNOWN_HOST, Host, check_hosts, host_of
-from tests.helpers.process import ROOT
 
 MINUTE = timedelta(minutes=1)
 SHORT, LONG, WAITS = Host(limit=MINUTE), Host(limit=5 * MINUTE), Host()

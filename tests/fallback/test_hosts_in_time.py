@@ -20,12 +20,12 @@ import pytest
 from mcp import Client
 from mcp_types import CallToolResult, Implementation
 
+from harness.rpc import MODERN, PATIENCE
 from mcp_tasks.fallback.hosts import HOSTS, UNKNOWN_HOST, Host
 from mcp_tasks.fallback.ways import Fallback
 from tests.client.connecting import Person
 from tests.fallback.matrix.clients import text_of
 from tests.fallback.matrix.serving import HttpServers, Place, place
-from tests.helpers.rpc import MODERN, PATIENCE
 
 GIVES_UP: float = 4
 """Seconds after which a scaled host gives up. A sixth of it is left for the way there and back, on a busy machine."""

@@ -13,11 +13,11 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp_types import CallToolResult, Implementation
 
+from harness.rpc import MODERN, PATIENCE
+from harness.server import QUICK, Name
 from mcp_tasks import Tasks
 from mcp_tasks.fallback.ways import Fallback
 from tests.client.connecting import Person, text
-from tests.helpers.rpc import MODERN, PATIENCE
-from tests.helpers.server import QUICK, Name
 
 pytestmark = pytest.mark.anyio
 

@@ -10,11 +10,11 @@ from typing import Any
 import anyio
 import pytest
 
+from harness.http import HttpWire, http_client
+from harness.older import http_session
+from harness.rpc import NOTHING, TASKS, Tasking, text_of
 from tests.fallback.matrix.legs import Call, legs
 from tests.fallback.matrix.serving import HttpServers, Place, place
-from tests.helpers.http import HttpWire, http_client
-from tests.helpers.older import http_session
-from tests.helpers.rpc import NOTHING, TASKS, Tasking, text_of
 
 pytestmark = pytest.mark.anyio
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import anyio
 import pytest
 
+from harness.cipher import AesCipher
+from harness.forking import PIPE, Forked, fork
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
 from mcp_tasks.fallback.keys import KEPT_FOR, MOST_KEYS, NOTE, READ_AGAIN, InvalidState, StateKeys
 from mcp_tasks.stores import MemoryStore, Store
@@ -19,8 +21,6 @@ from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import FakeClock
 from tests.fallback.replicas import NoteStore, Replica
-from tests.helpers.cipher import AesCipher
-from tests.helpers.forking import PIPE, Forked, fork
 
 pytestmark = pytest.mark.anyio
 

@@ -15,11 +15,11 @@ from typing import Any
 import anyio
 import pytest
 
+from harness.http import HttpWire, http_client
+from harness.older import http_session
+from harness.rpc import INTERNAL_ERROR, INVALID_PARAMS, TASKS, Tasking, accept, text_of
 from tests.fallback.matrix.legs import ASKABLE, Call, legs
 from tests.fallback.matrix.serving import HttpServers, Place, place
-from tests.helpers.http import HttpWire, http_client
-from tests.helpers.older import http_session
-from tests.helpers.rpc import INTERNAL_ERROR, INVALID_PARAMS, TASKS, Tasking, accept, text_of
 
 pytestmark = pytest.mark.anyio
 

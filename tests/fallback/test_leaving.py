@@ -12,14 +12,14 @@ from typing import Any
 import anyio
 import pytest
 
+from harness.http import HttpWire, http_client
+from harness.older import HttpClient, OlderClient, Pending, http_session, pipe_session
+from harness.rpc import NOTHING, Tasking, request, text_of
+from harness.stdio import StdioWire, stdio_process
 from mcp_tasks.protocol import Caller
 from tests.fallback.matrix.legs import Call, legs
 from tests.fallback.matrix.serving import MODULE, HttpServers, Place, place
 from tests.fallback.moods import Jobs, client_of, quick_tasks, server_of
-from tests.helpers.http import HttpWire, http_client
-from tests.helpers.older import HttpClient, OlderClient, Pending, http_session, pipe_session
-from tests.helpers.rpc import NOTHING, Tasking, request, text_of
-from tests.helpers.stdio import StdioWire, stdio_process
 
 pytestmark = pytest.mark.anyio
 

@@ -15,14 +15,14 @@ from mcp.server import Server, ServerRequestContext
 from mcp.server.caching import CacheHint
 from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, PaginatedRequestParams, TextContent, Tool
 
+from harness.http import initialize, serving
+from harness.rpc import TASKS, request
+from harness.server import QUICK
 from mcp_tasks import Tasks
 from mcp_tasks.fallback.hosts import Host
 from mcp_tasks.fallback.schema import widened
 from mcp_tasks.fallback.ways import Fallback
 from tests.fallback.rendering import MODERN, MODES, SOON, Farm, chat, handle_of, text_of
-from tests.helpers.http import initialize, serving
-from tests.helpers.rpc import TASKS, request
-from tests.helpers.server import QUICK
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

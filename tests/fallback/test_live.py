@@ -18,14 +18,14 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp_types import LOG_LEVEL_META_KEY, CallToolResult, InputRequiredResult, LoggingMessageNotificationParams
 
+from harness.forking import piped
+from harness.http import HttpWire, initialize, modern_headers, serving
+from harness.older import OWN_STREAM, http_session
+from harness.process import ENVIRONMENT, ROOT
+from harness.rpc import LEGACY, MODERN, NOTHING, PATIENCE, Reply, legacy_request, request
+from harness.server import Desk
 from mcp_tasks import Fallback
 from tests.fallback.live_server import MARKED, PLAIN, SHORT, build_live
-from tests.helpers.forking import piped
-from tests.helpers.http import HttpWire, initialize, modern_headers, serving
-from tests.helpers.older import OWN_STREAM, http_session
-from tests.helpers.process import ENVIRONMENT, ROOT
-from tests.helpers.rpc import LEGACY, MODERN, NOTHING, PATIENCE, Reply, legacy_request, request
-from tests.helpers.server import Desk
 
 pytestmark = pytest.mark.anyio
 

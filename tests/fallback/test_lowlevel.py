@@ -7,14 +7,14 @@ from datetime import timedelta
 
 import pytest
 
+from harness.http import serving
+from harness.lowlevel import build_lowlevel
+from harness.older import http_session
+from harness.rpc import TASKS, accept, text_of
+from harness.server import QUICK
 from mcp_tasks import Tasks
 from mcp_tasks.fallback.ways import Fallback
 from tests.fallback.matrix.legs import ASKABLE, Call, legs
-from tests.helpers.http import serving
-from tests.helpers.lowlevel import build_lowlevel
-from tests.helpers.older import http_session
-from tests.helpers.rpc import TASKS, accept, text_of
-from tests.helpers.server import QUICK
 
 pytestmark = pytest.mark.anyio
 

@@ -18,6 +18,10 @@ from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context
 from pydantic import AnyHttpUrl
 
+from harness.http import serving
+from harness.older import HttpClient, http_session
+from harness.rpc import PATIENCE, text_of
+from harness.server import QUICK, Name
 from mcp_tasks import Fallback, Host, Tasks, current_task
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
@@ -25,10 +29,6 @@ from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores.memory import MemoryStore
 from tests.fallback.live_server import REPEATABLE, Verifier
 from tests.fallback.rendering import Farm
-from tests.helpers.http import serving
-from tests.helpers.older import HttpClient, http_session
-from tests.helpers.rpc import PATIENCE, text_of
-from tests.helpers.server import QUICK, Name
 from tests.legacy.asking_server import build_asking
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]

@@ -15,10 +15,10 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp_types.version import LATEST_MODERN_VERSION
 
+from harness.http import serving
 from mcp_tasks.core.record import Progress, TaskRecord
 from mcp_tasks.fallback.progress_values import ALIVE
 from mcp_tasks.fallback.relay import ProgressRelay
-from tests.helpers.http import serving
 from tests.unit.virtual_time import VirtualTimeLoop
 
 pytestmark = pytest.mark.anyio

@@ -12,13 +12,13 @@ import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 
+from harness.rpc import PATIENCE, Tasking, accept, text_of
+from harness.server import Name
 from mcp_tasks import Tasks
 from mcp_tasks.fallback.hosts import Host
 from mcp_tasks.fallback.ways import Fallback
 from tests.fallback.matrix.legs import Call
 from tests.fallback.moods import Jobs, MoodyStore, client_of, quick_tasks, server_of
-from tests.helpers.rpc import PATIENCE, Tasking, accept, text_of
-from tests.helpers.server import Name
 
 pytestmark = pytest.mark.anyio
 

@@ -11,12 +11,9 @@ from typing import Any
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from tests.fallback.matrix.legs import ASKABLE, Call, legs
-from tests.fallback.matrix.serving import HttpServers, Place, place
-from tests.fallback.moods import client_of, quick_tasks, server_of
-from tests.helpers.http import HttpWire, http_client, modern_headers
-from tests.helpers.older import http_session
-from tests.helpers.rpc import (
+from harness.http import HttpWire, http_client, modern_headers
+from harness.older import http_session
+from harness.rpc import (
     EVERYTHING,
     INTERNAL_ERROR,
     METHOD_NOT_FOUND,
@@ -27,6 +24,9 @@ from tests.helpers.rpc import (
     request,
     text_of,
 )
+from tests.fallback.matrix.legs import ASKABLE, Call, legs
+from tests.fallback.matrix.serving import HttpServers, Place, place
+from tests.fallback.moods import client_of, quick_tasks, server_of
 
 pytestmark = pytest.mark.anyio
 

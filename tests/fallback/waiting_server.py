@@ -20,6 +20,9 @@ from mcp.server.context import CallNext, HandlerResult
 from mcp.server.mcpserver import Context
 from mcp_types import CallToolRequestParams
 
+from harness.process import serve_stdio
+from harness.rpc import PATIENCE
+from harness.server import QUICK, Desk, Name
 from mcp_tasks import Tasks
 from mcp_tasks.adapters.era import RequestContext
 from mcp_tasks.adapters.sdk import caller_of, task_request
@@ -33,9 +36,6 @@ from mcp_tasks.fallback.asking import CallQuestions
 from mcp_tasks.legacy.server import elicit_as_task
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.stores.memory import MemoryStore
-from tests.helpers.process import serve_stdio
-from tests.helpers.rpc import PATIENCE
-from tests.helpers.server import QUICK, Desk, Name
 from tests.legacy.asking_server import build_asking
 
 SOMEBODY = Actor("client", None)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from tests.helpers.databases import Postgres, Server, postgres, valkey
+from harness.databases import Postgres, Server, postgres, valkey
 
 BackendName: TypeAlias = Literal["sqlite", "postgres", "redis"]
 

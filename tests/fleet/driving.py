@@ -21,6 +21,8 @@ from mcp import Client, MCPError
 from mcp.client.session import ClientRequestContext
 from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, TextContent
 
+from harness.http import HttpWire
+from harness.rpc import INVALID_PARAMS, MODERN, TASKS, Tasking
 from mcp_tasks.client import (
     Patience,
     TaskFailed,
@@ -33,8 +35,6 @@ from mcp_tasks.client import (
 )
 from tests.fleet.fleet import LIMIT, LOOK
 from tests.fleet.plans import Call
-from tests.helpers.http import HttpWire
-from tests.helpers.rpc import INVALID_PARAMS, MODERN, TASKS, Tasking
 
 FINAL = ("completed", "failed", "cancelled")
 _MOVES = ("_meta", "ttlMs", "pollIntervalMs", "resultType")

@@ -16,13 +16,13 @@ from pathlib import Path
 import uvicorn
 from mcp.server import MCPServer
 
+from harness.server import UNPACED
 from mcp_tasks import Settings, Tasks
 from mcp_tasks.protocol import Caller
 from mcp_tasks.stores.url import store_from_url
 from tests.fleet.notes import Notes
 from tests.fleet.tools import Tools, add_chaos_tools, add_pool_tools
 from tests.fleet.unfenced import Fence, delayed
-from tests.helpers.server import UNPACED
 
 LEASE = timedelta(seconds=3)
 SWEEP = timedelta(milliseconds=300)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from harness.rpc import Tasking
 from mcp_tasks import Settings
 from tests.fleet.backends import BackendName, backend
 from tests.fleet.driving import door
@@ -23,7 +24,6 @@ from tests.fleet.fleet import LIMIT, LOOK, Fleet, fleet
 from tests.fleet.notes import Note, Notes
 from tests.fleet.served import LEASE, SWEEP
 from tests.fleet.zygote import Zygote
-from tests.helpers.rpc import Tasking
 
 TASKS = 20
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.rpc import EVERYTHING, Tasking, accept
 from mcp_tasks.stores.url import store_from_url
 from tests.fleet.backends import Backend
 from tests.fleet.balancing import balancing
@@ -18,7 +19,6 @@ from tests.fleet.notes import Notes
 from tests.fleet.served import LEASE, SWEEP
 from tests.fleet.takeover import TASKS, bounds, run_of, started, taken_over
 from tests.fleet.zygote import Zygote, can_be_apart
-from tests.helpers.rpc import EVERYTHING, Tasking, accept
 
 pytestmark = pytest.mark.anyio
 

@@ -12,6 +12,8 @@ import anyio
 import pytest
 from mcp import Client
 
+from harness.http import HttpWire, initialize
+from harness.rpc import EVERYTHING, MODERN, Tasking, accept
 from mcp_tasks.client import TaskHandle, reconnecting_http, start_task
 from tests.fleet.backends import Backend
 from tests.fleet.balancing import Balancer
@@ -20,8 +22,6 @@ from tests.fleet.fleet import LIMIT, LOOK, Fleet, fleet
 from tests.fleet.notes import Note, Notes
 from tests.fleet.takeover import run_of
 from tests.fleet.zygote import Zygote
-from tests.helpers.http import HttpWire, initialize
-from tests.helpers.rpc import EVERYTHING, MODERN, Tasking, accept
 from tests.push.listening import listening
 
 pytestmark = pytest.mark.anyio

@@ -15,6 +15,7 @@ from mcp.server.mcpserver import Context
 from mcp_types import SamplingMessage, TextContent, ToolAnnotations
 from pydantic import BaseModel
 
+from harness.server import QUICK
 from mcp_tasks import Tasks
 from mcp_tasks.legacy.server import (
     ClientTasksUnsupported,
@@ -23,7 +24,6 @@ from mcp_tasks.legacy.server import (
     list_client_tasks,
     sample_as_task,
 )
-from tests.helpers.server import QUICK
 
 
 class Approval(BaseModel):

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import anyio
 from mcp import StdioServerParameters
 
+from harness.forking import Forked, fork, piped
+from harness.process import ENVIRONMENT, ROOT
 from mcp_tasks.client import ServerTransport, stdio_transport
-from tests.helpers.forking import Forked, fork, piped
-from tests.helpers.process import ENVIRONMENT, ROOT
 
 SERVER = "tests.hosted.asking_server"
 

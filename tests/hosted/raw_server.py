@@ -26,9 +26,9 @@ from mcp_types import (
     jsonrpc_message_adapter,
 )
 
+from harness.rpc import PATIENCE
+from harness.schema import check_legacy_result
 from mcp_tasks.client import Hosting, TasksClient, with_tasks
-from tests.helpers.rpc import PATIENCE
-from tests.helpers.schema import check_legacy_result
 
 RELATED = "io.modelcontextprotocol/related-task"
 

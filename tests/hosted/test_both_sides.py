@@ -13,8 +13,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, ElicitResult, ErrorData, TextContent
 
+from harness.rpc import PATIENCE
 from mcp_tasks.client import Hosting, ServerTransport, TasksClient, reconnecting_http
-from tests.helpers.rpc import PATIENCE
 from tests.hosted.processes import HttpServer, http_server, over_stdio
 from tests.hosted.raw_server import Host, until
 

@@ -9,10 +9,10 @@ import anyio
 import pytest
 from mcp import Client
 
+from harness.rpc import PATIENCE
 from mcp_tasks.client import Hosting, TasksClient, with_tasks
 from mcp_tasks.errors import InvalidOption, UsageError
 from mcp_tasks.legacy.client.hosting_peer import MAX_OPEN, MAX_UNREAD
-from tests.helpers.rpc import PATIENCE
 from tests.hosted.raw_server import ELICIT, SAMPLE, Host, RawServer, Refused, connected, until
 
 pytestmark = pytest.mark.anyio

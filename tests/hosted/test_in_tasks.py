@@ -11,12 +11,12 @@ import pytest
 from mcp import Client
 from mcp_types import ElicitResult, ErrorData
 
+from harness.rpc import PATIENCE
 from mcp_tasks.client import Hosting, ServerTransport, TaskHandle, TasksClient, reconnecting_http
 from mcp_tasks.core import TaskRecord
 from mcp_tasks.legacy.client.hosting_file import HostedFile
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.client.connecting import text
-from tests.helpers.rpc import PATIENCE
 from tests.hosted.processes import HttpServer, http_server, over_stdio
 from tests.hosted.raw_server import RELATED, Host, until
 

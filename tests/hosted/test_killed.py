@@ -13,14 +13,14 @@ from typing import Any
 import anyio
 import pytest
 
+from harness.forking import PIPE, Forked, fork
+from harness.process import ENVIRONMENT
+from harness.rpc import PATIENCE
 from mcp_tasks.client import Hosting, TasksClient
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
 from mcp_tasks.legacy.client.hosting_file import HostedFile
 from mcp_tasks.legacy.client.hosting_runs import MAX_LOST
 from mcp_tasks.wire.models import QUESTION_META_KEY
-from tests.helpers.forking import PIPE, Forked, fork
-from tests.helpers.process import ENVIRONMENT
-from tests.helpers.rpc import PATIENCE
 from tests.hosted.processes import http_server
 from tests.hosted.raw_server import RELATED, Host, Refused, connected, until
 

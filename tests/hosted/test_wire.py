@@ -10,8 +10,8 @@ import anyio
 import pytest
 from mcp_types import ElicitResult, ErrorData
 
+from harness.rpc import PATIENCE
 from mcp_tasks.client import Hosting, TasksClient
-from tests.helpers.rpc import PATIENCE
 from tests.hosted.raw_server import ELICIT, RELATED, Host, RawServer, Refused, connected, until
 
 pytestmark = pytest.mark.anyio

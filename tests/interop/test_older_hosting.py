@@ -12,8 +12,8 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp_types import TextContent
 
+from harness.process import ENVIRONMENT, ROOT
 from mcp_tasks.client import Hosting, TasksClient, stdio_transport
-from tests.helpers.process import ENVIRONMENT, ROOT
 from tests.hosted.raw_server import Host
 from tests.interop.install import PYTHON_SDK, install_python
 

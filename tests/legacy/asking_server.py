@@ -9,8 +9,8 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
 
+from harness.server import REPEATABLE, Desk, Name, build
 from mcp_tasks import Tasks
-from tests.helpers.server import REPEATABLE, Desk, Name, build
 
 
 def build_asking(tasks: Tasks, desk: Desk | None = None) -> MCPServer[Any]:

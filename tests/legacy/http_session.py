@@ -12,8 +12,8 @@ from typing import Any
 import anyio
 import httpx2
 
-from tests.helpers.http import HttpWire
-from tests.helpers.rpc import EVERYTHING, LEGACY, PATIENCE, legacy_request, loads
+from harness.http import HttpWire
+from harness.rpc import EVERYTHING, LEGACY, PATIENCE, legacy_request, loads
 
 RELATED = "io.modelcontextprotocol/related-task"
 Message = dict[str, Any]

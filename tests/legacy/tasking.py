@@ -10,10 +10,10 @@ from mcp.server.auth.provider import AccessToken
 from mcp.server.auth.settings import AuthSettings
 from pydantic import AnyHttpUrl
 
-from tests.helpers.http import HttpWire, LegacyHttpWire, initialize
-from tests.helpers.rpc import LEGACY, PATIENCE, Reply, legacy_request
-from tests.helpers.schema import check_legacy_result
-from tests.helpers.stdio import StdioWire
+from harness.http import HttpWire, LegacyHttpWire, initialize
+from harness.rpc import LEGACY, PATIENCE, Reply, legacy_request
+from harness.schema import check_legacy_result
+from harness.stdio import StdioWire
 
 RELATED: Final = "io.modelcontextprotocol/related-task"
 ASKABLE: Final[Mapping[str, Any]] = {"elicitation": {}, "sampling": {}, "roots": {}}

@@ -13,15 +13,15 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, ListToolsResult, PaginatedRequestParams, Tool, ToolExecution
 from pydantic import BaseModel, ValidationError
 
+from harness.http import HttpWire, initialize, serving
+from harness.lowlevel import build_lowlevel
+from harness.rpc import INVALID_PARAMS, METHOD_NOT_FOUND, text_of
+from harness.server import QUICK, Desk, build
+from harness.stdio import stdio_process
+from harness.stored import all_tasks
 from mcp_tasks import Tasks
 from mcp_tasks.core import TaskRequest
 from mcp_tasks.stores.memory import MemoryStore
-from tests.helpers.http import HttpWire, initialize, serving
-from tests.helpers.lowlevel import build_lowlevel
-from tests.helpers.rpc import INVALID_PARAMS, METHOD_NOT_FOUND, text_of
-from tests.helpers.server import QUICK, Desk, build
-from tests.helpers.stdio import stdio_process
-from tests.helpers.stored import all_tasks
 from tests.legacy.tasking import ASKABLE, OldTasks, StdioSession, over_http, over_stdio
 
 pytestmark = pytest.mark.anyio

@@ -10,10 +10,10 @@ from typing import Any
 import anyio
 import pytest
 
+from harness.http import HttpWire, serving
+from harness.rpc import EVERYTHING, INVALID_PARAMS, MISSING_CAPABILITY, NOTHING, PATIENCE, Tasking, text_of
+from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
-from tests.helpers.http import HttpWire, serving
-from tests.helpers.rpc import EVERYTHING, INVALID_PARAMS, MISSING_CAPABILITY, NOTHING, PATIENCE, Tasking, text_of
-from tests.helpers.server import QUICK, Desk, build
 from tests.legacy.tasking import ASKABLE, AUTH, RELATED, OldTasks, Verifier, over_http
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("auth", [False, True], ids=["nobody", "an owner"])]

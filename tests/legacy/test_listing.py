@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from harness.http import HttpWire, serving
+from harness.rpc import EVERYTHING, INVALID_PARAMS, Tasking
+from harness.server import QUICK, UNPACED, Desk, build
+from harness.stored import all_tasks
 from mcp_tasks import Tasks
 from mcp_tasks.legacy.server.listing import PAGE_SIZE
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing import FakeClock
-from tests.helpers.http import HttpWire, serving
-from tests.helpers.rpc import EVERYTHING, INVALID_PARAMS, Tasking
-from tests.helpers.server import QUICK, UNPACED, Desk, build
-from tests.helpers.stored import all_tasks
 from tests.legacy.tasking import AUTH, Verifier, over_http
 
 pytestmark = pytest.mark.anyio

@@ -14,15 +14,15 @@ from mcp.server import MCPServer
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, ImageContent, TextContent
 
+from harness.http import HttpWire, initialize, serving
+from harness.rpc import INVALID_PARAMS, INVALID_REQUEST, PATIENCE, Reply, text_of
+from harness.schema import check_legacy_result
+from harness.server import CUSTOM_ERROR, QUICK, Desk, build
 from mcp_tasks import Tasks
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing import FakeClock
-from tests.helpers.http import HttpWire, initialize, serving
-from tests.helpers.rpc import INVALID_PARAMS, INVALID_REQUEST, PATIENCE, Reply, text_of
-from tests.helpers.schema import check_legacy_result
-from tests.helpers.server import CUSTOM_ERROR, QUICK, Desk, build
 from tests.legacy.tasking import RELATED, OldTasks, over_http
 
 pytestmark = pytest.mark.anyio

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from mcp.server.streamable_http import EventCallback, EventId, EventMessage, EventStore, StreamId
 
+from harness.http import HttpWire, http_client, initialize, serving, serving_app
+from harness.rpc import INVALID_PARAMS, text_of
+from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
 from mcp_tasks.legacy.server.polls import PollAnswer
-from tests.helpers.http import HttpWire, http_client, initialize, serving, serving_app
-from tests.helpers.rpc import INVALID_PARAMS, text_of
-from tests.helpers.server import QUICK, Desk, build
 from tests.legacy.tasking import ASKABLE, OldTasks, over_http
 
 pytestmark = pytest.mark.anyio

@@ -9,11 +9,11 @@ from typing import Any
 import anyio
 import pytest
 
+from harness.http import HttpWire, serving
+from harness.rpc import EVERYTHING, Tasking
+from harness.server import QUICK, Desk
 from mcp_tasks import Tasks
 from mcp_tasks.legacy.server.sessions import HEAD_START
-from tests.helpers.http import HttpWire, serving
-from tests.helpers.rpc import EVERYTHING, Tasking
-from tests.helpers.server import QUICK, Desk
 from tests.legacy.asking_server import build_asking
 from tests.legacy.http_session import RELATED, HttpSession, Stream, open_session
 

@@ -28,12 +28,12 @@ from mcp_types import (
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from harness.http import HttpWire, http_client, serving, serving_app
+from harness.process import http_process
+from harness.rpc import EVERYTHING, LEGACY, PATIENCE, legacy_request
+from harness.server import QUICK, Desk
+from harness.stdio import StdioWire, stdio_process
 from mcp_tasks import Tasks
-from tests.helpers.http import HttpWire, http_client, serving, serving_app
-from tests.helpers.process import http_process
-from tests.helpers.rpc import EVERYTHING, LEGACY, PATIENCE, legacy_request
-from tests.helpers.server import QUICK, Desk
-from tests.helpers.stdio import StdioWire, stdio_process
 from tests.legacy.asking_server import build_asking
 from tests.legacy.http_session import RELATED, open_session
 from tests.push.test_failing_store import MoodyStore

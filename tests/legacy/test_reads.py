@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from mcp.server import MCPServer
 
+from harness.http import HttpWire, initialize, serving
+from harness.rpc import EVERYTHING, INVALID_PARAMS, METHOD_NOT_FOUND, Tasking
+from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
-from tests.helpers.http import HttpWire, initialize, serving
-from tests.helpers.rpc import EVERYTHING, INVALID_PARAMS, METHOD_NOT_FOUND, Tasking
-from tests.helpers.server import QUICK, Desk, build
 from tests.legacy.tasking import ASKABLE, RELATED, OldTasks, over_http
 from tests.push.listening import listening
 

@@ -13,13 +13,13 @@ from weakref import WeakSet
 import anyio
 import pytest
 
+from harness.http import HttpWire, serving
+from harness.rpc import EVERYTHING, LEGACY, PATIENCE, legacy_request
+from harness.server import QUICK, Desk
 from mcp_tasks import Tasks
 from mcp_tasks.legacy.server.asking import OpenQuestions
 from mcp_tasks.legacy.server.sessions import Session
 from mcp_tasks.stores.memory import MemoryStore
-from tests.helpers.http import HttpWire, serving
-from tests.helpers.rpc import EVERYTHING, LEGACY, PATIENCE, legacy_request
-from tests.helpers.server import QUICK, Desk
 from tests.legacy.asking_server import build_asking
 from tests.legacy.http_session import HttpSession, open_session
 

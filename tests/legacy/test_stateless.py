@@ -10,10 +10,10 @@ import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 
+from harness.http import HttpWire, initialize, serving
+from harness.rpc import METHOD_NOT_FOUND, text_of
+from harness.server import QUICK, Desk, Name, build
 from mcp_tasks import Tasks
-from tests.helpers.http import HttpWire, initialize, serving
-from tests.helpers.rpc import METHOD_NOT_FOUND, text_of
-from tests.helpers.server import QUICK, Desk, Name, build
 from tests.legacy.tasking import ASKABLE, AUTH, Verifier, without_session
 
 pytestmark = pytest.mark.anyio

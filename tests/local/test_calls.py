@@ -9,9 +9,9 @@ from mcp.server import MCPServer
 from mcp.shared.exceptions import MCPError
 from mcp_types import TextContent, TextResourceContents
 
+from harness.lowlevel import build_lowlevel
 from mcp_tasks import Tasks
 from mcp_tasks.errors import InvalidOption, UsageError, WiringError
-from tests.helpers.lowlevel import build_lowlevel
 from tests.local.serving import new_office, open_office
 
 pytestmark = pytest.mark.anyio

@@ -10,10 +10,10 @@ from mcp.server import MCPServer
 from mcp.shared.exceptions import MCPError
 from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY, CallToolRequestParams
 
+from harness.lowlevel import build_lowlevel
 from mcp_tasks import Tasks
 from mcp_tasks.client import TaskHandle, TasksClient, start_task
 from mcp_tasks.errors import InvalidOption, UsageError
-from tests.helpers.lowlevel import build_lowlevel
 from tests.local.serving import LIMIT, QUICK
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.forking import PIPE, Forked, fork
+from harness.forking import PIPE, Forked, fork
 
 LIMIT = 60.0
 """Seconds for a process to start and do its part on a busy machine."""

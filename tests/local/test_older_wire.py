@@ -10,9 +10,9 @@ import pytest
 from mcp import Client
 from mcp.server import MCPServer
 
+from harness.http import initialize, serving
+from harness.rpc import INVALID_PARAMS, METHOD_NOT_FOUND, Reply
 from mcp_tasks import Tasks
-from tests.helpers.http import initialize, serving
-from tests.helpers.rpc import INVALID_PARAMS, METHOD_NOT_FOUND, Reply
 from tests.legacy.tasking import ASKABLE, RELATED, OldTasks, over_http
 from tests.local.serving import LIMIT, QUICK, new_office
 

@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from tests.helpers.forking import fork
-from tests.helpers.http import modern_headers
-from tests.helpers.process import ENVIRONMENT
-from tests.helpers.rpc import PATIENCE, request
+from harness.forking import fork
+from harness.http import modern_headers
+from harness.process import ENVIRONMENT
+from harness.rpc import PATIENCE, request
 
 
 class Target:
@@ -54,7 +54,7 @@ def target() -> Generator[Target]:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
         number = listener.fileno()
         arguments = ("http", "--fd", str(number), "--json")
-        process = fork("tests.helpers.process", *arguments, env=ENVIRONMENT, stderr=log.file, pass_fds=[number])
+        process = fork("harness.process", *arguments, env=ENVIRONMENT, stderr=log.file, pass_fds=[number])
         try:
             yield Target(url, process.pid, Path(log.name))
             assert process.poll() is None, f"the server ended with {process.returncode}"

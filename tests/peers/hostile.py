@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+from harness.rpc import EXTENSION, MODERN
 from tests.client.peer import TASK_ID, task
-from tests.helpers.rpc import EXTENSION, MODERN
 
 Body = Callable[[Mapping[str, Any]], AsyncIterator[bytes]]
 """What comes after the head of an answer to a request, piece by piece."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from tests.helpers.soaking import soak
+from harness.soaking import soak
 from tests.peers.stage import Fuzz, stage
 
 BATCH = 2_000

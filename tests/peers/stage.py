@@ -15,9 +15,9 @@ from typing import Any, Final, cast
 from mcp.server.mcpserver import Context
 from starlette.types import ASGIApp
 
+from harness.rpc import EVERYTHING, LEGACY, MODERN, NOTHING, legacy_request, request
+from harness.server import QUICK, Desk, build
 from mcp_tasks import Fallback, Tasks
-from tests.helpers.rpc import EVERYTHING, LEGACY, MODERN, NOTHING, legacy_request, request
-from tests.helpers.server import QUICK, Desk, build
 from tests.peers.nasty import spoilt
 from tests.short.raw import Answer, Sent, exchange
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers.rpc import request
-from tests.helpers.thoroughness import examples
+from harness.rpc import request
+from harness.thoroughness import examples
 from tests.peers.nasty import Raw, written
 from tests.peers.stage import Fuzz, call, fault_in, messages_of, modern_messages, older_messages, result_of, stage
 from tests.short.raw import Answer

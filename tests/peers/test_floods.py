@@ -11,9 +11,9 @@ from typing import Any
 import anyio
 import pytest
 
+from harness.rpc import EVERYTHING, NOTHING, PATIENCE, request
+from harness.thoroughness import examples
 from mcp_tasks.wire import PROGRESS_META_KEY
-from tests.helpers.rpc import EVERYTHING, NOTHING, PATIENCE, request
-from tests.helpers.thoroughness import examples
 from tests.peers.firing import Line, Target, as_bytes, is_served, line, target
 from tests.peers.nasty import spoilt
 from tests.push.raw import allow_open_files

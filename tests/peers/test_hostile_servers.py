@@ -13,12 +13,12 @@ import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 
+from harness.rpc import PATIENCE
 from mcp_tasks.client import TasksClient, reconnecting_http, resume_task
 from mcp_tasks.client.http import MAX_EVENT
 from mcp_tasks.errors import TasksError
 from tests.client.connecting import SHORT
 from tests.client.peer import TASK_ID, task
-from tests.helpers.rpc import PATIENCE
 from tests.peers.hostile import serving_hostile
 
 pytestmark = pytest.mark.anyio

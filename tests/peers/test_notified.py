@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from harness.rpc import NOTHING, request
 from mcp_tasks.core import TaskStatus
-from tests.helpers.rpc import NOTHING, request
 from tests.peers.stage import Stage, call, older_call, stage
 
 pytestmark = pytest.mark.anyio

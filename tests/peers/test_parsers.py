@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from mcp.shared.exceptions import MCPError
 
+from harness.thoroughness import examples
 from mcp_tasks.adapters.era import Offer
 from mcp_tasks.client import Ledger
 from mcp_tasks.errors import InvalidResponse, StoreError
@@ -25,7 +26,6 @@ from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.protocol.modern import ModernDialect
 from mcp_tasks.wire.headers import decode_header
 from mcp_tasks.wire.parse import parse_created, parse_task
-from tests.helpers.thoroughness import examples
 from tests.peers.nasty import NASTY, spoilt
 
 TASK: Mapping[str, Any] = {

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.rpc import EVERYTHING, Tasking, legacy_request, request
-from tests.helpers.stdio import StdioWire, stdio_process
-from tests.helpers.thoroughness import examples
+from harness.rpc import EVERYTHING, Tasking, legacy_request, request
+from harness.stdio import StdioWire, stdio_process
+from harness.thoroughness import examples
 from tests.peers.nasty import spoilt
 from tests.peers.stage import OLDER, older_call
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness.thoroughness import examples
 from mcp_tasks.core import (
     FINAL_STATUSES,
     Event,
@@ -47,7 +48,6 @@ from mcp_tasks.testing import make_record
 from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.strategies import json_objects
 from mcp_tasks.wire import render_created, render_task
-from tests.helpers.thoroughness import examples
 
 LAW = settings(
     max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import HealthCheck, settings
 
+from harness.databases import postgres
+from harness.postgres_store import empty, new_store_url
+from harness.thoroughness import TIMES, examples
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.testing.store_machine import store_machine
-from tests.helpers.databases import postgres
-from tests.helpers.postgres_store import empty, new_store_url
-from tests.helpers.thoroughness import TIMES, examples
 
 # Hypothesis may take five minutes to make a failure small, and says what failed only then.
 pytestmark = pytest.mark.timeout(400 * TIMES)

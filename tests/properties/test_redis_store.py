@@ -9,11 +9,11 @@ from uuid import uuid4
 import pytest
 from hypothesis import HealthCheck, settings
 
+from harness.databases import Valkey, valkey
+from harness.thoroughness import TIMES, examples
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.redis import RedisStore
 from mcp_tasks.testing.store_machine import store_machine
-from tests.helpers.databases import Valkey, valkey
-from tests.helpers.thoroughness import TIMES, examples
 
 # Hypothesis may take five minutes to make a failure small, and says what failed only then.
 pytestmark = pytest.mark.timeout(400 * TIMES)

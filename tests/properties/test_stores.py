@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import HealthCheck, settings
 
+from harness.thoroughness import TIMES, examples
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing.store_machine import store_machine
-from tests.helpers.thoroughness import TIMES, examples
 
 # Hypothesis may take five minutes to make a failure small, and says what failed only then.
 pytestmark = pytest.mark.timeout(400 * TIMES)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.helpers.thoroughness import TIMES, examples
+from harness.thoroughness import TIMES, examples
 from tests.properties.tools.plans import PLANS
 from tests.properties.tools.simulation import simulate
 from tests.properties.tools.world import Plan, World

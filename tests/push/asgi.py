@@ -12,8 +12,8 @@ import anyio
 from mcp.server import MCPServer, Server
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tests.helpers.http import modern_headers
-from tests.helpers.rpc import PATIENCE, loads
+from harness.http import modern_headers
+from harness.rpc import PATIENCE, loads
 
 
 class Peer:

@@ -11,9 +11,9 @@ from typing import Any
 import anyio
 from jsonschema import Draft202012Validator
 
-from tests.helpers.http import HttpWire
-from tests.helpers.rpc import EVERYTHING, PATIENCE, loads, request
-from tests.helpers.schema import check_notification
+from harness.http import HttpWire
+from harness.rpc import EVERYTHING, PATIENCE, loads, request
+from harness.schema import check_notification
 
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from tests.helpers.http import modern_headers
-from tests.helpers.rpc import PATIENCE, loads
+from harness.http import modern_headers
+from harness.rpc import PATIENCE, loads
 
 READ_LIMIT = 2**26
 

@@ -21,8 +21,8 @@ from opentelemetry.trace import (
     use_span,
 )
 
+from harness.server import QUICK, build
 from mcp_tasks import Tasks
-from tests.helpers.server import QUICK, build
 from tests.push.asgi import app_of, at
 from tests.push.listening import listen
 

@@ -7,11 +7,11 @@ import pytest
 from mcp import Client
 from mcp.client.subscriptions import ToolsListChanged
 
+from harness.http import HttpWire
+from harness.rpc import NOTHING, PATIENCE, Tasking
+from harness.schema import check_notification
+from harness.server import Desk
 from mcp_tasks.client import TasksClient
-from tests.helpers.http import HttpWire
-from tests.helpers.rpc import NOTHING, PATIENCE, Tasking
-from tests.helpers.schema import check_notification
-from tests.helpers.server import Desk
 from tests.push.listening import TASKS, TOOLS_CHANGED, Stream, listen
 
 pytestmark = pytest.mark.anyio

@@ -19,16 +19,16 @@ from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
 from mcp_types import SubscriptionsListenRequestParams
 from starlette.types import ASGIApp
 
+from harness.http import serving
+from harness.lowlevel import build_lowlevel
+from harness.rpc import EVERYTHING, NOTHING, PATIENCE, Reply, Tasking, accept, loads
+from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
 from mcp_tasks.adapters.asgi import Handover
 from mcp_tasks.errors import InvalidOption
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
 from tests.client.connecting import until
-from tests.helpers.http import serving
-from tests.helpers.lowlevel import build_lowlevel
-from tests.helpers.rpc import EVERYTHING, NOTHING, PATIENCE, Reply, Tasking, accept, loads
-from tests.helpers.server import QUICK, Desk, build
 from tests.push.asgi import Peer, app_of, at
 from tests.push.listening import listen
 from tests.push.raw import open_raw

@@ -8,15 +8,15 @@ import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 
+from harness.http import serving
+from harness.rpc import EVERYTHING, INTERNAL_ERROR, PATIENCE, Tasking
+from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
 from mcp_tasks.client import resume_task
 from mcp_tasks.core import TaskRecord
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores.memory import MemoryStore
 from tests.client.connecting import LONG, connect, text, until
-from tests.helpers.http import serving
-from tests.helpers.rpc import EVERYTHING, INTERNAL_ERROR, PATIENCE, Tasking
-from tests.helpers.server import QUICK, Desk, build
 from tests.push.listening import listen, listening
 
 pytestmark = pytest.mark.anyio

@@ -7,10 +7,10 @@ import asyncio
 import anyio
 import pytest
 
+from harness.http import serving
+from harness.rpc import EVERYTHING, Tasking
+from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
-from tests.helpers.http import serving
-from tests.helpers.rpc import EVERYTHING, Tasking
-from tests.helpers.server import QUICK, Desk, build
 from tests.push.listening import ACKNOWLEDGED, listen
 from tests.push.raw import RawStream, allow_open_files, open_raw
 

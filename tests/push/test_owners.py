@@ -9,10 +9,10 @@ from mcp.server.auth.provider import AccessToken
 from mcp.server.auth.settings import AuthSettings
 from pydantic import AnyHttpUrl
 
+from harness.http import HttpWire, serving
+from harness.rpc import EVERYTHING, Tasking
+from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
-from tests.helpers.http import HttpWire, serving
-from tests.helpers.rpc import EVERYTHING, Tasking
-from tests.helpers.server import QUICK, Desk, build
 from tests.push.listening import listen, listening
 
 pytestmark = pytest.mark.anyio

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from mcp_tasks import Tasks
-from tests.helpers.http import HttpWire, serving
-from tests.helpers.lowlevel import build_lowlevel
-from tests.helpers.rpc import (
+from harness.http import HttpWire, serving
+from harness.lowlevel import build_lowlevel
+from harness.rpc import (
     EVERYTHING,
     EXTENSION,
     INVALID_PARAMS,
@@ -18,8 +17,9 @@ from tests.helpers.rpc import (
     NOTHING,
     Tasking,
 )
-from tests.helpers.schema import check_message
-from tests.helpers.server import QUICK
+from harness.schema import check_message
+from harness.server import QUICK
+from mcp_tasks import Tasks
 from tests.push.listening import Stream, listen
 
 pytestmark = pytest.mark.anyio

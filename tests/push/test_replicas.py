@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.http import HttpWire, http_client, serving
+from harness.process import http_process
+from harness.rpc import EVERYTHING, Tasking, accept, text_of
+from harness.server import QUICK, build
 from mcp_tasks import Tasks
-from tests.helpers.http import HttpWire, http_client, serving
-from tests.helpers.process import http_process
-from tests.helpers.rpc import EVERYTHING, Tasking, accept, text_of
-from tests.helpers.server import QUICK, build
 from tests.push.listening import as_pushed, listening, timeless
 
 pytestmark = pytest.mark.anyio

@@ -11,12 +11,12 @@ import anyio
 import httpx2
 import pytest
 
+from harness.forking import Forked, fork
+from harness.http import HttpWire, http_client
+from harness.process import ENVIRONMENT, http_process
+from harness.rpc import EVERYTHING, PATIENCE, Tasking
+from harness.schema import check_message
 from tests.client.processes import ServerProcess, server_process
-from tests.helpers.forking import Forked, fork
-from tests.helpers.http import HttpWire, http_client
-from tests.helpers.process import ENVIRONMENT, http_process
-from tests.helpers.rpc import EVERYTHING, PATIENCE, Tasking
-from tests.helpers.schema import check_message
 from tests.push.listening import SUBSCRIPTION, listening
 
 pytestmark = pytest.mark.anyio

@@ -5,10 +5,10 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from harness.http import HttpWire
+from harness.rpc import PATIENCE, Tasking
+from harness.server import Desk
 from mcp_tasks.wire import PROGRESS_META_KEY
-from tests.helpers.http import HttpWire
-from tests.helpers.rpc import PATIENCE, Tasking
-from tests.helpers.server import Desk
 from tests.push.listening import listen, listening
 from tests.push.raw import raw_listening
 

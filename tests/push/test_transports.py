@@ -19,12 +19,12 @@ from mcp_types import (
 )
 from pydantic import BaseModel, ConfigDict
 
+from harness.http import serving
+from harness.official import ClaimsTasks, ClientWire
+from harness.rpc import EVERYTHING, MODERN, PATIENCE, Tasking
+from harness.server import QUICK, Desk, build
+from harness.stdio import StdioWire, stdio_process
 from mcp_tasks import Tasks
-from tests.helpers.http import serving
-from tests.helpers.official import ClaimsTasks, ClientWire
-from tests.helpers.rpc import EVERYTHING, MODERN, PATIENCE, Tasking
-from tests.helpers.server import QUICK, Desk, build
-from tests.helpers.stdio import StdioWire, stdio_process
 from tests.push.listening import SUBSCRIPTION, Stream, as_pushed, check_task_notification, listen, listening, shown
 
 pytestmark = pytest.mark.anyio

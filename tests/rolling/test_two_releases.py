@@ -20,10 +20,10 @@ import psycopg
 import pytest
 from redis import Redis
 
+from harness.databases import Postgres, Valkey, postgres, valkey
 from mcp_tasks.errors import StoreCorrupt
 from mcp_tasks.stores.fields import FORMAT
 from mcp_tasks.stores.url import store_from_url
-from tests.helpers.databases import Postgres, Valkey, postgres, valkey
 from tests.rolling.next_release import COLOUR, PACKAGE, SHADE, build_next_release
 
 ROOT = Path(__file__).parents[2]

@@ -19,11 +19,11 @@ from opentelemetry.trace import set_tracer_provider
 from pydantic import AnyHttpUrl
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from harness.server import UNPACED
 from mcp_tasks import Tasks
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores.sqlite import SqliteStore
-from tests.helpers.server import UNPACED
 from tests.short.collecting import Collector
 from tests.short.servers import Verifier
 

@@ -27,13 +27,13 @@ from mcp_types import (
 from pydantic import AnyHttpUrl, Field
 from starlette.types import ASGIApp
 
+from harness.server import UNPACED, Name, resolve_name
 from mcp_tasks import Settings, Tasks
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.server.options import TaskMode
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing import FakeClock
-from tests.helpers.server import UNPACED, Name, resolve_name
 
 NAME = "twins"
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hypothesis import given, seed
 from hypothesis import strategies as st
 
-from tests.helpers.soaking import batch_settings, soak
+from harness.soaking import batch_settings, soak
 from tests.short.comparing import SETUPS, Comparison, Tally
 from tests.short.drafts import Step
 from tests.short.requests import LISTENING, STEPS

@@ -22,13 +22,13 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, RequestParams, TextContent, Tool
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from harness.server import QUICK
 from mcp_tasks import Tasks
 from mcp_tasks.adapters.asgi import Handover
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.errors import StoreUnavailable, TaskUnreadable
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.wire import AnyParams
-from tests.helpers.server import QUICK
 from tests.short.comparing import go
 from tests.short.drafts import CAPABILITIES_KEY, Flaw, Step
 from tests.short.raw import Answer, exchange

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.thoroughness import TIMES, examples
+from harness.thoroughness import TIMES, examples
 from tests.short.comparing import SETUPS, Comparison
 from tests.short.drafts import Step
 from tests.short.requests import GOOD, LISTENING, SINGLE_FLAWS, STEPS

@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from harness.http import HttpWire, serving
+from harness.rpc import EVERYTHING, Tasking
+from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
 from mcp_tasks.stores.memory import MemoryStore
-from tests.helpers.http import HttpWire, serving
-from tests.helpers.rpc import EVERYTHING, Tasking
-from tests.helpers.server import QUICK, Desk, build
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -10,13 +10,13 @@ import anyio
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from harness.http import HttpWire, http_client, serving_app
+from harness.rpc import MODERN, PATIENCE, Tasking, request, text_of
+from harness.server import QUICK, Desk, build
+from harness.stored import all_tasks
 from mcp_tasks import Tasks
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.stores.memory import MemoryStore
-from tests.helpers.http import HttpWire, http_client, serving_app
-from tests.helpers.rpc import MODERN, PATIENCE, Tasking, request, text_of
-from tests.helpers.server import QUICK, Desk, build
-from tests.helpers.stored import all_tasks
 
 pytestmark = pytest.mark.anyio
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from harness.http import serving
+from harness.rpc import EVERYTHING, INTERNAL_ERROR, TASKS, Tasking, accept, text_of
+from harness.server import QUICK, Desk, build
+from harness.stored import all_tasks
 from mcp_tasks import Tasks
 from mcp_tasks.core import TaskRecord, TaskRequest
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores.memory import MemoryStore
-from tests.helpers.http import serving
-from tests.helpers.rpc import EVERYTHING, INTERNAL_ERROR, TASKS, Tasking, accept, text_of
-from tests.helpers.server import QUICK, Desk, build
-from tests.helpers.stored import all_tasks
 
 pytestmark = pytest.mark.anyio
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
+from harness.http import HttpWire, initialize
+from harness.rpc import EXTENSION, LEGACY, METHOD_NOT_FOUND, MISSING_CAPABILITY, TASKS, Tasking, request, text_of
+from harness.schema import check_legacy_result
+from harness.stored import all_tasks
 from mcp_tasks.stores.memory import MemoryStore
-from tests.helpers.http import HttpWire, initialize
-from tests.helpers.rpc import EXTENSION, LEGACY, METHOD_NOT_FOUND, MISSING_CAPABILITY, TASKS, Tasking, request, text_of
-from tests.helpers.schema import check_legacy_result
-from tests.helpers.stored import all_tasks
 
 pytestmark = pytest.mark.anyio
 

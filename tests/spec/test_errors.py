@@ -9,14 +9,9 @@ from typing import Any
 
 import pytest
 
-from mcp_tasks import Tasks
-from mcp_tasks.core import TaskRecord
-from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
-from mcp_tasks.stores.memory import MemoryStore
-from mcp_tasks.testing.clock import FakeClock
-from tests.helpers.http import HttpWire, modern_headers, serving
-from tests.helpers.lowlevel import build_lowlevel
-from tests.helpers.rpc import (
+from harness.http import HttpWire, modern_headers, serving
+from harness.lowlevel import build_lowlevel
+from harness.rpc import (
     EXTENSION,
     HEADER_MISMATCH,
     INTERNAL_ERROR,
@@ -29,7 +24,12 @@ from tests.helpers.rpc import (
     request,
     text_of,
 )
-from tests.helpers.server import CUSTOM_ERROR, QUICK, build
+from harness.server import CUSTOM_ERROR, QUICK, build
+from mcp_tasks import Tasks
+from mcp_tasks.core import TaskRecord
+from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
+from mcp_tasks.stores.memory import MemoryStore
+from mcp_tasks.testing.clock import FakeClock
 
 pytestmark = pytest.mark.anyio
 

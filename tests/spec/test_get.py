@@ -8,11 +8,11 @@ from typing import Any
 import anyio
 import pytest
 
+from harness.http import serving
+from harness.rpc import NOTHING, PATIENCE, Tasking, accept
+from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
 from mcp_tasks.testing.clock import FakeClock
-from tests.helpers.http import serving
-from tests.helpers.rpc import NOTHING, PATIENCE, Tasking, accept
-from tests.helpers.server import QUICK, Desk, build
 
 pytestmark = pytest.mark.anyio
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from harness.http import HttpWire, modern_headers, serving
+from harness.rpc import HEADER_MISMATCH, Reply, Tasking, request
+from harness.server import QUICK, build
 from mcp_tasks import Tasks
-from tests.helpers.http import HttpWire, modern_headers, serving
-from tests.helpers.rpc import HEADER_MISMATCH, Reply, Tasking, request
-from tests.helpers.server import QUICK, build
 
 pytestmark = pytest.mark.anyio
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.helpers.http import HttpWire, modern_headers
-from tests.helpers.rpc import EXTENSION, MISSING_CAPABILITY, NOTHING, TASKS, Tasking, accept, request, text_of
+from harness.http import HttpWire, modern_headers
+from harness.rpc import EXTENSION, MISSING_CAPABILITY, NOTHING, TASKS, Tasking, accept, request, text_of
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.helpers.http import HttpWire, modern_headers
-from tests.helpers.rpc import (
+from harness.http import HttpWire, modern_headers
+from harness.rpc import (
     EVERYTHING,
     EXTENSION,
     INVALID_PARAMS,
@@ -21,8 +21,8 @@ from tests.helpers.rpc import (
     accept,
     request,
 )
-from tests.helpers.schema import check_notification, check_task_notification
-from tests.helpers.server import Desk
+from harness.schema import check_notification, check_task_notification
+from harness.server import Desk
 
 pytestmark = pytest.mark.anyio
 

@@ -14,10 +14,10 @@ from mcp.server.auth.provider import AccessToken
 from mcp.server.auth.settings import AuthSettings
 from pydantic import AnyHttpUrl
 
+from harness.http import HttpWire, modern_headers, serving
+from harness.rpc import EVERYTHING, INVALID_PARAMS, PATIENCE, Reply, Tasking, accept, request, text_of
+from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
-from tests.helpers.http import HttpWire, modern_headers, serving
-from tests.helpers.rpc import EVERYTHING, INVALID_PARAMS, PATIENCE, Reply, Tasking, accept, request, text_of
-from tests.helpers.server import QUICK, Desk, build
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.rpc import INVALID_PARAMS, MISSING_CAPABILITY, TASKS, Tasking, accept, text_of
+from harness.rpc import INVALID_PARAMS, MISSING_CAPABILITY, TASKS, Tasking, accept, text_of
 
 pytestmark = pytest.mark.anyio
 

@@ -17,11 +17,11 @@ from typing import Any
 import uvicorn
 from mcp.server import MCPServer
 
+from harness.server import QUICK
 from mcp_tasks import Tasks
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.sqlite import SqliteStore
-from tests.helpers.server import QUICK
 
 
 def main(folder: Path, port: int, url: str) -> None:

@@ -21,11 +21,11 @@ from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context
 from pydantic import AnyHttpUrl, BaseModel
 
+from harness.http import HttpWire, serving
+from harness.process import serve_stdio
+from harness.server import QUICK
 from mcp_tasks import Fallback, Limits, Tasks
 from mcp_tasks.server import Caller
-from tests.helpers.http import HttpWire, serving
-from tests.helpers.process import serve_stdio
-from tests.helpers.server import QUICK
 
 ISSUER: Final = "https://issuer.example"
 MIB: Final = 1024 * 1024

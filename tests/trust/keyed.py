@@ -15,12 +15,12 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp_types import ElicitRequest, ElicitRequestFormParams, InputRequiredResult
 
+from harness.http import HttpWire, LegacyHttpWire, initialize, serving
+from harness.rpc import EVERYTHING, PATIENCE, Reply, Tasking
 from mcp_tasks import Tasks
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.base import EVERYBODY
-from tests.helpers.http import HttpWire, LegacyHttpWire, initialize, serving
-from tests.helpers.rpc import EVERYTHING, PATIENCE, Reply, Tasking
 
 KEY: Final = "mcp-tasks/idempotencyKey"
 REPEATED: Final = "mcp-tasks/repeated"

@@ -16,11 +16,11 @@ from mcp.server.mcpserver import Context
 from mcp_types import ToolAnnotations
 from pydantic import AnyHttpUrl, BaseModel
 
+from harness.http import HttpWire, serving
+from harness.rpc import Reply, Tasking
 from mcp_tasks import Limits, Settings, Tasks, current_task
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.wire.models import LIMIT_EXCEEDED
-from tests.helpers.http import HttpWire, serving
-from tests.helpers.rpc import Reply, Tasking
 from tests.short.servers import Verifier
 
 QUICK: Final = Settings(stop_timeout=timedelta(milliseconds=50), drain_timeout=timedelta(0))

@@ -19,10 +19,10 @@ import pytest
 from mcp.client import Client
 from mcp_types import ElicitRequestParams, ElicitResult
 
+from harness.forking import Forked, fork
+from harness.process import ENVIRONMENT
 from mcp_tasks.client import Ledger, TaskFailed, TaskHandle, TasksClient, reconnecting_http
 from mcp_tasks.encryption import Keyring, new_key
-from tests.helpers.forking import Forked, fork
-from tests.helpers.process import ENVIRONMENT
 from tests.trust.keeping_secrets import MARK
 
 pytestmark = pytest.mark.anyio

@@ -16,6 +16,9 @@ from typing import Any
 import anyio
 import pytest
 
+from harness.http import initialize, serving
+from harness.rpc import EVERYTHING, PATIENCE, Tasking, accept, request
+from harness.server import QUICK, Desk, build
 from mcp_tasks import Limits, Tasks
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import TaskDeleted
@@ -25,9 +28,6 @@ from mcp_tasks.runtime.observing import TaskChange
 from mcp_tasks.telemetry.audit import TOGETHER_FOR, Audit
 from mcp_tasks.telemetry.audit_log import AuditEntry, AuditLog, digest_of
 from mcp_tasks.testing import make_record
-from tests.helpers.http import initialize, serving
-from tests.helpers.rpc import EVERYTHING, PATIENCE, Tasking, accept, request
-from tests.helpers.server import QUICK, Desk, build
 from tests.short.servers import owner_of
 from tests.trust.watched import entries, events, guarded, scrape, user
 

@@ -15,6 +15,8 @@ import pytest
 import redis
 from redis.asyncio import Redis
 
+from harness.databases import Postgres, Valkey, postgres, valkey
+from harness.postgres_store import new_store_url
 from mcp_tasks.core import JournalEntry, Outcome, Progress, TaskStatus
 from mcp_tasks.encryption import Cipher, Keyring, new_key
 from mcp_tasks.errors import EncryptionMismatch, StoreUnavailable, TaskUnreadable, UsageError
@@ -26,8 +28,6 @@ from mcp_tasks.stores.url import store_from_url
 from mcp_tasks.stores.whose import OwnedBy
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
-from tests.helpers.databases import Postgres, Valkey, postgres, valkey
-from tests.helpers.postgres_store import new_store_url
 
 pytestmark = pytest.mark.anyio
 

@@ -11,9 +11,9 @@ from typing import Any
 import anyio
 import pytest
 
+from harness.http import initialize, serving
+from harness.rpc import EVERYTHING, INVALID_PARAMS, PATIENCE, Tasking
 from mcp_tasks import Limits
-from tests.helpers.http import initialize, serving
-from tests.helpers.rpc import EVERYTHING, INVALID_PARAMS, PATIENCE, Tasking
 from tests.trust.keyed import DOORS, KEY, LONG_KEY, TASK_DOORS, build, opened, told
 
 pytestmark = pytest.mark.anyio

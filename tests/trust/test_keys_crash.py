@@ -14,17 +14,17 @@ import httpx2
 import pytest
 from mcp import Client
 
+from harness.databases import Postgres, postgres
+from harness.forking import Forked, fork
+from harness.http import HttpWire, http_client, initialize
+from harness.process import ENVIRONMENT
+from harness.rpc import NOTHING, PATIENCE, TASKS, Reply, Tasking, text_of
 from mcp_tasks.client import Patience, TasksClient, call_tool, reconnecting_http
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.client.connecting import text
-from tests.helpers.databases import Postgres, postgres
-from tests.helpers.forking import Forked, fork
-from tests.helpers.http import HttpWire, http_client, initialize
-from tests.helpers.process import ENVIRONMENT
-from tests.helpers.rpc import NOTHING, PATIENCE, TASKS, Reply, Tasking, text_of
 from tests.trust.keyed import KEY, LONG_KEY, told
 
 pytestmark = pytest.mark.anyio

@@ -11,6 +11,8 @@ import anyio
 import pytest
 from mcp import Client
 
+from harness.older import http_session
+from harness.rpc import TASKS, Reply, accept, request, text_of
 from mcp_tasks import Limits, Tasks
 from mcp_tasks.client import TaskHandle, TasksClient, start_task
 from mcp_tasks.client.requests import get_task
@@ -18,8 +20,6 @@ from mcp_tasks.core.limits import KIB
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.wire.models import IDEMPOTENCY_KEY
-from tests.helpers.older import http_session
-from tests.helpers.rpc import TASKS, Reply, accept, request, text_of
 from tests.trust.limited import QUICK, UNPACED, build, call, check_refused, limited, settled
 
 pytestmark = pytest.mark.anyio

@@ -17,10 +17,10 @@ import pytest
 from mcp.client import Client
 from mcp_types import SubscriptionsAcknowledgedNotification
 
-from tests.helpers.http import HttpWire
-from tests.helpers.official import ClaimsTasks, ClientWire
-from tests.helpers.older import OlderClient, http_session, pipe_session
-from tests.helpers.rpc import (
+from harness.http import HttpWire
+from harness.official import ClaimsTasks, ClientWire
+from harness.older import OlderClient, http_session, pipe_session
+from harness.rpc import (
     EVERYTHING,
     INVALID_PARAMS,
     INVALID_REQUEST,
@@ -31,7 +31,7 @@ from tests.helpers.rpc import (
     loads,
     request,
 )
-from tests.helpers.stdio import StdioWire, stdio_process
+from harness.stdio import StdioWire, stdio_process
 from tests.trust.guarded import blanked, build, by_header, guarded, new_tasks, planted
 
 pytestmark = pytest.mark.anyio

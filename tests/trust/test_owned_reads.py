@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import pytest
 
+from harness.databases import postgres, valkey
 from mcp_tasks.core import Outcome, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.errors import TaskUnreadable
 from mcp_tasks.stores.codec import Codec
@@ -19,7 +20,6 @@ from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.redis import RedisStore
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.together import ReadsOwned, ReadsTogether
-from tests.helpers.databases import postgres, valkey
 
 pytestmark = pytest.mark.anyio
 

@@ -10,13 +10,8 @@ from typing import Any
 
 import pytest
 
-from mcp_tasks import Tasks
-from mcp_tasks.errors import OwnerRequired, UnknownTask, UsageError
-from mcp_tasks.protocol import RpcError
-from mcp_tasks.protocol.owners import MOST_NAMED, RULE_FAILED, Owners, local_user
-from mcp_tasks.server import Caller, Identity, LocalTask
-from tests.helpers.http import HttpWire
-from tests.helpers.rpc import (
+from harness.http import HttpWire
+from harness.rpc import (
     EVERYTHING,
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -26,6 +21,11 @@ from tests.helpers.rpc import (
     Tasking,
     request,
 )
+from mcp_tasks import Tasks
+from mcp_tasks.errors import OwnerRequired, UnknownTask, UsageError
+from mcp_tasks.protocol import RpcError
+from mcp_tasks.protocol.owners import MOST_NAMED, RULE_FAILED, Owners, local_user
+from mcp_tasks.server import Caller, Identity, LocalTask
 from tests.trust.guarded import ISSUER, build, by_header, guarded, new_tasks, planted
 
 pytestmark = pytest.mark.anyio

@@ -10,14 +10,14 @@ from typing import Any
 import anyio
 import pytest
 
+from harness.http import HttpWire
+from harness.older import http_session
+from harness.rpc import EVERYTHING, INTERNAL_ERROR, MODERN, PATIENCE, Tasking, request
 from mcp_tasks import Limits
 from mcp_tasks.errors import TaskWasCancelled
 from mcp_tasks.protocol import Caller, Identity
 from mcp_tasks.protocol.stream_ends import SPREAD, StreamEnds, expiry
 from tests.client.connecting import begin, connect
-from tests.helpers.http import HttpWire
-from tests.helpers.older import http_session
-from tests.helpers.rpc import EVERYTHING, INTERNAL_ERROR, MODERN, PATIENCE, Tasking, request
 from tests.trust.guarded import guarded
 
 pytestmark = pytest.mark.anyio

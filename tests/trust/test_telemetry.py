@@ -11,6 +11,9 @@ import anyio
 import pytest
 import yaml
 
+from harness.http import serving
+from harness.rpc import EVERYTHING, PATIENCE, Tasking, accept
+from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.runtime.accesses import Refusal, TaskAccess
@@ -20,9 +23,6 @@ from mcp_tasks.telemetry.contract import CREATED, METRICS, STORE, STORE_FAILURES
 from mcp_tasks.telemetry.numbers import MOST_SERIES, Numbers
 from mcp_tasks.telemetry.suspicion import MINUTE, MOST_CALLERS, THRESHOLDS, Suspicion
 from mcp_tasks.telemetry.timed_store import timed
-from tests.helpers.http import serving
-from tests.helpers.rpc import EVERYTHING, PATIENCE, Tasking, accept
-from tests.helpers.server import QUICK, Desk, build
 from tests.short.servers import owner_of
 from tests.trust.watched import guarded, scrape, user
 

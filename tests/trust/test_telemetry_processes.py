@@ -15,11 +15,11 @@ from typing import Any
 import anyio
 import pytest
 
+from harness.databases import postgres
+from harness.http import HttpWire, http_client
+from harness.process import ENVIRONMENT, ROOT
+from harness.rpc import EVERYTHING, PATIENCE, Tasking, accept
 from mcp_tasks.errors import short_id
-from tests.helpers.databases import postgres
-from tests.helpers.http import HttpWire, http_client
-from tests.helpers.process import ENVIRONMENT, ROOT
-from tests.helpers.rpc import EVERYTHING, PATIENCE, Tasking, accept
 
 pytestmark = pytest.mark.anyio
 

@@ -29,8 +29,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import format_span_id, format_trace_id
 
+from harness.server import QUICK, Name
 from mcp_tasks import Tasks, current_task
-from tests.helpers.server import QUICK, Name
 
 
 class FileExporter(SpanExporter):

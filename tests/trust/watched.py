@@ -12,11 +12,11 @@ import httpx2
 from mcp.server.auth.settings import AuthSettings
 from pydantic import AnyHttpUrl
 
+from harness.http import HttpWire, serving
+from harness.rpc import EVERYTHING, Tasking
+from harness.server import Desk, build
 from mcp_tasks import Tasks
 from mcp_tasks.telemetry.audit_log import digest_of
-from tests.helpers.http import HttpWire, serving
-from tests.helpers.rpc import EVERYTHING, Tasking
-from tests.helpers.server import Desk, build
 from tests.short.servers import Verifier
 
 AUTH = AuthSettings(issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=None)

@@ -19,6 +19,7 @@ from cryptography.exceptions import InvalidTag
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.cipher import AesCipher
 from mcp_tasks.core import (
     InputBook,
     InputRequest,
@@ -36,7 +37,6 @@ from mcp_tasks.stores.columns import decode_cursor, encode_cursor, expiry, from_
 from mcp_tasks.stores.sqlite.old_rows import add_functions
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.strategies import entries, json_values, outcomes, records, requests
-from tests.helpers.cipher import AesCipher
 
 CREATED = datetime(2026, 2, 28, 23, 59, 59, 999_999, tzinfo=UTC)
 CODEC = Codec()

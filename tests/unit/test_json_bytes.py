@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from harness.thoroughness import examples
 from mcp_tasks.core import json_bytes
 from mcp_tasks.core.json_bytes import (
     LARGE,
@@ -22,7 +23,6 @@ from mcp_tasks.core.json_bytes import (
 from mcp_tasks.errors import ValueNotStorable
 from mcp_tasks.testing.strategies import json_values
 from mcp_tasks.wire.plain_json import encode_plain
-from tests.helpers.thoroughness import examples
 
 BIG: dict[str, Any] = {
     "one string": "x" * 300_000,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import anyio
 import pytest
 
+from harness.rpc import PATIENCE
 from mcp_tasks.adapters.asgi.counts import Counts, HandedOver, Handover
 from mcp_tasks.adapters.asgi.listening import AT_A_TIME, Listener, Listeners
 from mcp_tasks.core import TaskRecord
@@ -17,7 +18,6 @@ from mcp_tasks.protocol import Listening, ModernDialect
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.run import Run
 from mcp_tasks.stores.memory import MemoryStore
-from tests.helpers.rpc import PATIENCE
 from tests.push.asgi import Peer
 from tests.unit.running import Ending, cancel, launch, ok, running, settle
 

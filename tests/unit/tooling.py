@@ -12,6 +12,7 @@ from mcp.server import MCPServer
 from mcp_types import ElicitRequest, ElicitRequestFormParams, InputRequiredResult
 from mcp_types.version import LATEST_MODERN_VERSION
 
+from harness import stored
 from mcp_tasks.core import JsonObject, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.actor import NOBODY
 from mcp_tasks.core.json_bytes import decode_json
@@ -22,7 +23,6 @@ from mcp_tasks.runtime.launching import new_task_id
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.tools import MCPServerHost, ToolBody, ToolHost
 from mcp_tasks.tools.open_calls import OpenCalls
-from tests.helpers import stored
 
 LIMIT = 5.0
 """Seconds after which a test that waits has failed."""

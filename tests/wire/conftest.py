@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.helpers.process import http_process
+from harness.process import http_process
 
 
 class HttpProcesses:

@@ -16,14 +16,14 @@ import pytest
 from mcp.server import MCPServer, Server
 from mcp_types import CallToolRequestParams, CallToolResult, TextContent
 
+from harness.official import in_memory
+from harness.rpc import PATIENCE, Tasking, text_of
+from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
 from mcp_tasks.core.events import TaskCancelled, TaskCreated
 from mcp_tasks.engines import LocalEngine
 from mcp_tasks.errors import InvalidOption, UsageError, WiringError
 from mcp_tasks.runtime import TaskChange
-from tests.helpers.official import in_memory
-from tests.helpers.rpc import PATIENCE, Tasking, text_of
-from tests.helpers.server import QUICK, Desk, build
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +31,7 @@ WORKER = """
 import asyncio, sys
 from mcp.server import MCPServer
 from mcp_tasks import Tasks
-from tests.helpers.server import QUICK, Desk, furnish
+from harness.server import QUICK, Desk, furnish
 
 tasks = Tasks(sys.argv[1], settings=QUICK)
 server = MCPServer("furnished", **tasks.wiring(), log_level="ERROR")

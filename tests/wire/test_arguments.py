@@ -13,12 +13,12 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolRequestParams
 from pydantic import AfterValidator, BaseModel, Field
 
+from harness.http import HttpWire, serving
+from harness.rpc import NOTHING, Reply, Tasking, text_of
+from harness.server import CUSTOM_ERROR, QUICK
+from harness.stored import all_tasks
 from mcp_tasks import Tasks
 from mcp_tasks.stores.memory import MemoryStore
-from tests.helpers.http import HttpWire, serving
-from tests.helpers.rpc import NOTHING, Reply, Tasking, text_of
-from tests.helpers.server import CUSTOM_ERROR, QUICK
-from tests.helpers.stored import all_tasks
 
 pytestmark = pytest.mark.anyio
 

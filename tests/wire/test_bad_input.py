@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from mcp_tasks.wire.models import LIMIT_EXCEEDED
-from tests.helpers.http import HttpWire, http_client, modern_headers
-from tests.helpers.rpc import (
+from harness.http import HttpWire, http_client, modern_headers
+from harness.rpc import (
     EVERYTHING,
     HEADER_MISMATCH,
     INVALID_PARAMS,
@@ -23,7 +22,8 @@ from tests.helpers.rpc import (
     request,
     text_of,
 )
-from tests.helpers.stdio import StdioWire, stdio_process
+from harness.stdio import StdioWire, stdio_process
+from mcp_tasks.wire.models import LIMIT_EXCEEDED
 from tests.wire.conftest import HttpProcesses
 
 pytestmark = pytest.mark.anyio

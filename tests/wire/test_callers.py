@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
+from harness import stored
+from harness.http import HttpWire, modern_headers, serving
+from harness.rpc import EVERYTHING, INVALID_PARAMS, MODERN, Reply, Tasking, request
+from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
 from mcp_tasks.protocol.owners import RULE_FAILED
 from mcp_tasks.server import Caller
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.sqlite import SqliteStore
-from tests.helpers import stored
-from tests.helpers.http import HttpWire, modern_headers, serving
-from tests.helpers.rpc import EVERYTHING, INVALID_PARAMS, MODERN, Reply, Tasking, request
-from tests.helpers.server import QUICK, Desk, build
 
 pytestmark = pytest.mark.anyio
 

@@ -14,13 +14,13 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolRequestParams
 
+from harness.http import serving
+from harness.rpc import EVERYTHING, MISSING_CAPABILITY, NOTHING, PATIENCE, Tasking, accept, text_of
+from harness.server import CUSTOM_ERROR, QUICK, Desk, build
+from harness.stored import all_tasks
 from mcp_tasks import TaskMode, Tasks, current_task
 from mcp_tasks.server.calls import Augment
 from mcp_tasks.stores.memory import MemoryStore
-from tests.helpers.http import serving
-from tests.helpers.rpc import EVERYTHING, MISSING_CAPABILITY, NOTHING, PATIENCE, Tasking, accept, text_of
-from tests.helpers.server import CUSTOM_ERROR, QUICK, Desk, build
-from tests.helpers.stored import all_tasks
 
 pytestmark = pytest.mark.anyio
 

@@ -11,12 +11,12 @@ import anyio
 import pytest
 from mcp.server import MCPServer, Server
 
+from harness.lowlevel import build_lowlevel
+from harness.official import in_memory
+from harness.server import build
 from mcp_tasks import Tasks
 from mcp_tasks.errors import UsageError
 from mcp_tasks.testing import TaskTester
-from tests.helpers.lowlevel import build_lowlevel
-from tests.helpers.official import in_memory
-from tests.helpers.server import build
 
 
 def _refusal(raised: Any) -> UsageError:

@@ -10,13 +10,13 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp_types import ElicitRequest, ElicitRequestFormParams, InputRequiredResult
 
+from harness.http import serving
+from harness.rpc import EVERYTHING, Tasking, accept, text_of
+from harness.server import QUICK, Name
 from mcp_tasks import Tasks
 from mcp_tasks.core import TaskRecord
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores.memory import MemoryStore
-from tests.helpers.http import serving
-from tests.helpers.rpc import EVERYTHING, Tasking, accept, text_of
-from tests.helpers.server import QUICK, Name
 
 pytestmark = pytest.mark.anyio
 

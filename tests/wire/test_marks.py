@@ -13,12 +13,12 @@ from mcp.server.mcpserver import Context
 from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, TextContent
 from mcp_types import Tool as McpTool
 
+from harness.official import in_memory
+from harness.rpc import MISSING_CAPABILITY, NOTHING, Tasking, text_of
+from harness.server import QUICK
 from mcp_tasks import Tasks, current_task
 from mcp_tasks.errors import UsageError
 from mcp_tasks.testing import TaskTester
-from tests.helpers.official import in_memory
-from tests.helpers.rpc import MISSING_CAPABILITY, NOTHING, Tasking, text_of
-from tests.helpers.server import QUICK
 
 pytestmark = pytest.mark.anyio
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from harness.http import HttpWire, serving
+from harness.rpc import INVALID_PARAMS, Tasking
+from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
 from mcp_tasks.testing.clock import FakeClock
-from tests.helpers.http import HttpWire, serving
-from tests.helpers.rpc import INVALID_PARAMS, Tasking
-from tests.helpers.server import QUICK, Desk, build
 
 pytestmark = pytest.mark.anyio
 

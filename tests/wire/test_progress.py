@@ -15,11 +15,11 @@ import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 
+from harness.http import serving
+from harness.rpc import EVERYTHING, PATIENCE, Tasking
+from harness.server import QUICK, Desk, Name, build
 from mcp_tasks import Settings, Tasks
 from mcp_tasks.testing.clock import FakeClock
-from tests.helpers.http import serving
-from tests.helpers.rpc import EVERYTHING, PATIENCE, Tasking
-from tests.helpers.server import QUICK, Desk, Name, build
 
 pytestmark = pytest.mark.anyio
 

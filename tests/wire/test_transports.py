@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from mcp_tasks import Tasks
-from tests.helpers.http import HttpWire, http_client, initialize, serving
-from tests.helpers.lowlevel import build_lowlevel
-from tests.helpers.official import in_memory
-from tests.helpers.rpc import (
+from harness.http import HttpWire, http_client, initialize, serving
+from harness.lowlevel import build_lowlevel
+from harness.official import in_memory
+from harness.rpc import (
     EVERYTHING,
     INVALID_PARAMS,
     LEGACY,
@@ -26,9 +25,10 @@ from tests.helpers.rpc import (
     request,
     text_of,
 )
-from tests.helpers.schema import check_legacy_result
-from tests.helpers.server import QUICK, build
-from tests.helpers.stdio import StdioWire, stdio_process
+from harness.schema import check_legacy_result
+from harness.server import QUICK, build
+from harness.stdio import StdioWire, stdio_process
+from mcp_tasks import Tasks
 from tests.wire.conftest import HttpProcesses
 
 pytestmark = pytest.mark.anyio

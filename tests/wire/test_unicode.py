@@ -24,12 +24,12 @@ from mcp_types import (
 )
 from pydantic import BaseModel, Field
 
+from harness.http import HttpWire, serving
+from harness.process import ENVIRONMENT
+from harness.rpc import EVERYTHING, Tasking, accept, text_of
+from harness.server import CUSTOM_ERROR, QUICK
 from mcp_tasks import Tasks
 from mcp_tasks.client import TasksClient
-from tests.helpers.http import HttpWire, serving
-from tests.helpers.process import ENVIRONMENT
-from tests.helpers.rpc import EVERYTHING, Tasking, accept, text_of
-from tests.helpers.server import CUSTOM_ERROR, QUICK
 from tests.push.listening import listening
 
 pytestmark = pytest.mark.anyio

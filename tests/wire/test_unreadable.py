@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from harness.http import serving
+from harness.rpc import EVERYTHING, INTERNAL_ERROR, INVALID_PARAMS, Tasking
+from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
 from mcp_tasks.core import TaskRecord
 from mcp_tasks.errors import TaskUnreadable
 from mcp_tasks.stores.memory import MemoryStore
-from tests.helpers.http import serving
-from tests.helpers.rpc import EVERYTHING, INTERNAL_ERROR, INVALID_PARAMS, Tasking
-from tests.helpers.server import QUICK, Desk, build
 from tests.push.listening import listening
 
 pytestmark = pytest.mark.anyio

@@ -19,6 +19,11 @@ from mcp.server.extension import Extension
 from mcp.server.mcpserver import Context, Resolve
 from mcp_types import CallToolRequestParams
 
+from harness.http import serving
+from harness.lowlevel import build_lowlevel
+from harness.official import in_memory
+from harness.rpc import EXTENSION, PATIENCE, Tasking, text_of
+from harness.server import QUICK, Desk, Name, build
 from mcp_tasks import Settings, Tasks, TasksError
 from mcp_tasks.core import TaskRecord
 from mcp_tasks.engines import InlineEngine, LocalEngine
@@ -26,11 +31,6 @@ from mcp_tasks.errors import InvalidOption, UsageError, WiringError
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing.clock import FakeClock
-from tests.helpers.http import serving
-from tests.helpers.lowlevel import build_lowlevel
-from tests.helpers.official import in_memory
-from tests.helpers.rpc import EXTENSION, PATIENCE, Tasking, text_of
-from tests.helpers.server import QUICK, Desk, Name, build
 
 pytestmark = pytest.mark.anyio
 

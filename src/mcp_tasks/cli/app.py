@@ -13,31 +13,31 @@ from mcp_tasks import __version__
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
-        "call": ("mcp_tasks.cli.call", "Call a tool and wait for it, however long it takes."),
-        "ls": ("mcp_tasks.cli.ls", "List the tasks that were started from here."),
-        "show": ("mcp_tasks.cli.show", "Show everything about one task."),
-        "wait": ("mcp_tasks.cli.wait", "Wait for tasks and print their results."),
-        "watch": ("mcp_tasks.cli.watch", "Watch several tasks in one table."),
-        "answer": ("mcp_tasks.cli.answer", "Answer what a task asks."),
-        "cancel": ("mcp_tasks.cli.cancel", "Cancel tasks."),
-        "forget": ("mcp_tasks.cli.forget", "Remove tasks from the ledger, and leave them running."),
-        "prune": ("mcp_tasks.cli.prune", "Remove ended tasks from the ledger."),
-        "tools": ("mcp_tasks.cli.tools", "List a server's tools, and which can be tasks."),
-        "worker": ("mcp_tasks.cli.worker", "Run the tools of a server, and serve nobody."),
-        "backlog": ("mcp_tasks.cli.backlog", "Count what waits to be run, by queue."),
-        "workers": ("mcp_tasks.cli.store.workers", "List the workers of a store."),
-        "drain": ("mcp_tasks.cli.store.drain", "Have workers take nothing more, and finish what they have."),
-        "rerun": ("mcp_tasks.cli.store.rerun", "Run ended tasks of a store again, as new ones."),
-        "delete": ("mcp_tasks.cli.store.delete", "Delete ended tasks of a store."),
-        "key": ("mcp_tasks.cli.key", "Make a key to encrypt tasks with."),
-        "encrypt": ("mcp_tasks.cli.encrypt", "Encrypt all that a store keeps, or change the key."),
-        "doctor": ("mcp_tasks.cli.doctor", "Check a server's support for tasks, probe by probe."),
+        "call": ("mcp_tasks.cli.commands.call", "Call a tool and wait for it, however long it takes."),
+        "ls": ("mcp_tasks.cli.commands.ls", "List the tasks that were started from here."),
+        "show": ("mcp_tasks.cli.commands.show", "Show everything about one task."),
+        "wait": ("mcp_tasks.cli.commands.wait", "Wait for tasks and print their results."),
+        "watch": ("mcp_tasks.cli.commands.watch", "Watch several tasks in one table."),
+        "answer": ("mcp_tasks.cli.commands.answer", "Answer what a task asks."),
+        "cancel": ("mcp_tasks.cli.commands.cancel", "Cancel tasks."),
+        "forget": ("mcp_tasks.cli.commands.forget", "Remove tasks from the ledger, and leave them running."),
+        "prune": ("mcp_tasks.cli.commands.prune", "Remove ended tasks from the ledger."),
+        "tools": ("mcp_tasks.cli.commands.tools", "List a server's tools, and which can be tasks."),
+        "worker": ("mcp_tasks.cli.commands.worker.command", "Run the tools of a server, and serve nobody."),
+        "backlog": ("mcp_tasks.cli.commands.worker.backlog", "Count what waits to be run, by queue."),
+        "workers": ("mcp_tasks.cli.commands.store.workers", "List the workers of a store."),
+        "drain": ("mcp_tasks.cli.commands.store.drain", "Have workers take nothing more, and finish what they have."),
+        "rerun": ("mcp_tasks.cli.commands.store.rerun", "Run ended tasks of a store again, as new ones."),
+        "delete": ("mcp_tasks.cli.commands.store.delete", "Delete ended tasks of a store."),
+        "key": ("mcp_tasks.cli.commands.key", "Make a key to encrypt tasks with."),
+        "encrypt": ("mcp_tasks.cli.commands.encrypt", "Encrypt all that a store keeps, or change the key."),
+        "doctor": ("mcp_tasks.cli.commands.doctor", "Check a server's support for tasks, probe by probe."),
     }
 )
 """Each command: the module with its `command`, and one line about it."""
 
 ON_A_STORE: Final[Mapping[str, str]] = MappingProxyType(
-    {name: f"mcp_tasks.cli.store.{name}" for name in ("ls", "show", "cancel")}
+    {name: f"mcp_tasks.cli.commands.store.{name}" for name in ("ls", "show", "cancel")}
 )
 """Commands that are others with `--store`: for an operator, on all that is kept there. MCP_TASKS_URL alone does not
 make them so: whoever runs a server has that set, too."""

@@ -20,11 +20,11 @@ from mcp_types.version import LATEST_MODERN_VERSION
 from mcp_tasks import __version__
 from mcp_tasks.cli.credentials import environment_for_servers, warn_of_plain_http
 from mcp_tasks.cli.diagnosis import diagnose
-from mcp_tasks.cli.exits import Exit, Problem
 from mcp_tasks.cli.listings import TameListings
 from mcp_tasks.cli.options import Access
 from mcp_tasks.cli.running import leaves
 from mcp_tasks.cli.target import Target, looks_like_address
+from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.client import Ledger, TasksClient, reconnecting_http, stdio_transport
 from mcp_tasks.client.poller import Patience
 from mcp_tasks.client.transport import ServerTransport

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from mcp_tasks.cli.text import hide
+from mcp_tasks.cli.terminal.text import hide
 from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE
 
 TOKEN: Final = "MCP_TASKS_TOKEN"  # noqa: S105 - the name of a variable

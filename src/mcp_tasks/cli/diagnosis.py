@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import httpx2
 
-from mcp_tasks.cli.exits import Exit, Problem
+from mcp_tasks.cli.terminal.exits import Exit, Problem
 
 TIMEOUT = 10.0
 """Seconds for the one request; somebody is waiting for the error message."""

@@ -12,18 +12,18 @@ from mcp.client.session import ClientRequestContext
 from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, REQUEST_TIMEOUT, ElicitRequestParams, ErrorData
 
 from mcp_tasks.cli.connection import connect
-from mcp_tasks.cli.desk import Desk
-from mcp_tasks.cli.exits import Exit, Problem, task_not_known
-from mcp_tasks.cli.forms import Later
+from mcp_tasks.cli.forms.form import Later
+from mcp_tasks.cli.forms.questions import Question, questions_of
 from mcp_tasks.cli.options import Access
-from mcp_tasks.cli.outcomes import Outcome, kept_outcome, outcome_of, say
-from mcp_tasks.cli.questions import Question, questions_of
 from mcp_tasks.cli.remembered import Group
-from mcp_tasks.cli.rows import row_key, row_of
 from mcp_tasks.cli.running import leaves
 from mcp_tasks.cli.target import Target, label_of
-from mcp_tasks.cli.text import one_line
-from mcp_tasks.cli.views import Board
+from mcp_tasks.cli.terminal.desk import Desk
+from mcp_tasks.cli.terminal.exits import Exit, Problem, task_not_known
+from mcp_tasks.cli.terminal.outcomes import Outcome, kept_outcome, outcome_of, say
+from mcp_tasks.cli.terminal.rows import row_key, row_of
+from mcp_tasks.cli.terminal.text import one_line
+from mcp_tasks.cli.terminal.views import Board
 from mcp_tasks.client import Ledger, LedgerEntry, TaskHandle, TaskSnapshot, resume_task
 from mcp_tasks.client.handle import OnAbandon
 from mcp_tasks.client.requests import is_transient

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from mcp import Client, MCPError
 
 from mcp_tasks.cli.connection import connect
-from mcp_tasks.cli.exits import Exit, Problem, task_not_known
 from mcp_tasks.cli.options import Access
 from mcp_tasks.cli.remembered import by_server
 from mcp_tasks.cli.target import Target
+from mcp_tasks.cli.terminal.exits import Exit, Problem, task_not_known
 from mcp_tasks.client import Ledger, LedgerEntry, TaskSnapshot, resume_task
 from mcp_tasks.errors import InvalidResponse, UnknownTask
 

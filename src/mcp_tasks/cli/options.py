@@ -208,8 +208,8 @@ def set_up_logging(verbose: int) -> None:
         return
     from rich.logging import RichHandler
 
-    from mcp_tasks.cli.text import CleanLog
-    from mcp_tasks.cli.views import stderr
+    from mcp_tasks.cli.terminal.text import CleanLog
+    from mcp_tasks.cli.terminal.views import stderr
 
     handler = RichHandler(console=stderr(), show_path=False, rich_tracebacks=False)
     handler.setFormatter(CleanLog("%(message)s"))

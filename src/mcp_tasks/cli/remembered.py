@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 
-from mcp_tasks.cli.exits import Exit, Problem
 from mcp_tasks.cli.options import Access, TaskOptions
 from mcp_tasks.cli.target import Target, parse_target, target_of
-from mcp_tasks.cli.text import one_line
+from mcp_tasks.cli.terminal.exits import Exit, Problem
+from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.client import Ledger, LedgerEntry
 from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE, keyring_from_environment
 from mcp_tasks.errors import InvalidOption, StoreError

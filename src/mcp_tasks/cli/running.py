@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 import click
 
-from mcp_tasks.cli.exits import Exit, Problem
+from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.errors import StoreError
 
 logger: Final = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from mcp_tasks.cli.exits import Exit, Problem
+from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.client import LedgerEntry
 from mcp_tasks.client.transport import http_address
 

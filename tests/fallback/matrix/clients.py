@@ -25,11 +25,11 @@ from mcp_types import (
 )
 from pydantic import FileUrl
 
+from harness.process import ENVIRONMENT, ROOT
+from harness.rpc import MODERN, PATIENCE
 from mcp_tasks.client import TasksClient
 from tests.client.connecting import Person
 from tests.fallback.matrix.serving import HttpServers, Place
-from tests.helpers.process import ENVIRONMENT, ROOT
-from tests.helpers.rpc import MODERN, PATIENCE
 
 NOBODY_KNOWS: Final = "a-host-that-nobody-knows"
 SDK: Final = "mcp"

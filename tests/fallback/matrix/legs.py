@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import anyio
 
-from tests.helpers.http import HttpWire, http_client
-from tests.helpers.rpc import NOTHING, PATIENCE, Reply, Tasking
+from harness.http import HttpWire, http_client
+from harness.rpc import NOTHING, PATIENCE, Reply, Tasking
 
 ASKABLE: Final[Mapping[str, Any]] = {"elicitation": {"form": {}}}
 

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import anyio
 
-from tests.helpers.forking import fork, piped
-from tests.helpers.process import ENVIRONMENT, STOP_LIMIT
-from tests.helpers.rpc import PATIENCE
+from harness.forking import fork, piped
+from harness.process import ENVIRONMENT, STOP_LIMIT
+from harness.rpc import PATIENCE
 
 MODULE: Final = "tests.fallback.matrix.server"
 

@@ -14,10 +14,10 @@ import anyio
 import pytest
 from mcp_types import CallToolResult
 
+from harness.rpc import LEGACY, METHOD_NOT_FOUND, MISSING_CAPABILITY, MODERN, PATIENCE
 from tests.fallback.matrix.clients import NOBODY_KNOWS, Kind, Visit, text_of, visit
 from tests.fallback.matrix.server import CUSTOM_ERROR
 from tests.fallback.matrix.serving import HttpServers, Place, place
-from tests.helpers.rpc import LEGACY, METHOD_NOT_FOUND, MISSING_CAPABILITY, MODERN, PATIENCE
 
 OLDER = "2025-06-18"
 

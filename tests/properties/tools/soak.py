@@ -9,7 +9,7 @@ import sys
 
 from hypothesis import given, seed
 
-from tests.helpers.soaking import batch_settings, soak
+from harness.soaking import batch_settings, soak
 from tests.properties.tools.plans import PLANS
 from tests.properties.tools.simulation import simulate
 from tests.properties.tools.world import Plan, World

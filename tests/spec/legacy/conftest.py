@@ -6,12 +6,12 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from harness.http import HttpWire, serving
+from harness.older import HttpClient, OlderClient, http_session, pipe_session
+from harness.server import QUICK, UNPACED, Desk
+from harness.stdio import stdio_process
 from mcp_tasks import Tasks
 from mcp_tasks.stores.memory import MemoryStore
-from tests.helpers.http import HttpWire, serving
-from tests.helpers.older import HttpClient, OlderClient, http_session, pipe_session
-from tests.helpers.server import QUICK, UNPACED, Desk
-from tests.helpers.stdio import stdio_process
 from tests.spec.legacy.furnished import furnished
 
 

@@ -26,9 +26,9 @@ from mcp_types import (
 )
 from pydantic import AnyHttpUrl
 
+from harness.process import serve_stdio
+from harness.server import CUSTOM_ERROR, QUICK, Desk, build
 from mcp_tasks import Tasks
-from tests.helpers.process import serve_stdio
-from tests.helpers.server import CUSTOM_ERROR, QUICK, Desk, build
 
 ISSUER = "https://issuer.example"
 

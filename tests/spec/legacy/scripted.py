@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from tests.helpers.http import serving_app
-from tests.helpers.older import RELATED
-from tests.helpers.rpc import INVALID_PARAMS, LEGACY, METHOD_NOT_FOUND, PATIENCE, Reply, legacy_request
-from tests.helpers.schema import check_older_answer, check_older_request
+from harness.http import serving_app
+from harness.older import RELATED
+from harness.rpc import INVALID_PARAMS, LEGACY, METHOD_NOT_FOUND, PATIENCE, Reply, legacy_request
+from harness.schema import check_older_answer, check_older_request
 
 TASK_ID = "task-of-the-script"
 CREATED = "2026-08-01T10:00:00Z"

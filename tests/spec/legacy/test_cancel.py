@@ -5,10 +5,10 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from harness.older import RELATED, HttpClient, OlderClient
+from harness.rpc import INVALID_PARAMS, PATIENCE
+from harness.server import Desk
 from mcp_tasks.stores.memory import MemoryStore
-from tests.helpers.older import RELATED, HttpClient, OlderClient
-from tests.helpers.rpc import INVALID_PARAMS, PATIENCE
-from tests.helpers.server import Desk
 
 pytestmark = pytest.mark.anyio
 

@@ -12,15 +12,15 @@ from typing import Any
 import anyio
 import pytest
 
+from harness.http import HttpWire, serving
+from harness.older import FINAL, IMMEDIATE, HttpClient, OlderClient, http_session
+from harness.rpc import INTERNAL_ERROR, INVALID_PARAMS, PATIENCE, text_of
+from harness.server import QUICK, Desk
 from mcp_tasks import Tasks
 from mcp_tasks.core import TaskRecord, TaskRequest
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
-from tests.helpers.http import HttpWire, serving
-from tests.helpers.older import FINAL, IMMEDIATE, HttpClient, OlderClient, http_session
-from tests.helpers.rpc import INTERNAL_ERROR, INVALID_PARAMS, PATIENCE, text_of
-from tests.helpers.server import QUICK, Desk
 from tests.spec.legacy.furnished import ENDINGS, furnished
 
 pytestmark = pytest.mark.anyio

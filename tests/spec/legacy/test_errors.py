@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from harness.http import HttpWire, serving
+from harness.older import RELATED, HttpClient, OlderClient, http_session
+from harness.rpc import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND
+from harness.server import QUICK
 from mcp_tasks import Tasks
 from mcp_tasks.core import TaskRecord
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
 from mcp_tasks.stores.memory import MemoryStore
-from tests.helpers.http import HttpWire, serving
-from tests.helpers.older import RELATED, HttpClient, OlderClient, http_session
-from tests.helpers.rpc import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND
-from tests.helpers.server import QUICK
 from tests.spec.legacy.furnished import furnished
 
 pytestmark = pytest.mark.anyio

@@ -15,10 +15,10 @@ from mcp import Client
 from mcp.client.session import ClientRequestContext
 from mcp_types import ElicitRequestParams, ElicitResult, ErrorData
 
+from harness.older import FINAL, RELATED
+from harness.rpc import INVALID_PARAMS, PATIENCE
 from mcp_tasks.client import Hosting, TasksClient, reconnecting_http
 from tests.client.connecting import Person
-from tests.helpers.older import FINAL, RELATED
-from tests.helpers.rpc import INVALID_PARAMS, PATIENCE
 from tests.spec.legacy.scripted import FORM, Scripted, serving_script
 
 pytestmark = pytest.mark.anyio

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.helpers.http import HttpWire
-from tests.helpers.older import RELATED, HttpClient, http_session
-from tests.helpers.rpc import EVERYTHING, INVALID_PARAMS, MISSING_CAPABILITY, NOTHING, Tasking, text_of
-from tests.helpers.server import Desk
+from harness.http import HttpWire
+from harness.older import RELATED, HttpClient, http_session
+from harness.rpc import EVERYTHING, INVALID_PARAMS, MISSING_CAPABILITY, NOTHING, Tasking, text_of
+from harness.server import Desk
 
 pytestmark = pytest.mark.anyio
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.http import HttpWire
-from tests.helpers.older import RELATED, HttpClient, OlderClient, http_session
-from tests.helpers.rpc import EVERYTHING, INVALID_PARAMS, Tasking
+from harness.http import HttpWire
+from harness.older import RELATED, HttpClient, OlderClient, http_session
+from harness.rpc import EVERYTHING, INVALID_PARAMS, Tasking
 
 pytestmark = pytest.mark.anyio
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from harness.http import HttpWire
+from harness.older import HttpClient, OlderClient, http_session
+from harness.rpc import INVALID_PARAMS, METHOD_NOT_FOUND, text_of
+from harness.stored import all_tasks
 from mcp_tasks.stores.memory import MemoryStore
-from tests.helpers.http import HttpWire
-from tests.helpers.older import HttpClient, OlderClient, http_session
-from tests.helpers.rpc import INVALID_PARAMS, METHOD_NOT_FOUND, text_of
-from tests.helpers.stored import all_tasks
 
 pytestmark = pytest.mark.anyio
 

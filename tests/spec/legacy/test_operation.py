@@ -9,13 +9,13 @@ from pathlib import Path
 import anyio
 import pytest
 
+from harness.http import serving
+from harness.older import http_session
+from harness.rpc import PATIENCE
+from harness.server import QUICK
 from mcp_tasks import Tasks
 from mcp_tasks.core.limits import Limits
 from mcp_tasks.runtime import TaskChange
-from tests.helpers.http import serving
-from tests.helpers.older import http_session
-from tests.helpers.rpc import PATIENCE
-from tests.helpers.server import QUICK
 from tests.spec.legacy.furnished import furnished
 
 pytestmark = pytest.mark.anyio

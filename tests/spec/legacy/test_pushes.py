@@ -10,11 +10,11 @@ from typing import Any
 import anyio
 import pytest
 
+from harness.http import HttpWire, serving
+from harness.older import OWN_STREAM, RELATED, Arrived, HttpClient, OlderClient, http_session
+from harness.rpc import EVERYTHING, PATIENCE, Tasking, accept
+from harness.server import QUICK, Desk
 from mcp_tasks import Tasks
-from tests.helpers.http import HttpWire, serving
-from tests.helpers.older import OWN_STREAM, RELATED, Arrived, HttpClient, OlderClient, http_session
-from tests.helpers.rpc import EVERYTHING, PATIENCE, Tasking, accept
-from tests.helpers.server import QUICK, Desk
 from tests.spec.legacy.furnished import furnished
 
 pytestmark = pytest.mark.anyio

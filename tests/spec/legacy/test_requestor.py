@@ -14,6 +14,8 @@ import pytest
 from mcp import Client
 from mcp_types import CallToolResult
 
+from harness.older import RELATED
+from harness.rpc import INTERNAL_ERROR, INVALID_PARAMS, PATIENCE
 from mcp_tasks.client import (
     TaskHandle,
     TasksClient,
@@ -26,8 +28,6 @@ from mcp_tasks.client import (
 )
 from mcp_tasks.errors import UsageError
 from tests.client.connecting import Person, text
-from tests.helpers.older import RELATED
-from tests.helpers.rpc import INTERNAL_ERROR, INVALID_PARAMS, PATIENCE
 from tests.spec.legacy.scripted import TASK_ID, Params, Push, Refused, Scripted, question, result, serving_script, task
 
 pytestmark = pytest.mark.anyio

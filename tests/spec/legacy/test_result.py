@@ -7,14 +7,14 @@ from typing import Any
 import anyio
 import pytest
 
+from harness.http import serving
+from harness.lowlevel import build_lowlevel
+from harness.older import FINAL, RELATED, HttpClient, OlderClient, http_session
+from harness.rpc import INTERNAL_ERROR, PATIENCE, Reply, text_of
+from harness.schema import check_legacy_result
+from harness.server import QUICK, Desk
 from mcp_tasks import Tasks
 from mcp_tasks.stores.memory import MemoryStore
-from tests.helpers.http import serving
-from tests.helpers.lowlevel import build_lowlevel
-from tests.helpers.older import FINAL, RELATED, HttpClient, OlderClient, http_session
-from tests.helpers.rpc import INTERNAL_ERROR, PATIENCE, Reply, text_of
-from tests.helpers.schema import check_legacy_result
-from tests.helpers.server import QUICK, Desk
 from tests.spec.legacy.furnished import ENDINGS, ERRORS, FAILURES
 
 pytestmark = pytest.mark.anyio

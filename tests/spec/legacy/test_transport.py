@@ -7,11 +7,11 @@ import json
 import anyio
 import pytest
 
+from harness.http import serving
+from harness.older import HttpClient, http_session
+from harness.rpc import PATIENCE, legacy_request, text_of
+from harness.server import QUICK, Desk
 from mcp_tasks import Tasks
-from tests.helpers.http import serving
-from tests.helpers.older import HttpClient, http_session
-from tests.helpers.rpc import PATIENCE, legacy_request, text_of
-from tests.helpers.server import QUICK, Desk
 from tests.spec.legacy.furnished import furnished
 
 pytestmark = pytest.mark.anyio

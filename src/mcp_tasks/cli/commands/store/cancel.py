@@ -1,0 +1,50 @@
+"""`mcp-tasks cancel --store URL`: end tasks as cancelled, wherever they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from mcp_tasks.cli.commands.store.options import Session, StoreOptions, takes_store
+from mcp_tasks.cli.terminal.outcomes import print_json, say
+from mcp_tasks.core.status import TaskStatus
+
+EPILOG = """\
+\b
+Examples:
+  mcp-tasks cancel task_AhLNl8TX2b3kq0S9 --store postgresql://db/tasks
+  mcp-tasks cancel task_AhLNl8TX2b3kq0S9 --reason "Maintenance" --store sqlite:///tasks.db
+
+\b
+Exit codes: 0 ended, 2 wrong usage, 8 no such task, 10 the store cannot be used.
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.option(
+    "--reason", default="Cancelled by an operator", show_default=True, metavar="TEXT", help="What its client is told."
+)
+@takes_store
+def command(*, ids: Sequence[str], reason: str, at: StoreOptions) -> int:
+    """End tasks as cancelled. The worker that runs one hears of it and stops the tool."""
+
+    async def work(here: Session) -> int:
+        ended: list[dict[str, Any]] = []
+
+        async def cancel(task_id: str) -> None:
+            before = await here.find(task_id)
+            after = await here.operator.cancel(before, reason)
+            ended.append({"taskId": task_id, "status": after.status.value})
+            if here.output == "text":
+                was_first = after.version > before.version and after.status is TaskStatus.CANCELLED
+                say(f"{task_id}: {'cancelled' if was_first else f'had ended already, as {after.status.value}'}")
+
+        code = await here.each(ids, cancel)
+        if here.output == "json":
+            print_json(ended)
+        return code
+
+    return at.run(work)

@@ -1,0 +1,96 @@
+"""`mcp-tasks wait`: come back to tasks, and stay until they have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import click
+
+from mcp_tasks.cli.following import Follower
+from mcp_tasks.cli.options import Access, TaskOptions, takes_on_abandon, takes_task_options, takes_timeout
+from mcp_tasks.cli.remembered import by_server, find_tasks, opened_ledger, short_id
+from mcp_tasks.cli.running import run
+from mcp_tasks.cli.terminal.desk import Desk, TimeUp
+from mcp_tasks.cli.terminal.exits import Detached, Exit
+from mcp_tasks.cli.terminal.outcomes import Outcome, kept_outcome, report, say, what_became
+from mcp_tasks.cli.terminal.text import command_line
+from mcp_tasks.cli.terminal.views import new_board
+from mcp_tasks.client import Ledger, LedgerEntry
+from mcp_tasks.client.handle import OnAbandon
+
+EPILOG = """\
+\b
+Examples:
+  mcp-tasks wait task_AhLN
+  mcp-tasks wait task_AhLN task_9xQz --timeout 600
+  mcp-tasks wait 786512e2-9e0d-44bd-8f29-789f320fe840 --server http://localhost:8000/mcp
+
+\b
+Exit codes are those of `call`; of several tasks, that of the first that is
+not well.
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@takes_timeout("waiting")
+@takes_on_abandon
+@takes_task_options
+def command(*, ids: Sequence[str], timeout: float | None, on_abandon: OnAbandon, options: TaskOptions) -> int:
+    """Wait for tasks and print their results.
+
+    An ID may be cut short as long as it names one task. Questions are asked at the prompt; Ctrl-C offers to cancel
+    or to leave the tasks running. With --output json: one object for one ID, a list for several.
+    """
+
+    async def work() -> int:
+        with opened_ledger(options.ledger_path) as ledger:
+            entries = find_tasks(ledger, ids, options)
+            outcomes = await wait_for(ledger, entries, options.access, limit=timeout, on_abandon=on_abandon)
+        return report(outcomes, options.output, options.access, as_list=len(ids) > 1)
+
+    return run(work)
+
+
+async def wait_for(
+    ledger: Ledger, entries: Sequence[LedgerEntry], access: Access, *, limit: float | None, on_abandon: OnAbandon
+) -> list[Outcome]:
+    """Wait for tasks to end; how they stand then."""
+    # A result that is here is not asked for again: its server may have forgotten it.
+    open_entries = [entry for entry in entries if not entry.is_final or entry.result is None]
+    board = new_board(with_ids=len(entries) > 1)
+    desk = Desk(board, limit=limit)
+    desk.can_cancel = True
+    follower = Follower(board, desk, ledger, on_abandon=on_abandon)
+    with board:
+        try:
+            work = follower.follow_servers(by_server(open_entries, access))
+            await desk.supervise(work, cancel=follower.cancel_all)
+        except TimeUp:
+            pass
+        except Detached:
+            _say_goodbye(entries, follower, access)
+            raise
+    return [_outcome(entry, follower, limit) for entry in entries]
+
+
+def _outcome(entry: LedgerEntry, follower: Follower, limit: float | None) -> Outcome:
+    known = follower.outcomes.get(entry.key)
+    if known is None and entry.is_final:
+        return kept_outcome(entry)
+    if known is not None and (known.problem is not None or known.status not in ("working", "unknown")):
+        return known
+    status = "unknown" if known is None else known.status
+    fate = follower.fates.get(entry.key, "left")
+    late = Outcome(server=entry.server, tool=entry.tool, task_id=entry.task_id, status=status, fate=fate)
+    return replace(late, problem=f"the task did not end within {limit or 0:g} s{what_became(fate)}", code=Exit.TIMEOUT)
+
+
+def _say_goodbye(entries: Sequence[LedgerEntry], follower: Follower, access: Access) -> None:
+    if "cancelled" in follower.fates.values():
+        say("The tasks that had not ended were cancelled.")
+        return
+    names = [short_id(entry.task_id) for entry in entries]
+    go_on = "The task goes on" if len(entries) == 1 else "The tasks go on"
+    say(f"{go_on}. Come back with:\n  {command_line('wait', *names, options=access.repeated)}")

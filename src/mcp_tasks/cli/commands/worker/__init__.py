@@ -1,0 +1,1 @@
+"""`mcp-tasks worker` and `mcp-tasks backlog`."""

@@ -1,0 +1,1 @@
+"""What a schema asks for, typed as words or at the prompt."""

@@ -1,0 +1,244 @@
+"""A question at the prompt: a form made from its schema, or a page to visit.
+
+At any prompt `/decline` and `/cancel` answer the question that way, and `/later` leaves it open.
+"""
+
+from __future__ import annotations
+
+import json
+import webbrowser
+from typing import Any, Final
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from mcp_tasks.cli.forms.conversions import NO, YES, BadValue
+from mcp_tasks.cli.forms.fields import Field
+from mcp_tasks.cli.forms.questions import Question
+from mcp_tasks.cli.terminal.keyboard import Keyboard
+from mcp_tasks.cli.terminal.links import link_to
+from mcp_tasks.cli.terminal.text import clean, one_line
+
+_LONG_HELP: Final = """\
+  /decline   say no to the question; the task goes on and knows it
+  /cancel    dismiss the question without a choice; the task goes on and knows it
+  /later     leave the question open and stop waiting
+  /back      go back to the field before
+  /skip      leave this field out, if it may be left out
+  //...      a text that begins with a slash and is one of these words"""
+
+
+class Later(Exception):
+    """The question stays open."""
+
+
+class _Chosen(Exception):
+    def __init__(self, action: str) -> None:
+        self.action = action
+
+
+class _Back(Exception):
+    pass
+
+
+class Form:
+    """One question at the prompt."""
+
+    def __init__(self, question: Question, keyboard: Keyboard, console: Console) -> None:
+        self._question = question
+        self._keyboard = keyboard
+        self._console = console
+
+    async def fill_in(self) -> dict[str, Any]:
+        """The answer, as it goes to the server.
+
+        Raises:
+            Later: Nobody answers now.
+            Interrupt: Ctrl-C.
+        """
+        self._keyboard.forget_typed()
+        self._show_question()
+        try:
+            if self._question.url is not None:
+                return await self._visit(self._question.url)
+            return {"action": "accept", "content": await self._answers()}
+        except _Chosen as chosen:
+            return {"action": chosen.action}
+
+    def _show_question(self) -> None:
+        body = Text(self._question.message)
+        if self._question.url is not None:
+            link = link_to(self._question.url)
+            body.append(f"\n\n{one_line(self._question.url)}", style="cyan")
+            body.append(f"\nHost: {one_line(link.host)}", style="bold")
+            for warning in (*link.warnings, *([] if link.refusal is None else [link.refusal])):
+                body.append(f"\n! {warning}", style="yellow")
+        panel = Panel(
+            body,
+            title=Text(f"{clean(self._question.tool)} asks", style="yellow"),
+            title_align="left",
+            subtitle=Text(clean(self._question.server), style="bright_black"),
+            subtitle_align="left",
+            border_style="yellow",
+            padding=(0, 1),
+        )
+        self._console.print(panel)
+
+    # A page to visit
+
+    async def _visit(self, url: str) -> dict[str, Any]:
+        may_open = link_to(url).refusal is None
+        opening = "[o]pen it in the browser, [v]isit it yourself" if may_open else "[v]isit it yourself"
+        while True:
+            match (await self._command(Text(f"  {opening}, [d]ecline, [c]ancel, [l]ater: "))).casefold()[:1]:
+                case "o" if may_open:
+                    if not webbrowser.open(url):
+                        self._complain("No browser could be opened; visit the address yourself.")
+                    return {"action": "accept"}
+                case "v":
+                    return {"action": "accept"}
+                case "d":
+                    return {"action": "decline"}
+                case "c":
+                    return {"action": "cancel"}
+                case "l":
+                    raise Later
+                case _:
+                    self._complain("Type one of the letters.")
+
+    # A form
+
+    async def _answers(self) -> dict[str, Any]:
+        fields = self._question.fields
+        if not fields:
+            return await self._consent()
+        self._console.print(Text(f"  {_short_help(fields)}", style="bright_black"))
+        answers: dict[str, Any] = {}
+        while True:
+            await self._ask_all(fields, answers)
+            if len(fields) == 1 or await self._is_right(answers):
+                return answers
+
+    async def _consent(self) -> dict[str, Any]:
+        while True:
+            text = await self._command(Text("  Accept? [y]es, [n]o (decline), /cancel, /later: "))
+            if text.casefold() in YES:
+                return {}
+            if text.casefold() in NO:
+                raise _Chosen("decline")
+
+    async def _ask_all(self, fields: list[Field], answers: dict[str, Any]) -> None:
+        index = 0
+        while index < len(fields):
+            try:
+                await self._ask_one(fields[index], answers)
+                index += 1
+            except _Back:
+                index = max(0, index - 1)
+
+    async def _ask_one(self, field: Field, answers: dict[str, Any]) -> None:
+        for number, choice in enumerate(field.choices, 1):
+            title = f"  ({clean(choice.title)})" if choice.title != str(choice.value) else ""
+            self._console.print(Text(f"    {number}. {clean(str(choice.value))}{title}"))
+        while True:
+            text = await self._command(_prompt(field, answers), may_go_back=True)
+            try:
+                self._take(field, text, answers)
+            except BadValue as exc:
+                self._complain(f"{field.title}: {exc}")
+                continue
+            return
+
+    def _take(self, field: Field, text: str, answers: dict[str, Any]) -> None:
+        if text == "/skip" or (not text and field.name not in answers and not field.has_default):
+            if field.required:
+                raise BadValue("this must be answered")
+            answers.pop(field.name, None)
+        elif text:
+            answers[field.name] = field.read(_by_number(field, text))
+        elif field.name not in answers:
+            answers[field.name] = field.default
+
+    async def _is_right(self, answers: dict[str, Any]) -> bool:
+        for name, value in answers.items():
+            self._console.print(Text(f"    {clean(name)} = {_shown(value)}", style="bright_black"))
+        while True:
+            text = (await self._command(Text("  Send it? [Y]es, [n]o (edit): "))).casefold()
+            if not text or text in YES:
+                return True
+            if text in NO:
+                return False
+
+    async def _command(self, prompt: Text, *, may_go_back: bool = False) -> str:
+        """The next line that is not a command."""
+        while True:
+            text = (await self._keyboard.line(prompt, self._console)).strip()
+            match text:
+                case "/decline" | "/cancel":
+                    raise _Chosen(text[1:])
+                case "/later":
+                    raise Later
+                case "/back" if may_go_back:
+                    raise _Back
+                case "/help" | "/?":
+                    self._console.print(Text(_LONG_HELP, style="bright_black"))
+                case _:
+                    return text.removeprefix("/") if text.startswith("//") else text
+
+    def _complain(self, text: str) -> None:
+        self._console.print(Text(f"    {clean(text)}", style="red"))
+
+
+def _short_help(fields: list[Field]) -> str:
+    enter = "Enter takes the [default]. " if any(field.has_default for field in fields) else ""
+    return f"{enter}/decline, /cancel or /later instead of an answer; /help for more."
+
+
+def _prompt(field: Field, answers: dict[str, Any]) -> Text:
+    text = Text("  ")
+    if field.description:
+        text.append(f"{clean(field.description)}\n  ", style="bright_black")
+    text.append(clean(field.title), style="bold")
+    wanted = (
+        ("numbers or names, with commas" if field.multiple else "a number or a name")
+        if field.choices
+        else field.wanted()
+    )
+    text.append(f" ({clean(wanted)}{'' if field.required else ', optional'})", style="bright_black")
+    current = answers.get(field.name, field.default if field.has_default else None)
+    if current is not None:
+        text.append(f" [{clean(_shown(current))}]", style="cyan")
+    return text.append(": ")
+
+
+def _by_number(field: Field, text: str) -> str:
+    """Choices may be picked by their place in the list, unless the number is a choice itself."""
+    if not field.choices or text.startswith("["):
+        return text
+    if not field.multiple:
+        return _nth(field, text)
+    # As JSON, because a choice may have a comma in it.
+    return json.dumps([field.choose(_nth(field, part.strip())) for part in text.split(",") if part.strip()])
+
+
+def _nth(field: Field, text: str) -> str:
+    if any(choice.matches(text) for choice in field.choices) or not text.isdigit():
+        return text
+    place = int(text) - 1
+    if not 0 <= place < len(field.choices):
+        return text
+    value = field.choices[place].value
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case str():
+            return value
+        case list():
+            return ", ".join(str(item) for item in value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        case _:
+            return json.dumps(value)

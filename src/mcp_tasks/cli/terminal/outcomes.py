@@ -1,0 +1,223 @@
+"""What became of a call or a task: in words, as JSON, and as an exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import click
+from rich.text import Text
+
+from mcp_tasks.cli.forms.questions import describe, how_to_answer, how_to_answer_unseen, questions_of
+from mcp_tasks.cli.options import Access, Output
+from mcp_tasks.cli.remembered import short_id
+from mcp_tasks.cli.target import parse_target
+from mcp_tasks.cli.terminal.exits import Exit
+from mcp_tasks.cli.terminal.text import clean, command_line, json_text, one_line, without_secrets
+from mcp_tasks.cli.terminal.views import stderr
+from mcp_tasks.client import LedgerEntry, TaskSnapshot
+from mcp_tasks.core.json import JsonObject
+from mcp_tasks.errors import Fate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a call or a task stands when a command ends.
+
+    Attributes:
+        status: The task's. `completed` or `failed` for a call that did not become a task, `unknown` if there was no way
+            to find out.
+        problem: What kept us from knowing more, with `code` for it.
+        fate: What became of a task that was given up before it ended.
+    """
+
+    server: str
+    tool: str
+    status: str
+    task_id: str | None = None
+    message: str | None = None
+    result: JsonObject | None = None
+    error: JsonObject | None = None
+    requests: Mapping[str, JsonObject] | None = None
+    problem: str | None = None
+    code: Exit | None = None
+    fate: Fate = "left"
+
+    @property
+    def exit(self) -> Exit:
+        """The exit code."""
+        if self.code is not None:
+            return self.code
+        match self.status:
+            case "completed" | "failed" if (self.result or {}).get("isError"):
+                # What is a result to newer servers is a failure to those of 2025-11-25.
+                return Exit.TOOL_ERROR
+            case "failed":
+                return Exit.FAILED
+            case "cancelled":
+                return Exit.CANCELLED
+            case "input_required":
+                return Exit.INPUT_REQUIRED
+            case _:
+                return Exit.OK
+
+    def to_json(self) -> dict[str, Any]:
+        """The value that `--output json` prints."""
+        fields: dict[str, Any] = {
+            "server": self.server,
+            "tool": self.tool or None,
+            "taskId": self.task_id,
+            "status": self.status,
+            "statusMessage": self.message,
+            "result": self.result,
+            "error": self.error,
+            "inputRequests": self.requests or None,
+            "problem": self.problem,
+        }
+        return {key: value for key, value in fields.items() if value is not None}
+
+
+def outcome_of(entry: LedgerEntry, snapshot: TaskSnapshot) -> Outcome:
+    """How a task stands."""
+    return Outcome(
+        server=entry.server,
+        tool=entry.tool,
+        task_id=entry.task_id,
+        status=snapshot.status.value,
+        message=snapshot.message,
+        result=snapshot.result,
+        error=snapshot.error,
+        requests=snapshot.input_requests,
+    )
+
+
+def kept_outcome(entry: LedgerEntry) -> Outcome:
+    """How a task stood when it was last seen."""
+    return Outcome(
+        server=entry.server,
+        tool=entry.tool,
+        task_id=entry.task_id,
+        status=entry.status,
+        message=entry.message,
+        result=entry.result,
+    )
+
+
+def report(outcomes: Sequence[Outcome], output: Output, access: Access, *, as_list: bool = False) -> int:
+    """Print outcomes; gives the exit code: that of the first that is not well."""
+    if output == "json":
+        values = [outcome.to_json() for outcome in outcomes]
+        print_json(values if as_list else values[0])
+    else:
+        for outcome in outcomes:
+            _print(outcome, access, named=as_list and len(outcomes) > 1)
+    return next((outcome.exit for outcome in outcomes if outcome.exit), Exit.OK)
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on stdout."""
+    click.echo(json_text(value, indent=2 if sys.stdout.isatty() else None))
+
+
+def say(text: str, style: str = "") -> None:
+    """A line on stderr, or several. What is in it of a server's is on one line each, or meant to be on several."""
+    stderr().print(Text(clean(text), style=style), soft_wrap=True)
+
+
+def what_became(fate: Fate) -> str:
+    """What became of a task that was given up, to be added to why."""
+    return {"left": "", "cancelled": "; it was cancelled", "not cancelled": "; it could not be cancelled"}[fate]
+
+
+def say_how_to_return(task_id: str, server: str, access: Access) -> None:
+    """The command that comes back to a task that goes on."""
+    say(f"The task goes on. Come back with:\n  {command_line('wait', short_id(task_id), options=access.repeated)}")
+    if parse_target(server).url is None:
+        say("It is worked on while its stdio server runs: from when you come back, or in another client of it.")
+
+
+def print_result(result: JsonObject) -> None:
+    """A tool's result, as text: on stdout, or on stderr if it is an error."""
+    failed = bool(result.get("isError"))
+    if failed:
+        say("The tool failed:", "red")
+    stream = sys.stderr if failed else sys.stdout
+    for text in result_texts(result):
+        # What goes into a file or a pipe goes there as it came; on stderr it is for people to read, at once or later.
+        click.echo(clean(text) if failed or stream.isatty() else without_secrets(text), file=stream)
+
+
+def result_texts(result: JsonObject) -> list[str]:
+    """A tool's result in words, block by block."""
+    texts = [_block_text(block) for block in cast("Sequence[JsonObject]", result.get("content") or ())]
+    if not texts and result.get("structuredContent") is not None:
+        return [json.dumps(result["structuredContent"], indent=2, ensure_ascii=False)]
+    return texts
+
+
+def _block_text(block: JsonObject) -> str:
+    match block.get("type"):
+        case "text":
+            return str(block.get("text", ""))
+        case "image" | "audio" as kind:
+            size = len(str(block.get("data", ""))) * 3 // 4
+            return f"[{kind}, {block.get('mimeType', 'unknown type')}, {size} bytes; --output json has it]"
+        case "resource_link":
+            return f"[resource {block.get('uri', '')}]"
+        case "resource":
+            resource = cast("JsonObject", block.get("resource") or {})
+            return str(resource.get("text") or f"[resource {resource.get('uri', '')}; --output json has it]")
+        case kind:
+            return f"[{kind} content; --output json has it]"
+
+
+def _print(outcome: Outcome, access: Access, *, named: bool) -> None:
+    if named:
+        say(
+            f"── {short_id(outcome.task_id or '')}  {one_line(outcome.tool)}: {outcome.status.replace('_', ' ')}",
+            "bold",
+        )
+    if outcome.problem is not None:
+        say(one_line(outcome.problem), "red")
+        if outcome.task_id is not None and outcome.code is Exit.TIMEOUT and outcome.fate != "cancelled":
+            say_how_to_return(outcome.task_id, outcome.server, access)
+        return
+    match outcome.status:
+        case "completed" | "failed" if outcome.error is None and outcome.result is not None:
+            print_result(outcome.result)
+        case "failed":
+            say(f"The call failed: {_error_text(outcome)}", "red")
+        case "cancelled":
+            say(f"The task was cancelled{f': {one_line(outcome.message)}' if outcome.message else '.'}")
+        case "input_required":
+            _print_questions(outcome, access)
+        case _:
+            pass
+
+
+def _error_text(outcome: Outcome) -> str:
+    error = outcome.error or {}
+    code = f" (code {error['code']})" if "code" in error else ""
+    return one_line(str(error.get("message") or outcome.message or "the server does not say why")) + code
+
+
+def _print_questions(outcome: Outcome, access: Access) -> None:
+    questions = questions_of(outcome.requests or {}, outcome.tool)
+    task_id = outcome.task_id or ""
+    if not questions:
+        # A server of 2025-11-25 says what to whoever stays to answer.
+        say("The task asks something. Answer it on a terminal, or without one:")
+        for line in how_to_answer_unseen(task_id, access.repeated):
+            say(f"  {line}")
+        return
+    say("The task asks:")
+    for question in questions:
+        for line in describe(question):
+            say(f"  {line}")
+    say("Answer with (or --decline, or --cancel), then come back:")
+    wait = command_line("wait", short_id(task_id), options=access.repeated)
+    for line in [*how_to_answer(task_id, questions, access.repeated), wait]:
+        say(f"  {line}")
