@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import logging
+import signal
+from typing import NoReturn
 
 import pytest
 
 # An `assert` in a module that is not a test says nothing unless rewritten; this comes before they are imported.
-pytest.register_assert_rewrite("harness.rpc", "harness.schema", "harness.http", "harness.stdio")
+pytest.register_assert_rewrite("harness.rpc", "harness.schema", "harness.http", "harness.stdio", "harness.serving")
+
+pytest_plugins = ["harness.fixtures"]
+
+
+def pytest_configure() -> None:
+    """Told to end, leave in order: fixtures have processes to end."""
+    signal.signal(signal.SIGTERM, _leave)
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    pytest.exit(f"ended by signal {number}", 128 + number)
 
 
 @pytest.fixture(scope="session")
