@@ -154,13 +154,14 @@ def running(command: Command, *, polite: bool = False, **options: Any) -> Genera
     Args:
         polite: Whether it is asked to end, and has to. Otherwise it is killed.
     """
-    process = cast(subprocess.Popen[Any], start(command, **options))
-    try:
-        yield process
-        if polite:
-            end(process)
-    finally:
-        kill(process)
+    # The process as a block closes its pipes.
+    with cast(subprocess.Popen[Any], start(command, **options)) as process:
+        try:
+            yield process
+            if polite:
+                end(process)
+        finally:
+            kill(process)
 
 
 async def start_async(
