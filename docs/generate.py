@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from docs.api.pages import reference_pages
+from docs.drawing import state_picture
 from mcp_tasks.core.machine import TABLE
 from mcp_tasks.core.status import TaskStatus
 
@@ -70,7 +71,8 @@ def filled(page: str) -> str:
 def pages() -> dict[Path, str]:
     """The pages that have generated parts, as they should be."""
     whole = {DOCS / path: text for path, text in reference_pages().items()}
-    return {**{page: filled(page.read_text()) for page in (LIFECYCLE, ENGINES)}, **whole}
+    filled_in = {page: filled(page.read_text()) for page in (LIFECYCLE, ENGINES)}
+    return {**filled_in, **whole, DOCS / "assets" / "lifecycle.svg": state_picture()}
 
 
 def left_over() -> set[Path]:

@@ -46,7 +46,7 @@ def entries(
     for export in public:
         if export.name in hidden:
             continue
-        yield f"\n### {export.name}\n"
+        yield f"\n### {_plain(export.name)}\n"
         if say_where:
             yield f"From `{export.home}`.\n"
         elif len(modules := exporters(export)) > 1:
@@ -62,6 +62,11 @@ def entries(
             if last is not None:
                 yield _block([constant_text(last)])
             yield prose(_with_links(export.doc))
+
+
+def _plain(name: str) -> str:
+    """A name in a heading: two underscores before a word would make it bold."""
+    return name.replace("__", r"\_\_")
 
 
 def _with_links(doc: str) -> str:
@@ -91,7 +96,7 @@ def _class(node: ast.ClassDef, home: str, beside: Sequence[Export], unnamed: Seq
     for name, found in members.items():
         if name in said_there or not is_public(name, found):
             continue
-        yield f"\n#### {node.name}.{name}\n"
+        yield f"\n#### {_plain(f'{node.name}.{name}')}\n"
         yield _block(signatures(name, found))
         yield prose(ast.get_docstring(found[-1]) or "")
 
