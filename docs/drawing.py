@@ -7,7 +7,7 @@ import textwrap
 from mcp_tasks.core.machine import TABLE
 from mcp_tasks.core.status import TaskStatus
 
-WIDTH, ROW, LINE = 900, 40, 16
+WIDTH, LINE = 900, 16
 PLACES = {
     TaskStatus.WORKING: (40, 200),
     TaskStatus.INPUT_REQUIRED: (40, 500),
@@ -18,20 +18,19 @@ PLACES = {
 """Where each status stands, its upper left corner."""
 BOX = (180, 60)
 BENDS = {
-    (TaskStatus.WORKING, TaskStatus.COMPLETED): ((220, 205), (680, 90), (330, 108)),
+    (TaskStatus.WORKING, TaskStatus.COMPLETED): ((220, 205), (680, 90), (430, 150)),
     (TaskStatus.WORKING, TaskStatus.FAILED): ((220, 240), (680, 365), (400, 262)),
     (TaskStatus.WORKING, TaskStatus.CANCELLED): ((220, 255), (690, 640), (545, 480)),
     (TaskStatus.WORKING, TaskStatus.INPUT_REQUIRED): ((90, 260), (90, 500), (100, 350)),
     (TaskStatus.INPUT_REQUIRED, TaskStatus.WORKING): ((180, 500), (180, 260), (190, 440)),
     (TaskStatus.INPUT_REQUIRED, TaskStatus.COMPLETED): ((220, 505), (700, 120), (600, 190)),
-    (TaskStatus.INPUT_REQUIRED, TaskStatus.FAILED): ((220, 525), (680, 395), (300, 520)),
-    (TaskStatus.INPUT_REQUIRED, TaskStatus.CANCELLED): ((220, 550), (680, 670), (300, 640)),
+    (TaskStatus.INPUT_REQUIRED, TaskStatus.FAILED): ((220, 525), (680, 395), (400, 460)),
+    (TaskStatus.INPUT_REQUIRED, TaskStatus.CANCELLED): ((220, 550), (680, 670), (400, 600)),
 }
 """From where to where each arrow goes, and where its words begin."""
 STYLE = """
-  text { font: 13px sans-serif; fill: #24292f }
+  text { font: 13px sans-serif; fill: #24292f; stroke: #ffffff; stroke-width: 5px; paint-order: stroke }
   .status { font: bold 15px monospace }
-  .note { font-style: italic }
   rect, path { fill: none; stroke: #57606a; stroke-width: 1.5 }
   rect.page { fill: #ffffff; stroke: none }
   rect.final { stroke-width: 3 }
@@ -41,6 +40,7 @@ STYLE = """
 def state_picture() -> str:
     """The statuses, the arrows between them, and what leads along each."""
     arrows = _arrows()
+    words: list[str] = []
     parts = [f'<rect class="page" width="{WIDTH}" height="760" rx="8"/>', _marker()]
     for status, (x, y) in PLACES.items():
         final = ' class="final"' if status.is_final else ""
@@ -48,12 +48,12 @@ def state_picture() -> str:
         parts.append(f'<text class="status" x="{x + BOX[0] / 2:g}" y="{y + 35}" text-anchor="middle">{status}</text>')
         if inside := arrows.get((status, status)):
             is_above = status is TaskStatus.WORKING
-            parts += _words(f"stays: {', '.join(inside)}", x, y - 12 if is_above else y + BOX[1] + 20, 58, up=is_above)
-    for pair, (start, end, words) in BENDS.items():
+            words += _words(f"stays: {', '.join(inside)}", x, y - 12 if is_above else y + BOX[1] + 20, 40, up=is_above)
+    for pair, (start, end, place) in BENDS.items():
         if pair in arrows:
             parts.append(f'<path marker-end="url(#arrow)" d="M{start[0]} {start[1]} L{end[0]} {end[1]}"/>')
-            parts += _words(", ".join(arrows[pair]), *words, 26)
-    body = "\n".join(parts)
+            words += _words(", ".join(arrows[pair]), *place, 26)
+    body = "\n".join([*parts, *words])
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 760" role="img">\n'
         f"<title>The statuses of a task</title>\n<style>{STYLE}</style>\n{body}\n</svg>\n"

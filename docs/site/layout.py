@@ -13,10 +13,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 CONFIG = Path(__file__).with_name("zensical.toml")
-RENAMED = {"README.md": "index.md", "SECURITY.md": "threat-model.md"}
-"""Pages at the top of the repository that are on the site under a name that is not their own in small letters.
-
-The readme is what the front page is on the site, and is not copied."""
+RENAMED = {"SECURITY.md": "threat-model.md"}
+"""Pages at the top of the repository that are on the site under a name that is not their own in small letters."""
 REDIRECTS = {"operate": "running", "operator": "store-commands"}
 """Pages that had another name, which links from outside may still use."""
 

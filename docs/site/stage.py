@@ -44,8 +44,6 @@ def _link(link: re.Match[str], path: str, source: Path, folder: Path | None) -> 
     opening, target, anchor = link[1], link[2], link[3] or ""
     aim = Path(os.path.normpath(source.parent / target))
     page = {file: name for name, file in pages().items()}.get(aim)
-    if aim == ROOT / "README.md":
-        page = "index.md"
     if page is None and DOCS / "assets" not in aim.parents:
         page = _copied(aim, folder)
     elif page is None:
