@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit soak chaos takeover conformance interop bench docs format clean
+.PHONY: help setup demo test lint types unit soak chaos takeover conformance interop bench docs pictures browse format clean
 
 help: ## list what there is to make
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -68,12 +68,23 @@ conformance: $(STAMP) ## the official suite alone, with its table
 bench: $(STAMP) ## measure, beside a bare SDK server in the same run
 	$(BIN)/python -m bench
 
-docs: $(STAMP) ## write generated parts of the docs again
-	$(BIN)/python -m docs.generate
+docs: $(VENV)/.docs ## write generated parts of the docs again, and build the site into site/; VERSION=0.1.0 for a release, URL= for where it will be
+	$(BIN)/python -m docs.site $(if $(VERSION),--version $(VERSION)) $(if $(URL),--url $(URL))
+
+$(VENV)/.docs: $(STAMP)
+	@# Not part of the set-up: tests need none of it.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	touch $@
+
+pictures: $(STAMP) ## record the pictures of the command line again (needs tmux)
+	$(BIN)/python docs/assets/record.py
+
+browse: $(VENV)/.docs ## build the site and look at it with a real browser (needs the npm registry on first use)
+	$(BIN)/python -m tests.docs.browse
 
 format: $(STAMP) ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean: ## remove what was built
-	rm -rf $(VENV) .cache .hypothesis .pytest_cache .ruff_cache
+	rm -rf $(VENV) .cache .hypothesis .pytest_cache .ruff_cache site

@@ -54,7 +54,7 @@ Tasks that you start are kept in a ledger, so any terminal can come back:
   mcp-tasks wait task_AhLN
 
 \b
-Operators work on the store itself (docs/operator.md):
+Operators work on the store itself (docs/store-commands.md):
   mcp-tasks ls --store postgresql://db/tasks --status working
   mcp-tasks show --store URL --help
 
