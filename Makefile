@@ -3,27 +3,47 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# What may be installed: the lock file. CONSTRAINTS=requirements/lowest.txt for the oldest, CONSTRAINTS=requirements/none.txt
+# for the newest that pyproject.toml allows.
+CONSTRAINTS ?= requirements/dev.txt
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# uv makes the lock file and nothing else, so it has an environment of its own that only `make lock` builds.
+UV := .cache/uv/bin/uv
+COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --all-extras --no-annotate --custom-compile-command 'make lock' pyproject.toml
 
 # Tests start hundreds of processes: each would compile all modules again where the environment forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit soak chaos takeover conformance interop bench docs format clean
+.PHONY: help lock release setup demo test lint types unit soak chaos takeover conformance interop bench docs format clean
 
 help: ## list what there is to make
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
 setup: $(STAMP) ## build .venv with everything needed to work on the project
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml $(wildcard requirements/*.txt)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mcp-tasks needs Python 3.11 or newer; say make PYTHON=python3.x")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(PIP) install -e '.[dev]' -c $(CONSTRAINTS)
 	@# The extra `fast` goes beside the environment, not into it: servers of the tests are served as on a stock install,
 	@# and a process that is to be quicker has this folder on its PYTHONPATH.
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["fast"], sep="\n")' > $(VENV)/fast.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(VENV)/fast -r $(VENV)/fast.txt
+	$(PIP) install --upgrade --target $(VENV)/fast -r $(VENV)/fast.txt -c $(CONSTRAINTS)
 	touch $(STAMP)
+
+lock: $(UV) ## write requirements/ again; UPGRADE=1 for the newest of everything, UPGRADE=name for the newest of one
+	$(COMPILE) --output-file requirements/dev.txt $(if $(filter 1,$(UPGRADE)),--upgrade,$(if $(UPGRADE),--upgrade-package $(UPGRADE)))
+	$(COMPILE) --output-file requirements/lowest.txt --resolution lowest-direct $(if $(UPGRADE),--upgrade)
+
+$(UV):
+	$(PYTHON) -m venv .cache/uv
+	.cache/uv/bin/python -m pip --quiet --disable-pip-version-check install 'uv>=0.13'
+
+release: $(STAMP) ## check, build and try VERSION=x.y.z; TAG=1 to tag it as well
+	test -x .cache/release/bin/python || $(PYTHON) -m venv .cache/release
+	.cache/release/bin/python -m pip --quiet --disable-pip-version-check install build twine -c $(CONSTRAINTS)
+	.cache/release/bin/python -m tools.release $(VERSION) $(if $(TAG),--tag)
 
 demo: $(STAMP) ## kill a server in the middle of three tasks and watch them finish
 	@$(BIN)/python examples/demo.py
