@@ -290,7 +290,7 @@ def _string(text: str, start: int) -> tuple[str, int]:
             raise ValueError("an invalid escape, or a string without an end")
         part: str = _decoder.raw_decode(f'"{text[at:end]}"')[0]
         if "\ud800" <= part[-1:] <= "\udbff" and (other := _OTHER_HALF.match(text, end)):
-            # A character that was written as two escapes. Looked for once: what follows may be first halves without end.
+            # A character that was written as two escapes. Only one is looked for: first halves may follow without end.
             end = other.end()
             part = _decoder.raw_decode(f'"{text[at:end]}"')[0]
         parts.append(part)
