@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.site.__main__ import build
-from harness.process import ROOT
+from harness.processes import ROOT
 
 PICTURES = ROOT / ".cache" / "site"
 

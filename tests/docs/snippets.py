@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 import yaml
 
-from harness.process import ROOT
+from harness.processes import ROOT
 from mcp_tasks.cli.app import app
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

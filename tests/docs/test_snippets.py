@@ -10,7 +10,7 @@ import pytest
 from click import BadOptionUsage, ClickException
 from yaml import YAMLError
 
-from harness.process import ROOT
+from harness.processes import ROOT
 from tests.docs.snippets import RUNNERS, Block, blocks, check_line, commands_in_prose
 
 

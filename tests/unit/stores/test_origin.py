@@ -149,4 +149,4 @@ def test_a_frozen_program_is_known_by_its_executable(monkeypatch: pytest.MonkeyP
 
 
 def test_the_module_of_this_test_is_found() -> None:
-    assert origin_of(globals()) == f"{__name__}-{short_hash(str(Path(__file__).parents[2]))}"
+    assert origin_of(globals()) == f"{__name__}-{short_hash(str(Path(__file__).parents[3]))}"

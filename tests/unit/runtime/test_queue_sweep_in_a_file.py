@@ -11,7 +11,7 @@ from mcp_tasks.runtime import Ending, Run
 from mcp_tasks.runtime.queue_sweep import BATCH
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.unit.running import Seconds, ok, running, until_final
-from tests.unit.test_queue_sweep import create_many
+from tests.unit.runtime.test_queue_sweep import create_many
 
 pytestmark = pytest.mark.anyio
 

@@ -29,6 +29,7 @@ BIG: dict[str, Any] = {
     "text that is not ASCII": "ü☃𝄞" * 70_000,
     "a string of escapes": '"\\\n\t\0' * 50_000,
     "a lone surrogate": ["x" * 100_000, "\ud800" * 30_000, "☃" * 100_000],
+    "first halves of characters without end": "\ud800" * 300_000,
     "many numbers": list(range(100_000)),
     "odd numbers": [2**70, 0.1, -0.0, 5e-324, 1e300, -1] * 10_000,
     "many small objects": [{"id": n, "name": f"name {n}", "tags": ["a", None, True]} for n in range(10_000)],
