@@ -177,8 +177,7 @@ def _batches(items: Iterable[Any]) -> Iterator[list[Any]]:
             batch, total = [], 0
         batch.append(item)
         total += weight
-    if batch:
-        yield batch
+    yield batch
 
 
 def _elements(batch: list[Any], encoder: json.JSONEncoder, depth: int) -> Iterator[bytes]:

@@ -149,3 +149,10 @@ def test_text_is_kept_readable_unless_it_cannot_be() -> None:
 @pytest.mark.parametrize("value", [None, "", [], {}, "x" * 60_000, {"a": [1, 2, {"b": "c"}]}])
 def test_what_is_small_is_not_large(value: Any) -> None:
     assert not is_large(value)
+
+
+@pytest.mark.parametrize("damaged", ["{1: %s}", '{"a" %s}', "{%s, 1: 2}"])
+def test_a_large_object_whose_members_have_no_names_is_refused_alike(damaged: str) -> None:
+    data = (damaged % json.dumps("x" * 3 * LARGE)).encode()
+    assert outcome_of(decode_in_pieces, data) == outcome_of(decode_json, data)
+    assert "JSONDecodeError" in outcome_of(decode_json, data)

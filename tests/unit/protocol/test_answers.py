@@ -78,3 +78,17 @@ def test_the_author_is_told_once_of_a_pattern_that_is_not_enforced(caplog: pytes
     (record,) = caplog.records
     assert "look-around" in record.getMessage()
     _check({"properties": {"name": {"pattern": "(?=told once)"}}}, {"name": "anything"})
+
+
+def test_a_form_without_a_schema_takes_whatever_it_is_answered_with() -> None:
+    question = InputRequest(method="elicitation/create", params={"message": "?"})
+    record = make_record(inputs=InputBook().ask({"q": question}))
+    check_answers(record, {"q": {"action": "accept", "content": {"name": 5}}})
+
+
+def test_a_schema_that_nests_too_deeply_to_be_looked_at_stops_no_question(caplog: pytest.LogCaptureFixture) -> None:
+    schema: Any = {}
+    for _ in range(100_000):
+        schema = {"items": schema}
+    warn_of_schema({"requestedSchema": schema})
+    assert caplog.messages == []

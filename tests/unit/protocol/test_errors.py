@@ -24,7 +24,7 @@ from mcp_tasks.errors import (
     UsageError,
     VersionConflict,
 )
-from mcp_tasks.protocol.errors import RpcError, describe, refusing, to_error_data
+from mcp_tasks.protocol.errors import RpcError, describe, discreet, refusing, to_error_data
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 
 
@@ -146,3 +146,19 @@ def test_a_refusal_passes_as_it_is() -> None:
 def test_a_refusal_is_valid_unicode_whatever_it_quotes() -> None:
     refusal = RpcError(INVALID_PARAMS, "no \udcff", {"key \udcff": "\ud800"})
     assert (refusal.message, refusal.data) == ("no \ufffd", {"key \ufffd": "\ufffd"})
+
+
+def test_a_defect_is_an_internal_error_that_says_nothing_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    told = "".join(["sec", "ret"])  # Tracebacks show the lines of this file.
+    with pytest.raises(RpcError) as refused, discreet("tasks/get"):
+        raise ValueError(told)
+    assert told not in str(refused.value)
+    assert "tasks/get failed" in caplog.text
+    assert told not in caplog.text
+
+
+def test_an_error_of_the_sdk_is_let_through() -> None:
+    theirs = to_mcp_error(RpcError(-1, "theirs"))
+    with pytest.raises(type(theirs)) as raised, discreet("tasks/get"):
+        raise theirs
+    assert raised.value is theirs

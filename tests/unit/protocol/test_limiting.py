@@ -26,7 +26,7 @@ from mcp_tasks.engines.base import Serves, Slot
 from mcp_tasks.engines.lanes import Lanes
 from mcp_tasks.errors import InvalidOption, LimitExceeded, StoreUnavailable
 from mcp_tasks.protocol.errors import describe
-from mcp_tasks.protocol.limiting import MOST_KNOWN, Limiting, Pace
+from mcp_tasks.protocol.limiting import MOST_HELD_BACK, MOST_KNOWN, Limiting, Pace
 from mcp_tasks.runtime import Ending, Run, Success, TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.quota import FRESH, MOST_OWNERS, Quota
 from mcp_tasks.stores.memory import MemoryStore
@@ -203,6 +203,28 @@ async def test_the_user_of_a_pipe_is_held_to_the_total_alone() -> None:
     limiting.open_stream("another")
     with pytest.raises(LimitExceeded):
         limiting.open_stream("another")
+
+
+def test_a_stream_that_is_closed_twice_makes_room_once() -> None:
+    limiting = Limiting(Limits(owner_streams=2), Ticking())
+    close, _ = limiting.open_stream("me"), limiting.open_stream("me")
+    close()
+    close()
+    limiting.open_stream("me")
+    with pytest.raises(LimitExceeded):
+        limiting.open_stream("me")
+
+
+async def test_beyond_so_many_refusals_that_are_held_back_the_next_comes_at_once() -> None:
+    limiting = Limiting(Limits(owner_creates=1), Ticking())
+    request = TaskRequest(method="tools/call", name="t", arguments={}, protocol_version="1")
+    await limiting.create("me", request)
+    held = [asyncio.create_task(limiting.create("me", request)) for _ in range(MOST_HELD_BACK)]
+    await anyio.lowlevel.checkpoint()
+    with pytest.raises(LimitExceeded):
+        await limiting.create("me", request)
+    assert not any(task.done() for task in held)
+    assert all(isinstance(end, LimitExceeded) for end in await asyncio.gather(*held, return_exceptions=True))
 
 
 async def test_a_store_that_is_away_says_so_and_a_task_that_was_not_made_does_not_count() -> None:
