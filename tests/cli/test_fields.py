@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from mcp_tasks.cli.forms.arguments import read_arguments
-from mcp_tasks.cli.forms.conversions import BadValue
-from mcp_tasks.cli.forms.fields import field_of, fields_of
 from mcp_tasks.cli.target import Target, looks_like_address, parse_target
 from mcp_tasks.cli.terminal.exits import Problem
 from mcp_tasks.cli.terminal.text import clean, one_line
 from mcp_tasks.cli.terminal.views import ago, clock
+from mcp_tasks.client.conversions import BadValue
+from mcp_tasks.client.fields import field_of, fields_of
 from tests.cli.asking_server import SURVEY
 
 DEFS = {"$defs": {"Colour": {"enum": ["red", "green"], "type": "string"}, "Point": {"type": "object"}}}

@@ -15,7 +15,6 @@ from rich.text import Text
 
 from mcp_tasks.cli.connection import connect
 from mcp_tasks.cli.forms.arguments import describe_field
-from mcp_tasks.cli.forms.fields import fields_of
 from mcp_tasks.cli.options import Access, Output, takes_access, takes_output
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.target import Target, parse_target
@@ -23,6 +22,7 @@ from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import stdout
+from mcp_tasks.client.fields import fields_of
 from mcp_tasks.wire.models import EXTENSION_ID
 
 PAGE_LIMIT = 100

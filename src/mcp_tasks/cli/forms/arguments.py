@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, cast
 
-from mcp_tasks.cli.forms.conversions import BadValue
-from mcp_tasks.cli.forms.fields import Field, field_of, fields_of, shortened
 from mcp_tasks.cli.terminal.exits import Exit, Problem
+from mcp_tasks.client.conversions import BadValue
+from mcp_tasks.client.fields import Field, field_of, fields_of, shortened
 from mcp_tasks.core.json import JsonObject
 
 

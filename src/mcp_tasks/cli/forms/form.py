@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from mcp_tasks.cli.forms.conversions import NO, YES, BadValue
-from mcp_tasks.cli.forms.fields import Field
-from mcp_tasks.cli.forms.questions import Question
 from mcp_tasks.cli.terminal.keyboard import Keyboard
 from mcp_tasks.cli.terminal.links import link_to
 from mcp_tasks.cli.terminal.text import clean, one_line
+from mcp_tasks.client.conversions import NO, YES, BadValue
+from mcp_tasks.client.fields import Field
+from mcp_tasks.client.questions import Question
 
 _LONG_HELP: Final = """\
   /decline   say no to the question; the task goes on and knows it
@@ -67,7 +67,7 @@ class Form:
             return {"action": chosen.action}
 
     def _show_question(self) -> None:
-        body = Text(self._question.message)
+        body = Text(clean(self._question.message))
         if self._question.url is not None:
             link = link_to(self._question.url)
             body.append(f"\n\n{one_line(self._question.url)}", style="cyan")

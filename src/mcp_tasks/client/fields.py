@@ -17,7 +17,7 @@ from jsonschema.exceptions import (
     best_match,  # pyright: ignore[reportUnknownVariableType]
 )
 
-from mcp_tasks.cli.forms.conversions import BadValue, check_format, convert
+from mcp_tasks.client.conversions import BadValue, check_format, convert
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.wire.schemas import Schema, UnusableSchema
 from mcp_tasks.wire.tame import target_of
