@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from mcp_tasks.cli.forms.arguments import describe_field
 from mcp_tasks.cli.remembered import short_id
 from mcp_tasks.cli.terminal.links import link_to
 from mcp_tasks.cli.terminal.text import clean, command_line, one_line
@@ -26,7 +25,7 @@ def describe(question: Question) -> list[str]:
         ]
     fields = question.fields
     width = max((len(field.name) for field in fields), default=0)
-    return [*lines, *(f"  {one_line(field.name):<{width}}  {one_line(describe_field(field))}" for field in fields)]
+    return [*lines, *(f"  {one_line(field.name):<{width}}  {one_line(field.describe())}" for field in fields)]
 
 
 def how_to_answer_unseen(task_id: str, repeated: str) -> list[str]:
