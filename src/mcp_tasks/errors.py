@@ -26,6 +26,7 @@
     ├── WaitAbandoned               a caller stopped waiting for a task that has not ended
     │   ├── WaitTimedOut            it waited as long as it wanted to
     │   └── QuestionUnanswered      the task asks something, and the answer failed or was refused
+    ├── BadValue                    what a person typed is no value of its field
     ├── InvalidResponse             the other side did not keep to the protocol
     ├── RunStopped                  the work was stopped before it had an outcome
     │   ├── Interrupted             its process went away, and the tool may not be run again
@@ -59,6 +60,7 @@ asks its client for a task: `mcp_tasks.legacy.server`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Literal
 
@@ -300,6 +302,18 @@ class QuestionUnanswered(WaitAbandoned):
 
 class InvalidResponse(TasksError):
     """The other side sent something that the protocol does not allow."""
+
+
+class BadValue(TasksError, ValueError):
+    """What a person typed is no value of its field; the message says why.
+
+    Attributes:
+        names: The fields that are to be given, or given otherwise; empty if that is known from elsewhere.
+    """
+
+    def __init__(self, message: str, *, names: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.names: tuple[str, ...] = tuple(names)
 
 
 class RunStopped(TasksError):

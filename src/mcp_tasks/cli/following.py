@@ -13,7 +13,6 @@ from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, REQUEST_TIMEOUT, Elici
 
 from mcp_tasks.cli.connection import connect
 from mcp_tasks.cli.forms.form import Later
-from mcp_tasks.cli.forms.questions import Question, questions_of
 from mcp_tasks.cli.options import Access
 from mcp_tasks.cli.remembered import Group
 from mcp_tasks.cli.running import leaves
@@ -26,6 +25,7 @@ from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import Board
 from mcp_tasks.client import Ledger, LedgerEntry, TaskHandle, TaskSnapshot, resume_task
 from mcp_tasks.client.handle import OnAbandon
+from mcp_tasks.client.questions import Question, questions_of
 from mcp_tasks.client.requests import is_transient
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.status import TaskStatus

@@ -15,7 +15,7 @@ from mcp_tasks.cli.connection import connect
 from mcp_tasks.cli.following import nobody
 from mcp_tasks.cli.forms.arguments import read_arguments, read_object
 from mcp_tasks.cli.forms.form import Later
-from mcp_tasks.cli.forms.questions import Question, describe, how_to_answer, how_to_answer_unseen, questions_of
+from mcp_tasks.cli.forms.questions import describe, how_to_answer, how_to_answer_unseen
 from mcp_tasks.cli.looking import look
 from mcp_tasks.cli.options import TaskOptions, takes_on_abandon, takes_task_options
 from mcp_tasks.cli.remembered import by_server, find_tasks, opened_ledger, short_id
@@ -29,6 +29,7 @@ from mcp_tasks.cli.terminal.text import clean, command_line
 from mcp_tasks.cli.terminal.views import LineBoard
 from mcp_tasks.client import LedgerEntry, TaskHandle, TaskSnapshot, resume_task
 from mcp_tasks.client.handle import OnAbandon
+from mcp_tasks.client.questions import Question, questions_of
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import UnknownTask, UsageError
 

@@ -27,7 +27,7 @@ from mcp_tasks.cli.connection import connect
 from mcp_tasks.cli.following import Follower, Key
 from mcp_tasks.cli.forms.arguments import read_arguments
 from mcp_tasks.cli.forms.form import Later
-from mcp_tasks.cli.forms.questions import Question, describe
+from mcp_tasks.cli.forms.questions import describe
 from mcp_tasks.cli.options import (
     Access,
     Output,
@@ -48,6 +48,7 @@ from mcp_tasks.cli.terminal.text import clean, one_line
 from mcp_tasks.cli.terminal.views import Board, new_board
 from mcp_tasks.client import CallLost, Ledger, TaskHandle, start_task
 from mcp_tasks.client.handle import OnAbandon
+from mcp_tasks.client.questions import Question
 from mcp_tasks.errors import Fate
 
 EPILOG = """\

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mcp_tasks.cli.commands.ls import entry_json
-from mcp_tasks.cli.forms.questions import describe, how_to_answer, questions_of
+from mcp_tasks.cli.forms.questions import describe, how_to_answer
 from mcp_tasks.cli.looking import look_at
 from mcp_tasks.cli.options import Access, TaskOptions, takes_task_options
 from mcp_tasks.cli.remembered import find_tasks, opened_ledger
@@ -21,6 +21,7 @@ from mcp_tasks.cli.terminal.outcomes import outcome_of, print_json, result_texts
 from mcp_tasks.cli.terminal.text import clean, one_line
 from mcp_tasks.cli.terminal.views import ago, badge, stdout
 from mcp_tasks.client import Ledger, LedgerEntry, TaskSnapshot
+from mcp_tasks.client.questions import questions_of
 from mcp_tasks.core.record import Progress
 
 EPILOG = """\

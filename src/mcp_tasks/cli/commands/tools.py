@@ -14,8 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from mcp_tasks.cli.connection import connect
-from mcp_tasks.cli.forms.arguments import describe_field
-from mcp_tasks.cli.forms.fields import fields_of
 from mcp_tasks.cli.options import Access, Output, takes_access, takes_output
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.target import Target, parse_target
@@ -23,6 +21,7 @@ from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import stdout
+from mcp_tasks.client.fields import fields_of
 from mcp_tasks.wire.models import EXTENSION_ID
 
 PAGE_LIMIT = 100
@@ -131,7 +130,7 @@ def _print(tools: list[Tool], *, modern: bool, declared: bool) -> None:
     for tool in tools:
         about = Text(one_line(tool.description))
         for field in fields_of(tool.input_schema):
-            about.append(f"\n  {one_line(field.name)}: {one_line(describe_field(field))}", style="bright_black")
+            about.append(f"\n  {one_line(field.name)}: {one_line(field.describe())}", style="bright_black")
         table.add_row(
             Text(one_line(tool.name), style="bold"), can_be_task(tool, modern=modern, declared=declared), about
         )

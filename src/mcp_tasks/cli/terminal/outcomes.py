@@ -11,7 +11,7 @@ from typing import Any, cast
 import click
 from rich.text import Text
 
-from mcp_tasks.cli.forms.questions import describe, how_to_answer, how_to_answer_unseen, questions_of
+from mcp_tasks.cli.forms.questions import describe, how_to_answer, how_to_answer_unseen
 from mcp_tasks.cli.options import Access, Output
 from mcp_tasks.cli.remembered import short_id
 from mcp_tasks.cli.target import parse_target
@@ -19,6 +19,7 @@ from mcp_tasks.cli.terminal.exits import Exit
 from mcp_tasks.cli.terminal.text import clean, command_line, json_text, one_line, without_secrets
 from mcp_tasks.cli.terminal.views import stderr
 from mcp_tasks.client import LedgerEntry, TaskSnapshot
+from mcp_tasks.client.questions import questions_of
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.errors import Fate
 

@@ -1,4 +1,4 @@
-"""Text to JSON value, one type at a time, and the text formats that questions use."""
+"""Text to JSON value and back, one type at a time, and the text formats that questions use."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from datetime import date, datetime
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
+from mcp_tasks.errors import BadValue
+
 YES: Final = frozenset({"yes", "y", "true", "on"})
 NO: Final = frozenset({"no", "n", "false", "off"})
 
 
-class BadValue(ValueError):
-    """What was typed does not fit its field; the message says why."""
+FORMATS: Final[Mapping[str, tuple[str, str]]] = {
+    "email": ("an e-mail address", "ann@example.com"),
+    "uri": ("a URI", "https://example.com"),
+    "date": ("a date", "2026-07-28"),
+    "date-time": ("a date and time with its offset", "2026-07-28T12:00:00Z"),
+}
+"""The formats that questions may use: each in words, and one text that has it."""
 
 
 def convert(text: str, kinds: AbstractSet[str]) -> Any:
@@ -34,8 +41,8 @@ def convert(text: str, kinds: AbstractSet[str]) -> Any:
         ("integer", _integer),
         ("number", _number),
         ("boolean", _boolean),
-        ("array", _json),
-        ("object", _json),
+        ("array", _list),
+        ("object", _object),
         ("string", str),
     )
     for kind, read in converters:
@@ -55,18 +62,27 @@ def check_format(name: Any, value: Any) -> None:
     """
     if not isinstance(value, str):
         return
-    checks: Mapping[str, tuple[Callable[[str], Any], str]] = {
-        "email": (_email, "an e-mail address, like ann@example.com"),
-        "uri": (_uri, "a URI, like https://example.com"),
-        "date": (date.fromisoformat, "a date, like 2026-07-28"),
-        "date-time": (_instant, "a date and time with its offset, like 2026-07-28T12:00:00Z"),
+    checks: Mapping[str, Callable[[str], Any]] = {
+        "email": _email,
+        "uri": _uri,
+        "date": date.fromisoformat,
+        "date-time": _instant,
     }
     if name in checks:
-        check, wanted = checks[name]
         try:
-            check(value)
+            checks[name](value)
         except ValueError:
-            raise BadValue(f"expected {wanted}, got {value!r}") from None
+            wanted, example = FORMATS[name]
+            raise BadValue(f"expected {wanted}, like {example}, got {value!r}") from None
+
+
+def as_text(value: Any) -> str:
+    """A JSON value as somebody would type it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(as_text(item) for item in cast("list[Any]", value))
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _anything(text: str) -> Any:
@@ -102,11 +118,18 @@ def _boolean(text: str) -> bool:
     raise ValueError
 
 
-def _json(text: str) -> Any:
+def _list(text: str) -> list[Any]:
     value = json.loads(text)
-    if not isinstance(value, list | dict):
+    if not isinstance(value, list):
         raise ValueError
-    return cast(Any, value)
+    return cast("list[Any]", value)
+
+
+def _object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError
+    return cast("dict[str, Any]", value)
 
 
 def _email(text: str) -> None:

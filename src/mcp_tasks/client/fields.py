@@ -17,8 +17,9 @@ from jsonschema.exceptions import (
     best_match,  # pyright: ignore[reportUnknownVariableType]
 )
 
-from mcp_tasks.cli.forms.conversions import BadValue, check_format, convert
+from mcp_tasks.client.conversions import check_format, convert
 from mcp_tasks.core.json import JsonObject
+from mcp_tasks.errors import BadValue
 from mcp_tasks.wire.schemas import Schema, UnusableSchema
 from mcp_tasks.wire.tame import target_of
 
@@ -54,8 +55,8 @@ class Choice:
 
     def matches(self, text: str) -> bool:
         """Whether `text` names it."""
-        return text == _as_text(self.value) or text.casefold() in (
-            _as_text(self.value).casefold(),
+        return text == _plain(self.value) or text.casefold() in (
+            _plain(self.value).casefold(),
             self.title.casefold(),
         )
 
@@ -86,7 +87,7 @@ class Field:
         return self.default is not NOTHING
 
     def read(self, text: str) -> Any:
-        """The value that `text` stands for.
+        """The value that `text` stands for; of a list, JSON or its only item.
 
         Raises:
             BadValue: The text stands for no value that is allowed here.
@@ -94,11 +95,38 @@ class Field:
         return self.check(self._convert(text))
 
     def read_many(self, texts: Sequence[str]) -> Any:
-        """The value of a field that was given more than once: a list."""
+        """The value of a field that was given in several texts: a list.
+
+        Raises:
+            BadValue: It takes no list, or not this one.
+        """
         if "array" not in self.kinds:
             raise BadValue("given more than once, and it takes one value")
-        item = field_of("", _object(self.schema.get("items")), self.schema)
-        return self.check([item.read(text) for text in texts])
+        return self.check([self.item.read(text) for text in texts])
+
+    def read_line(self, text: str) -> Any:
+        """The value of what somebody typed at a prompt: choices by name or by their number, several values with
+        commas (as JSON if a value has a comma in it).
+
+        Raises:
+            BadValue: It stands for no value that is allowed here.
+        """
+        if not self.is_list:
+            return self.check(self._nth(text)) if self.choices else self.read(text)
+        if text.lstrip().startswith("[") or (text == "null" and "null" in self.kinds):
+            return self.read(text)
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        return self.check([self._nth(part) if self.choices else self.item.read(part) for part in parts])
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it takes a list, and nothing else but null."""
+        return self.multiple or self.kinds - {"null"} == frozenset({"array"})
+
+    @property
+    def item(self) -> Field:
+        """An item of it, if it is a list."""
+        return field_of("", _object(self.schema.get("items")), self.schema)
 
     def check(self, value: Any) -> Any:
         """The value, if the schema allows it, or if there is no telling."""
@@ -117,7 +145,16 @@ class Field:
         try:
             return convert(text, self.kinds)
         except ValueError:
+            if "array" in self.kinds and text and not text.lstrip().startswith("["):
+                return [self.item.read(text)]
             raise BadValue(f"expected {self.wanted()}, got {text!r}") from None
+
+    def _nth(self, text: str) -> Any:
+        """A choice by its name, or by its place in the list; a number that is a choice itself is that."""
+        if not text.isdecimal() or any(choice.matches(text) for choice in self.choices):
+            return self.choose(text)
+        place = int(text) - 1
+        return self.choices[place].value if 0 <= place < len(self.choices) else self.choose(text)
 
     def choose(self, text: str) -> Any:
         """The choice that `text` names.
@@ -130,7 +167,7 @@ class Field:
                 return choice.value
         if "null" in self.kinds and text == "null":
             return None
-        raise BadValue(f"expected one of {', '.join(_as_text(c.value) for c in self.choices)}, got {text!r}")
+        raise BadValue(f"expected one of {', '.join(_plain(c.value) for c in self.choices)}, got {text!r}")
 
     def _several(self, text: str) -> list[Any]:
         return [self.choose(part.strip()) for part in text.split(",") if part.strip()]
@@ -138,10 +175,18 @@ class Field:
     def wanted(self) -> str:
         """What it takes, in words."""
         if self.choices:
-            names = shortened(", ".join(_as_text(choice.value) for choice in self.choices))
+            names = shortened(", ".join(_plain(choice.value) for choice in self.choices))
             return f"some of {names}" if self.multiple else f"one of {names}"
         kinds = " or ".join(word for kind, word in _WORDS.items() if kind in self.kinds) or "anything"
         return shortened(" ".join(filter(None, (kinds, _bounds(self.schema)))))
+
+    def describe(self) -> str:
+        """What it takes, whether it must be given, what it is without, and what it is for: half a line."""
+        default = (
+            f", default {shortened(json.dumps(self.default))}" if self.has_default and self.default is not None else ""
+        )
+        about = f"; {self.description}" if self.description else ""
+        return f"{self.wanted()}{', required' if self.required else ''}{default}{about}"
 
 
 def fields_of(schema: JsonObject) -> list[Field]:
@@ -255,5 +300,5 @@ def shortened(text: str) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
-def _as_text(value: Any) -> str:
+def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
