@@ -87,7 +87,7 @@ def listing(
     """A table whose first columns keep their widths, and whose others give way where it is narrow. On a narrow terminal
     on which it does not fit, a line for the first, and what is in the others below it."""
     width = (console or stdout()).width
-    widths = [max(len(title), *(row[number].cell_len for row in rows)) for number, title in enumerate(titles)]
+    widths = [max([len(title), *(row[number].cell_len for row in rows)]) for number, title in enumerate(titles)]
     if width >= NARROW or sum(widths) + 2 * len(widths) <= width:
         table = Table(box=None, pad_edge=False, header_style="bright_black")
         for number, title in enumerate(titles):
