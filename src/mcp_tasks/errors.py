@@ -68,6 +68,9 @@ Fate = Literal["left", "cancelled", "not cancelled"]
 """What became of a task when its caller stopped waiting: it goes on, it was cancelled, or cancelling it failed."""
 
 
+DOCS = "https://mcp-tasks.github.io/mcp-tasks/"
+"""Where the documentation is, for messages and help: a page of it is `DOCS` and its name."""
+
 SHOWN_OF_AN_ID = 12
 """Characters of a task's id that logs show: enough to find its lines, and far from enough to find the task."""
 

@@ -10,7 +10,6 @@ from mcp import Client, MCPError
 from mcp_types import PaginatedRequestParams, ServerCapabilities, Tool
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
-from rich.table import Table
 from rich.text import Text
 
 from mcp_tasks.cli.connection import connect
@@ -20,7 +19,7 @@ from mcp_tasks.cli.target import Target, parse_target
 from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.cli.terminal.text import one_line
-from mcp_tasks.cli.terminal.views import stdout
+from mcp_tasks.cli.terminal.views import listing, stdout
 from mcp_tasks.client.fields import fields_of
 from mcp_tasks.wire.models import EXTENSION_ID
 
@@ -33,7 +32,7 @@ EPILOG = """\
 \b
 Examples:
   mcp-tasks tools http://localhost:8000/mcp
-  mcp-tasks tools "python server.py" --output json
+  mcp-tasks tools "python server.py" --json
 """
 
 
@@ -123,18 +122,14 @@ def _task_support(tool: Tool) -> str | None:
 
 
 def _print(tools: list[Tool], *, modern: bool, declared: bool) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bright_black")
-    table.add_column("tool", no_wrap=True)
-    table.add_column("as a task", no_wrap=True)
-    table.add_column("what it does and takes")
+    rows: list[tuple[Text, Text, Text]] = []
     for tool in tools:
         about = Text(one_line(tool.description))
         for field in fields_of(tool.input_schema):
             about.append(f"\n  {one_line(field.name)}: {one_line(field.describe())}", style="bright_black")
-        table.add_row(
-            Text(one_line(tool.name), style="bold"), can_be_task(tool, modern=modern, declared=declared), about
-        )
-    stdout().print(table)
+        as_task = Text(can_be_task(tool, modern=modern, declared=declared))
+        rows.append((Text(one_line(tool.name), style="bold"), as_task, about))
+    stdout().print(listing(("tool", "as a task", "what it does and takes"), rows, fixed=2))
 
 
 def _summary(version: str, *, modern: bool, declared: bool, unasked: bool) -> str:
