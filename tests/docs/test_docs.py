@@ -17,7 +17,7 @@ from mcp.client.stdio import stdio_client
 
 from docs.api.links import headings, slug
 from docs.generate import LIFECYCLE, left_over, pages
-from harness.process import ENVIRONMENT
+from harness.processes import ENVIRONMENT
 from mcp_tasks.client import TasksClient
 from mcp_tasks.testing import TaskTester
 
