@@ -5,10 +5,16 @@ from mcp_tasks.client.connected import ConnectedClient
 from mcp_tasks.client.eras import Hosting
 from mcp_tasks.client.extension import TasksClient
 from mcp_tasks.client.failure import CallLost, TaskFailed
+from mcp_tasks.client.following import Followed, Follower, Hooks, follow
 from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle
 from mcp_tasks.client.http import reconnecting_http
 from mcp_tasks.client.ledger import Ledger, LedgerEntry
 from mcp_tasks.client.poller import Patience
+from mcp_tasks.client.servers.address import ServerAddress
+from mcp_tasks.client.servers.connecting import connect
+from mcp_tasks.client.servers.grouping import ServerTasks, by_server
+from mcp_tasks.client.short_ids import short_id, short_ids
+from mcp_tasks.client.tools import TaskSupport, find_tool, list_tools, task_support
 from mcp_tasks.client.transport import ServerTransport, stdio_transport, with_tasks
 from mcp_tasks.core.record import Progress
 from mcp_tasks.core.status import TaskStatus
@@ -16,6 +22,7 @@ from mcp_tasks.errors import (
     InvalidOption,
     InvalidResponse,
     QuestionUnanswered,
+    ServerUnreachable,
     TasksError,
     TaskWasCancelled,
     UnknownTask,
@@ -27,6 +34,9 @@ from mcp_tasks.wire.parse import TaskSnapshot
 __all__ = [
     "CallLost",
     "ConnectedClient",
+    "Followed",
+    "Follower",
+    "Hooks",
     "Hosting",
     "InvalidOption",
     "InvalidResponse",
@@ -37,23 +47,35 @@ __all__ = [
     "Patience",
     "Progress",
     "QuestionUnanswered",
+    "ServerAddress",
+    "ServerTasks",
     "ServerTransport",
+    "ServerUnreachable",
     "TaskFailed",
     "TaskHandle",
     "TaskSnapshot",
     "TaskStatus",
+    "TaskSupport",
     "TaskWasCancelled",
     "TasksClient",
     "TasksError",
     "UnknownTask",
     "WaitAbandoned",
     "WaitTimedOut",
+    "by_server",
     "call_tool",
+    "connect",
+    "find_tool",
+    "follow",
     "list_tasks",
+    "list_tools",
     "pending_tasks",
     "reconnecting_http",
     "resume_task",
+    "short_id",
+    "short_ids",
     "start_task",
     "stdio_transport",
+    "task_support",
     "with_tasks",
 ]

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from mcp_tasks.cli.forms.arguments import describe_field
 from mcp_tasks.cli.forms.fields import Field, fields_of
-from mcp_tasks.cli.remembered import short_id
 from mcp_tasks.cli.terminal.links import link_to
 from mcp_tasks.cli.terminal.text import clean, command_line, one_line
+from mcp_tasks.client.short_ids import short_id
 from mcp_tasks.core.json import JsonObject
 
 

@@ -14,9 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mcp_tasks.cli.terminal.rows import Row, row_key
+from mcp_tasks.cli.terminal.rows import Row, clock, first_row, row_key
 from mcp_tasks.cli.terminal.text import json_text, one_line
-from mcp_tasks.cli.terminal.views import badge, clock, stderr
+from mcp_tasks.cli.terminal.views import badge, stderr
 from mcp_tasks.client import LedgerEntry
 
 
@@ -24,7 +24,7 @@ class TableBoard:
     """A row per task, redrawn in place."""
 
     def __init__(self, entries: Sequence[LedgerEntry]) -> None:
-        self._rows = {row_key(entry): _first_row(entry) for entry in entries}
+        self._rows = {row_key(entry): first_row(entry, "connecting") for entry in entries}
         self._live = Live(get_renderable=self._table, console=stderr(), refresh_per_second=4)
 
     def __enter__(self) -> Self:
@@ -59,7 +59,7 @@ class TableBoard:
         table.add_column("time", justify="right", no_wrap=True)
         table.add_column("message", no_wrap=True, overflow="ellipsis", ratio=1)
         for row in self._rows.values():
-            message = Text(one_line(row.message))
+            message = Text(row.says)
             table.add_row(
                 Text(row.short_id),
                 Text(one_line(row.tool)),
@@ -89,6 +89,8 @@ class JsonBoard:
             "statusMessage": row.message,
             "progress": row.done,
             "total": row.total,
+            "outOfReachSince": None if row.away_since is None else row.away_since.isoformat(),
+            "outOfReachSeconds": None if row.back_after is None else round(row.back_after.total_seconds(), 1),
         }
         click.echo(json_text({key: value for key, value in fields.items() if value is not None}))
 
@@ -99,17 +101,6 @@ class JsonBoard:
     def aside(self) -> Generator[Console]:
         """Lines are not in the way."""
         yield stderr()
-
-
-def _first_row(entry: LedgerEntry) -> Row:
-    return Row(
-        key=row_key(entry),
-        tool=entry.tool,
-        status=entry.status,
-        message="connecting",
-        task_id=entry.task_id,
-        started=entry.started_at,
-    )
 
 
 def _progress(row: Row) -> ProgressBar | Text:

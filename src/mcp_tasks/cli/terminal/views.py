@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.table import Column, Table
 from rich.text import Text
 
-from mcp_tasks.cli.terminal.rows import Row
+from mcp_tasks.cli.terminal.rows import Row, clock
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.client import LedgerEntry
 
@@ -43,6 +43,9 @@ PIPE_WIDTH: Final = 240
 
 LINE_PAUSE: Final = timedelta(seconds=1)
 """Between two lines about one task that only says how far it is."""
+
+AWAY_PAUSE: Final = timedelta(seconds=10)
+"""Between two lines that say that a server is still out of reach."""
 
 
 @cache
@@ -74,13 +77,6 @@ def ago(instant: datetime, now: datetime | None = None) -> str:
         if seconds >= size:
             return f"{seconds // size} {unit} ago"
     return f"{seconds} s ago"
-
-
-def clock(duration: timedelta) -> str:
-    """A running time: 0:07, 12:34, 1:02:03."""
-    minutes, seconds = divmod(max(0, int(duration.total_seconds())), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 class Board(Protocol):
@@ -126,11 +122,14 @@ class LineBoard:
             # A call under way; whoever typed it knows.
             return
         now = datetime.now(UTC)
-        text = one_line(row.message) + (f" ({row.percent}%)" if row.percent is not None else "")
-        status, said, when = self._shown.get(row.key, ("", "", now))
-        if status == row.status and (said == text or now - when < LINE_PAUSE):
+        away = row.away_since is not None
+        text = row.says + (f" ({row.percent}%)" if row.percent is not None and not away else "")
+        # That a server is out of reach, or back, is said at once, and then from time to time.
+        status = "out of reach" if away else row.status
+        last, said, when = self._shown.get(row.key, ("", "", now))
+        if status == last and (said == text or now - when < (AWAY_PAUSE if away else LINE_PAUSE)):
             return
-        self._shown[row.key] = (row.status, text, now)
+        self._shown[row.key] = (status, text, now)
         name = f"{row.short_id or one_line(row.tool)}  " if self._with_ids else ""
         stderr().print(Text(f"{name}{one_line(row.status)}  {text}".rstrip()), soft_wrap=True)
 
@@ -220,7 +219,7 @@ class _MessageColumn(ProgressColumn):
         row: Row | None = task.fields.get("row")
         if row is None:
             return Text("")
-        return Text(one_line(row.message) or row.status.replace("_", " "))
+        return Text(row.says or row.status.replace("_", " "))
 
 
 def _ended(row: Row) -> Text:
