@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from bench.client import BenchError, Connection
+from harness.ports import free_port as free_port
 
 Mode: TypeAlias = Literal["sse", "json"]
 """How the SDK answers over HTTP: ready for an event stream, which is its default, or with plain JSON only."""
@@ -129,13 +129,6 @@ def _serving(command: Sequence[str], *, db: Path, src: Path | None = None, fast:
 def environment(src: Path, *, fast: bool = False) -> dict[str, str]:
     """What makes a child process import the `mcp_tasks` in `src`, whichever is installed; and the extra `fast`."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [src, ROOT, *([FAST] if fast else [])]))}
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def connect(process: subprocess.Popen[bytes], port: int) -> Connection:

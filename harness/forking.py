@@ -25,11 +25,11 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any, Final
+from typing import IO, Any
 
-ROOT = Path(__file__).parents[1]
+from harness.processes import PIPE, ROOT
+
 PIPED = Path(__file__).with_name("piped.py")
-PIPE: Final = subprocess.PIPE
 
 _ORDER_SIZE = 1 << 17
 _MOST_FILES = 16

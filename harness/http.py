@@ -16,6 +16,7 @@ import uvicorn
 from mcp.server import MCPServer, Server
 from starlette.types import ASGIApp
 
+from harness.ports import base_url, listening, port_of
 from harness.rpc import LEGACY, MODERN, PATIENCE, Reply, legacy_request, loads
 
 Headers = Sequence[tuple[str, str]]
@@ -137,14 +138,11 @@ async def serving_app(app: ASGIApp) -> AsyncGenerator[str]:
     """Serve an ASGI app on a free port; gives its base URL."""
     config = uvicorn.Config(app, log_config=None)
     server = _QuickServer(config)
-    # With the protocol named: asyncio turns Nagle's algorithm off only for sockets that say they are TCP.
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    with listening() as listener:
         running = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             await server.wait_until_started(running)
-            yield f"http://127.0.0.1:{port}"
+            yield base_url(port_of(listener))
         finally:
             server.leave.set()
             await running

@@ -11,7 +11,7 @@ from typing import IO, Any
 import anyio
 
 from harness.forking import piped
-from harness.process import ENVIRONMENT, ROOT, STOP_LIMIT
+from harness.processes import ENVIRONMENT, PIPE, STOP_LIMIT, start_async
 from harness.rpc import PATIENCE, Reply, loads
 
 LINE_LIMIT = 64 * 2**20
@@ -77,19 +77,11 @@ class StdioWire:
 
 @asynccontextmanager
 async def stdio_process(
-    *arguments: str, module: str = "harness.process", stderr: IO[Any] | None = None
+    *arguments: str, module: str = "harness.furnished", stderr: IO[Any] | None = None
 ) -> AsyncGenerator[StdioWire]:
     """A server process that serves stdio while the block lasts; it must end by itself when its input does."""
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *piped(module, "stdio", *arguments),
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        stdin=pipe,
-        stdout=pipe,
-        stderr=stderr,
-        limit=LINE_LIMIT,
-    )
+    command = piped(module, "stdio", *arguments)
+    process = await start_async(command, env=ENVIRONMENT, stdin=PIPE, stdout=PIPE, stderr=stderr, limit=LINE_LIMIT)
     wire = StdioWire(process)
     reading = asyncio.create_task(wire.read())
     try:

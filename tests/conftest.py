@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import logging
+import signal
+from typing import NoReturn
 
 import pytest
 
 # An `assert` in a module that is not a test says nothing unless rewritten; this comes before they are imported.
-pytest.register_assert_rewrite("harness.rpc", "harness.schema", "harness.http", "harness.stdio")
+pytest.register_assert_rewrite("harness.rpc", "harness.schema", "harness.http", "harness.stdio", "harness.serving")
+
+pytest_plugins = ["harness.fixtures"]
+
+
+def pytest_configure() -> None:
+    """Told to end, leave in order: fixtures have processes to end."""
+    signal.signal(signal.SIGTERM, _leave)
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    pytest.exit(f"ended by signal {number}", 128 + number)
 
 
 @pytest.fixture(scope="session")
@@ -17,10 +30,16 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(autouse=True)
-def _log_level_of_a_new_process() -> None:  # pyright: ignore[reportUnusedFunction]
+def _logs_of_a_new_process() -> None:  # pyright: ignore[reportUnusedFunction]
     """Each test logs as a process that has just begun.
 
-    An `MCPServer` that is made while pytest has no handler in place sets the root logger to INFO, for good. Tests that
-    ask for all that was logged would then find the audit log, which is written for whoever reads at INFO.
+    A snippet of the docs sets up the audit log, and an `MCPServer` made while pytest has no handler in place sets
+    the root logger to INFO: for good, and later tests would find what they never asked for among what was logged.
     """
     logging.getLogger().setLevel(logging.WARNING)
+    for name in [name for name in logging.Logger.manager.loggerDict if name.partition(".")[0] == "mcp_tasks"]:
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.NOTSET)
+        logger.propagate = True
+        for handler in list(logger.handlers):
+            logger.removeHandler(handler)

@@ -19,7 +19,7 @@ from redis import Redis
 
 from examples.celery_engine import CeleryCarrier
 from harness.databases import Valkey, valkey
-from harness.process import ENVIRONMENT, ROOT
+from harness.processes import ENVIRONMENT, ROOT
 from mcp_tasks.client import TasksClient
 from mcp_tasks.engines import Engine, RemoteEngine
 from mcp_tasks.testing._engine_work import at_work

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from harness.forking import Forked, fork
+from harness.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 VERSION = "2026-07-28"
@@ -111,7 +112,7 @@ class Server:
     """A server process that can be killed and started again on the same port and file."""
 
     def __init__(self, folder: Path, name: str, module: str, options: Iterable[str]) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.client = Client(self.port)
         self._output = folder / f"{name}.log"
         self._command = [module, "--port", str(self.port), "--db", str(folder / "tasks.db")]
@@ -270,9 +271,3 @@ def until(look: Callable[[], T | None], limit: float, *, what: str) -> T:
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {limit:g} s: {what}")
         time.sleep(0.02)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

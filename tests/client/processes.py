@@ -29,7 +29,7 @@ from mcp.client.session import ClientRequestContext
 from mcp_types import ElicitRequestParams, ElicitResult
 
 from harness.forking import PIPE, Forked, fork
-from harness.process import ENVIRONMENT
+from harness.processes import ENVIRONMENT
 from harness.rpc import PATIENCE
 from mcp_tasks.client import TaskHandle, TasksClient, pending_tasks, reconnecting_http, resume_task, start_task
 from tests.client.connecting import text

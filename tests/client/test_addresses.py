@@ -13,7 +13,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.session import ClientRequestContext
 from mcp_types import ElicitRequestParams, ElicitResult
 
-from harness.process import ENVIRONMENT, ROOT
+from harness.processes import ENVIRONMENT, ROOT
 from harness.rpc import PATIENCE
 from mcp_tasks.client import (
     Ledger,
@@ -246,11 +246,11 @@ def test_a_command_is_an_address_with_its_folder_and_environment(tmp_path: Path)
 
 
 async def test_a_stdio_server_is_known_by_its_command(ledger: Ledger) -> None:
-    arguments = ["-m", "harness.process", "stdio"]
+    arguments = ["-m", "harness.furnished", "stdio"]
     command = StdioServerParameters(command=sys.executable, args=arguments, cwd=ROOT, env=ENVIRONMENT)
     async with Client(stdio_transport(command), extensions=[TasksClient(ledger=ledger)]) as client:
         with anyio.fail_after(PATIENCE):
             handle = await begin(client, "gated")
         [entry] = ledger.entries()
         await handle.cancel()
-    assert entry.server.endswith(f"cd {ROOT} && {sys.executable} -m harness.process stdio")
+    assert entry.server.endswith(f"cd {ROOT} && {sys.executable} -m harness.furnished stdio")

@@ -17,7 +17,7 @@ from mcp_types import ElicitRequestParams, ElicitResult
 from harness.forking import piped
 from harness.http import serving
 from harness.lowlevel import build_lowlevel
-from harness.process import ENVIRONMENT, ROOT
+from harness.processes import ENVIRONMENT, ROOT
 from harness.server import CUSTOM_ERROR, QUICK, build
 from mcp_tasks import Tasks
 from mcp_tasks.client import (
@@ -49,7 +49,7 @@ async def client(request: pytest.FixtureRequest) -> AsyncGenerator[Client]:
 
 async def _target(way: str, stack: AsyncExitStack) -> Any:
     if way == "stdio":
-        command, *arguments = piped("harness.process", "stdio")
+        command, *arguments = piped("harness.furnished", "stdio")
         return StdioServerParameters(command=command, args=arguments, cwd=ROOT, env=ENVIRONMENT)
     server = build(Tasks("memory://", settings=QUICK))
     if way == "memory":

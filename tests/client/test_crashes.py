@@ -17,7 +17,7 @@ from mcp import StdioServerParameters
 from mcp.shared.exceptions import MCPError
 
 from harness.http import serving
-from harness.process import ENVIRONMENT, ROOT
+from harness.processes import ENVIRONMENT, ROOT
 from harness.rpc import PATIENCE
 from harness.server import QUICK
 from mcp_tasks import Tasks
@@ -212,7 +212,7 @@ import os, runpy, sys
 with open(sys.argv[1], "w") as file:
     file.write(str(os.getpid()))
 sys.argv = ["process", "stdio"]
-runpy.run_module("harness.process", run_name="__main__")
+runpy.run_module("harness.furnished", run_name="__main__")
 """
 
 

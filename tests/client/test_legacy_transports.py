@@ -16,7 +16,7 @@ from mcp.server.mcpserver import Context
 
 from harness.forking import piped
 from harness.http import serving, serving_app
-from harness.process import ENVIRONMENT, ROOT
+from harness.processes import ENVIRONMENT, ROOT
 from harness.rpc import PATIENCE
 from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks

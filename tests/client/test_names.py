@@ -10,7 +10,7 @@ import mcp
 import mcp_types
 
 import mcp_tasks.client
-from harness.process import ROOT
+from harness.processes import ROOT
 from mcp_tasks import errors
 from mcp_tasks.client import TaskHandle, TasksClient, calls
 

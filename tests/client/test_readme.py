@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from harness.http import serving
-from harness.process import ENVIRONMENT, ROOT
+from harness.processes import ENVIRONMENT, ROOT
 from mcp_tasks.client import Ledger, LedgerEntry, TaskStatus
 from mcp_tasks.stores import MemoryStore
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness.process import ENVIRONMENT
+from harness.processes import ENVIRONMENT
 from mcp_tasks import Settings
 from mcp_tasks.cli.commands.worker.command import DRAIN
 from tests.deploy.fleet import DEPLOY, compose, free_port, nginx_binary, nginx_command, nginx_folder

@@ -18,7 +18,7 @@ from mcp.client.session import ClientRequestContext
 from mcp.server import MCPServer
 from mcp_types import INVALID_PARAMS, ElicitRequestParams, ElicitResult
 
-from harness.process import ENVIRONMENT, ROOT
+from harness.processes import ENVIRONMENT, ROOT
 from mcp_tasks import Tasks
 from mcp_tasks.client import TaskHandle, TasksClient, reconnecting_http
 from mcp_tasks.errors import WiringError

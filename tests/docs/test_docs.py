@@ -17,7 +17,7 @@ from mcp.client.stdio import stdio_client
 
 from docs.generate import GENERATED, LIFECYCLE, pages
 from docs.reference import slug
-from harness.process import ENVIRONMENT
+from harness.processes import ENVIRONMENT
 from mcp_tasks.client import TasksClient
 from mcp_tasks.testing import TaskTester
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness.process import ENVIRONMENT, ROOT
+from harness.processes import ENVIRONMENT, ROOT
 from harness.rpc import LEGACY, legacy_request
 from harness.schema import check_legacy_result
 from harness.stdio import StdioWire

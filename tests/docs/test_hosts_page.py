@@ -14,7 +14,7 @@ from mcp.server.mcpserver import Context
 from mcp_types import ElicitResult
 from pydantic import BaseModel
 
-from harness.process import ROOT
+from harness.processes import ROOT
 from harness.server import QUICK
 from mcp_tasks import Fallback, Host, Tasks
 from mcp_tasks.client import TasksClient

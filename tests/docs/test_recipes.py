@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Generator
@@ -14,7 +13,8 @@ from pathlib import Path
 import pytest
 from mcp import Client
 
-from harness.process import ENVIRONMENT, ROOT
+from harness.ports import free_port
+from harness.processes import ENVIRONMENT, ROOT
 from tests.deploy.recipes import LIMIT, answers, connected, started
 
 pytestmark = [
@@ -30,13 +30,6 @@ def _write_files(page: str, folder: Path) -> None:
     """Put the files of a page where its commands are run."""
     for text, name in re.findall(r"^```py\n(# (\w+\.py)\n.*?)^```", PAGES[page], flags=re.DOTALL | re.MULTILINE):
         (folder / name).write_text(text)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager
@@ -59,7 +52,7 @@ def _running(command: str, folder: Path, *more: str) -> Generator[subprocess.Pop
 
 async def test_one_process_serves_and_another_runs_the_tools(tmp_path: Path) -> None:
     _write_files("operate", tmp_path)
-    port = _free_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     with _running("uvicorn farm:app", tmp_path, "--port", str(port)) as serving:
 
@@ -82,7 +75,7 @@ async def test_one_process_serves_and_another_runs_the_tools(tmp_path: Path) -> 
 
 async def test_each_pool_of_workers_runs_what_is_in_its_queue(tmp_path: Path) -> None:
     _write_files("scale", tmp_path)
-    port = _free_port()
+    port = free_port()
     with (
         _running("uvicorn farm:app", tmp_path, "--port", str(port)) as serving,
         _running("mcp-tasks worker farm:server --queues default", tmp_path) as usual,

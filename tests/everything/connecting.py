@@ -25,7 +25,7 @@ from mcp_types import (
 from pydantic import BaseModel, FileUrl
 
 from harness.forking import piped
-from harness.process import ENVIRONMENT, ROOT
+from harness.processes import ENVIRONMENT, ROOT
 from mcp_tasks.fallback.schema import HANDLE_SCHEMA
 
 ERAS: Final = {"older": "legacy", "newer": "auto"}

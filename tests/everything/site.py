@@ -27,7 +27,7 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp
 
 from harness.forking import fork
-from harness.process import ENVIRONMENT, STOP_LIMIT
+from harness.processes import ENVIRONMENT, STOP_LIMIT
 from harness.server import QUICK
 from mcp_tasks import Tasks
 from mcp_tasks.server import ListChanges

@@ -12,8 +12,8 @@ from typing import Any
 
 from mcp.server import MCPServer
 
-from harness.process import serve_stdio
 from harness.server import QUICK, Desk
+from harness.serving import serve_stdio
 from mcp_tasks import Tasks
 from mcp_tasks.fallback.hosts import Host
 from mcp_tasks.fallback.ways import Fallback

@@ -20,8 +20,8 @@ from mcp.server.mcpserver import Context
 from mcp_types import ToolAnnotations
 from pydantic import AnyHttpUrl
 
-from harness.process import serve_stdio
 from harness.server import QUICK, Desk
+from harness.serving import serve_stdio
 from mcp_tasks import Fallback, Tasks, current_task
 
 MARKED, PLAIN = "talk", "talk_plainly"

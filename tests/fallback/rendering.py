@@ -22,8 +22,8 @@ from mcp_types import CallToolResult, Implementation, TextContent
 from mcp_types.version import LATEST_MODERN_VERSION
 from pydantic import BaseModel
 
-from harness.process import serve_stdio
 from harness.server import QUICK
+from harness.serving import serve_stdio
 from mcp_tasks import Tasks
 from mcp_tasks.fallback.ways import Fallback
 

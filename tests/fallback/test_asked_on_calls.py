@@ -18,7 +18,7 @@ from mcp_types import ElicitRequestParams, ElicitResult, TextContent
 from harness.forking import piped
 from harness.http import serving
 from harness.older import PipeClient, http_session, pipe_session
-from harness.process import ROOT
+from harness.processes import ROOT
 from harness.stdio import stdio_process
 from mcp_tasks.fallback import asked
 from tests.fallback.asking_process import asking_server

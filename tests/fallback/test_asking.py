@@ -25,7 +25,7 @@ from harness.older import (
     http_session,
     pipe_session,
 )
-from harness.process import ROOT
+from harness.processes import ROOT
 from harness.rpc import PATIENCE
 from harness.server import Desk
 from harness.stdio import stdio_process

@@ -17,7 +17,7 @@ from mcp_types import ElicitRequestParams, ElicitResult
 
 from harness.forking import piped
 from harness.http import serving
-from harness.process import ENVIRONMENT, ROOT
+from harness.processes import ENVIRONMENT, ROOT
 from mcp_tasks.core import InputRequest, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.actor import NOBODY
 from mcp_tasks.core.inputs import InputBook

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from harness.process import ROOT
+from harness.processes import ROOT
 from mcp_tasks.core.json import JsonValue
 from mcp_tasks.errors import InvalidOption
 from mcp_tasks.fallback.hosts import HOSTS, UNKNOWN_HOST, Host, check_hosts, host_of

@@ -21,7 +21,7 @@ from mcp_types import LOG_LEVEL_META_KEY, CallToolResult, InputRequiredResult, L
 from harness.forking import piped
 from harness.http import HttpWire, initialize, modern_headers, serving
 from harness.older import OWN_STREAM, http_session
-from harness.process import ENVIRONMENT, ROOT
+from harness.processes import ENVIRONMENT, ROOT
 from harness.rpc import LEGACY, MODERN, NOTHING, PATIENCE, Reply, legacy_request, request
 from harness.server import Desk
 from mcp_tasks import Fallback

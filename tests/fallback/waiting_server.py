@@ -20,9 +20,9 @@ from mcp.server.context import CallNext, HandlerResult
 from mcp.server.mcpserver import Context
 from mcp_types import CallToolRequestParams
 
-from harness.process import serve_stdio
 from harness.rpc import PATIENCE
 from harness.server import QUICK, Desk, Name
+from harness.serving import serve_stdio
 from mcp_tasks import Tasks
 from mcp_tasks.adapters.era import RequestContext
 from mcp_tasks.adapters.sdk import caller_of, task_request

@@ -10,7 +10,7 @@ import anyio
 from mcp import StdioServerParameters
 
 from harness.forking import Forked, fork, piped
-from harness.process import ENVIRONMENT, ROOT
+from harness.processes import ENVIRONMENT, ROOT
 from mcp_tasks.client import ServerTransport, stdio_transport
 
 SERVER = "tests.hosted.asking_server"

@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from harness.forking import PIPE, Forked, fork
-from harness.process import ENVIRONMENT
+from harness.processes import ENVIRONMENT
 from harness.rpc import PATIENCE
 from mcp_tasks.client import Hosting, TasksClient
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable

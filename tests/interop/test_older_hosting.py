@@ -12,7 +12,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp_types import TextContent
 
-from harness.process import ENVIRONMENT, ROOT
+from harness.processes import ENVIRONMENT, ROOT
 from mcp_tasks.client import Hosting, TasksClient, stdio_transport
 from tests.hosted.raw_server import Host
 from tests.interop.install import PYTHON_SDK, install_python

@@ -28,8 +28,8 @@ from mcp_types import (
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from harness.furnished import http_process
 from harness.http import HttpWire, http_client, serving, serving_app
-from harness.process import http_process
 from harness.rpc import EVERYTHING, LEGACY, PATIENCE, legacy_request
 from harness.server import QUICK, Desk
 from harness.stdio import StdioWire, stdio_process

@@ -17,7 +17,7 @@ import anyio
 
 from harness.forking import fork
 from harness.http import modern_headers
-from harness.process import ENVIRONMENT
+from harness.processes import ENVIRONMENT
 from harness.rpc import PATIENCE, request
 
 
@@ -54,7 +54,7 @@ def target() -> Generator[Target]:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
         number = listener.fileno()
         arguments = ("http", "--fd", str(number), "--json")
-        process = fork("harness.process", *arguments, env=ENVIRONMENT, stderr=log.file, pass_fds=[number])
+        process = fork("harness.furnished", *arguments, env=ENVIRONMENT, stderr=log.file, pass_fds=[number])
         try:
             yield Target(url, process.pid, Path(log.name))
             assert process.poll() is None, f"the server ended with {process.returncode}"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.furnished import http_process
 from harness.http import HttpWire, http_client, serving
-from harness.process import http_process
 from harness.rpc import EVERYTHING, Tasking, accept, text_of
 from harness.server import QUICK, build
 from mcp_tasks import Tasks

@@ -12,8 +12,9 @@ import httpx2
 import pytest
 
 from harness.forking import Forked, fork
+from harness.furnished import http_process
 from harness.http import HttpWire, http_client
-from harness.process import ENVIRONMENT, http_process
+from harness.processes import ENVIRONMENT
 from harness.rpc import EVERYTHING, PATIENCE, Tasking
 from harness.schema import check_message
 from tests.client.processes import ServerProcess, server_process

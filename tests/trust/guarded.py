@@ -22,8 +22,8 @@ from mcp.server.mcpserver import Context
 from pydantic import AnyHttpUrl, BaseModel
 
 from harness.http import HttpWire, serving
-from harness.process import serve_stdio
 from harness.server import QUICK
+from harness.serving import serve_stdio
 from mcp_tasks import Fallback, Limits, Tasks
 from mcp_tasks.server import Caller
 

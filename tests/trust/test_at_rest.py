@@ -20,7 +20,7 @@ from mcp.client import Client
 from mcp_types import ElicitRequestParams, ElicitResult
 
 from harness.forking import Forked, fork
-from harness.process import ENVIRONMENT
+from harness.processes import ENVIRONMENT
 from mcp_tasks.client import Ledger, TaskFailed, TaskHandle, TasksClient, reconnecting_http
 from mcp_tasks.encryption import Keyring, new_key
 from tests.trust.keeping_secrets import MARK

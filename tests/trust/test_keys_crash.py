@@ -17,7 +17,7 @@ from mcp import Client
 from harness.databases import Postgres, postgres
 from harness.forking import Forked, fork
 from harness.http import HttpWire, http_client, initialize
-from harness.process import ENVIRONMENT
+from harness.processes import ENVIRONMENT
 from harness.rpc import NOTHING, PATIENCE, TASKS, Reply, Tasking, text_of
 from mcp_tasks.client import Patience, TasksClient, call_tool, reconnecting_http
 from mcp_tasks.stores import Store

@@ -17,7 +17,7 @@ import pytest
 
 from harness.databases import postgres
 from harness.http import HttpWire, http_client
-from harness.process import ENVIRONMENT, ROOT
+from harness.processes import ENVIRONMENT, ROOT
 from harness.rpc import EVERYTHING, PATIENCE, Tasking, accept
 from mcp_tasks.errors import short_id
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from harness.process import http_process
+from harness.furnished import http_process
 
 
 class HttpProcesses:

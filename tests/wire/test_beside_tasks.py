@@ -29,7 +29,7 @@ from mcp_types import (
 from pydantic import FileUrl
 
 from harness.forking import piped
-from harness.process import ENVIRONMENT, ROOT
+from harness.processes import ENVIRONMENT, ROOT
 from harness.rpc import METHOD_NOT_FOUND, MISSING_CAPABILITY, MODERN, PATIENCE
 from harness.server import QUICK, build
 from mcp_tasks import Tasks
@@ -75,7 +75,7 @@ def _target(transport: str, processes: HttpProcesses) -> MCPServer[Any] | StdioS
     if transport == "memory":
         return build(Tasks("memory://", settings=QUICK))
     if transport == "stdio":
-        command, *arguments = piped("harness.process", "stdio")
+        command, *arguments = piped("harness.furnished", "stdio")
         return StdioServerParameters(command=command, args=arguments, cwd=ROOT, env=ENVIRONMENT)
     return processes.url(*(["--json"] if transport == "http-json" else []))
 

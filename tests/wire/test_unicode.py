@@ -25,7 +25,7 @@ from mcp_types import (
 from pydantic import BaseModel, Field
 
 from harness.http import HttpWire, serving
-from harness.process import ENVIRONMENT
+from harness.processes import ENVIRONMENT
 from harness.rpc import EVERYTHING, Tasking, accept, text_of
 from harness.server import CUSTOM_ERROR, QUICK
 from mcp_tasks import Tasks

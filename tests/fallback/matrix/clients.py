@@ -25,7 +25,7 @@ from mcp_types import (
 )
 from pydantic import FileUrl
 
-from harness.process import ENVIRONMENT, ROOT
+from harness.processes import ENVIRONMENT, ROOT
 from harness.rpc import MODERN, PATIENCE
 from mcp_tasks.client import TasksClient
 from tests.client.connecting import Person

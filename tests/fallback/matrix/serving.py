@@ -16,7 +16,7 @@ from typing import Any, Final
 import anyio
 
 from harness.forking import fork, piped
-from harness.process import ENVIRONMENT, STOP_LIMIT
+from harness.processes import ENVIRONMENT, STOP_LIMIT
 from harness.rpc import PATIENCE
 
 MODULE: Final = "tests.fallback.matrix.server"

@@ -26,8 +26,8 @@ from mcp_types import (
 )
 from pydantic import AnyHttpUrl
 
-from harness.process import serve_stdio
 from harness.server import CUSTOM_ERROR, QUICK, Desk, build
+from harness.serving import serve_stdio
 from mcp_tasks import Tasks
 
 ISSUER = "https://issuer.example"

@@ -1,0 +1,217 @@
+"""Servers in processes of their own, at an address that outlasts them; and what such a process does to serve.
+
+`harness.http` serves in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
+
+import uvicorn
+from mcp.server import MCPServer, Server
+from mcp.server.stdio import stdio_server
+from starlette.types import ASGIApp
+
+from harness.forking import fork
+from harness.ports import free_port, listening, listens, mcp_url, port_of
+from harness.processes import (
+    ENVIRONMENT,
+    ROOT,
+    START_LIMIT,
+    STOP_LIMIT,
+    Command,
+    Running,
+    end,
+    kill,
+    python,
+    start,
+    until_ready,
+)
+
+AnyServer: TypeAlias = MCPServer[Any] | Server[Any]
+
+
+class ServerProcess:
+    """A server that can be killed and started again, at the same address. Used as a block, it is ended with it.
+
+    Where an argument says `{port}`, the server opens a port that is free, and is up when it listens. Where one says
+    `{fd}`, it is handed a socket that takes connections from the first: whoever is early waits, also while it is down.
+
+    Args:
+        module: What is run, as `python -m` does; or the name of what is, for messages.
+        fork: Whether it is forked from a process that has imported what servers need, which takes a second less.
+        program: What to run in place of a module, before the arguments.
+        env: Its environment; ours without what it says of tasks, if not given.
+        output: Where to append what it prints. Shown when it does not come up.
+        polite: Whether the end of the block asks it to end, and fails if it ended before, or does not.
+        limit: Seconds for it to be up.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *arguments: str | Path,
+        fork: bool = True,
+        program: Command | None = None,
+        cwd: Path = ROOT,
+        env: Mapping[str, str] = ENVIRONMENT,
+        output: Path | None = None,
+        group: bool = False,
+        polite: bool = False,
+        limit: float = START_LIMIT,
+    ) -> None:
+        self._module = module
+        self._arguments = [str(argument) for argument in arguments]
+        self._forked = fork and program is None
+        self._program = program or python(module)
+        self._cwd = cwd
+        self._env = env
+        self._group = group
+        self._polite = polite
+        self._limit = limit
+        self._stack = ExitStack()
+        self._process: Running | None = None
+        self._socket: socket.socket | None = None
+        if any("{fd}" in argument for argument in self._arguments):
+            self._socket = self._stack.enter_context(listening())
+        self.port: int = free_port() if self._socket is None else port_of(self._socket)
+        if output is None:
+            output = Path(self._stack.enter_context(TemporaryDirectory(prefix="mcp-tasks-output-"))) / "output.log"
+        self._output = output
+
+    @property
+    def url(self) -> str:
+        """Where MCP is served, at the SDK's usual path."""
+        return mcp_url(self.port)
+
+    @property
+    def pid(self) -> int:
+        """The id of the process that serves, or did last."""
+        return self.process.pid
+
+    @property
+    def process(self) -> Running:
+        """The process that serves, or did last."""
+        assert self._process is not None, "the server was not started"
+        return self._process
+
+    @property
+    def output(self) -> str:
+        """What it has printed, over all its lives."""
+        return self._output.read_text(errors="replace") if self._output.exists() else ""
+
+    def launch(self) -> None:
+        """Start it, and do not wait until it is up."""
+        number = 0 if self._socket is None else self._socket.fileno()
+        words = [word.replace("{port}", str(self.port)).replace("{fd}", str(number)) for word in self._arguments]
+        fds = [number] if self._socket is not None else []
+        if not self._forked:
+            self._process = start(
+                [*self._program, *words],
+                cwd=self._cwd,
+                env=self._env,
+                output=self._output,
+                pass_fds=fds,
+                group=self._group,
+            )
+            return
+        with self._output.open("ab") as sink:
+            self._process = fork(self._module, *words, env=self._env, stdout=sink, stderr=sink, pass_fds=fds)
+
+    def start(self) -> None:
+        """Start it, and return when it takes connections.
+
+        Raises:
+            ProcessError: It has ended, or takes too long; with what it printed.
+        """
+        self.launch()
+        if self._socket is None:
+            until_ready(
+                self.process,
+                lambda: listens(self.port),
+                what=f"the server {self._module} at {self.url}",
+                output=lambda: self.output,
+                limit=self._limit,
+            )
+
+    async def started(self) -> None:
+        """The same, for coroutines: the event loop goes on meanwhile."""
+        await asyncio.to_thread(self.start)
+
+    def kill(self) -> None:
+        """End it as a crash does. Safe twice, and from another thread."""
+        if self._process is not None:
+            kill(self._process)
+
+    def stop(self, how: signal.Signals = signal.SIGTERM, limit: float = STOP_LIMIT) -> float:
+        """Ask it to end; how many seconds that took.
+
+        Raises:
+            subprocess.TimeoutExpired: It does not end. It has been killed then.
+        """
+        asked = time.monotonic()
+        code = end(self.process, how, limit)
+        # uvicorn ends in order and then lets the signal have its way.
+        assert code in (0, -how), f"exit code {code}:\n{self.output}"
+        return time.monotonic() - asked
+
+    def close(self) -> None:
+        """End it, and give up its address."""
+        self.kill()
+        self._stack.close()
+
+    def __enter__(self) -> ServerProcess:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if self._polite and kind is None:
+                code = self.process.poll()
+                assert code is None, f"the server ended by itself with {code}:\n{self.output}"
+                self.stop()
+        finally:
+            self.close()
+
+    async def __aenter__(self) -> ServerProcess:
+        return await asyncio.to_thread(self.__enter__)
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await asyncio.to_thread(self.__exit__, kind)
+
+
+# What the process does
+
+
+def serve_app(app: ASGIApp, *, port: int = 0, fd: int | None = None, **options: Any) -> None:
+    """Serve an app until told to stop: on a port, or on the socket that was handed down."""
+    asyncio.run(serving_until_told(app, port=port, fd=fd, **options))
+
+
+async def serving_until_told(app: ASGIApp, *, port: int = 0, fd: int | None = None, **options: Any) -> None:
+    """The same, beside whatever else the event loop does."""
+    usual: dict[str, Any] = {"log_level": "warning", "timeout_graceful_shutdown": 1}
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, **(usual | options))
+    sockets = None if fd is None else [socket.socket(fileno=fd)]
+    await uvicorn.Server(config).serve(sockets=sockets)
+
+
+async def serve_stdio(server: AnyServer) -> None:
+    """Serve the pipes of this process until they close."""
+    if isinstance(server, MCPServer):
+        await server.run_stdio_async()
+        return
+    async with stdio_server() as (read, write):
+        await server.run(read, write, server.create_initialization_options())

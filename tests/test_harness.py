@@ -1,0 +1,64 @@
+"""The harness keeps its own rules: what does not come up says why, and nothing that was started is left behind."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+import pytest
+
+from harness.processes import (
+    PIPE,
+    ProcessError,
+    end,
+    environment,
+    is_running,
+    read_line,
+    run,
+    running,
+    start,
+    until_ready,
+)
+from harness.serving import ServerProcess
+
+PARENT = """
+import sys, time
+from harness.processes import running
+with running([sys.executable, "-c", "import time; time.sleep(600)"], group=True) as child:
+    print(child.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_server_that_does_not_come_up_shows_what_it_printed() -> None:
+    program = [sys.executable, "-c", "raise SystemExit('no such luck')"]
+    server = ServerProcess("unlucky", "{port}", program=program)
+    with pytest.raises(ProcessError, match="exit code 1; it printed:\nno such luck"), server:
+        pass
+
+
+def test_a_process_that_is_never_ready_is_killed() -> None:
+    process = start([sys.executable, "-c", "import time; time.sleep(600)"])
+    with pytest.raises(ProcessError, match=r"not ready after 0\.1 s and was killed"):
+        until_ready(process, lambda: False, what="it", limit=0.1)
+    assert not is_running(process.pid)
+
+
+def test_a_command_that_takes_too_long_is_killed() -> None:
+    with pytest.raises(ProcessError, match=r"did not end within 0\.1 s"):
+        run([sys.executable, "-c", "import time; time.sleep(600)"], limit=0.1)
+
+
+def test_an_error_in_the_block_leaves_no_process_behind() -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with pytest.raises(ZeroDivisionError), running(command) as process:
+        raise ZeroDivisionError
+    assert not is_running(process.pid)
+
+
+def test_who_is_told_to_end_ends_what_it_started() -> None:
+    with running([sys.executable, "-c", PARENT], env=environment(), stdout=PIPE) as parent:
+        child = int(read_line(parent))
+        assert is_running(child)
+        assert end(parent) == 128 + signal.SIGTERM
+        assert not is_running(child)
