@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any, Final
 
 from mcp_tasks.cli.credentials import environment_for_servers
-from mcp_tasks.cli.target import Target
+from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.doctor.wire import ANSWER_TIMEOUT, Reply, Silence, handshake, parse_object, request_of
 
@@ -23,7 +23,7 @@ STOP_LIMIT: Final = 5.0
 
 
 @asynccontextmanager
-async def stdio_wire(target: Target) -> AsyncGenerator[StdioWire]:
+async def stdio_wire(target: ServerAddress) -> AsyncGenerator[StdioWire]:
     """A way to a server whose process runs for as long as this is entered.
 
     Raises:

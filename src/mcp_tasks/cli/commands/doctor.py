@@ -11,16 +11,15 @@ from mcp_types.version import LATEST_MODERN_VERSION
 from rich.table import Table
 from rich.text import Text
 
-from mcp_tasks.cli.connection import explain
 from mcp_tasks.cli.credentials import warn_of_plain_http
-from mcp_tasks.cli.diagnosis import diagnose
 from mcp_tasks.cli.options import Access, Output, takes_access, takes_output
 from mcp_tasks.cli.running import run
-from mcp_tasks.cli.target import Target, parse_target
 from mcp_tasks.cli.terminal.exits import DOCTOR_FOUND_FAULTS, Exit
 from mcp_tasks.cli.terminal.outcomes import print_json
 from mcp_tasks.cli.terminal.text import clean
 from mcp_tasks.cli.terminal.views import stderr, stdout
+from mcp_tasks.client.servers.address import ServerAddress
+from mcp_tasks.client.servers.unreachable import check_url, why_unreachable
 from mcp_tasks.doctor import Checkup, Finding, Report, Verdict
 from mcp_tasks.doctor.http_wire import http_wire
 from mcp_tasks.doctor.stdio_wire import stdio_wire
@@ -66,7 +65,7 @@ def command(*, server: str, words: Sequence[str], tool: str | None, access: Acce
         )
 
     async def work() -> int:
-        target = parse_target(server)
+        target = ServerAddress.parse(server)
         if access.has_credentials:
             warn_of_plain_http(target.url)
         async with _wire(target, access) as wire:
@@ -81,9 +80,9 @@ def command(*, server: str, words: Sequence[str], tool: str | None, access: Acce
 
 
 @asynccontextmanager
-async def _wire(target: Target, access: Access) -> AsyncGenerator[Wire]:
+async def _wire(target: ServerAddress, access: Access) -> AsyncGenerator[Wire]:
     if target.url is not None:
-        problem = await diagnose(target.url, access.headers)
+        problem = await check_url(target.url, access.headers)
         if problem is not None:
             raise problem
         async with http_wire(target.url, access.headers) as wire:
@@ -93,7 +92,7 @@ async def _wire(target: Target, access: Access) -> AsyncGenerator[Wire]:
         opened = stdio_wire(target)
         wire = await opened.__aenter__()
     except OSError as exc:
-        raise await explain(target, access, exc) from exc
+        raise await why_unreachable(target, exc, headers=access.headers) from exc
     try:
         yield wire
     finally:
