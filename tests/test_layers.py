@@ -63,7 +63,7 @@ PARTS: Mapping[str, Sequence[str]] = {
     "legacy.server": (*_BELOW_SERVER, "legacy"),
     "legacy.client": ("errors", "quiet", "files", "encryption", "core", "wire", "failure", "client", "legacy"),
     # Looks at servers from outside. Used by the command, and by whoever tests a server of their own.
-    "doctor": ("errors", "core", "wire", "client", "cli"),
+    "doctor": ("errors", "core", "wire", "client"),
     "cli": (*_EVERYTHING_SHIPPED, "doctor", PACKAGE),
     # `python -m mcp_tasks`: the command.
     "__main__": ("cli",),
