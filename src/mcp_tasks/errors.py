@@ -31,6 +31,7 @@
     ├── WaitAbandoned               a caller stopped waiting for a task that has not ended
     │   ├── WaitTimedOut            it waited as long as it wanted to
     │   └── QuestionUnanswered      the task asks something, and the answer failed or was refused
+    ├── BadValue                    what a person typed is no value of its field
     ├── ServerUnreachable           a server cannot be used: not there, not for us, or no MCP server
     ├── ServerHasFaults             an examination of a server found something wrong
     ├── InvalidResponse             the other side did not keep to the protocol
@@ -73,6 +74,9 @@ from typing import Literal
 Fate = Literal["left", "cancelled", "not cancelled"]
 """What became of a task when its caller stopped waiting: it goes on, it was cancelled, or cancelling it failed."""
 
+
+DOCS = "https://mcp-tasks.github.io/mcp-tasks/"
+"""Where the documentation is, for messages and help: a page of it is `DOCS` and its name."""
 
 SHOWN_OF_AN_ID = 12
 """Characters of a task's id that logs show: enough to find its lines, and far from enough to find the task."""
@@ -377,6 +381,18 @@ class ServerHasFaults(TasksError):
 
 class InvalidResponse(TasksError):
     """The other side sent something that the protocol does not allow."""
+
+
+class BadValue(TasksError, ValueError):
+    """What a person typed is no value of its field; the message says why.
+
+    Attributes:
+        names: The fields that are to be given, or given otherwise; empty if that is known from elsewhere.
+    """
+
+    def __init__(self, message: str, *, names: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.names: tuple[str, ...] = tuple(names)
 
 
 class RunStopped(TasksError):

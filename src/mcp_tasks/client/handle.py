@@ -238,9 +238,13 @@ class TaskHandle:
                 return "cancelled"
         return "not cancelled"
 
-    def remember(self) -> None:
-        """Add the task to the ledger, if there is one. Tasks that calls start are in it already."""
-        self._ledger.add(self.tool)
+    def remember(self, arguments: Mapping[str, Any] | None = None) -> None:
+        """Add the task to the ledger, if there is one. Tasks that calls start are in it already.
+
+        Args:
+            arguments: What the tool was called with, if that is known: `ledger.entries()` has it in short.
+        """
+        self._ledger.add(self.tool, arguments)
 
     def forget(self) -> None:
         """Remove the task from the ledger. The server is not told: a running task goes on."""

@@ -23,14 +23,17 @@ from pydantic import ValidationError
 from mcp_tasks.cli.connection import connect
 from mcp_tasks.cli.forms.arguments import read_arguments
 from mcp_tasks.cli.forms.form import Later
-from mcp_tasks.cli.forms.questions import Question, describe
+from mcp_tasks.cli.forms.questions import describe
 from mcp_tasks.cli.options import (
     Access,
     Output,
+    TakesArguments,
     takes_access,
+    takes_arguments,
     takes_ledger,
     takes_on_abandon,
     takes_output,
+    takes_save,
     takes_timeout,
 )
 from mcp_tasks.cli.remembered import find_task, opened_ledger
@@ -44,6 +47,7 @@ from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import Board, new_board
 from mcp_tasks.client import CallLost, Follower, Ledger, TaskHandle, find_tool, start_task
 from mcp_tasks.client.handle import OnAbandon
+from mcp_tasks.client.questions import Question
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.errors import Fate
 
@@ -51,7 +55,7 @@ EPILOG = """\
 \b
 Examples:
   mcp-tasks call http://localhost:8000/mcp render scene=forest frames=24
-  mcp-tasks call "python server.py" import_data --json '{"tables": ["a", "b"]}'
+  mcp-tasks call "python server.py" import_data --args '{"tables": ["a", "b"]}'
   generate-arguments | mcp-tasks call http://localhost:8000/mcp render -
   id=$(mcp-tasks call --detach http://localhost:8000/mcp render scene=forest)
 
@@ -62,14 +66,15 @@ ask, 130 Ctrl-C. --on-abandon says what becomes of a task that has not ended.
 """
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=TakesArguments, epilog=EPILOG)
 @click.argument("server")
 @click.argument("tool")
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]... | -")
-@click.option("--json", "json_text", metavar="JSON", help="All arguments as a JSON object; - reads it from stdin.")
+@takes_arguments("All arguments")
 @click.option("--detach", is_flag=True, help="Start the task, print its id and leave.")
 @takes_timeout("waiting")
 @takes_on_abandon
+@takes_save
 @takes_access
 @takes_ledger
 @takes_output
@@ -82,6 +87,7 @@ def command(
     detach: bool,
     timeout: float | None,
     on_abandon: OnAbandon,
+    save: Path | None,
     access: Access,
     ledger_path: Path | None,
     output: Output,
@@ -105,7 +111,7 @@ def command(
             click.echo(one_line(outcome.task_id) if sys.stdout.isatty() else outcome.task_id)
             say_how_to_return(outcome.task_id, outcome.server, access)
             return Exit.OK
-        return report([outcome], output, access)
+        return report([outcome], output, access, save=save)
 
     return run(work)
 

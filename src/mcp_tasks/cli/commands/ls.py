@@ -14,7 +14,8 @@ from mcp_tasks.cli.remembered import opened_ledger
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.terminal.exits import Exit, problem_of
 from mcp_tasks.cli.terminal.outcomes import print_json, say
-from mcp_tasks.cli.terminal.views import stdout, task_table
+from mcp_tasks.cli.terminal.tables import task_table
+from mcp_tasks.cli.terminal.views import stdout
 from mcp_tasks.client import Ledger, LedgerEntry
 from mcp_tasks.client.ledger import UNKNOWN
 from mcp_tasks.client.looking import look_at
@@ -30,7 +31,7 @@ Examples:
   mcp-tasks ls
   mcp-tasks ls --active --refresh
   mcp-tasks ls --status failed --search render
-  mcp-tasks ls --output json | jq -r '.[].taskId'
+  mcp-tasks ls --json | jq -r '.[].taskId'
   mcp-tasks ls --store URL --help                 (for operators: all of a store)
 """
 
@@ -43,7 +44,7 @@ Examples:
     type=click.Choice([*(status.value for status in TaskStatus), UNKNOWN]),
     help="Only tasks with this status; unknown for those that their server did not know when it was last asked.",
 )
-@click.option("--search", metavar="TEXT", help="Only tasks with this in their id, tool, message or server.")
+@click.option("--search", metavar="TEXT", help="Only tasks with this in their id, tool, arguments, message or server.")
 @click.option("--server", metavar="SERVER", help="Only tasks of this server.")
 @click.option("--refresh", is_flag=True, help="Ask the servers first; otherwise it is what was last seen.")
 @takes_access
@@ -63,7 +64,7 @@ def command(
     """List the tasks that were started from here, as they were last seen."""
 
     def wanted(entry: LedgerEntry) -> bool:
-        text = f"{entry.task_id} {entry.tool} {entry.message or ''} {entry.server}".casefold()
+        text = f"{entry.task_id} {entry.tool} {entry.arguments or ''} {entry.message or ''} {entry.server}".casefold()
         return (
             (which is None or entry.is_final == (which == "ended"))
             and (status is None or entry.status == status)
@@ -121,9 +122,12 @@ def entry_json(entry: LedgerEntry) -> dict[str, Any]:
         "server": entry.server,
         "identity": entry.identity or None,
         "tool": entry.tool,
+        "arguments": entry.arguments,
         "status": entry.status,
+        "isError": entry.is_error or None,
         "statusMessage": entry.message,
         "startedAt": entry.started_at.isoformat(),
+        "finishedAt": None if entry.finished_at is None else entry.finished_at.isoformat(),
         "result": entry.result,
     }
     return {key: value for key, value in fields.items() if value is not None}

@@ -8,18 +8,16 @@ from typing import Any
 import click
 from mcp_types import Tool
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from rich.table import Table
 from rich.text import Text
 
 from mcp_tasks.cli.connection import connect
-from mcp_tasks.cli.forms.arguments import describe_field
-from mcp_tasks.cli.forms.fields import fields_of
 from mcp_tasks.cli.options import Access, Output, takes_access, takes_output
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.terminal.exits import Exit
 from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.cli.terminal.text import one_line
-from mcp_tasks.cli.terminal.views import stdout
+from mcp_tasks.cli.terminal.views import listing, stdout
+from mcp_tasks.client.fields import fields_of
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.client.tools import TaskSupport, declares_tasks, list_tools, task_support
 
@@ -34,7 +32,7 @@ EPILOG = """\
 \b
 Examples:
   mcp-tasks tools http://localhost:8000/mcp
-  mcp-tasks tools "python server.py" --output json
+  mcp-tasks tools "python server.py" --json
 """
 
 
@@ -69,16 +67,13 @@ def _json(tool: Tool, words: str) -> dict[str, Any]:
 
 
 def _print(tools: Sequence[tuple[Tool, str]]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bright_black")
-    table.add_column("tool", no_wrap=True)
-    table.add_column("as a task", no_wrap=True)
-    table.add_column("what it does and takes")
+    rows: list[tuple[Text, Text, Text]] = []
     for tool, words in tools:
         about = Text(one_line(tool.description))
         for field in fields_of(tool.input_schema):
-            about.append(f"\n  {one_line(field.name)}: {one_line(describe_field(field))}", style="bright_black")
-        table.add_row(Text(one_line(tool.name), style="bold"), words, about)
-    stdout().print(table)
+            about.append(f"\n  {one_line(field.name)}: {one_line(field.describe())}", style="bright_black")
+        rows.append((Text(one_line(tool.name), style="bold"), Text(words), about))
+    stdout().print(listing(("tool", "as a task", "what it does and takes"), rows, fixed=2))
 
 
 def _summary(version: str, declared: bool | None) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import click
 
 from mcp_tasks.cli.connection import connector
-from mcp_tasks.cli.options import Access, TaskOptions, takes_on_abandon, takes_task_options, takes_timeout
+from mcp_tasks.cli.options import Access, TaskOptions, takes_on_abandon, takes_save, takes_task_options, takes_timeout
 from mcp_tasks.cli.remembered import find_tasks, opened_ledger
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.terminal.attending import Attending, outcome_followed
@@ -27,7 +28,7 @@ EPILOG = """\
 \b
 Examples:
   mcp-tasks wait task_AhLN
-  mcp-tasks wait task_AhLN task_9xQz --timeout 600
+  mcp-tasks wait task_AhLN task_9xQz --timeout 10m
   mcp-tasks wait 786512e2-9e0d-44bd-8f29-789f320fe840 --server http://localhost:8000/mcp
 
 \b
@@ -40,8 +41,11 @@ not well.
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 @takes_timeout("waiting")
 @takes_on_abandon
+@takes_save
 @takes_task_options
-def command(*, ids: Sequence[str], timeout: float | None, on_abandon: OnAbandon, options: TaskOptions) -> int:
+def command(
+    *, ids: Sequence[str], timeout: float | None, on_abandon: OnAbandon, save: Path | None, options: TaskOptions
+) -> int:
     """Wait for tasks and print their results.
 
     An ID may be cut short as long as it names one task. Questions are asked at the prompt; Ctrl-C offers to cancel
@@ -52,7 +56,7 @@ def command(*, ids: Sequence[str], timeout: float | None, on_abandon: OnAbandon,
         with opened_ledger(options.ledger_path) as ledger:
             entries = find_tasks(ledger, ids, options)
             outcomes = await wait_for(ledger, entries, options.access, limit=timeout, on_abandon=on_abandon)
-        return report(outcomes, options.output, options.access, as_list=len(ids) > 1)
+        return report(outcomes, options.output, options.access, as_list=len(ids) > 1, save=save)
 
     return run(work)
 

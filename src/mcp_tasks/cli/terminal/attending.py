@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from mcp_tasks.cli.forms.form import Later
-from mcp_tasks.cli.forms.questions import questions_of
 from mcp_tasks.cli.terminal.desk import Desk
 from mcp_tasks.cli.terminal.exits import Exit, Problem, problem_of
 from mcp_tasks.cli.terminal.outcomes import Outcome, kept_outcome, outcome_of, say
@@ -16,6 +15,7 @@ from mcp_tasks.cli.terminal.rows import Row, first_row, row_key, row_of
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import Board
 from mcp_tasks.client import Followed, Hooks, LedgerEntry, TaskSnapshot
+from mcp_tasks.client.questions import questions_of
 from mcp_tasks.core.json import JsonObject
 
 

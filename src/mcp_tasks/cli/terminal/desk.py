@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.text import Text
 
 from mcp_tasks.cli.forms.form import Form
-from mcp_tasks.cli.forms.questions import Question
 from mcp_tasks.cli.terminal.exits import Detached
 from mcp_tasks.cli.terminal.keyboard import Interrupt, Keyboard, is_terminal
 from mcp_tasks.cli.terminal.views import Board
 from mcp_tasks.client import Follower
+from mcp_tasks.client.questions import Question
 
 T = TypeVar("T")
 
