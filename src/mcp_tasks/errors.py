@@ -33,6 +33,7 @@
     │   └── QuestionUnanswered      the task asks something, and the answer failed or was refused
     ├── BadValue                    what a person typed is no value of its field
     ├── ServerUnreachable           a server cannot be used: not there, not for us, or no MCP server
+    ├── ServerHasFaults             an examination of a server found something wrong
     ├── InvalidResponse             the other side did not keep to the protocol
     ├── RunStopped                  the work was stopped before it had an outcome
     │   ├── Interrupted             its process went away, and the tool may not be run again
@@ -364,6 +365,18 @@ class ServerUnreachable(Explained, TasksError):
         super().__init__(what, hint)
         self.reason: UnreachableReason = reason
         self.scheme: str = scheme
+
+
+class ServerHasFaults(TasksError):
+    """An examination of a server found something wrong, or could not look at its tasks.
+
+    Attributes:
+        faults: What is wrong, each in words.
+    """
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        self.faults: Sequence[str] = faults
+        super().__init__("\n".join(["the server's support for tasks is not right:", *faults]))
 
 
 class InvalidResponse(TasksError):
