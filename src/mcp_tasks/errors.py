@@ -11,6 +11,9 @@
     │   ├── ErrorTooLarge           the error that a tool raised is larger than what is kept
     │   ├── QuestionTooLarge        a tool asks with more than a question may have
     │   ├── OwnerRequired           a task has to have an owner, and there is none
+    │   ├── InvalidAddress          what should name a server does not
+    │   ├── UnknownServer           no server is known by this name
+    │   ├── InvalidServerFile       a file that names servers, or a server in it, cannot be used
     │   └── MissingExtra            an optional dependency is not installed
     ├── StepError                   a step failed in an earlier run, with an exception that cannot be rebuilt
     ├── QuestionTimedOut            nobody answered a question within its `timeout`
@@ -301,6 +304,32 @@ class QuestionUnanswered(WaitAbandoned):
     def __init__(self, task_id: str, key: str, why: str, fate: Fate = "left") -> None:
         self.key = key
         super().__init__(task_id, f"task {task_id} asks {key!r}, and {why}", fate)
+
+
+class Explained(Exception):
+    """What an error of somebody's input has apart for whoever shows it: what is wrong, and what to do.
+
+    Attributes:
+        what: What is wrong, without a full stop.
+        hint: What to do about it, on as many lines as it takes; empty if there is nothing to say.
+    """
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        self.what: str = what
+        self.hint: str = hint
+        super().__init__(f"{what}\n{hint}" if hint else what)
+
+
+class InvalidAddress(Explained, UsageError):
+    """What should name a server does not: neither a URL nor a command, or a ledger does not say how to reach it."""
+
+
+class UnknownServer(Explained, UsageError):
+    """No server is known by that name; the hint has those that are spelled like it."""
+
+
+class InvalidServerFile(Explained, UsageError):
+    """A file that names servers, or a server in it, cannot be used: it is not JSON, say, or a variable is not set."""
 
 
 class InvalidResponse(TasksError):

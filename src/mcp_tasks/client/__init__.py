@@ -12,6 +12,8 @@ from mcp_tasks.client.http import reconnecting_http
 from mcp_tasks.client.ledger import Ledger, LedgerEntry
 from mcp_tasks.client.poller import Patience
 from mcp_tasks.client.questions import Question, questions_of
+from mcp_tasks.client.servers.entry import KnownServer
+from mcp_tasks.client.servers.known import KnownServers
 from mcp_tasks.client.transport import ServerTransport, stdio_transport, with_tasks
 from mcp_tasks.client.words import example_words, read_words
 from mcp_tasks.core.record import Progress
@@ -38,6 +40,8 @@ __all__ = [
     "Hosting",
     "InvalidOption",
     "InvalidResponse",
+    "KnownServer",
+    "KnownServers",
     "Ledger",
     "LedgerEntry",
     "OnAbandon",
