@@ -90,7 +90,7 @@ class Duration(click.ParamType[timedelta]):
         # A number alone is of seconds.
         parts = _DURATION.fullmatch(f"{text}s" if text[-1:].isdigit() else text) if text else None
         if parts is None:
-            self.fail(f"{text!r} is not a duration; write 90 or 90s, 10m, 1h30m, 2d or 1w", param, ctx)
+            self.fail(f"{text!r} is not a duration; write 90 or 90s, 10m, 1h30m, 7d or 2w", param, ctx)
         try:
             duration = timedelta(**{unit: float(count) for unit, count in parts.groupdict("0").items()})
         except OverflowError:
