@@ -354,7 +354,16 @@ def _look_after_all() -> None:
 
 
 def _leave(number: int, frame: object) -> NoReturn:
+    # Coroutines are cancelled first, and one may wait for what never comes.
+    late = threading.Timer(STOP_LIMIT, _leave_at_once, [number])
+    late.daemon = True
+    late.start()
     sys.exit(128 + number)
+
+
+def _leave_at_once(number: int) -> NoReturn:
+    _end_all()
+    os._exit(128 + number)
 
 
 def _end_all() -> None:

@@ -12,9 +12,9 @@ from mcp.shared.exceptions import MCPError
 from harness.ports import closed_port, mcp_url
 from harness.rpc import MODERN, PATIENCE
 from harness.server import Desk
-from mcp_tasks.cli.running import leaves
 from mcp_tasks.client import poller as poller_module
 from mcp_tasks.client import reconnecting_http
+from mcp_tasks.client.servers.unreachable import leaves
 from tests.client.connecting import LONG, SHORT, Person, begin, connect, text, until
 from tests.client.peer import Frames, Peer, completed, pushed, stream_of, working
 from tests.client.relay import relaying

@@ -10,6 +10,7 @@ from typing import Final
 import click
 
 from mcp_tasks import __version__
+from mcp_tasks.errors import DOCS
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
@@ -42,7 +43,7 @@ ON_A_STORE: Final[Mapping[str, str]] = MappingProxyType(
 """Commands that are others with `--store`: for an operator, on all that is kept there. MCP_TASKS_URL alone does not
 make them so: whoever runs a server has that set, too."""
 
-EPILOG = """\
+EPILOG = f"""\
 \b
 SERVER is a URL or, in quotes, the command of a stdio server:
   mcp-tasks call http://localhost:8000/mcp render scene=forest
@@ -54,11 +55,11 @@ Tasks that you start are kept in a ledger, so any terminal can come back:
   mcp-tasks wait task_AhLN
 
 \b
-Operators work on the store itself (docs/operator.md):
+Operators work on the store itself:
   mcp-tasks ls --store postgresql://db/tasks --status working
   mcp-tasks show --store URL --help
 
-Exit codes and everything else: docs/cli.md
+Exit codes and everything else: {DOCS}cli/
 """
 
 
