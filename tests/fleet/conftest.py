@@ -1,4 +1,4 @@
-"""A zygote for the processes, and a database of each kind, each started once."""
+"""A database of each kind, each started once."""
 
 from __future__ import annotations
 
@@ -9,16 +9,8 @@ from typing import cast
 import pytest
 
 from tests.fleet.backends import Backend, BackendName, backend
-from tests.fleet.zygote import Zygote
 
 BACKENDS = ("postgres", "redis")
-
-
-@pytest.fixture(scope="session")
-def zygote() -> Generator[Zygote]:
-    """What starts the processes of all fleets."""
-    with Zygote() as process:
-        yield process
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
