@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from harness.backends import Backend, BackendName, backend
 from mcp_tasks.errors import StoreError
 from mcp_tasks.stores.url import store_from_url
-from tests.fleet.backends import Backend, BackendName, backend
 from tests.fleet.balancing import balancing
 from tests.fleet.checking import Evidence, Verdict, judged
 from tests.fleet.driving import Acknowledged, Driver, driver

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from harness.backends import BackendName, backend
 from harness.rpc import Tasking
 from mcp_tasks import Settings
-from tests.fleet.backends import BackendName, backend
 from tests.fleet.driving import door
 from tests.fleet.fleet import LIMIT, LOOK, Fleet, fleet
 from tests.fleet.notes import Note, Notes

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.backends import Backend
 from harness.forking import can_be_apart
 from harness.rpc import EVERYTHING, Tasking, accept
 from mcp_tasks.stores.url import store_from_url
-from tests.fleet.backends import Backend
 from tests.fleet.balancing import balancing
 from tests.fleet.driving import door
 from tests.fleet.fleet import Fleet, fleet

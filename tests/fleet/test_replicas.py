@@ -12,10 +12,10 @@ import anyio
 import pytest
 from mcp import Client
 
+from harness.backends import Backend
 from harness.http import HttpWire, initialize
 from harness.rpc import EVERYTHING, MODERN, Tasking, accept
 from mcp_tasks.client import TaskHandle, reconnecting_http, start_task
-from tests.fleet.backends import Backend
 from tests.fleet.balancing import Balancer
 from tests.fleet.driving import answer, connected, door, text_of
 from tests.fleet.fleet import LIMIT, LOOK, Fleet, fleet
