@@ -68,7 +68,9 @@ class Cli:
     def __init__(self, zygote: Path, folder: Path) -> None:
         self._zygote = zygote
         self.ledger = folder / "ledger.db"
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("MCP_TASKS")}
+        # A test runner says how wide its own terminal is.
+        ours = ("MCP_TASKS", "COLUMNS", "LINES")
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
         self.environment = {**kept, "MCP_TASKS_LEDGER": str(self.ledger), "HOME": str(folder), "TERM": "xterm-256color"}
 
     def begin(self, arguments: Sequence[str], files: Sequence[int], *, terminal: bool, cwd: Path = ROOT) -> Started:
@@ -134,11 +136,11 @@ def zygote(folder: Path) -> Generator[Path]:
 @contextmanager
 def serving(module: str, folder: Path) -> Generator[str]:
     """A server process that serves HTTP while the block lasts; gives its URL."""
-    port = _free_port()
+    port = free_port()
     arguments = ("--port", str(port), "--db", str(folder / "tasks.db"))
     process = fork(module, *arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        _wait_for(port, process)
+        wait_for(port, process)
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
         # There may be tasks running that nobody waits for any more.
@@ -151,13 +153,15 @@ def stdio_command(folder: Path) -> str:
     return shlex.join(piped("tests.cli.asking_server", "--db", str(folder / "stdio.db")))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 
-def _wait_for(port: int, process: Forked) -> None:
+def wait_for(port: int, process: Forked) -> None:
+    """Wait until a process listens."""
     until = time.monotonic() + LIMIT
     while time.monotonic() < until:
         assert process.poll() is None, f"the server ended with {process.returncode}"
