@@ -12,6 +12,8 @@
     │   ├── QuestionTooLarge        a tool asks with more than a question may have
     │   ├── OwnerRequired           a task has to have an owner, and there is none
     │   ├── InvalidAddress          what should name a server does not
+    │   ├── UnknownServer           no server is known by this name
+    │   ├── InvalidServerFile       a file that names servers, or a server in it, cannot be used
     │   ├── CredentialsForOne       credentials for one server would go to several
     │   ├── TaskNotRemembered       the ledger has no task of this name
     │   ├── AmbiguousTask           a name fits more than one task of the ledger
@@ -33,6 +35,7 @@
     │   └── QuestionUnanswered      the task asks something, and the answer failed or was refused
     ├── BadValue                    what a person typed is no value of its field
     ├── ServerUnreachable           a server cannot be used: not there, not for us, or no MCP server
+    ├── ServerHasFaults             an examination of a server found something wrong
     ├── InvalidResponse             the other side did not keep to the protocol
     ├── RunStopped                  the work was stopped before it had an outcome
     │   ├── Interrupted             its process went away, and the tool may not be run again
@@ -327,6 +330,14 @@ class InvalidAddress(Explained, UsageError):
     """What should name a server does not: neither a URL nor a command, or a ledger does not say how to reach it."""
 
 
+class UnknownServer(Explained, UsageError):
+    """No server is known by that name; the hint has those that are spelled like it."""
+
+
+class InvalidServerFile(Explained, UsageError):
+    """A file that names servers, or a server in it, cannot be used: it is not JSON, say, or a variable is not set."""
+
+
 class CredentialsForOne(Explained, UsageError):
     """Tasks are of several servers or identities, and the headers that were given can only be for one of them."""
 
@@ -364,6 +375,18 @@ class ServerUnreachable(Explained, TasksError):
         super().__init__(what, hint)
         self.reason: UnreachableReason = reason
         self.scheme: str = scheme
+
+
+class ServerHasFaults(TasksError):
+    """An examination of a server found something wrong, or could not look at its tasks.
+
+    Attributes:
+        faults: What is wrong, each in words.
+    """
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        self.faults: Sequence[str] = faults
+        super().__init__("\n".join(["the server's support for tasks is not right:", *faults]))
 
 
 class InvalidResponse(TasksError):
