@@ -8,11 +8,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.cli.running import ROOT, Cli
+from tests.cli.running import LIMIT, ROOT, Cli
 
 
 def complete(cli: Cli, *words: str, cwd: Path = ROOT) -> dict[str, str]:
@@ -31,6 +32,14 @@ def complete(cli: Cli, *words: str, cwd: Path = ROOT) -> dict[str, str]:
     return dict(zip(lines[1::3], lines[2::3], strict=True))
 
 
+def completed(cli: Cli, *words: str) -> dict[str, str]:
+    """The same as soon as there is something: a server may take too long to answer while the machine is busy."""
+    until = time.monotonic() + LIMIT
+    while not (found := complete(cli, *words)) and time.monotonic() < until:
+        pass
+    return found
+
+
 def test_ids_complete_to_tasks_of_the_ledger(cli: Cli, fixture_url: str) -> None:
     assert complete(cli, "wait", "") == {}
     assert not cli.ledger.exists()
@@ -47,9 +56,8 @@ def test_servers_complete_to_names_and_tools_to_those_of_the_server(cli: Cli, fi
     cli("servers", "add", "farm", fixture_url)
     assert complete(cli, "call", "f") == {"farm": fixture_url}
     assert complete(cli, "ls", "--server", "") == {"farm": fixture_url}
-    assert "confirm_delete" in complete(cli, "call", "farm", "conf")
-    assert "confirm_delete" in complete(cli, "doctor", fixture_url, "--tool", "conf")
-    assert "slow_compute" not in complete(cli, "call", fixture_url, "conf")
+    for words in (("call", "farm", "conf"), ("doctor", fixture_url, "--tool", "conf")):
+        assert list(completed(cli, *words)) == ["confirm_delete"]
 
 
 def test_nothing_is_started_for_a_completion_that_nobody_has_chosen(cli: Cli, tmp_path: Path) -> None:

@@ -9,6 +9,11 @@ from mcp_tasks.cli.terminal.exits import Exit
 
 EPILOG = """\
 \b
+Examples:
+  mcp-tasks completion bash
+  eval "$(mcp-tasks completion bash)"
+
+\b
 Once, for all shells that are opened from then on:
   bash  echo 'eval "$(mcp-tasks completion bash)"' >> ~/.bashrc
   zsh   echo 'eval "$(mcp-tasks completion zsh)"' >> ~/.zshrc
