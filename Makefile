@@ -117,7 +117,7 @@ docs: $(VENV)/.docs ## write generated parts of the docs again, and build the si
 
 $(VENV)/.docs: $(STAMP)
 	@# Not part of the set-up: tests need none of it.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(PIP) install -e '.[docs]' -c $(CONSTRAINTS)
 	touch $@
 
 pictures: $(STAMP) ## record the pictures of the command line again (needs tmux)

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 HOST = "127.0.0.1"
-_BACKLOG = 64
+_BACKLOG = 1024
 
 
 def free_port(below: int = 65536) -> int:

@@ -120,7 +120,8 @@ class Session:
         return Command(shlex.split(self._typed(line))[1:], width=width, environment=self._environment)
 
     def _show(self, screen: str) -> None:
-        self._page.append(f"```console\n{screen}\n```\n")
+        kind = "console" if screen.startswith("$") else "text"
+        self._page.append(f"```{kind}\n{screen}\n```\n")
 
 
 def normalised(page: str, url: str) -> str:

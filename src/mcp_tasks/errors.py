@@ -12,6 +12,8 @@
     │   ├── QuestionTooLarge        a tool asks with more than a question may have
     │   ├── OwnerRequired           a task has to have an owner, and there is none
     │   ├── InvalidAddress          what should name a server does not
+    │   ├── UnknownServer           no server is known by this name
+    │   ├── InvalidServerFile       a file that names servers, or a server in it, cannot be used
     │   ├── CredentialsForOne       credentials for one server would go to several
     │   ├── TaskNotRemembered       the ledger has no task of this name
     │   ├── AmbiguousTask           a name fits more than one task of the ledger
@@ -326,6 +328,14 @@ class Explained(Exception):
 
 class InvalidAddress(Explained, UsageError):
     """What should name a server does not: neither a URL nor a command, or a ledger does not say how to reach it."""
+
+
+class UnknownServer(Explained, UsageError):
+    """No server is known by that name; the hint has those that are spelled like it."""
+
+
+class InvalidServerFile(Explained, UsageError):
+    """A file that names servers, or a server in it, cannot be used: it is not JSON, say, or a variable is not set."""
 
 
 class CredentialsForOne(Explained, UsageError):

@@ -15,7 +15,9 @@ from mcp_tasks.client.poller import Patience
 from mcp_tasks.client.questions import Question, questions_of
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.client.servers.connecting import connect
+from mcp_tasks.client.servers.entry import KnownServer
 from mcp_tasks.client.servers.grouping import ServerTasks, by_server
+from mcp_tasks.client.servers.known import KnownServers
 from mcp_tasks.client.short_ids import short_id, short_ids
 from mcp_tasks.client.tools import TaskSupport, find_tool, list_tools, task_support
 from mcp_tasks.client.transport import ServerTransport, stdio_transport, with_tasks
@@ -48,6 +50,8 @@ __all__ = [
     "Hosting",
     "InvalidOption",
     "InvalidResponse",
+    "KnownServer",
+    "KnownServers",
     "Ledger",
     "LedgerEntry",
     "OnAbandon",

@@ -29,11 +29,14 @@ class ServerAddress:
         url: For a server over HTTP.
         argv: For a stdio server: its command, in parts.
         folder: For a stdio server: where the command is run.
+        written: How a ledger names it, where that is not the same: a server of a file is named as it is written there,
+            with variables in the place of what may be secrets.
     """
 
     url: str | None = None
     argv: tuple[str, ...] = ()
     folder: str = ""
+    written: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -79,6 +82,8 @@ class ServerAddress:
     @property
     def spec(self) -> str:
         """How a ledger names it; `parse` takes it back."""
+        if self.written:
+            return self.written
         if self.url is not None:
             return http_address(self.url)
         return f"cd {shlex.quote(self.folder)} && {shlex.join(self.argv)}"
@@ -86,7 +91,7 @@ class ServerAddress:
     @property
     def label(self) -> str:
         """How it is shown."""
-        return self.spec if self.url is not None else shlex.join(self.argv)
+        return self.spec if self.url is not None else self.written.rpartition(" && ")[2] or shlex.join(self.argv)
 
 
 def looks_like_address(text: str) -> bool:
