@@ -11,7 +11,7 @@ from docs.assets.terminal import Screen
 def test_the_session_is_what_is_seen_today() -> None:
     kept, seen = PAGE.read_text(), record()
     changes = "\n".join(difflib.unified_diff(kept.splitlines(), seen.splitlines(), "kept", "seen", lineterm=""))
-    assert kept == seen, f"the command line shows something else; `make session` writes docs/session.md again:\n{changes}"
+    assert kept == seen, f"not what the command line shows; `make session` writes docs/session.md again:\n{changes}"
 
 
 def test_what_is_drawn_anew_in_place_is_seen_once() -> None:
