@@ -219,6 +219,7 @@ MAPPED = (
     "legacy",
     "legacy/server",
     "legacy/client",
+    "doctor",
 )
 """Rooms whose modules ARCHITECTURE.md lists one by one."""
 

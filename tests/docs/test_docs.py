@@ -43,7 +43,7 @@ def test_the_test_on_the_testing_page_passes_under_pytest_as_it_stands_there(tmp
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_orders.py"]
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
+    assert "2 passed" in done.stdout
     assert "skipped" not in done.stdout
 
 
