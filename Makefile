@@ -73,7 +73,8 @@ quicktypes: $(STAMP)
 	$(BIN)/basedpyright src > $(VENV)/quicktypes.txt || { cat $(VENV)/quicktypes.txt; exit 1; }
 
 unit: $(STAMP)
-	$(BIN)/python -m pytest -q tests/unit tests/test_layers.py -n 2 --junitxml=$(CACHE)/unit.xml
+	@# Without the tests that start processes or work for long, and with a fifth of the random examples: `make test` has all.
+	MCP_TASKS_TEST_TIMES=0.2 $(BIN)/python -m pytest -q -m "not slow" tests/unit tests/test_layers.py -n 2 --junitxml=$(CACHE)/unit.xml
 
 everything: $(STAMP)
 	@# Three at a time, also on two cores: most tests wait for processes. A file stays in one of them for the servers that
