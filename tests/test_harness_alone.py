@@ -50,23 +50,9 @@ EXCEPTIONS: Final[Mapping[str, str]] = {
 
 NOT_YET: Final = frozenset(
     {
-        "tests/backends/test_celery_engine.py",
-        "tests/backends/test_postgres_place.py",
-        "tests/backends/test_redis_failures.py",
-        "tests/backends/test_sqlite_processes.py",
         "tests/conformance/everything_server.py",
         "tests/conformance/serving.py",
         "tests/conformance/suite.py",
-        "tests/deploy/fleet.py",
-        "tests/deploy/recipes.py",
-        "tests/deploy/test_authentication.py",
-        "tests/deploy/test_fleet_files.py",
-        "tests/deploy/test_fleet_run.py",
-        "tests/deploy/test_workers.py",
-        "tests/docs/test_claims.py",
-        "tests/docs/test_docs.py",
-        "tests/docs/test_examples.py",
-        "tests/docs/test_recipes.py",
         "tests/interop/driving.py",
         "tests/interop/inspector.py",
         "tests/interop/install.py",
@@ -75,11 +61,6 @@ NOT_YET: Final = frozenset(
         "tests/interop/test_older_hosting.py",
         "tests/interop/test_older_servers.py",
         "tests/interop/test_recipes.py",
-        "tests/promises/deadly_server.py",
-        "tests/unit/processes.py",
-        "tests/unit/runtime/test_child_process.py",
-        "tests/unit/stores/test_origin.py",
-        "tests/unit/stores/test_url.py",
     }
 )
 """Files that still do so and need not. None is added here, and one that has stopped is taken out."""
