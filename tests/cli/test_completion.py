@@ -6,13 +6,13 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from harness.processes import run
 from tests.cli.running import LIMIT, ROOT, Cli
 
 
@@ -95,7 +95,5 @@ def test_the_script_completes_in_bash(cli: Cli, tmp_path: Path) -> None:
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
     }
-    done = subprocess.run(
-        ["bash", "-c", f"{script}\n{typed}"], capture_output=True, text=True, env=environment, timeout=60
-    )
+    done = run(["bash", "-c", f"{script}\n{typed}"], env=environment)
     assert (done.stdout.strip(), done.stderr) == ("completion", "")
