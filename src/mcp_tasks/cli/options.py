@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 import click
 
 from mcp_tasks.cli.credentials import TOKEN, TOKEN_FILE, chosen_token, hide_values
+from mcp_tasks.cli.servers import SERVER
 
 Era: TypeAlias = Literal["auto", "modern", "legacy"]
 Output: TypeAlias = Literal["text", "json"]
@@ -217,7 +218,10 @@ takes_output: Final = taking(
 
 takes_task_options: Final = taking(
     click.option(
-        "--server", metavar="SERVER", help="The task's server, if the ledger does not know it. Needs the whole id."
+        "--server",
+        type=SERVER,
+        metavar="SERVER",
+        help="The task's server, if the ledger does not know it. Needs the whole id.",
     ),
     takes_access,
     takes_ledger,

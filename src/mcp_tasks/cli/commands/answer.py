@@ -12,6 +12,7 @@ import click
 from mcp import Client, MCPError
 
 from mcp_tasks.cli.commands.wait import wait_for
+from mcp_tasks.cli.completing import task_ids
 from mcp_tasks.cli.connection import connector
 from mcp_tasks.cli.forms.arguments import read_arguments, read_object
 from mcp_tasks.cli.forms.form import Later
@@ -57,7 +58,7 @@ Examples:
 
 
 @click.command(cls=TakesArguments, epilog=EPILOG)
-@click.argument("task_id", metavar="ID")
+@click.argument("task_id", metavar="ID", shell_complete=task_ids)
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]... | -")
 @takes_arguments("The whole answer")
 @click.option("--question", "key", metavar="KEY", help="Which question, if the task asks several.")
@@ -98,7 +99,12 @@ def command(
             async with connector(options.access, ledger=ledger, elicit=ask_through_the_task)(group) as client:
                 repeated = options.access.repeated
                 given = _Given(words=words, json_text=json_text, key=key, action=action, repeated=repeated)
-                answered = await given.send(client, entry)
+                try:
+                    answered = await given.send(client, entry)
+                except Later:
+                    answer = command_line("answer", short_id(entry.task_id), options=repeated)
+                    say(f"The question is left open. Answer it with:\n  {answer}")
+                    return Exit.OK
             if wait:
                 outcomes = await wait_for(ledger, [entry], options.access, limit=None, on_abandon=on_abandon)
                 return report(outcomes, options.output, options.access, save=save)
@@ -224,7 +230,7 @@ async def _ask_all(questions: Sequence[Question], how_to_answer: Sequence[str]) 
 
     try:
         return await desk.supervise(ask())
-    except (Later, Detached):
+    except Detached:
         raise Problem("nothing was answered", Exit.INTERRUPTED) from None
 
 

@@ -20,6 +20,7 @@ from mcp_types import (
 )
 from pydantic import ValidationError
 
+from mcp_tasks.cli.completing import tool_names
 from mcp_tasks.cli.connection import connect
 from mcp_tasks.cli.forms.arguments import read_arguments
 from mcp_tasks.cli.forms.form import Later
@@ -38,9 +39,10 @@ from mcp_tasks.cli.options import (
 )
 from mcp_tasks.cli.remembered import find_task, opened_ledger
 from mcp_tasks.cli.running import run
+from mcp_tasks.cli.servers import SERVER
 from mcp_tasks.cli.terminal.attending import Attending, outcome_followed
 from mcp_tasks.cli.terminal.desk import Desk, TimeUp
-from mcp_tasks.cli.terminal.exits import Detached, Exit, Problem
+from mcp_tasks.cli.terminal.exits import Detached, Exit, LeftOpen, Problem
 from mcp_tasks.cli.terminal.outcomes import Outcome, report, say, say_how_to_return, what_became
 from mcp_tasks.cli.terminal.rows import Row
 from mcp_tasks.cli.terminal.text import one_line
@@ -67,8 +69,8 @@ ask, 130 Ctrl-C. --on-abandon says what becomes of a task that has not ended.
 
 
 @click.command(cls=TakesArguments, epilog=EPILOG)
-@click.argument("server")
-@click.argument("tool")
+@click.argument("server", type=SERVER)
+@click.argument("tool", shell_complete=tool_names)
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]... | -")
 @takes_arguments("All arguments")
 @click.option("--detach", is_flag=True, help="Start the task, print its id and leave.")
@@ -222,7 +224,7 @@ class _Call:
         try:
             return ElicitResult.model_validate(await self._desk.ask(question))
         except Later:
-            self._unanswered = Problem("the question was left open, so the call is given up", Exit.INPUT_REQUIRED)
+            self._unanswered = LeftOpen("The question was left open, so the call is given up.", Exit.INPUT_REQUIRED)
             return ErrorData(code=INVALID_REQUEST, message="Left open by the user")
 
     def _outcome(self, status: str, **fields: Any) -> Outcome:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mcp_tasks.cli.commands.ls import entry_json
+from mcp_tasks.cli.completing import task_ids
 from mcp_tasks.cli.connection import connector
 from mcp_tasks.cli.forms.questions import describe, how_to_answer
 from mcp_tasks.cli.options import Access, TaskOptions, takes_save, takes_task_options
@@ -40,7 +41,7 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.argument("task_id", metavar="ID")
+@click.argument("task_id", metavar="ID", shell_complete=task_ids)
 @click.option("--offline", is_flag=True, help="Do not ask the server; show what was last seen.")
 @takes_save
 @takes_task_options

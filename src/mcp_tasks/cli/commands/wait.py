@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from mcp_tasks.cli.completing import task_ids
 from mcp_tasks.cli.connection import connector
 from mcp_tasks.cli.options import Access, TaskOptions, takes_on_abandon, takes_save, takes_task_options, takes_timeout
 from mcp_tasks.cli.remembered import find_tasks, opened_ledger
@@ -38,7 +39,7 @@ not well.
 
 
 @click.command(epilog=EPILOG)
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...", shell_complete=task_ids)
 @takes_timeout("waiting")
 @takes_on_abandon
 @takes_save
