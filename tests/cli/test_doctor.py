@@ -52,6 +52,8 @@ def test_a_server_that_speaks_only_2025_11_25_is_not_called_well(cli: Cli) -> No
 
 
 def test_it_can_be_read_on_a_narrow_terminal(cli: Cli, fixture_url: str) -> None:
+    # Test runners set it, and it would be believed more than the terminal.
+    cli.environment.pop("COLUMNS", None)
     with on_terminal(cli, "doctor", fixture_url, "--tool", "noop", columns=60) as terminal:
         assert terminal.wait() == 0
         # After the line on which it says that it is at work.
