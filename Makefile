@@ -73,7 +73,8 @@ quicktypes: $(STAMP)
 	$(BIN)/basedpyright src > $(VENV)/quicktypes.txt || { cat $(VENV)/quicktypes.txt; exit 1; }
 
 unit: $(STAMP)
-	$(BIN)/python -m pytest -q tests/unit tests/test_layers.py -n 2 --junitxml=$(CACHE)/unit.xml
+	@# Without the tests that start processes or work for long, and with a fifth of the random examples: `make test` has all.
+	MCP_TASKS_TEST_TIMES=0.2 $(BIN)/python -m pytest -q -m "not slow" tests/unit tests/test_layers.py -n 2 --junitxml=$(CACHE)/unit.xml
 
 everything: $(STAMP)
 	@# Three at a time, also on two cores: most tests wait for processes. A file stays in one of them for the servers that
@@ -92,7 +93,7 @@ numbers: $(STAMP) ## how large and how quick it all is, from the source and from
 	@$(BIN)/python -m bench.numbers
 
 soak: $(STAMP) ## all stores with ten times the examples, then random requests, bad peers and random tools for SECONDS=600 each; SEED= to repeat
-	MCP_TASKS_TEST_TIMES=10 $(BIN)/python -m pytest -q tests/properties tests/short/test_same_answers.py
+	MCP_TASKS_TEST_TIMES=10 $(BIN)/python -m pytest -q tests/properties tests/short/test_same_answers.py tests/push/test_many_listeners.py
 	$(BIN)/python -m tests.short.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.peers.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.properties.tools.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))

@@ -372,6 +372,7 @@ for path in sorted(pathlib.Path(sys.argv[1]).rglob("*.py")):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("missing", "parts"),
     [
