@@ -219,6 +219,7 @@ MAPPED = (
     "legacy",
     "legacy/server",
     "legacy/client",
+    "doctor",
 )
 """Rooms whose modules ARCHITECTURE.md lists one by one."""
 
@@ -371,6 +372,7 @@ for path in sorted(pathlib.Path(sys.argv[1]).rglob("*.py")):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("missing", "parts"),
     [

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 from mcp_tasks.errors import ServerHasFaults
 
 Verdict: TypeAlias = Literal["pass", "warn", "fail", "skip"]
+"""What a finding comes to: as it should be, worth a look, wrong, or not looked at."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

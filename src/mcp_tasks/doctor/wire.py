@@ -28,6 +28,9 @@ from mcp_tasks.wire.models import EXTENSION_ID
 ANSWER_TIMEOUT: Final = 10.0
 """Seconds for one answer. A tasks method reads or writes one record; this is plenty."""
 
+STARTUP_LIMIT: Final = 60.0
+"""The same for the first answer of a process that has just been started."""
+
 LISTENING: Final = "notifications/subscriptions/acknowledged"
 """The first message on a listen stream."""
 
@@ -93,6 +96,8 @@ class Wire(ABC):
     """A way to a server."""
 
     over_http: bool
+    patience: float = ANSWER_TIMEOUT
+    """Seconds for the next answer."""
     stray: str = ""
     """The first that came and is no JSON-RPC message, where nothing else may come."""
 
@@ -142,7 +147,7 @@ class Wire(ABC):
 
     async def _ask(self, body: JsonObject, headers: Mapping[str, str]) -> Reply:
         try:
-            with anyio.fail_after(ANSWER_TIMEOUT):
+            with anyio.fail_after(self.patience):
                 async with self.exchange(body, headers) as (reply, messages):
                     async for message in messages:
                         # A stream that was opened says so, and then nothing for a long time.
@@ -150,7 +155,7 @@ class Wire(ABC):
                             return replace(reply, message=message)
                     return reply
         except TimeoutError as exc:
-            raise Silence(f"no answer within {ANSWER_TIMEOUT:g} s") from exc
+            raise Silence(f"no answer within {self.patience:g} s") from exc
 
     def _request(self, method: str, params: JsonObject | None, *, declare: bool = True) -> dict[str, Any]:
         meta = {
@@ -203,6 +208,7 @@ class PipeWire(Wire):
         self._coming = coming
         self._send = send
         self._log = log
+        self.patience = STARTUP_LIMIT
 
     @asynccontextmanager
     async def exchange(
@@ -214,6 +220,7 @@ class PipeWire(Wire):
         async def messages() -> AsyncGenerator[JsonObject]:
             nonlocal answered
             async for item in self._coming:
+                self.patience = ANSWER_TIMEOUT
                 if isinstance(item, Exception):
                     self.stray = self.stray or _line_in(item)
                     continue

@@ -126,6 +126,7 @@ async def test_outside_a_task_a_command_ends_with_its_caller(tmp_path: Path) -> 
     assert calling.cancelled()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deaf", ["nobody", "parent", "child"])
 async def test_a_cancelled_task_takes_its_process_and_their_children_with_it(
     deaf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -142,6 +143,7 @@ async def test_a_cancelled_task_takes_its_process_and_their_children_with_it(
         assert await all_gone(pids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deaf", ["nobody", "parent", "child"])
 async def test_a_cancelled_task_takes_the_processes_of_a_sync_tool_with_it(
     deaf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -161,6 +163,7 @@ async def test_a_cancelled_task_takes_the_processes_of_a_sync_tool_with_it(
         assert await all_gone(pids)
 
 
+@pytest.mark.slow
 async def test_a_task_that_ran_too_long_takes_its_process_with_it(tmp_path: Path) -> None:
     async def tool(run: Run) -> Ending:
         return ok((await current_task().run_process(family(tmp_path))).returncode)
@@ -172,6 +175,7 @@ async def test_a_task_that_ran_too_long_takes_its_process_with_it(tmp_path: Path
         assert await all_gone(pids)
 
 
+@pytest.mark.slow
 async def test_a_process_that_hands_its_tasks_over_takes_the_commands_with_it(tmp_path: Path) -> None:
     async def tool(run: Run) -> Ending:
         return ok((await current_task().run_process(family(tmp_path))).returncode)

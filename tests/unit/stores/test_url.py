@@ -129,6 +129,7 @@ def test_a_store_is_not_made_of_values_of_other_kinds(make: Callable[[], Store],
         make()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("extra", "driver", "store"), [("postgres", "psycopg", "Postgres"), ("redis", "redis", "Redis")]
 )

@@ -99,7 +99,12 @@ def command(
             async with connector(options.access, ledger=ledger, elicit=ask_through_the_task)(group) as client:
                 repeated = options.access.repeated
                 given = _Given(words=words, json_text=json_text, key=key, action=action, repeated=repeated)
-                answered = await given.send(client, entry)
+                try:
+                    answered = await given.send(client, entry)
+                except Later:
+                    answer = command_line("answer", short_id(entry.task_id), options=repeated)
+                    say(f"The question is left open. Answer it with:\n  {answer}")
+                    return Exit.OK
             if wait:
                 outcomes = await wait_for(ledger, [entry], options.access, limit=None, on_abandon=on_abandon)
                 return report(outcomes, options.output, options.access, save=save)
@@ -225,7 +230,7 @@ async def _ask_all(questions: Sequence[Question], how_to_answer: Sequence[str]) 
 
     try:
         return await desk.supervise(ask())
-    except (Later, Detached):
+    except Detached:
         raise Problem("nothing was answered", Exit.INTERRUPTED) from None
 
 

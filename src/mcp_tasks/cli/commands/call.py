@@ -42,7 +42,7 @@ from mcp_tasks.cli.running import run
 from mcp_tasks.cli.servers import SERVER
 from mcp_tasks.cli.terminal.attending import Attending, outcome_followed
 from mcp_tasks.cli.terminal.desk import Desk, TimeUp
-from mcp_tasks.cli.terminal.exits import Detached, Exit, Problem
+from mcp_tasks.cli.terminal.exits import Detached, Exit, LeftOpen, Problem
 from mcp_tasks.cli.terminal.outcomes import Outcome, report, say, say_how_to_return, what_became
 from mcp_tasks.cli.terminal.rows import Row
 from mcp_tasks.cli.terminal.text import one_line
@@ -233,7 +233,7 @@ class _Call:
         try:
             return ElicitResult.model_validate(await self._desk.ask(question))
         except Later:
-            self._unanswered = Problem("the question was left open, so the call is given up", Exit.INPUT_REQUIRED)
+            self._unanswered = LeftOpen("The question was left open, so the call is given up.", Exit.INPUT_REQUIRED)
             return ErrorData(code=INVALID_REQUEST, message="Left open by the user")
 
     def _outcome(self, status: str, **fields: Any) -> Outcome:

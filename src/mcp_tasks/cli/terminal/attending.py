@@ -53,11 +53,13 @@ class Attending(Hooks):
 
     def on_out_of_reach(self, entry: LedgerEntry, since: datetime) -> None:
         """Draw that nothing is known for now, and since when."""
-        self._show(replace(self._row(entry), away_since=since, back_after=None))
+        self._show(replace(self._row(entry), away_since=since))
 
     def on_back(self, entry: LedgerEntry, after: timedelta) -> None:
-        """Draw that the server is back."""
-        self._show(replace(self._row(entry), away_since=None, back_after=after))
+        """Say that the server is back, in a line that stays."""
+        row = replace(self._row(entry), away_since=None)
+        self._rows[row.key] = row
+        self._board.back(row, after)
 
     def on_problem(self, entry: LedgerEntry, problem: Exception) -> None:
         """Draw no more of it."""
@@ -91,6 +93,9 @@ def outcome_followed(followed: Followed) -> Outcome:
         became = "was cancelled" if followed.fate == "cancelled" else "could not be cancelled"
         why = f"the task asks something and there is no terminal to ask at; it {became}"
         return replace(outcome, problem=why, code=Exit.INPUT_REQUIRED)
+    if followed.left_open and all(each.is_elicitation for each in questions_of(outcome.requests or {}, entry.tool)):
+        # What somebody has chosen is no failure.
+        outcome = replace(outcome, code=Exit.OK)
     return replace(outcome, fate=followed.fate or "left")
 
 

@@ -18,6 +18,7 @@ from rich.text import Text
 from mcp_tasks.cli.forms.form import Form
 from mcp_tasks.cli.terminal.exits import Detached
 from mcp_tasks.cli.terminal.keyboard import Interrupt, Keyboard, is_terminal
+from mcp_tasks.cli.terminal.menus import chosen
 from mcp_tasks.cli.terminal.views import Board
 from mcp_tasks.client import Follower
 from mcp_tasks.client.questions import Question
@@ -148,12 +149,12 @@ class Desk:
                 text = await self._keyboard.line(Text(prompt, style="yellow"), console)
             except Interrupt:
                 text = "d"
-            match text.strip().casefold():
-                case "c" | "cancel":
+            match chosen(text or "w", ("cancel", "detach", "wait")):
+                case "cancel":
                     return Decision.CANCEL
-                case "d" | "detach":
+                case "detach":
                     return Decision.DETACH
-                case "w" | "wait" | "":
+                case "wait":
                     return None
                 case _:
                     # Cancelling cannot be taken back, so nothing is guessed.

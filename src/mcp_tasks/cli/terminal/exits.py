@@ -84,6 +84,14 @@ class Problem(Exception):
                 click.echo(f"  {clean(line)}", err=True)
 
 
+class LeftOpen(Problem):
+    """Somebody chose to leave a question open: the end of a command, and no error."""
+
+    def show(self) -> None:
+        """Print it to stderr, without calling it an error."""
+        click.secho(self.message, fg="yellow", err=True)
+
+
 class Detached(Problem):
     """Somebody stopped waiting; the task goes on."""
 

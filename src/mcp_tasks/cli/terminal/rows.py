@@ -24,7 +24,6 @@ class Row:
         done: How far it is, of `total` if that is known.
         is_error: Whether it has completed with a result by which the tool says that it failed.
         away_since: Since when its server is out of reach; None if it is not.
-        back_after: How long its server was out of reach, right after that is over.
         started: By this machine's clock, which need not be the server's.
     """
 
@@ -39,7 +38,6 @@ class Row:
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     ended: datetime | None = None
     away_since: datetime | None = None
-    back_after: timedelta | None = None
 
     @property
     def is_final(self) -> bool:
@@ -69,8 +67,6 @@ class Row:
         if self.away_since is not None:
             away = clock(datetime.now(UTC) - self.away_since)
             return f"server out of reach for {away}, trying again"
-        if self.back_after is not None:
-            return f"server is back after {clock(self.back_after)}"
         return one_line(self.message)
 
     @property

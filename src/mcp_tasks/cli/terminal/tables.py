@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import click
@@ -62,7 +62,7 @@ class TableBoard(Board):
 class JsonBoard(Board):
     """A line of JSON on stdout per change."""
 
-    def show(self, row: Row) -> None:
+    def show(self, row: Row, away: timedelta | None = None) -> None:
         """Print a state."""
         fields = {
             "taskId": row.task_id,
@@ -73,9 +73,13 @@ class JsonBoard(Board):
             "progress": row.done,
             "total": row.total,
             "outOfReachSince": None if row.away_since is None else row.away_since.isoformat(),
-            "outOfReachSeconds": None if row.back_after is None else round(row.back_after.total_seconds(), 1),
+            "outOfReachSeconds": None if away is None else round(away.total_seconds(), 1),
         }
         click.echo(json_text({key: value for key, value in fields.items() if value is not None}))
+
+    def back(self, row: Row, after: timedelta) -> None:
+        """Print the last state again, and for how long it was all that was known."""
+        self.show(row, after)
 
 
 def task_table(entries: Sequence[LedgerEntry], *, short: Mapping[str, str]) -> RenderableType:

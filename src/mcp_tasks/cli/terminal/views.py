@@ -121,6 +121,11 @@ class Board:
     def drop(self, key: str, why: str = "") -> None:
         """Show a row no longer; `why` if that is because of a problem."""
 
+    def back(self, row: Row, after: timedelta) -> None:
+        """Say that the server of a task is back."""
+        name = row.short_id or one_line(row.tool)
+        stderr().print(Text(f"{name}  server is back after {clock(after)}", style="green"), soft_wrap=True)
+
     @contextmanager
     def aside(self) -> Generator[Console]:
         """Stop drawing while something else is on the terminal."""
