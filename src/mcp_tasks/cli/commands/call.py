@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from mcp_tasks.cli.completing import tool_names
 from mcp_tasks.cli.connection import connect
-from mcp_tasks.cli.forms.arguments import read_arguments
+from mcp_tasks.cli.forms.arguments import describe_arguments, read_arguments
 from mcp_tasks.cli.forms.form import Later
 from mcp_tasks.cli.forms.questions import describe
 from mcp_tasks.cli.options import (
@@ -113,13 +113,20 @@ def command(
             click.echo(one_line(outcome.task_id) if sys.stdout.isatty() else outcome.task_id)
             say_how_to_return(outcome.task_id, outcome.server, access)
             return Exit.OK
-        return report([outcome], output, access, save=save)
+        code = report([outcome], output, access, save=save)
+        if outcome.refuses_arguments:
+            say(call.takes)
+        return code
 
     return run(work)
 
 
 class _Call:
-    """One call, from the connection to its outcome."""
+    """One call, from the connection to its outcome.
+
+    Attributes:
+        takes: What the tool takes, in words.
+    """
 
     def __init__(
         self,
@@ -140,6 +147,7 @@ class _Call:
         self._desk = Desk(self._board, limit=limit)
         self._follower = Follower(Attending(self._board, self._desk), on_abandon=on_abandon)
         self._row = Row(key="call", tool="", status="working")
+        self.takes: str = ""
         self._task_id: str | None = None
         self._unanswered: Problem | None = None
 
@@ -147,6 +155,7 @@ class _Call:
         async with connect(self._target, self._access, ledger=self._ledger, elicit=self._elicit) as client:
             tool = await find_tool(client, name)
             arguments = read_arguments(tool.input_schema, words, json_text)
+            self.takes = describe_arguments(tool.input_schema)
             self._row = replace(self._row, tool=tool.name)
             with self._board:
                 try:

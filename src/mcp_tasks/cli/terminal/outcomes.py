@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import click
+from mcp_types import INVALID_PARAMS
 from rich.text import Text
 
 from mcp_tasks.cli.forms.questions import describe, how_to_answer, how_to_answer_unseen
@@ -51,6 +52,14 @@ class Outcome:
     code: Exit | None = None
     fate: Fate = "left"
     saved: Mapping[int, Path] = field(default_factory=dict[int, Path])
+
+    @property
+    def refuses_arguments(self) -> bool:
+        """Whether the server did not take what it was called with: by its error, or in the words of the SDKs."""
+        if self.error is not None:
+            return self.error.get("code") == INVALID_PARAMS
+        said = result_texts(self.result, self.saved) if self.result and self.result.get("isError") else []
+        return any("validation error" in text.lower() for text in said)
 
     @property
     def exit(self) -> Exit:
