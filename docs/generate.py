@@ -6,16 +6,15 @@ import re
 from functools import cache
 from pathlib import Path
 
-from docs import reference
+from docs.api.pages import reference_pages
+from docs.drawing import state_picture
 from mcp_tasks.core.machine import TABLE
 from mcp_tasks.core.status import TaskStatus
 
-LIFECYCLE = Path(__file__).with_name("lifecycle.md")
-REFERENCE = Path(__file__).with_name("reference.md")
-ENGINES = Path(__file__).with_name("engines.md")
-GENERATED = (LIFECYCLE, ENGINES, REFERENCE)
-"""Every page that has generated parts."""
-CELERY = Path(__file__).parents[1] / "examples" / "celery_engine.py"
+DOCS = Path(__file__).parent
+LIFECYCLE = DOCS / "lifecycle.md"
+ENGINES = DOCS / "engines.md"
+CELERY = DOCS.parent / "examples" / "celery_engine.py"
 
 
 def state_diagram() -> str:
@@ -71,9 +70,24 @@ def filled(page: str) -> str:
 @cache
 def pages() -> dict[Path, str]:
     """The pages that have generated parts, as they should be."""
-    return {**{page: filled(page.read_text()) for page in (LIFECYCLE, ENGINES)}, REFERENCE: reference.page()}
+    whole = {DOCS / path: text for path, text in reference_pages().items()}
+    filled_in = {page: filled(page.read_text()) for page in (LIFECYCLE, ENGINES)}
+    return {**filled_in, **whole, DOCS / "assets" / "lifecycle.svg": state_picture()}
+
+
+def left_over() -> set[Path]:
+    """Pages of the reference that nothing is written to any more."""
+    return set((DOCS / "reference").glob("*.md")) - pages().keys()
+
+
+def write() -> None:
+    """Write all of them."""
+    for path, text in pages().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    for path in left_over():
+        path.unlink()
 
 
 if __name__ == "__main__":
-    for path, text in pages().items():
-        path.write_text(text)
+    write()

@@ -21,8 +21,8 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -161,6 +161,21 @@ def fork(
     for file in close:
         os.close(file)
     return Forked(int(zygote.recv(64)), zygote, ours.get(0), ours.get(1))
+
+
+@contextmanager
+def forked(module: str, *arguments: str | Path, **options: Any) -> Generator[Forked]:
+    """A process while the block lasts, forked as `fork` does, and killed with the block."""
+    process = fork(module, *map(str, arguments), **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
 
 
 def piped(module: str, *arguments: str) -> list[str]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Literal, NoReturn, Protocol, TypeAlias, cast, overload
 
 ROOT = Path(__file__).parent.parent
-ENVIRONMENT: Final[Mapping[str, str]] = {
+ENVIRONMENT: Final[dict[str, str]] = {
     key: value for key, value in os.environ.items() if not key.startswith("MCP_TASKS")
 }
 """Ours, without what it says about tasks."""

@@ -345,7 +345,7 @@ async def test_in_a_cluster_ids_are_carried_from_any_of_its_servers() -> None:
 
 
 async def test_a_user_needs_no_more_than_the_page_says(server: Valkey, prefix: str, redis: Any) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
     (command,) = re.findall(r"^(ACL SETUSER tasks .*)$", page, flags=re.MULTILINE)
     await redis.execute_command(*command.replace("mcp-tasks", prefix).split())
     url = server.url.replace("//", "//tasks:PASSWORD@")

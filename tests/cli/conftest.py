@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import Cli, serving
+from tests.cli.running import Cli, serving, stdio_command
 
 
 @pytest.fixture(scope="session")
@@ -18,10 +18,28 @@ def fixture_url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
 
 
 @pytest.fixture(scope="session")
-def asking_url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+def asking_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server that asks keeps its tasks."""
+    return tmp_path_factory.mktemp("asking")
+
+
+@pytest.fixture(scope="session")
+def asking_url(asking_folder: Path) -> Generator[str]:
     """The server that asks every kind of question."""
-    with serving("tests.cli.asking_server", tmp_path_factory.mktemp("asking")) as url:
+    with serving("tests.cli.asking_server", asking_folder) as url:
         yield url
+
+
+@pytest.fixture
+def asking_store(asking_folder: Path) -> Path:
+    """The file with its tasks."""
+    return asking_folder / "tasks.db"
+
+
+@pytest.fixture
+def stdio(tmp_path: Path) -> str:
+    """The command of the same server over its pipes."""
+    return stdio_command(tmp_path)
 
 
 @pytest.fixture

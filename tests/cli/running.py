@@ -57,8 +57,9 @@ class Cli:
 
     def __init__(self, folder: Path) -> None:
         self.ledger = folder / "ledger.db"
-        ours = {"MCP_TASKS_LEDGER": str(self.ledger), "HOME": str(folder), "TERM": "xterm-256color"}
-        self.environment = {**ENVIRONMENT, **ours}
+        # A test runner says how wide its own terminal is.
+        kept = {key: value for key, value in ENVIRONMENT.items() if key not in ("COLUMNS", "LINES")}
+        self.environment = {**kept, "MCP_TASKS_LEDGER": str(self.ledger), "HOME": str(folder), "TERM": "xterm-256color"}
 
     def begin(self, arguments: Sequence[str], files: Sequence[int], *, terminal: bool, cwd: Path = ROOT) -> Started:
         """Start a command with these files as its stdin, stdout and stderr."""

@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 
 from mcp_tasks.cli.forms.arguments import read_arguments
-from mcp_tasks.cli.forms.conversions import BadValue
-from mcp_tasks.cli.forms.fields import field_of, fields_of
-from mcp_tasks.cli.target import Target, looks_like_address, parse_target
 from mcp_tasks.cli.terminal.exits import Problem
+from mcp_tasks.cli.terminal.rows import clock
 from mcp_tasks.cli.terminal.text import clean, one_line
-from mcp_tasks.cli.terminal.views import ago, clock
+from mcp_tasks.cli.terminal.views import ago
+from mcp_tasks.client.examples import example_of
+from mcp_tasks.client.fields import field_of, fields_of
+from mcp_tasks.client.servers.address import ServerAddress, looks_like_address
+from mcp_tasks.client.words import example_words, read_words
+from mcp_tasks.errors import BadValue
 from tests.cli.asking_server import SURVEY
 
 DEFS = {"$defs": {"Colour": {"enum": ["red", "green"], "type": "string"}, "Point": {"type": "object"}}}
@@ -29,6 +32,15 @@ DEFS = {"$defs": {"Colour": {"enum": ["red", "green"], "type": "string"}, "Point
         ({"type": "boolean"}, "YES", True),
         ({"type": "boolean"}, "off", False),
         ({"type": "array"}, "[1, 2]", [1, 2]),
+        ({"type": "array"}, "a,b", ["a,b"]),
+        ({"type": "array", "items": {"type": "integer"}}, "1", [1]),
+        ({"type": "array", "items": {"type": "string"}}, "1", ["1"]),
+        ({"type": "array", "items": {"type": "integer"}}, "[]", []),
+        ({"type": "array", "items": {"type": "object"}}, '{"a": 1}', [{"a": 1}]),
+        ({"type": ["array", "null"], "items": {"type": "integer"}}, "7", [7]),
+        ({"type": ["array", "null"], "items": {"type": "integer"}}, "null", None),
+        ({"type": ["array", "integer"], "items": {"type": "integer"}}, "7", 7),
+        ({"type": "array", "items": {"$ref": "#/$defs/Colour"}}, "red", ["red"]),
         ({"type": "object"}, '{"a": 1}', {"a": 1}),
         ({"type": ["integer", "null"]}, "null", None),
         ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "4", 4),
@@ -64,7 +76,11 @@ def test_a_text_becomes_what_its_schema_says(schema: dict[str, Any], text: str, 
         ({"type": "number"}, "many"),
         ({"type": "boolean"}, "1"),
         ({"type": "object"}, "[1]"),
-        ({"type": "array"}, "a,b"),
+        ({"type": "array"}, "[a"),
+        ({"type": "array"}, ""),
+        ({"type": "array", "items": {"type": "integer"}}, "1,2"),
+        ({"type": "array", "items": {"type": "integer"}}, "[1"),
+        ({"type": "array", "maxItems": 0}, "1"),
         ({"type": "integer", "minimum": 5}, "4"),
         ({"type": "string", "maxLength": 2}, "abc"),
         ({"type": "string", "pattern": "^a"}, "b"),
@@ -80,6 +96,79 @@ def test_a_text_becomes_what_its_schema_says(schema: dict[str, Any], text: str, 
 def test_a_text_that_its_schema_does_not_allow_is_refused(schema: dict[str, Any], text: str) -> None:
     with pytest.raises(BadValue):
         field_of("x", schema, DEFS).read(text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "line", "value"),
+    [
+        ({"type": "array", "items": {"type": "integer"}}, "1, 2", [1, 2]),
+        ({"type": "array", "items": {"type": "integer"}}, "1", [1]),
+        ({"type": "array", "items": {"type": "string"}}, '["a, b"]', ["a, b"]),
+        ({"type": ["array", "null"]}, "null", None),
+        ({"type": "array", "items": {"enum": ["a", "b"]}}, "2, a", ["b", "a"]),
+        ({"enum": ["a", "b"]}, "2", "b"),
+        ({"enum": [2, 1]}, "2", 2),
+        ({"type": "string"}, "1, 2", "1, 2"),
+    ],
+)
+def test_a_line_at_a_prompt_may_have_several_values_and_numbers_of_choices(
+    schema: dict[str, Any], line: str, value: Any
+) -> None:
+    assert field_of("x", schema, DEFS).read_line(line) == value
+
+
+@pytest.mark.parametrize("line", ["3", "0", "re", "gre", "²"])
+def test_a_choice_is_never_taken_by_a_part_of_its_name(line: str) -> None:
+    with pytest.raises(BadValue, match="expected one of red, green"):
+        field_of("x", {"enum": ["red", "green"]}, DEFS).read_line(line)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "string", "format": "date"}, ["x=2026-07-28"]),
+        ({"type": "array", "items": {"type": "integer"}}, ["x=1", "x=2"]),
+        ({"type": "array", "items": {"type": "integer", "minimum": 5, "maximum": 5}}, ["x=5"]),
+        ({"type": "array", "items": {"type": "object", "properties": {"a": {"type": "integer"}}}}, ['x:=[{"a": 1}]']),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, ['x:={"key": 1}']),
+        ({"type": "integer", "exclusiveMinimum": 10, "multipleOf": 4}, ["x=12"]),
+        ({"type": "boolean"}, ["x=yes"]),
+        ({"$ref": "#/$defs/Colour"}, ["x=red"]),
+        ({"enum": [True, False]}, ["x:=true"]),
+        ({"type": "string", "minLength": 6}, ["x=textxx"]),
+        ({"type": "string", "pattern": "^[0-9]{5}$"}, []),
+        ({"type": "string", "pattern": "^[0-9]{5}$", "examples": ["10115"]}, ["x=10115"]),
+        ({}, ["x=text"]),
+    ],
+)
+def test_an_example_is_what_its_field_takes(schema: dict[str, Any], words: list[str]) -> None:
+    field = field_of("x", schema, DEFS)
+    assert example_words(field) == words
+    if words:
+        whole = {"type": "object", "properties": {"x": schema}, **DEFS}
+        assert read_words(whole, words) == {"x": example_of(field)}
+
+
+def test_a_refused_argument_shows_how_to_write_it() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "xs": {"type": "array", "items": {"type": "integer"}},
+            "opts": {"type": "object"},
+            "colour": {"enum": ["deep red", "green"]},
+        },
+        "required": ["xs"],
+    }
+
+    def refused(*words: str) -> str:
+        with pytest.raises(Problem) as raised:
+            read_arguments(schema, list(words), None)
+        return (raised.value.hint or "").splitlines()[-1]
+
+    assert refused("xs=a") == refused() == refused("ys=1") == "Write it like this: xs=1 xs=2"
+    assert refused("opts=a") == """Write it like this: opts:='{"key": "value"}'"""
+    assert refused("opts:=a") == """Write it like this: opts:='{"key": "value"}'"""
+    assert refused("colour=de") == "Write it like this: colour='deep red'"
 
 
 def test_the_fields_of_a_question_say_what_they_want() -> None:
@@ -114,14 +203,16 @@ def test_words_that_are_no_arguments_are_refused(words: list[str], json_text: st
 
 @pytest.mark.parametrize("text", ["http://x/mcp", "cd /tmp && python server.py --name 'a b'", "cd '/a b' && run"])
 def test_a_server_is_read_back_as_it_is_kept(text: str) -> None:
-    assert parse_target(text).spec == text
+    assert ServerAddress.parse(text).spec == text
 
 
 def test_a_command_is_kept_with_its_folder() -> None:
-    target = parse_target("python server.py")
+    target = ServerAddress.parse("python server.py")
     assert target.argv == ("python", "server.py")
     assert target.spec.startswith("cd /")
-    assert parse_target(target.spec) == target == Target(argv=("python", "server.py"), folder=target.folder)
+    assert (
+        ServerAddress.parse(target.spec) == target == ServerAddress(argv=("python", "server.py"), folder=target.folder)
+    )
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,12 @@ def test_a_page_is_shown_and_not_opened_without_consent(cli: Cli, asking_url: st
     with on_terminal(cli, "call", asking_url, "link_account") as terminal:
         terminal.expect("https://accounts.example.com/link?id=7")
         terminal.expect("Host: accounts.example.com")
+        for typed in ("delay it", "cance", "operate", ""):
+            terminal.expect("[d]ecline")
+            terminal.enter(typed)
+            terminal.expect("Type one of the letters, or the whole word.")
         terminal.expect("[d]ecline")
-        terminal.enter("d")
+        terminal.enter("Decline")
         terminal.expect("link: decline")
         assert terminal.wait() == 0
 

@@ -10,13 +10,16 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.processes import PIPE, kill, start
 from harness.rpc import PATIENCE
 from mcp_tasks.client import Ledger
+from mcp_tasks.encryption import Keyring, new_key
 from mcp_tasks.errors import StoreCorrupt, StoreError, StoreUnavailable
 from mcp_tasks.wire.parse import parse_task
 from tests.client.peer import TASK_ID, completed, task, working
@@ -260,7 +263,7 @@ for number in range(10**6):
 
 
 def _start_writer(path: Path, name: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", _WRITER, str(path), name], stdout=subprocess.PIPE, text=True)
+    return start([sys.executable, "-c", _WRITER, path, name], stdout=PIPE, text=True)
 
 
 def _read_until(writer: subprocess.Popen[str], wanted: int) -> int:
@@ -274,11 +277,10 @@ def _read_until(writer: subprocess.Popen[str], wanted: int) -> int:
 
 def _kill(writer: subprocess.Popen[str]) -> int:
     """End it in the middle of a write; gives the last number it said after all."""
-    writer.kill()
+    kill(writer)
     assert writer.stdout is not None
     said = [int(line) for line in writer.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
     writer.stdout.close()
-    writer.wait(PATIENCE)
     return said[-1] if said else -1
 
 
@@ -336,6 +338,29 @@ Ledger(sys.argv[1]).add(sys.argv[2], server="s", tool="x")
 
 
 def test_processes_that_make_the_file_at_the_same_moment_all_get_it(path: Path) -> None:
-    openers = [subprocess.Popen([sys.executable, "-c", _OPENER, path, str(number)]) for number in range(6)]
+    openers = [start([sys.executable, "-c", _OPENER, path, str(number)]) for number in range(6)]
     assert [opener.wait(30) for opener in openers] == [0] * 6
     assert len(Ledger(path).entries()) == 6
+
+
+def test_arguments_are_kept_in_short_and_without_what_looks_like_a_secret(path: Path) -> None:
+    book = Ledger(path, keep_results=True)
+    given = {"scene": "a\nforest", "api_key": "sk-1", "max_tokens": 5, "tags": ["a"], "text": "x" * 1000}
+    book.add(TASK_ID, server=SERVER, tool="render", arguments=given)
+    book.add("many", server=SERVER, tool="render", arguments={f"name{n}": "y" * 50 for n in range(1000)})
+    one, many = book.entries()
+    assert (one.arguments or "").startswith('scene=a forest api_key=*** max_tokens=5 tags=["a"] text=xxx')
+    assert all(len(entry.arguments or "") <= 200 for entry in (one, many))
+    book.close()
+
+
+def test_a_ledger_that_keeps_no_results_keeps_no_arguments(ledger: Ledger) -> None:
+    ledger.add(TASK_ID, server=SERVER, tool="render", arguments={"scene": "forest"})
+    assert ledger.entries()[0].arguments is None
+
+
+def test_arguments_are_encrypted_like_the_result(path: Path) -> None:
+    with closing(Ledger(path, keep_results=True, cipher=Keyring(new_key()))) as book:
+        book.add(TASK_ID, server=SERVER, tool="render", arguments={"scene": "rainforest"})
+        assert book.entries()[0].arguments == "scene=rainforest"
+    assert b"rainforest" not in path.read_bytes()

@@ -53,9 +53,37 @@ async def _open_store(path: Path) -> None:
     await store.close()
 
 
+SECOND_FORMAT = """
+CREATE TABLE tasks (
+    server TEXT NOT NULL, identity TEXT NOT NULL, task_id TEXT NOT NULL, attributed INTEGER NOT NULL,
+    tool TEXT NOT NULL, started TEXT NOT NULL, status TEXT NOT NULL, message TEXT, result TEXT, error TEXT,
+    finished TEXT, PRIMARY KEY (server, identity, task_id, attributed)
+);
+CREATE TABLE answers (
+    server TEXT NOT NULL, identity TEXT NOT NULL, task_id TEXT NOT NULL, key TEXT NOT NULL, question TEXT,
+    answer TEXT NOT NULL, sent INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (server, identity, task_id, key)
+);
+INSERT INTO tasks (task_id, server, identity, attributed, tool, started, status)
+    VALUES ('t1', 'http://a/mcp', '', 1, 'render', '2026-08-01T10:00:00+00:00', 'working');
+PRAGMA application_id = 1296257100;
+PRAGMA user_version = 1;
+"""
+
+
+def test_a_file_of_the_format_before_keeps_its_tasks_and_takes_arguments(path: Path) -> None:
+    _make(path, SECOND_FORMAT)
+    with closing(Ledger(path, keep_results=True)) as ledger:
+        ledger.add("t2", server="http://a/mcp", tool="render", arguments={"scene": "forest"})
+        assert [(entry.task_id, entry.arguments) for entry in ledger.entries()] == [
+            ("t1", None),
+            ("t2", "scene=forest"),
+        ]
+    assert _pragmas(path)[1] == 2
+
+
 def test_a_ledger_says_that_it_is_one(path: Path) -> None:
     Ledger(path).close()
-    assert _pragmas(path) == (int.from_bytes(b"MCPL", "big"), 1)
+    assert _pragmas(path) == (int.from_bytes(b"MCPL", "big"), 2)
 
 
 def test_a_task_store_is_no_ledger(path: Path) -> None:

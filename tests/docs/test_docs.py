@@ -14,14 +14,14 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-from docs.generate import GENERATED, LIFECYCLE, pages
-from docs.reference import slug
+from docs.api.links import headings, slug
+from docs.generate import LIFECYCLE, left_over, pages
 from harness.processes import ENVIRONMENT, python, run
 from mcp_tasks.client import TasksClient
 from mcp_tasks.testing import TaskTester
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
 def _python_of(page: Path) -> str:
@@ -42,7 +42,7 @@ def test_the_test_on_the_testing_page_passes_under_pytest_as_it_stands_there(tmp
     command = python("pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_orders.py")
     done = run(command, cwd=tmp_path, env=ENVIRONMENT)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
+    assert "2 passed" in done.stdout
     assert "skipped" not in done.stdout
 
 
@@ -100,9 +100,13 @@ async def test_a_host_can_start_the_server_of_the_first_page_as_it_is_told_to_th
     assert result.structured_content == {"result": "counted to 1"}
 
 
-@pytest.mark.parametrize("path", GENERATED, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
 def test_generated_parts_are_current(path: Path) -> None:
     assert path.read_text() == pages()[path], "run `make docs`"
+
+
+def test_no_page_of_the_reference_is_left_over() -> None:
+    assert left_over() == set()
 
 
 def test_the_lifecycle_page_draws_the_machine() -> None:
@@ -119,8 +123,7 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 
 @cache
 def _anchors(page: Path) -> set[str]:
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    return {slug(heading) for heading in re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)}
+    return {slug(heading) for heading in headings(page.read_text())}
 
 
 def test_the_readme_shows_the_two_commands() -> None:

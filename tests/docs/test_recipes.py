@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="the recipe is for POSIX"),
 ]
 
-PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("operate", "scale")}
+PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("running", "scale")}
 COMMANDS = [command for page in PAGES.values() for command in re.findall(r"^\$ (.*)$", page, flags=re.MULTILINE)]
 
 
@@ -46,7 +46,7 @@ def _running(command: str, folder: Path, *more: str) -> Generator[subprocess.Pop
 
 
 async def test_one_process_serves_and_another_runs_the_tools(tmp_path: Path) -> None:
-    _write_files("operate", tmp_path)
+    _write_files("running", tmp_path)
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with _running("uvicorn farm:app", tmp_path, "--port", str(port)) as serving:

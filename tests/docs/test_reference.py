@@ -11,9 +11,19 @@ from inspect import getmembers, isclass
 import pytest
 from mcp.server.extension import Extension
 
-from docs.reference import MODULES, exports, option_defaults, page, slug, types_in_signatures
+from docs.api.defaults import option_defaults
+from docs.api.links import headings, slug
+from docs.api.modules import AUDIENCES, MODULES, PAGES
+from docs.api.pages import reference_pages
+from docs.api.source import exports
+from docs.api.types import types_in_signatures
 from mcp_tasks import Tasks, errors
 from mcp_tasks.server import TaskOptions, ToolOptions
+
+
+def page() -> str:
+    """All pages, one after the other."""
+    return "\n".join(reference_pages().values())
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -94,16 +104,23 @@ def test_sections_of_a_docstring_become_lists() -> None:
 
 
 def test_each_name_is_described_once_and_every_link_leads_to_one() -> None:
-    headings = re.findall(r"^#+ (.*)$", page(), flags=re.MULTILINE)
-    anchors = [slug(heading) for heading in headings]
+    anchors = [slug(heading) for text in reference_pages().values() for heading in headings(text)]
     assert [anchor for anchor, times in Counter(anchors).items() if times > 1] == []
-    assert set(re.findall(r"\]\(#([^)]*)\)", page())) <= set(anchors)
+    here = {path: {slug(heading) for heading in headings(text)} for path, text in reference_pages().items()}
+    for path, text in reference_pages().items():
+        assert set(re.findall(r"\]\(#([^)]*)\)", text)) <= here[path]
+    assert "](name:" not in page()
 
 
 def test_every_name_is_in_the_index() -> None:
-    index = page().partition("\n## ")[0]
+    index = reference_pages()["reference.md"]
     names = {export.name for module in MODULES for export in exports(module)}
     assert {name for name in names if f"[`{name}`]" not in index} == set()
+
+
+def test_every_module_is_on_a_page_and_has_readers() -> None:
+    assert Counter(module for modules in PAGES.values() for module in modules) == Counter(MODULES)
+    assert {module for modules in AUDIENCES.values() for module in modules} == set(MODULES)
 
 
 def test_what_an_option_is_without_a_word_is_what_the_code_does() -> None:
@@ -127,4 +144,4 @@ def test_the_code_on_the_page_is_not_run() -> None:
 def test_a_long_table_is_not_written_out_but_linked_to() -> None:
     entry = page().partition("\n### HOSTS\n")[2].partition("\n### ")[0]
     assert "HOSTS: Final[Mapping[str, Host]] = {...}\n" in entry
-    assert "[hosts.md](hosts.md#the-hosts-that-are-known)" in entry
+    assert "[hosts.md](../hosts.md#the-hosts-that-are-known)" in entry

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import click
 
 from mcp_tasks.cli.credentials import TOKEN, TOKEN_FILE, chosen_token, hide_values
-from mcp_tasks.client.handle import OnAbandon
+from mcp_tasks.cli.servers import SERVER
 
 Era: TypeAlias = Literal["auto", "modern", "legacy"]
 Output: TypeAlias = Literal["text", "json"]
 Command: TypeAlias = Callable[..., int]
+Takes: TypeAlias = Callable[[Command], Command]
+"""A decorator that gives a command options."""
+
+_UNITS: Final = {"w": "weeks", "d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
+_DURATION: Final = re.compile("".join(rf"(?:(?P<{name}>\d+(?:\.\d+)?)\s*{unit}\s*)?" for unit, name in _UNITS.items()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,140 +70,200 @@ class TaskOptions:
     output: Output
 
 
-def takes_task_options(command: Command) -> Command:
-    """`--server` and the options of `takes_access`, `takes_ledger` and `takes_output`, as `options`."""
+class Duration(click.ParamType[timedelta]):
+    """A duration: `90`, `90s`, `10m`, `1h30m`, `2d`.
 
-    @click.option(
-        "--server", metavar="SERVER", help="The task's server, if the ledger does not know it. Needs the whole id."
-    )
-    @takes_access
-    @takes_ledger
-    @takes_output
-    @wraps(command)
-    def wrapper(
-        *args: Any, server: str | None, access: Access, ledger_path: Path | None, output: Output, **others: Any
-    ) -> int:
-        options = TaskOptions(server=server, access=access, ledger_path=ledger_path, output=output)
-        return command(*args, options=options, **others)
+    Args:
+        zero: Whether it may be none at all.
+    """
 
-    return wrapper
+    name = "duration"
+
+    def __init__(self, *, zero: bool = True, longest: timedelta = timedelta(days=36500)) -> None:
+        self._zero = zero
+        self._longest = longest
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        """The duration that was typed."""
+        if isinstance(value, timedelta):
+            return value
+        text = str(value).strip()
+        # A number alone is of seconds.
+        parts = _DURATION.fullmatch(f"{text}s" if text[-1:].isdigit() else text) if text else None
+        if parts is None:
+            self.fail(f"{text!r} is not a duration; write 90 or 90s, 10m, 1h30m, 7d or 2w", param, ctx)
+        try:
+            duration = timedelta(**{unit: float(count) for unit, count in parts.groupdict("0").items()})
+        except OverflowError:
+            duration = timedelta.max
+        if duration > self._longest or not (duration or self._zero):
+            words = "more than none, and " if not self._zero else ""
+            self.fail(f"{text!r} must be {words}at most {self._longest.days} days", param, ctx)
+        return duration
 
 
-def takes_timeout(what: str) -> Callable[[Command], Command]:
-    """`--timeout`, as `timeout` in seconds; `what` says what it ends."""
-    return click.option(
-        "--timeout",
-        type=click.FloatRange(min=0, min_open=True),
-        metavar="SECONDS",
-        help=f"Stop {what} after this long.",
-    )
+class TakesArguments(click.Command):
+    """A command that is given arguments as JSON with `--args`, and for now also with `--json JSON`.
+
+    `--json` is what all commands have for printing JSON. With an object after it, or with `-`, it is what it was before
+    that: the arguments. Nothing else that may follow looks like this.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read `--json JSON` as `--args JSON`."""
+        end = args.index("--") if "--" in args else len(args)
+        for place, word in enumerate(args[:end]):
+            following = word.removeprefix("--json=") if word != "--json" else "".join(args[place + 1 : end][:1])
+            if word.startswith("--json") and (following == "-" or following.lstrip().startswith("{")):
+                args[place] = word.replace("--json", "--args", 1)
+                click.secho("warning: --json JSON is --args JSON now; --json alone prints JSON", fg="yellow", err=True)
+        return super().parse_args(ctx, args)
 
 
-def takes_access(command: Command) -> Command:
-    """`--header`, `--token`, `--token-file`, `--identity` and `--era`, as `access`."""
+def taking(*options: Takes, into: Callable[[dict[str, Any]], object] | None = None) -> Takes:
+    """A decorator that gives a command these options. `into` makes of what was typed what the command takes."""
 
-    @click.option(
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def wrapper(**given: Any) -> int:
+            if into is not None:
+                into(given)
+            return command(**given)
+
+        decorated: Command = wrapper
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+def _make_access(given: dict[str, Any]) -> None:
+    sent = _headers(given.pop("headers"), chosen_token(given.pop("token"), given.pop("token_file")))
+    hide_values(sent)
+    given["access"] = Access(headers=sent, era=given.pop("era"), identity=given.pop("identity"))
+
+
+def _make_output(given: dict[str, Any]) -> None:
+    if given.pop("as_json"):
+        given["output"] = "json"
+
+
+def _make_task_options(given: dict[str, Any]) -> None:
+    given["options"] = TaskOptions(**{name: given.pop(name) for name in TaskOptions.__slots__})
+
+
+def _file(*names: str, **more: Any) -> Takes:
+    return click.option(*names, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", **more)
+
+
+takes_access: Final = taking(
+    click.option(
         "-H", "--header", "headers", multiple=True, metavar="NAME:VALUE", help="Send this HTTP header too. Repeatable."
-    )
-    @click.option(
+    ),
+    click.option(
         "--token",
         metavar="TOKEN",
         help="Send it as a bearer token; - asks for it, or reads a line of stdin. Others on this machine can see what "
         f"is on a command line.  [env var: {TOKEN}]",
-    )
-    @click.option(
-        "--token-file",
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help=f"Read the token from a file. Nothing keeps it.  [env var: {TOKEN_FILE}]",
-    )
-    @click.option(
+    ),
+    _file("--token-file", help=f"Read the token from a file. Nothing keeps it.  [env var: {TOKEN_FILE}]"),
+    click.option(
         "--identity",
         envvar="MCP_TASKS_IDENTITY",
         show_envvar=True,
         metavar="NAME",
         help="Who you are to the server, if you come to it as several users. The ledger keeps their tasks apart.",
-    )
-    @click.option(
+    ),
+    click.option(
         "--era",
         type=click.Choice(["auto", "modern", "legacy"]),
         default="auto",
         show_default=True,
         help="Which protocol to speak: 2026-07-28, 2025-11-25, or what the server has.",
-    )
-    @wraps(command)
-    def wrapper(
-        *args: Any,
-        headers: Sequence[str],
-        token: str | None,
-        token_file: Path | None,
-        identity: str | None,
-        era: Era,
-        **others: Any,
-    ) -> int:
-        sent = _headers(headers, chosen_token(token, token_file))
-        hide_values(sent)
-        return command(*args, access=Access(headers=sent, era=era, identity=identity), **others)
+    ),
+    into=_make_access,
+)
+"""How a server is spoken to, as `access`."""
 
-    return wrapper
+takes_ledger: Final = _file(
+    "--ledger",
+    "ledger_path",
+    envvar="MCP_TASKS_LEDGER",
+    show_envvar=True,
+    help="The file that keeps the tasks you started.  [default: ledger.db in your state folder]",
+)
+"""`--ledger`, as the file's `ledger_path`."""
 
-
-def takes_ledger(command: Command) -> Command:
-    """`--ledger`, as the file's `ledger_path`."""
-
-    @click.option(
-        "--ledger",
-        "ledger_path",
-        type=click.Path(dir_okay=False, path_type=Path),
-        envvar="MCP_TASKS_LEDGER",
-        show_envvar=True,
-        metavar="FILE",
-        help="The file that keeps the tasks you started.  [default: ledger.db in your state folder]",
-    )
-    @wraps(command)
-    def wrapper(*args: Any, **others: Any) -> int:
-        return command(*args, **others)
-
-    return wrapper
-
-
-def takes_on_abandon(command: Command) -> Command:
-    """`--on-abandon`, as `on_abandon`."""
-    leave: OnAbandon = "leave"
-    return click.option(
-        "--on-abandon",
-        type=click.Choice(["leave", "cancel"]),
-        default=leave,
-        show_default=True,
-        help="What becomes of a task that has not ended when the wait for it ends: --timeout, a question with nobody "
-        "to ask, Ctrl-C without a terminal. What you choose at the prompt takes precedence.",
-    )(command)
-
-
-def takes_output(command: Command) -> Command:
-    """`--output` and `--verbose`; the first as `output`."""
-
-    @click.option(
+takes_format: Final = taking(
+    click.option(
         "-o",
         "--output",
         type=click.Choice(["text", "json"]),
         default="text",
         show_default=True,
         help="What to print on stdout: words, or one JSON value.",
-    )
-    @click.option(
-        "-v",
-        "--verbose",
-        count=True,
-        help="Log requests to stderr; twice for everything.",
-        expose_value=True,
-    )
-    @wraps(command)
-    def wrapper(*args: Any, verbose: int, **others: Any) -> int:
-        set_up_logging(verbose)
-        return command(*args, **others)
+    ),
+    click.option("--json", "as_json", is_flag=True, help="The same as --output json."),
+    into=_make_output,
+)
+"""`--output` and `--json`, as `output`."""
 
-    return wrapper
+takes_output: Final = taking(
+    takes_format,
+    click.option("-v", "--verbose", count=True, help="Say on stderr what is asked of servers; twice for everything."),
+    into=lambda given: set_up_logging(given.pop("verbose")),
+)
+"""The same, and `--verbose`."""
+
+takes_task_options: Final = taking(
+    click.option(
+        "--server",
+        type=SERVER,
+        metavar="SERVER",
+        help="The task's server, if the ledger does not know it. Needs the whole id.",
+    ),
+    takes_access,
+    takes_ledger,
+    takes_output,
+    into=_make_task_options,
+)
+"""All that a command takes that is given the ids of tasks, as `options`."""
+
+takes_on_abandon: Final[Takes] = click.option(
+    "--on-abandon",
+    type=click.Choice(["leave", "cancel"]),
+    default="leave",
+    show_default=True,
+    help="What becomes of a task that has not ended when the wait for it ends: --timeout, a question with nobody "
+    "to ask, Ctrl-C without a terminal. What you choose at the prompt takes precedence.",
+)
+
+takes_save: Final[Takes] = click.option(
+    "--save",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write images, sounds and files of results into this folder, which is made if it is not there.",
+)
+"""`--save`, as `save`."""
+
+
+def takes_arguments(what: str) -> Takes:
+    """`--args`, as `json_text`, for a command of the class `TakesArguments`."""
+    return click.option("--args", "json_text", metavar="JSON", help=f"{what} as a JSON object; - reads it from stdin.")
+
+
+def takes_timeout(what: str) -> Takes:
+    """`--timeout`, as `timeout` in seconds; `what` says what it ends."""
+    return taking(
+        click.option(
+            "--timeout",
+            type=Duration(zero=False),
+            metavar="DURATION",
+            help=f"Stop {what} after this long: 90 (seconds), 10m, 1h30m, 2d.",
+        ),
+        into=lambda given: given.update(timeout=given["timeout"] and given["timeout"].total_seconds()),
+    )
 
 
 def set_up_logging(verbose: int) -> None:
@@ -211,10 +278,15 @@ def set_up_logging(verbose: int) -> None:
     from mcp_tasks.cli.terminal.text import CleanLog
     from mcp_tasks.cli.terminal.views import stderr
 
-    handler = RichHandler(console=stderr(), show_path=False, rich_tracebacks=False)
+    handler = RichHandler(console=stderr(), show_path=False, show_level=verbose > 1, rich_tracebacks=False)
     handler.setFormatter(CleanLog("%(message)s"))
     root.addHandler(handler)
     root.setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
+    if verbose == 1:
+        # Those say little of a request, and in many lines; this one says what is asked, in one.
+        for name in ("httpx2", "httpcore2", "mcp"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger("mcp_tasks.client.requests").setLevel(logging.DEBUG)
 
 
 def _headers(lines: Sequence[str], token: str | None) -> dict[str, str]:

@@ -222,6 +222,7 @@ class TasksClient(ClientExtension):
             want_handle=True,
             ttl=ttl,
             idempotency_key=idempotency_key,
+            arguments=arguments,
         )
         started = await start_call(self._handles, client, self._check(client), ToolName(name, options), arguments)
         if isinstance(started, CallToolResult):
@@ -259,7 +260,7 @@ class TasksClient(ClientExtension):
             CallLost: The call got no answer. It is an `MCPError` that says whether the call may have been made.
             MCPError: The call failed.
         """
-        options = CallOptions(want_handle=True, ttl=ttl, idempotency_key=idempotency_key)
+        options = CallOptions(want_handle=True, ttl=ttl, idempotency_key=idempotency_key, arguments=arguments)
         older, tool = self._check(client), ToolName(name, options)
         return await start_call(self._handles, client, older, tool, arguments, read_timeout_seconds, progress_callback)
 
@@ -340,7 +341,7 @@ class TasksClient(ClientExtension):
             )
         except UsageError as exc:
             raise UsageError(f"task {created.task_id} goes on, but is not in the ledger: {exc}") from None
-        new(handle)
+        new(handle, options.arguments)
         if options.want_handle:
             raise HandleWanted(handle)
         return await self._finish(handle, options)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from mcp.client.session import ClientSession
 
@@ -94,8 +95,8 @@ class Handles:
         return known.address
 
 
-def new(handle: TaskHandle) -> TaskHandle:
-    """The handle of a task that a call has just become."""
+def new(handle: TaskHandle, arguments: Mapping[str, Any] | None = None) -> TaskHandle:
+    """The handle of a task that a call with these arguments has just become."""
     handle.life.created()
-    handle.remember()
+    handle.remember(arguments)
     return handle

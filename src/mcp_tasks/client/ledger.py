@@ -8,7 +8,9 @@ server and for the same question only.
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import sqlite3
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,15 +21,32 @@ from typing import Any, Final
 
 from mcp_tasks.client.ledger_file import open_ledger
 from mcp_tasks.client.sealing import Sealer, bound_to
+from mcp_tasks.client.short_ids import begins
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.status import FINAL_STATUSES, TaskStatus
 from mcp_tasks.encryption import Cipher
-from mcp_tasks.errors import CannotDecrypt, EncryptionMismatch, StoreCorrupt, StoreUnavailable
+from mcp_tasks.errors import (
+    AmbiguousTask,
+    CannotDecrypt,
+    EncryptionMismatch,
+    StoreCorrupt,
+    StoreUnavailable,
+    TaskNotRemembered,
+)
 from mcp_tasks.wire.parse import TaskSnapshot
 
 UNKNOWN: Final = "unknown"
 """The status of a task that its server did not know when it was last asked. It is kept: the server may have been asked
 with the wrong credentials, or may get its tasks back from a backup."""
+
+_LONGEST: Final = 200
+_LONGEST_VALUE: Final = 60
+_MOST: Final = 20
+"""What is kept of the arguments of a call: characters in all and of one value, and how many of them."""
+
+_SECRET_NAME: Final = re.compile(
+    r"passw|secret|token|credential|authorization|cookie|(api|access|private)[_-]?key", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +56,7 @@ class LedgerEntry:
     Attributes:
         server: The server's address.
         identity: Who we are to the server, where that was said.
+        arguments: What the tool was called with, in short (`in_short`), if results are kept.
         status: As it was last seen; `unknown` if the server did not know the task when it was last asked.
         attributed: False for a task of the first release's ledger, which did not note addresses: `server` is then
             whatever name it had for the server, and no recorded answer goes there.
@@ -53,6 +73,7 @@ class LedgerEntry:
     finished_at: datetime | None = None
     identity: str = ""
     attributed: bool = True
+    arguments: str | None = None
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -64,6 +85,16 @@ class LedgerEntry:
         """Whether the task was seen to have ended."""
         return self.status in FINAL_STATUSES
 
+    @property
+    def is_error(self) -> bool:
+        """Whether the tool says that it failed: its task has completed with that for a result."""
+        return bool((self.result or {}).get("isError"))
+
+    @property
+    def server_label(self) -> str:
+        """How its server is shown: a command without its folder."""
+        return self.server.rpartition(" && ")[2]
+
 
 class Ledger:
     """Tasks that this client started, in a SQLite file.
@@ -72,10 +103,10 @@ class Ledger:
 
     Args:
         path: The file, which is created if it does not exist.
-        keep_results: Keep finished tasks and their results until `forget`. Otherwise a task is removed when its end
-            was seen.
-        cipher: Encrypts messages, results, errors, questions and answers (`mcp_tasks.encryption.Keyring`). A ledger
-            that is plain, or has an older key of the ring, is encrypted when it is opened.
+        keep_results: Keep finished tasks, with their results and in short what they were called with, until `forget`.
+            Otherwise a task is removed when its end was seen.
+        cipher: Encrypts arguments, messages, results, errors, questions and answers (`mcp_tasks.encryption.Keyring`). A
+            ledger that is plain, or has an older key of the ring, is encrypted when it is opened.
 
     Raises:
         EncryptionMismatch: It is encrypted, and the key is missing or another one.
@@ -95,12 +126,22 @@ class Ledger:
         """Close the file. Safe to call twice."""
         self._db.close()
 
-    def add(self, task_id: str, *, server: str, tool: str, identity: str = "") -> None:
+    def add(
+        self,
+        task_id: str,
+        *,
+        server: str,
+        tool: str,
+        identity: str = "",
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
         """Add a task, as soon as its id is known."""
+        called_with = in_short(arguments) if arguments and self.keep_results else None
+        sealed = self._sealer.seal(bound_to(server, identity, task_id), called_with)
         self._run(
-            "INSERT OR IGNORE INTO tasks (server, identity, task_id, attributed, tool, started, status)"
-            " VALUES (?, ?, ?, 1, ?, ?, 'working')",
-            (server, identity, task_id, tool, datetime.now(UTC).isoformat()),
+            "INSERT OR IGNORE INTO tasks (server, identity, task_id, attributed, tool, started, status, arguments)"
+            " VALUES (?, ?, ?, 1, ?, ?, 'working', ?)",
+            (server, identity, task_id, tool, datetime.now(UTC).isoformat(), sealed),
         )
 
     def saw(self, server: str, snapshot: TaskSnapshot, *, identity: str = "") -> None:
@@ -146,12 +187,31 @@ class Ledger:
     def entries(self, *, server: str | None = None, identity: str | None = None) -> list[LedgerEntry]:
         """All tasks, oldest first; those of one server or one identity, if given."""
         rows = self._run(
-            "SELECT task_id, server, tool, started, status, message, result, error, finished, identity, attributed"
-            " FROM tasks WHERE (?1 IS NULL OR server = ?1) AND (?2 IS NULL OR identity = ?2) ORDER BY started",
+            "SELECT task_id, server, tool, started, status, message, result, error, arguments, finished, identity,"
+            " attributed FROM tasks WHERE (?1 IS NULL OR server = ?1) AND (?2 IS NULL OR identity = ?2)"
+            " ORDER BY started",
             (server, identity),
         )
         with self._translated():
             return [self._entry(row) for row in rows]
+
+    def find(self, start: str, *, server: str | None = None, identity: str | None = None) -> LedgerEntry:
+        """The one task whose id begins with `start`, with or without the part before `_`.
+
+        Raises:
+            TaskNotRemembered: No task begins like that.
+            AmbiguousTask: More than one does.
+        """
+        found = [entry for entry in self.entries(server=server, identity=identity) if begins(entry.task_id, start)]
+        exact = [entry for entry in found if entry.task_id == start]
+        match exact or found:
+            case [entry]:
+                return entry
+            case []:
+                raise TaskNotRemembered(f"no task in the ledger begins with {start!r}")
+            case several:
+                lines = (f"{e.task_id}  {e.tool}  {e.status}  {e.server}  {e.identity}".rstrip() for e in several[:10])
+                raise AmbiguousTask(f"{start!r} matches {len(several)} tasks", "\n".join(lines))
 
     def forget(self, task_id: str, *, server: str, identity: str = "") -> None:
         """Remove the task, and the answers given to it."""
@@ -227,7 +287,7 @@ class Ledger:
     def _entry(self, row: tuple[Any, ...]) -> LedgerEntry:
         task_id, server, tool, started, status, *secrets, finished, identity, attributed = row
         task = bound_to(server, identity, task_id)
-        message, result, error = (self._sealer.open(task, secret) for secret in secrets)
+        message, result, error, arguments = (self._sealer.open(task, secret) for secret in secrets)
         return LedgerEntry(
             task_id=_text(task_id),
             server=_text(server),
@@ -240,6 +300,7 @@ class Ledger:
             finished_at=None if finished is None else datetime.fromisoformat(finished),
             identity=_text(identity),
             attributed=bool(attributed),
+            arguments=None if arguments is None else _text(arguments),
         )
 
     def _run(self, statement: str, params: Sequence[str | bytes | None]) -> list[tuple[Any, ...]]:
@@ -256,6 +317,25 @@ class Ledger:
             raise StoreUnavailable(f"the ledger {self.path} cannot be used now: {exc}") from exc
         except (sqlite3.DatabaseError, ValueError, TypeError) as exc:
             raise StoreCorrupt(f"{self.path} is not a ledger, or is corrupt: {exc}") from exc
+
+
+def in_short(arguments: Mapping[str, Any]) -> str:
+    """What a tool was called with, on one line of bounded length: enough to tell two calls of it apart. Values that
+    look like secrets by their names are left out."""
+    words = [f"{name}={_value_in_short(name, value)}" for name, value in itertools.islice(arguments.items(), _MOST)]
+    return _cut(" ".join(words), _LONGEST)
+
+
+def _value_in_short(name: str, value: Any) -> str:
+    if isinstance(value, str) and _SECRET_NAME.search(name):
+        return "***"
+    # A long text is not looked at as a whole.
+    text = value[: _LONGEST_VALUE + 1] if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return _cut(" ".join(text.split()), _LONGEST_VALUE)
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def _json(value: Mapping[str, Any] | None) -> str | None:

@@ -18,7 +18,7 @@ from mcp_tasks.errors import StoreCorrupt
 
 APPLICATION_ID: Final = int.from_bytes(b"MCPL", "big")
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 STORE_APPLICATION_ID: Final = int.from_bytes(b"MCPT", "big")
 """A task store of a server, which is told from other databases to say something helpful about it."""
@@ -34,7 +34,7 @@ _SCHEMA: Final = (
     CREATE TABLE tasks (
         server TEXT NOT NULL, identity TEXT NOT NULL, task_id TEXT NOT NULL, attributed INTEGER NOT NULL,
         tool TEXT NOT NULL, started TEXT NOT NULL, status TEXT NOT NULL, message TEXT, result TEXT, error TEXT,
-        finished TEXT, PRIMARY KEY (server, identity, task_id, attributed)
+        finished TEXT, arguments TEXT, PRIMARY KEY (server, identity, task_id, attributed)
     )
     """,
     """
@@ -53,14 +53,18 @@ _MIGRATION: Final = (
     *_SCHEMA,
     """
     INSERT INTO tasks
-    SELECT server, '', task_id, 0, tool, started, status, message, result, error, finished FROM first_tasks
+    SELECT server, '', task_id, 0, tool, started, status, message, result, error, finished, NULL
+    FROM first_tasks
     """,
     "DROP TABLE first_tasks",
 )
 
+_FORMAT_1: Final = ("ALTER TABLE tasks ADD COLUMN arguments TEXT",)
+"""From format 1, which did not keep what tools were called with."""
+
 
 _SECRETS: Final = (
-    ("tasks", "server, identity, task_id", ("message", "result", "error")),
+    ("tasks", "server, identity, task_id", ("message", "result", "error", "arguments")),
     ("answers", "server, identity, task_id, key", ("question", "answer")),
 )
 """What is encrypted where there is a cipher. The rest is what tasks are found by, and what a list of them shows."""
@@ -122,6 +126,8 @@ def _missing(db: sqlite3.Connection, path: Path) -> tuple[str, ...]:
     tables = {(name, columns) for _, _, name, columns in rows if name is not None}
     if application == APPLICATION_ID and version == FORMAT:
         return ()
+    if application == APPLICATION_ID and version == 1:
+        return _FORMAT_1
     if application == APPLICATION_ID:
         raise StoreCorrupt(
             f"{path} is a ledger of format {version}, and this release knows format {FORMAT}. Use a newer release."

@@ -24,10 +24,12 @@ class TaskLedger:
         """Whether there is a ledger."""
         return self._ledger is not None
 
-    def add(self, tool: str) -> None:
-        """Add the task."""
+    def add(self, tool: str, arguments: Mapping[str, Any] | None = None) -> None:
+        """Add the task, and what its tool was called with."""
         if self._ledger is not None:
-            self._ledger.add(self._task_id, server=self._server, tool=tool, identity=self._identity)
+            self._ledger.add(
+                self._task_id, server=self._server, tool=tool, identity=self._identity, arguments=arguments
+            )
 
     def saw(self, snapshot: TaskSnapshot) -> None:
         """Record a state of the task."""

@@ -6,9 +6,10 @@ given: the options ride on the name. A handle comes back as an exception, becaus
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Self
+from typing import Any, Self
 
 from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle, check_on_abandon, check_on_progress
 from mcp_tasks.client.repeating import check_key
@@ -17,7 +18,11 @@ from mcp_tasks.core.durations import check_duration, seconds_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallOptions:
-    """How one call treats the task that it may become. None means as the `TasksClient` was made."""
+    """How one call treats the task that it may become. None means as the `TasksClient` was made.
+
+    Attributes:
+        arguments: What the tool is called with, for the ledger: a claim is not told.
+    """
 
     timeout: timedelta | float | None = None
     on_progress: OnProgress | None = None
@@ -25,6 +30,7 @@ class CallOptions:
     want_handle: bool = False
     ttl: timedelta | None = None
     idempotency_key: str | None = None
+    arguments: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         # Here, because here nothing has been sent yet.

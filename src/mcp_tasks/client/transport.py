@@ -33,6 +33,7 @@ from mcp_types import JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONR
 from mcp_tasks.client.eras import older_tasks
 from mcp_tasks.client.port import Finish, OlderTasks
 from mcp_tasks.client.question_limit import QuestionLimit
+from mcp_tasks.client.request_log import with_request_log
 from mcp_tasks.client.wire import Handler, Wire
 
 logger: Final = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class ServerTransport:
     async def __aenter__(self) -> tuple[Any, Any]:
         self._unused.discard(self)
         self.is_unused = False
-        read, write = await self._inner.__aenter__()
+        read, write = with_request_log(*await self._inner.__aenter__())
         self.wire = wire = Wire(read, write)
         try:
             for handler in self._handlers:

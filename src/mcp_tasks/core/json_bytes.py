@@ -177,8 +177,7 @@ def _batches(items: Iterable[Any]) -> Iterator[list[Any]]:
             batch, total = [], 0
         batch.append(item)
         total += weight
-    if batch:
-        yield batch
+    yield batch
 
 
 def _elements(batch: list[Any], encoder: json.JSONEncoder, depth: int) -> Iterator[bytes]:
@@ -200,6 +199,8 @@ def _members(batch: list[tuple[Any, Any]], encoder: json.JSONEncoder, depth: int
 _SPACE = re.compile(r"[ \t\n\r]*")
 # What a string consists of, never ending within an escape.
 _STRING = re.compile(r'[^"\\]*(?:\\(?:u[0-9a-fA-F]{4}|[^u])[^"\\]*)*')
+
+_OTHER_HALF = re.compile(r"\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 
 
 def _skip(text: str, at: int) -> int:
@@ -287,9 +288,9 @@ def _string(text: str, start: int) -> tuple[str, int]:
         if end == at:
             raise ValueError("an invalid escape, or a string without an end")
         part: str = _decoder.raw_decode(f'"{text[at:end]}"')[0]
-        while "\ud800" <= part[-1:] <= "\udbff" and text[end : end + 2] == "\\u":
-            # The other half of a character that was written as two escapes.
-            end += len("\\uXXXX")
+        if "\ud800" <= part[-1:] <= "\udbff" and (other := _OTHER_HALF.match(text, end)):
+            # A character that was written as two escapes. Only one is looked for: first halves may follow without end.
+            end = other.end()
             part = _decoder.raw_decode(f'"{text[at:end]}"')[0]
         parts.append(part)
         at = end

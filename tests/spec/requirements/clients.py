@@ -1,4 +1,4 @@
-"""What binds clients. The tests are those of `tests/client`."""
+"""What binds clients. The tests are those of `tests/client` and `tests/unit/client`."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ REQUIREMENTS = (
         level="SHOULD",
         party="client",
         tests=(
-            "client/test_poller::test_the_interval_that_the_server_suggests_is_kept",
-            "client/test_poller::test_an_interval_that_changes_is_followed_both_ways",
+            "unit/client/test_poller::test_the_interval_that_the_server_suggests_is_kept",
+            "unit/client/test_poller::test_an_interval_that_changes_is_followed_both_ways",
         ),
     ),
     Requirement(

@@ -385,7 +385,9 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="server",
         era="2025-11-25",
-        tests=("hosted/test_driver::test_the_interval_that_the_client_suggests_is_kept_within_reason",),
+        tests=(
+            "unit/legacy/server/test_client_driver::test_the_interval_that_the_client_suggests_is_kept_within_reason",
+        ),
     ),
     Requirement(
         id="hosted-requestor/polls-to-the-end",
@@ -395,7 +397,9 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="server",
         era="2025-11-25",
-        tests=("hosted/test_driver::test_a_task_is_polled_to_its_end_and_then_its_result_is_fetched",),
+        tests=(
+            "unit/legacy/server/test_client_driver::test_a_task_is_polled_to_its_end_and_then_its_result_is_fetched",
+        ),
     ),
     Requirement(
         id="hosted-requestor/no-reliance",
@@ -405,7 +409,9 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="server",
         era="2025-11-25",
-        tests=("hosted/test_driver::test_a_task_is_polled_to_its_end_and_then_its_result_is_fetched",),
+        tests=(
+            "unit/legacy/server/test_client_driver::test_a_task_is_polled_to_its_end_and_then_its_result_is_fetched",
+        ),
     ),
     Requirement(
         id="hosted-requestor/no-related-task",
@@ -415,7 +421,9 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="server",
         era="2025-11-25",
-        tests=("hosted/test_driver::test_a_task_is_polled_to_its_end_and_then_its_result_is_fetched",),
+        tests=(
+            "unit/legacy/server/test_client_driver::test_a_task_is_polled_to_its_end_and_then_its_result_is_fetched",
+        ),
     ),
     Requirement(
         id="hosted-requestor/cursors",
@@ -425,6 +433,6 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="server",
         era="2025-11-25",
-        tests=("hosted/test_driver::test_a_listing_is_followed_by_its_cursors_as_they_are",),
+        tests=("unit/legacy/server/test_client_driver::test_a_listing_is_followed_by_its_cursors_as_they_are",),
     ),
 )

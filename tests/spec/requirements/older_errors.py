@@ -167,7 +167,7 @@ REQUIREMENTS = (
         level="SHOULD",
         source="2025-11-25",
         era="2025-11-25",
-        gap="left to what stands before the server, as docs/operate.md says; limits of the library itself come with "
+        gap="left to what stands before the server, as docs/running.md says; limits of the library itself come with "
         "the gateway",
     ),
     Requirement(

@@ -14,7 +14,7 @@ logger: Final = logging.getLogger(__name__)
 
 
 class Handover(StrEnum):
-    """Why a request was handed over to the SDK. What each reason means is in docs/operate.md, "The short way"."""
+    """Why a request was handed over to the SDK. What each reason means is in docs/running.md, "The short way"."""
 
     OTHER_WIRE = "other wire"
     """Not a POST of the newest version: an older era, a GET, a version that is not known."""

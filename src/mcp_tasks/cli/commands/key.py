@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
+from mcp_tasks.cli.options import Output, takes_format
 from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.cli.terminal.outcomes import say
+from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.encryption import Keyring, new_key
 from mcp_tasks.errors import TasksError
 
@@ -34,22 +35,33 @@ Examples:
     metavar="FILE",
     help="Make no key: print what those in this file are called in messages.",
 )
-def command(*, out: Path | None, ids: Path | None) -> int:
+@takes_format
+def command(*, out: Path | None, ids: Path | None, output: Output) -> int:
     """Make a new random key. Keep it as you keep passwords: what it encrypts is lost without it."""
     try:
         if ids is not None:
-            click.echo("\n".join(Keyring.from_file(ids).key_ids))
+            known = list(Keyring.from_file(ids).key_ids)
+            _print("\n".join(known), known, output)
         elif out is not None:
-            _write(out, new_key())
+            name = _write(out, new_key())
+            _print(None, {"file": str(out), "id": name}, output)
         else:
-            click.echo(new_key())
+            key = new_key()
+            _print(key, {"key": key, "id": Keyring(key).key_ids[0]}, output)
     except TasksError as exc:
         raise Problem(str(exc), Exit.USAGE) from None
     return Exit.OK
 
 
-def _write(path: Path, key: str) -> None:
-    """A file that is there is left as it is: it may have the only copy of a key."""
+def _print(text: str | None, value: object, output: Output) -> None:
+    if output == "json":
+        print_json(value)
+    elif text is not None:
+        click.echo(text)
+
+
+def _write(path: Path, key: str) -> str:
+    """Write a key; gives its id. A file that is there is left as it is: it may have the only copy of a key."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -58,4 +70,6 @@ def _write(path: Path, key: str) -> None:
         raise Problem(f"the file {str(path)!r} cannot be written: {exc.strerror}", Exit.USAGE) from None
     with open(file, "w", encoding="ascii") as stream:
         stream.write(f"{key}\n")
-    say(f"A new key is in {path}, with the id {Keyring(key).key_ids[0]}.")
+    name = Keyring(key).key_ids[0]
+    say(f"A new key is in {path}, with the id {name}.")
+    return name

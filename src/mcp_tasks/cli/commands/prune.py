@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
 
-from mcp_tasks.cli.options import Output, takes_ledger, takes_output
+from mcp_tasks.cli.options import Duration, Output, takes_ledger, takes_output
 from mcp_tasks.cli.remembered import opened_ledger
 from mcp_tasks.cli.terminal.exits import Exit
 from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.client.ledger import UNKNOWN
-
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 EPILOG = """\
 \b
@@ -24,20 +21,13 @@ Examples:
 """
 
 
-def _read_age(context: click.Context, parameter: click.Parameter, text: str) -> timedelta:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
-    if match is None:
-        raise click.BadParameter(f"{text!r} is not an age; write 90s, 30m, 12h, 7d or 2w", context, parameter)
-    return timedelta(**{_UNITS[match[2]]: float(match[1])})
-
-
 @click.command(epilog=EPILOG)
 @click.option(
     "--older-than",
-    metavar="AGE",
-    callback=_read_age,
+    type=Duration(),
+    metavar="DURATION",
     default="0s",
-    help="Only tasks that were started longer ago: 90s, 30m, 12h, 7d, 2w.",
+    help="Only tasks that were started longer ago: 90s, 30m, 1h30m, 7d, 2w.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would go, and keep it.")
 @takes_ledger

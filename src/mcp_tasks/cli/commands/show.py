@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,34 +11,41 @@ from rich.table import Table
 from rich.text import Text
 
 from mcp_tasks.cli.commands.ls import entry_json
-from mcp_tasks.cli.forms.questions import describe, how_to_answer, questions_of
-from mcp_tasks.cli.looking import look_at
-from mcp_tasks.cli.options import Access, TaskOptions, takes_task_options
+from mcp_tasks.cli.completing import task_ids
+from mcp_tasks.cli.connection import connector
+from mcp_tasks.cli.forms.questions import describe, how_to_answer
+from mcp_tasks.cli.options import Access, TaskOptions, takes_save, takes_task_options
 from mcp_tasks.cli.remembered import find_tasks, opened_ledger
 from mcp_tasks.cli.running import run
-from mcp_tasks.cli.target import label_of
-from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.cli.terminal.outcomes import outcome_of, print_json, result_texts, say
+from mcp_tasks.cli.terminal.exits import Exit, Problem, problem_of
+from mcp_tasks.cli.terminal.outcomes import Outcome, kept_outcome, outcome_of, print_json, result_texts, say, with_files
+from mcp_tasks.cli.terminal.rows import clock, row_of
+from mcp_tasks.cli.terminal.tables import took
 from mcp_tasks.cli.terminal.text import clean, one_line
 from mcp_tasks.cli.terminal.views import ago, badge, stdout
 from mcp_tasks.client import Ledger, LedgerEntry, TaskSnapshot
+from mcp_tasks.client.looking import look_at
+from mcp_tasks.client.questions import questions_of
+from mcp_tasks.client.servers.grouping import by_server
 from mcp_tasks.core.record import Progress
+from mcp_tasks.errors import InvalidAddress
 
 EPILOG = """\
 \b
 Examples:
   mcp-tasks show task_AhLN
-  mcp-tasks show task_AhLN --output json
+  mcp-tasks show task_AhLN --json
   mcp-tasks show task_AhLN --offline
   mcp-tasks show --store URL --help      (for operators: any task of a store)
 """
 
 
 @click.command(epilog=EPILOG)
-@click.argument("task_id", metavar="ID")
+@click.argument("task_id", metavar="ID", shell_complete=task_ids)
 @click.option("--offline", is_flag=True, help="Do not ask the server; show what was last seen.")
+@takes_save
 @takes_task_options
-def command(*, task_id: str, offline: bool, options: TaskOptions) -> int:
+def command(*, task_id: str, offline: bool, save: Path | None, options: TaskOptions) -> int:
     """Show everything about one task: its state, what it asks, and its result.
 
     The server is asked; if it cannot be, what was last seen of the task is shown.
@@ -52,7 +60,9 @@ def command(*, task_id: str, offline: bool, options: TaskOptions) -> int:
             if not known:
                 raise found
             say(f"As last seen, because {found.message}.", "yellow")
-        _print(entry, found if isinstance(found, TaskSnapshot) else None, options)
+        snapshot = found if isinstance(found, TaskSnapshot) else None
+        outcome = kept_outcome(entry) if snapshot is None else outcome_of(entry, snapshot)
+        _print(entry, snapshot, outcome if save is None else with_files(outcome, save), options)
         return Exit.OK
 
     return run(work)
@@ -60,25 +70,29 @@ def command(*, task_id: str, offline: bool, options: TaskOptions) -> int:
 
 async def _look(ledger: Ledger, entry: LedgerEntry, access: Access) -> TaskSnapshot | Problem:
     try:
-        return (await look_at([entry], access, ledger))[entry.key]
-    except Problem as exc:
-        return exc
+        found = (await look_at(by_server([entry], access.headers), connector(access, ledger=ledger)))[entry.key]
+    except InvalidAddress as exc:
+        found = exc
+    if isinstance(found, TaskSnapshot):
+        return found
+    return problem_of(found) or Problem(str(found), Exit.FAILED)
 
 
-def _print(entry: LedgerEntry, snapshot: TaskSnapshot | None, options: TaskOptions) -> None:
+def _print(entry: LedgerEntry, snapshot: TaskSnapshot | None, outcome: Outcome, options: TaskOptions) -> None:
     if options.output == "json":
-        print_json(entry_json(entry) if snapshot is None else _json(entry, snapshot))
+        times = {} if snapshot is None else _times(snapshot)
+        print_json({**entry_json(entry), **outcome.to_json(), **times})
         return
-    stdout().print(_card(entry, snapshot))
+    stdout().print(_card(entry, snapshot, outcome.state))
     if snapshot is not None and snapshot.input_requests:
         _print_questions(entry, snapshot, options.access)
-    result = entry.result if snapshot is None else snapshot.result
+    result = outcome.result
     if result is not None:
         stdout().print("\nresult" + (" (the tool failed)" if result.get("isError") else ""), style="bright_black")
-        stdout().print(Text(clean("\n".join(result_texts(result)))))
+        stdout().print(Text(clean("\n".join(result_texts(result, outcome.saved)))))
 
 
-def _json(entry: LedgerEntry, snapshot: TaskSnapshot) -> dict[str, Any]:
+def _times(snapshot: TaskSnapshot) -> dict[str, Any]:
     times: dict[str, Any] = {
         "createdAt": snapshot.created_at.isoformat(),
         "lastUpdatedAt": snapshot.updated_at.isoformat(),
@@ -88,24 +102,29 @@ def _json(entry: LedgerEntry, snapshot: TaskSnapshot) -> dict[str, Any]:
     progress = snapshot.progress
     if progress is not None:
         times["progress"] = {"progress": progress.progress, "total": progress.total}
-    return {**outcome_of(entry, snapshot).to_json(), **times}
+    return times
 
 
 def _milliseconds(duration: timedelta | None) -> int | None:
     return None if duration is None else round(duration.total_seconds() * 1000)
 
 
-def _card(entry: LedgerEntry, snapshot: TaskSnapshot | None) -> Table:
+def _card(entry: LedgerEntry, snapshot: TaskSnapshot | None, state: str) -> Table:
     card = Table.grid(padding=(0, 2))
-    card.add_column(style="bright_black")
-    card.add_column()
+    card.add_column(style="bright_black", no_wrap=True)
+    card.add_column(overflow="fold")
     card.add_row("id", Text(one_line(entry.task_id)))
-    card.add_row("status", badge(entry.status if snapshot is None else snapshot.status.value))
+    card.add_row("status", badge(state))
     card.add_row("tool", Text(one_line(entry.tool) or "unknown"))
-    card.add_row("server", Text(one_line(label_of(entry))))
+    if entry.arguments:
+        card.add_row("arguments", Text(one_line(entry.arguments)))
+    card.add_row("server", Text(one_line(entry.server_label)))
     if entry.identity:
         card.add_row("identity", Text(one_line(entry.identity)))
     card.add_row("started", f"{_local(entry.started_at)} ({ago(entry.started_at)})")
+    if taken := took(entry) if snapshot is None else clock(row_of(entry, snapshot).elapsed):
+        is_over = entry.is_final if snapshot is None else snapshot.is_final
+        card.add_row("took" if is_over else "running for", taken)
     message = entry.message if snapshot is None else snapshot.message
     if message:
         card.add_row("message", Text(one_line(message)))

@@ -5,7 +5,6 @@ At any prompt `/decline` and `/cancel` answer the question that way, and `/later
 
 from __future__ import annotations
 
-import json
 import webbrowser
 from typing import Any, Final
 
@@ -13,12 +12,14 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from mcp_tasks.cli.forms.conversions import NO, YES, BadValue
-from mcp_tasks.cli.forms.fields import Field
-from mcp_tasks.cli.forms.questions import Question
 from mcp_tasks.cli.terminal.keyboard import Keyboard
 from mcp_tasks.cli.terminal.links import link_to
+from mcp_tasks.cli.terminal.menus import chosen
 from mcp_tasks.cli.terminal.text import clean, one_line
+from mcp_tasks.client.conversions import NO, YES, as_text
+from mcp_tasks.client.fields import Field
+from mcp_tasks.client.questions import Question
+from mcp_tasks.errors import BadValue
 
 _LONG_HELP: Final = """\
   /decline   say no to the question; the task goes on and knows it
@@ -67,7 +68,7 @@ class Form:
             return {"action": chosen.action}
 
     def _show_question(self) -> None:
-        body = Text(self._question.message)
+        body = Text(clean(self._question.message))
         if self._question.url is not None:
             link = link_to(self._question.url)
             body.append(f"\n\n{one_line(self._question.url)}", style="cyan")
@@ -90,22 +91,19 @@ class Form:
     async def _visit(self, url: str) -> dict[str, Any]:
         may_open = link_to(url).refusal is None
         opening = "[o]pen it in the browser, [v]isit it yourself" if may_open else "[v]isit it yourself"
+        words = (*(["open"] if may_open else []), "visit", "decline", "cancel", "later")
         while True:
-            match (await self._command(Text(f"  {opening}, [d]ecline, [c]ancel, [l]ater: "))).casefold()[:1]:
-                case "o" if may_open:
-                    if not webbrowser.open(url):
+            match chosen(await self._command(Text(f"  {opening}, [d]ecline, [c]ancel, [l]ater: ")), words):
+                case None:
+                    self._complain("Type one of the letters, or the whole word.")
+                case "later":
+                    raise Later
+                case "decline" | "cancel" as action:
+                    return {"action": action}
+                case word:
+                    if word == "open" and not webbrowser.open(url):
                         self._complain("No browser could be opened; visit the address yourself.")
                     return {"action": "accept"}
-                case "v":
-                    return {"action": "accept"}
-                case "d":
-                    return {"action": "decline"}
-                case "c":
-                    return {"action": "cancel"}
-                case "l":
-                    raise Later
-                case _:
-                    self._complain("Type one of the letters.")
 
     # A form
 
@@ -156,13 +154,13 @@ class Form:
                 raise BadValue("this must be answered")
             answers.pop(field.name, None)
         elif text:
-            answers[field.name] = field.read(_by_number(field, text))
+            answers[field.name] = field.read_line(text)
         elif field.name not in answers:
             answers[field.name] = field.default
 
     async def _is_right(self, answers: dict[str, Any]) -> bool:
         for name, value in answers.items():
-            self._console.print(Text(f"    {clean(name)} = {_shown(value)}", style="bright_black"))
+            self._console.print(Text(f"    {clean(name)} = {as_text(value)}", style="bright_black"))
         while True:
             text = (await self._command(Text("  Send it? [Y]es, [n]o (edit): "))).casefold()
             if not text or text in YES:
@@ -200,45 +198,13 @@ def _prompt(field: Field, answers: dict[str, Any]) -> Text:
     if field.description:
         text.append(f"{clean(field.description)}\n  ", style="bright_black")
     text.append(clean(field.title), style="bold")
-    wanted = (
-        ("numbers or names, with commas" if field.multiple else "a number or a name")
-        if field.choices
-        else field.wanted()
-    )
+    wanted = "a number or a name" if field.choices else field.wanted()
+    if field.multiple:
+        wanted = "numbers or names, with commas"
+    elif field.is_list:
+        wanted = f"{wanted}, with commas"
     text.append(f" ({clean(wanted)}{'' if field.required else ', optional'})", style="bright_black")
     current = answers.get(field.name, field.default if field.has_default else None)
     if current is not None:
-        text.append(f" [{clean(_shown(current))}]", style="cyan")
+        text.append(f" [{clean(as_text(current))}]", style="cyan")
     return text.append(": ")
-
-
-def _by_number(field: Field, text: str) -> str:
-    """Choices may be picked by their place in the list, unless the number is a choice itself."""
-    if not field.choices or text.startswith("["):
-        return text
-    if not field.multiple:
-        return _nth(field, text)
-    # As JSON, because a choice may have a comma in it.
-    return json.dumps([field.choose(_nth(field, part.strip())) for part in text.split(",") if part.strip()])
-
-
-def _nth(field: Field, text: str) -> str:
-    if any(choice.matches(text) for choice in field.choices) or not text.isdigit():
-        return text
-    place = int(text) - 1
-    if not 0 <= place < len(field.choices):
-        return text
-    value = field.choices[place].value
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _shown(value: Any) -> str:
-    match value:
-        case bool():
-            return "yes" if value else "no"
-        case str():
-            return value
-        case list():
-            return ", ".join(str(item) for item in value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-        case _:
-            return json.dumps(value)

@@ -1,79 +1,19 @@
-"""What a task (or a call, before it is one) asks, in words."""
+"""What a task asks, in words for a terminal, and the commands that answer it."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Sequence
 
-from mcp_tasks.cli.forms.arguments import describe_field
-from mcp_tasks.cli.forms.fields import Field, fields_of
-from mcp_tasks.cli.remembered import short_id
 from mcp_tasks.cli.terminal.links import link_to
 from mcp_tasks.cli.terminal.text import clean, command_line, one_line
-from mcp_tasks.core.json import JsonObject
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """One input request.
-
-    Attributes:
-        tool: The tool that asks, or its task.
-        server: And where that is.
-    """
-
-    key: str
-    method: str
-    params: JsonObject
-    tool: str
-    server: str = ""
-
-    @property
-    def is_elicitation(self) -> bool:
-        """Whether a person can answer it; the other kinds are for a model or a program."""
-        return self.method == "elicitation/create"
-
-    @property
-    def url(self) -> str | None:
-        """The page to visit, if that is what is asked."""
-        return str(self.params.get("url", "")) if self.params.get("mode") == "url" else None
-
-    @property
-    def message(self) -> str:
-        """What it says."""
-        return clean(str(self.params.get("message") or f"(a {self.method} request)"))
-
-    @property
-    def schema(self) -> JsonObject:
-        """The form of its answer."""
-        schema: Any = self.params.get("requestedSchema")
-        return cast("JsonObject", schema) if isinstance(schema, Mapping) else {}
-
-    @property
-    def fields(self) -> list[Field]:
-        """The fields of its form."""
-        return fields_of(self.schema)
-
-
-def questions_of(requests: Mapping[str, JsonObject], tool: str, server: str = "") -> list[Question]:
-    """The questions in a task's `inputRequests`."""
-    return [
-        Question(
-            key=key,
-            method=str(request.get("method", "")),
-            params=cast("JsonObject", request.get("params") or {}),
-            tool=tool,
-            server=server,
-        )
-        for key, request in requests.items()
-    ]
+from mcp_tasks.client.questions import Question
+from mcp_tasks.client.short_ids import short_id
 
 
 def describe(question: Question) -> list[str]:
     """The question and the fields of its answer, a line each."""
-    lines = question.message.splitlines()
+    lines = clean(question.message).splitlines()
     if question.url is not None:
         link = link_to(question.url)
         notes = [*link.warnings, *([] if link.refusal is None else [link.refusal])]
@@ -85,7 +25,7 @@ def describe(question: Question) -> list[str]:
         ]
     fields = question.fields
     width = max((len(field.name) for field in fields), default=0)
-    return [*lines, *(f"  {one_line(field.name):<{width}}  {one_line(describe_field(field))}" for field in fields)]
+    return [*lines, *(f"  {one_line(field.name):<{width}}  {one_line(field.describe())}" for field in fields)]
 
 
 def how_to_answer_unseen(task_id: str, repeated: str) -> list[str]:
@@ -105,7 +45,7 @@ def how_to_answer(task_id: str, questions: Sequence[Question], repeated: str) ->
         fields = [field for field in question.fields if field.required or len(question.fields) == 1]
         words = [f"{field.name}=..." for field in fields] if question.is_elicitation and question.url is None else []
         if not question.is_elicitation:
-            options += " --json RESULT"
+            options += " --args RESULT"
         elif not words:
             options += " --accept"
         lines.append(command_line("answer", short_id(task_id), *words, options=options + repeated))

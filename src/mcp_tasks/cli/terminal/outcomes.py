@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
 import click
 from rich.text import Text
 
-from mcp_tasks.cli.forms.questions import describe, how_to_answer, how_to_answer_unseen, questions_of
+from mcp_tasks.cli.forms.questions import describe, how_to_answer, how_to_answer_unseen
 from mcp_tasks.cli.options import Access, Output
-from mcp_tasks.cli.remembered import short_id
-from mcp_tasks.cli.target import parse_target
 from mcp_tasks.cli.terminal.exits import Exit
+from mcp_tasks.cli.terminal.rows import COMPLETED_BADLY
+from mcp_tasks.cli.terminal.saving import save_files
 from mcp_tasks.cli.terminal.text import clean, command_line, json_text, one_line, without_secrets
 from mcp_tasks.cli.terminal.views import stderr
 from mcp_tasks.client import LedgerEntry, TaskSnapshot
+from mcp_tasks.client.questions import questions_of
+from mcp_tasks.client.servers.address import ServerAddress
+from mcp_tasks.client.short_ids import short_id
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.errors import Fate
 
@@ -32,6 +36,7 @@ class Outcome:
             to find out.
         problem: What kept us from knowing more, with `code` for it.
         fate: What became of a task that was given up before it ended.
+        saved: Files that were written with `--save`, by the number of their block in the result.
     """
 
     server: str
@@ -45,6 +50,7 @@ class Outcome:
     problem: str | None = None
     code: Exit | None = None
     fate: Fate = "left"
+    saved: Mapping[int, Path] = field(default_factory=dict[int, Path])
 
     @property
     def exit(self) -> Exit:
@@ -64,6 +70,12 @@ class Outcome:
             case _:
                 return Exit.OK
 
+    @property
+    def state(self) -> str:
+        """The status in words of its own where that says too little."""
+        is_error = self.status == "completed" and (self.result or {}).get("isError")
+        return COMPLETED_BADLY if is_error else self.status
+
     def to_json(self) -> dict[str, Any]:
         """The value that `--output json` prints."""
         fields: dict[str, Any] = {
@@ -76,6 +88,7 @@ class Outcome:
             "error": self.error,
             "inputRequests": self.requests or None,
             "problem": self.problem,
+            "saved": [str(path) for path in self.saved.values()] or None,
         }
         return {key: value for key, value in fields.items() if value is not None}
 
@@ -106,8 +119,12 @@ def kept_outcome(entry: LedgerEntry) -> Outcome:
     )
 
 
-def report(outcomes: Sequence[Outcome], output: Output, access: Access, *, as_list: bool = False) -> int:
+def report(
+    outcomes: Sequence[Outcome], output: Output, access: Access, *, as_list: bool = False, save: Path | None = None
+) -> int:
     """Print outcomes; gives the exit code: that of the first that is not well."""
+    if save is not None:
+        outcomes = [with_files(outcome, save) for outcome in outcomes]
     if output == "json":
         values = [outcome.to_json() for outcome in outcomes]
         print_json(values if as_list else values[0])
@@ -115,6 +132,16 @@ def report(outcomes: Sequence[Outcome], output: Output, access: Access, *, as_li
         for outcome in outcomes:
             _print(outcome, access, named=as_list and len(outcomes) > 1)
     return next((outcome.exit for outcome in outcomes if outcome.exit), Exit.OK)
+
+
+def with_files(outcome: Outcome, folder: Path) -> Outcome:
+    """The same after the files in its result were written into a folder."""
+    if outcome.result is None:
+        return outcome
+    saved = save_files(outcome.result, folder, outcome.tool)
+    for path in saved.values():
+        say(f"Saved {path}")
+    return replace(outcome, saved=saved)
 
 
 def print_json(value: Any) -> None:
@@ -135,49 +162,51 @@ def what_became(fate: Fate) -> str:
 def say_how_to_return(task_id: str, server: str, access: Access) -> None:
     """The command that comes back to a task that goes on."""
     say(f"The task goes on. Come back with:\n  {command_line('wait', short_id(task_id), options=access.repeated)}")
-    if parse_target(server).url is None:
+    if ServerAddress.parse(server).url is None:
         say("It is worked on while its stdio server runs: from when you come back, or in another client of it.")
 
 
-def print_result(result: JsonObject) -> None:
+def print_result(result: JsonObject, saved: Mapping[int, Path]) -> None:
     """A tool's result, as text: on stdout, or on stderr if it is an error."""
     failed = bool(result.get("isError"))
     if failed:
         say("The tool failed:", "red")
     stream = sys.stderr if failed else sys.stdout
-    for text in result_texts(result):
+    for text in result_texts(result, saved):
         # What goes into a file or a pipe goes there as it came; on stderr it is for people to read, at once or later.
         click.echo(clean(text) if failed or stream.isatty() else without_secrets(text), file=stream)
 
 
-def result_texts(result: JsonObject) -> list[str]:
+def result_texts(result: JsonObject, saved: Mapping[int, Path]) -> list[str]:
     """A tool's result in words, block by block."""
-    texts = [_block_text(block) for block in cast("Sequence[JsonObject]", result.get("content") or ())]
+    blocks = cast("Sequence[JsonObject]", result.get("content") or ())
+    texts = [_block_text(block, saved.get(number)) for number, block in enumerate(blocks)]
     if not texts and result.get("structuredContent") is not None:
         return [json.dumps(result["structuredContent"], indent=2, ensure_ascii=False)]
     return texts
 
 
-def _block_text(block: JsonObject) -> str:
+def _block_text(block: JsonObject, saved: Path | None) -> str:
+    where = "--save DIR writes it to a file" if saved is None else f"saved as {saved}"
     match block.get("type"):
         case "text":
             return str(block.get("text", ""))
         case "image" | "audio" as kind:
             size = len(str(block.get("data", ""))) * 3 // 4
-            return f"[{kind}, {block.get('mimeType', 'unknown type')}, {size} bytes; --output json has it]"
+            return f"[{kind}, {block.get('mimeType', 'unknown type')}, {size} bytes; {where}]"
         case "resource_link":
             return f"[resource {block.get('uri', '')}]"
         case "resource":
             resource = cast("JsonObject", block.get("resource") or {})
-            return str(resource.get("text") or f"[resource {resource.get('uri', '')}; --output json has it]")
+            return str(resource.get("text") or f"[resource {resource.get('uri', '')}; {where}]")
         case kind:
-            return f"[{kind} content; --output json has it]"
+            return f"[{kind} content; --json has it]"
 
 
 def _print(outcome: Outcome, access: Access, *, named: bool) -> None:
     if named:
         say(
-            f"── {short_id(outcome.task_id or '')}  {one_line(outcome.tool)}: {outcome.status.replace('_', ' ')}",
+            f"── {short_id(outcome.task_id or '')}  {one_line(outcome.tool)}: {outcome.state.replace('_', ' ')}",
             "bold",
         )
     if outcome.problem is not None:
@@ -187,7 +216,7 @@ def _print(outcome: Outcome, access: Access, *, named: bool) -> None:
         return
     match outcome.status:
         case "completed" | "failed" if outcome.error is None and outcome.result is not None:
-            print_result(outcome.result)
+            print_result(outcome.result, outcome.saved)
         case "failed":
             say(f"The call failed: {_error_text(outcome)}", "red")
         case "cancelled":

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Final
 
-from mcp_tasks.cli.remembered import short_id
+from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.client import LedgerEntry, TaskSnapshot
+from mcp_tasks.client.short_ids import short_id
 from mcp_tasks.core.status import FINAL_STATUSES
+
+COMPLETED_BADLY: Final = "completed with an error"
+"""What the protocol calls completed of a tool that says that it failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,6 +22,8 @@ class Row:
     Attributes:
         key: Tells rows apart.
         done: How far it is, of `total` if that is known.
+        is_error: Whether it has completed with a result by which the tool says that it failed.
+        away_since: Since when its server is out of reach; None if it is not.
         started: By this machine's clock, which need not be the server's.
     """
 
@@ -27,13 +34,20 @@ class Row:
     done: float | None = None
     total: float | None = None
     task_id: str | None = None
+    is_error: bool = False
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     ended: datetime | None = None
+    away_since: datetime | None = None
 
     @property
     def is_final(self) -> bool:
         """Whether it has ended."""
         return self.status in FINAL_STATUSES
+
+    @property
+    def state(self) -> str:
+        """The status in words of its own where that says too little."""
+        return COMPLETED_BADLY if self.is_error and self.status == "completed" else self.status
 
     @property
     def elapsed(self) -> timedelta:
@@ -48,6 +62,14 @@ class Row:
         return max(0, min(100, int(100 * self.done / self.total)))
 
     @property
+    def says(self) -> str:
+        """The task's message, or what is more important now."""
+        if self.away_since is not None:
+            away = clock(datetime.now(UTC) - self.away_since)
+            return f"server out of reach for {away}, trying again"
+        return one_line(self.message)
+
+    @property
     def short_id(self) -> str:
         """As much of the id as tells tasks apart."""
         return "" if self.task_id is None else short_id(self.task_id)
@@ -56,6 +78,30 @@ class Row:
 def row_key(entry: LedgerEntry) -> str:
     """What tells a task's row apart."""
     return " ".join(entry.key)
+
+
+def state_of(entry: LedgerEntry) -> str:
+    """How a task was last seen, as `Row.state` has it."""
+    return COMPLETED_BADLY if entry.is_error and entry.status == "completed" else entry.status
+
+
+def first_row(entry: LedgerEntry, message: str | None = None) -> Row:
+    """A task of which nothing was seen yet."""
+    return Row(
+        key=row_key(entry),
+        tool=entry.tool or short_id(entry.task_id),
+        status=entry.status,
+        message=message,
+        task_id=entry.task_id,
+        started=entry.started_at,
+    )
+
+
+def clock(duration: timedelta) -> str:
+    """A running time: 0:07, 12:34, 1:02:03."""
+    minutes, seconds = divmod(max(0, int(duration.total_seconds())), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def row_of(entry: LedgerEntry, snapshot: TaskSnapshot) -> Row:
@@ -69,6 +115,7 @@ def row_of(entry: LedgerEntry, snapshot: TaskSnapshot) -> Row:
         done=None if progress is None else progress.progress,
         total=None if progress is None else progress.total,
         task_id=entry.task_id,
+        is_error=bool((snapshot.result or {}).get("isError")),
         started=entry.started_at,
         # Both by the server's clock, so their difference is right whatever that clock says.
         ended=entry.started_at + (snapshot.updated_at - snapshot.created_at) if snapshot.is_final else None,

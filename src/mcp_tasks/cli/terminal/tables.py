@@ -1,37 +1,39 @@
-"""The live table of `watch`, and its lines of JSON."""
+"""The live table of `watch`, its lines of JSON, and the table of `ls`."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Self
+from datetime import UTC, datetime, timedelta
+from typing import Final
 
 import click
-from rich.console import Console
+from rich.console import RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
-from mcp_tasks.cli.terminal.rows import Row, row_key
+from mcp_tasks.cli.terminal.rows import Row, clock, first_row, row_key, state_of
 from mcp_tasks.cli.terminal.text import json_text, one_line
-from mcp_tasks.cli.terminal.views import badge, clock, stderr
+from mcp_tasks.cli.terminal.views import NARROW, Board, ago, badge, listing, stderr
 from mcp_tasks.client import LedgerEntry
+from mcp_tasks.client.ledger import UNKNOWN
+
+BAR: Final = 20
 
 
-class TableBoard:
+class TableBoard(Board):
     """A row per task, redrawn in place."""
 
     def __init__(self, entries: Sequence[LedgerEntry]) -> None:
-        self._rows = {row_key(entry): _first_row(entry) for entry in entries}
+        self._rows = {row_key(entry): first_row(entry, "connecting") for entry in entries}
         self._live = Live(get_renderable=self._table, console=stderr(), refresh_per_second=4)
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Draw the table."""
         self._live.start()
-        return self
 
-    def __exit__(self, *exc: object) -> None:
+    def stop(self) -> None:
+        """Draw it for the last time."""
         self._live.stop()
 
     def show(self, row: Row) -> None:
@@ -42,79 +44,85 @@ class TableBoard:
         """A task that cannot be seen stays, and says so."""
         self._rows[key] = replace(self._rows[key], status="unknown", message=why)
 
-    @contextmanager
-    def aside(self) -> Generator[Console]:
-        """Take the table away for a while."""
-        self._live.stop()
-        try:
-            yield stderr()
-        finally:
-            self._live.start()
-
-    def _table(self) -> Table:
-        table = Table(box=None, pad_edge=False, header_style="bright_black", expand=True)
-        for name in ("id", "tool", "status"):
-            table.add_column(name, no_wrap=True)
-        table.add_column("progress", width=22)
-        table.add_column("time", justify="right", no_wrap=True)
-        table.add_column("message", no_wrap=True, overflow="ellipsis", ratio=1)
-        for row in self._rows.values():
-            message = Text(one_line(row.message))
-            table.add_row(
+    def _table(self) -> RenderableType:
+        rows = [
+            (
                 Text(row.short_id),
-                Text(one_line(row.tool)),
-                badge(row.status),
+                badge(_brief(row.state)),
+                Text(clock(row.elapsed)),
                 _progress(row),
-                clock(row.elapsed),
-                message,
+                Text(one_line(row.tool), no_wrap=True, overflow="ellipsis"),
+                Text(row.says, no_wrap=True, overflow="ellipsis"),
             )
-        return table
+            for row in self._rows.values()
+        ]
+        return listing(("id", "status", "time", "progress", "tool", "message"), rows, fixed=4, console=stderr())
 
 
-class JsonBoard:
+class JsonBoard(Board):
     """A line of JSON on stdout per change."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """Lines need no end."""
-
-    def show(self, row: Row) -> None:
+    def show(self, row: Row, away: timedelta | None = None) -> None:
         """Print a state."""
         fields = {
             "taskId": row.task_id,
             "tool": row.tool,
             "status": row.status,
+            "isError": row.is_error or None,
             "statusMessage": row.message,
             "progress": row.done,
             "total": row.total,
+            "outOfReachSince": None if row.away_since is None else row.away_since.isoformat(),
+            "outOfReachSeconds": None if away is None else round(away.total_seconds(), 1),
         }
         click.echo(json_text({key: value for key, value in fields.items() if value is not None}))
 
-    def drop(self, key: str, why: str = "") -> None:
-        """A line that was printed stays."""
-
-    @contextmanager
-    def aside(self) -> Generator[Console]:
-        """Lines are not in the way."""
-        yield stderr()
+    def back(self, row: Row, after: timedelta) -> None:
+        """Print the last state again, and for how long it was all that was known."""
+        self.show(row, after)
 
 
-def _first_row(entry: LedgerEntry) -> Row:
-    return Row(
-        key=row_key(entry),
-        tool=entry.tool,
-        status=entry.status,
-        message="connecting",
-        task_id=entry.task_id,
-        started=entry.started_at,
-    )
+def task_table(entries: Sequence[LedgerEntry], *, short: Mapping[str, str]) -> RenderableType:
+    """Remembered tasks, as `ls` shows them."""
+    rows = [
+        (
+            Text(one_line(short[entry.task_id])),
+            badge(_brief(state_of(entry))),
+            Text(ago(entry.started_at)),
+            Text(took(entry)),
+            *(
+                Text(one_line(text), no_wrap=True, overflow="ellipsis", style=style)
+                for text, style in (
+                    (f"{entry.tool} {entry.arguments or ''}", ""),
+                    (entry.message, ""),
+                    (entry.server_label, "bright_black"),
+                )
+            ),
+        )
+        for entry in entries
+    ]
+    return listing(("id", "status", "started", "took", "call", "message", "server"), rows, fixed=4)
 
 
-def _progress(row: Row) -> ProgressBar | Text:
-    if row.status == "completed":
-        return ProgressBar(total=1, completed=1, width=20)
-    if row.percent is None:
+def took(entry: LedgerEntry) -> str:
+    """How long a task took, or has been running."""
+    if entry.status == UNKNOWN or (entry.is_final and entry.finished_at is None):
+        return ""
+    return clock((entry.finished_at or datetime.now(UTC)) - entry.started_at)
+
+
+def _brief(state: str) -> str:
+    """A state for a column, which is as wide as its longest."""
+    return "tool error" if state == "completed with an error" else state
+
+
+def _progress(row: Row) -> Text:
+    share = 100 if row.status == "completed" else row.percent
+    if share is None:
         return Text("")
-    return ProgressBar(total=100, completed=row.percent, width=20)
+    if stderr().width < NARROW:
+        return Text(f"{share}%")
+    done = BAR * share // 100
+    return Text.assemble(
+        ("━" * done, "bar.finished" if share == 100 else "bar.complete"), ("━" * (BAR - done), "bar.back")
+    )

@@ -1,4 +1,4 @@
-"""What is drawn: progress of tasks as bars, as a table or as lines, and the tables of `ls` and `watch`.
+"""What is drawn: progress of tasks as bars or as lines, and the words and layouts that all commands share.
 
 Everything but results goes to stderr, so that stdout is what a script wants. Text that comes from a server is
 never markup and never control codes.
@@ -7,42 +7,42 @@ never markup and never control codes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID
 from rich.table import Column, Table
 from rich.text import Text
 
-from mcp_tasks.cli.terminal.rows import Row
+from mcp_tasks.cli.terminal.rows import Row, clock
 from mcp_tasks.cli.terminal.text import one_line
-from mcp_tasks.client import LedgerEntry
 
-STYLES: Final[Mapping[str, str]] = {
-    "working": "blue",
-    "input_required": "yellow",
-    "completed": "green",
-    "failed": "red",
-    "cancelled": "bright_black",
+MARKS: Final[Mapping[str, tuple[str, str]]] = {
+    "working": ("●", "blue"),
+    "input_required": ("?", "yellow"),
+    "completed": ("✔", "green"),
+    "completed with an error": ("✘", "red"),
+    "tool error": ("✘", "red"),
+    "failed": ("✘", "red"),
+    "cancelled": ("○", "bright_black"),
 }
-"""Colours of the statuses, as the MCP Inspector has them."""
-
-MARKS: Final[Mapping[str, str]] = {
-    "working": "●",
-    "input_required": "?",
-    "completed": "✔",
-    "failed": "✘",
-    "cancelled": "○",
-}
+"""Marks of the statuses, and colours as the MCP Inspector has them."""
 
 PIPE_WIDTH: Final = 240
 
+NARROW: Final = 100
+"""Columns of a terminal below which what does not fit beside each other goes below each other."""
+
 LINE_PAUSE: Final = timedelta(seconds=1)
 """Between two lines about one task that only says how far it is."""
+
+AWAY_PAUSE: Final = timedelta(seconds=10)
+"""Between two lines that say that a server is still out of reach."""
 
 
 @cache
@@ -64,7 +64,8 @@ def can_redraw() -> bool:
 
 def badge(status: str) -> Text:
     """A status in its colour."""
-    return Text(f"{MARKS.get(status, '·')} {one_line(status).replace('_', ' ')}", style=STYLES.get(status, ""))
+    mark, style = MARKS.get(status, ("·", ""))
+    return Text(f"{mark} {one_line(status).replace('_', ' ')}", style=style)
 
 
 def ago(instant: datetime, now: datetime | None = None) -> str:
@@ -76,30 +77,63 @@ def ago(instant: datetime, now: datetime | None = None) -> str:
     return f"{seconds} s ago"
 
 
-def clock(duration: timedelta) -> str:
-    """A running time: 0:07, 12:34, 1:02:03."""
-    minutes, seconds = divmod(max(0, int(duration.total_seconds())), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+def listing(
+    titles: Sequence[str], rows: Sequence[Sequence[Text]], *, fixed: int, console: Console | None = None
+) -> RenderableType:
+    """A table whose first columns keep their widths, and whose others give way where it is narrow. On a narrow terminal
+    on which it does not fit, a line for the first, and what is in the others below it."""
+    width = (console or stdout()).width
+    widths = [max([len(title), *(row[number].cell_len for row in rows)]) for number, title in enumerate(titles)]
+    if width >= NARROW or sum(widths) + 2 * len(widths) <= width:
+        table = Table(box=None, pad_edge=False, header_style="bright_black")
+        for number, title in enumerate(titles):
+            table.add_column(title, no_wrap=number < fixed)
+        for row in rows:
+            table.add_row(*row)
+        return table
+    blocks: list[RenderableType] = []
+    for row in rows:
+        line = Text("  ").join(row[:fixed])
+        line.overflow = "fold"
+        blocks += [line, *(Padding(cell, (0, 0, 0, 2)) for cell in row[fixed:] if cell.plain)]
+    return Group(*blocks)
 
 
-class Board(Protocol):
+class Board:
     """Where the progress of tasks is shown while somebody waits for them."""
 
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *exc: object) -> None: ...
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Begin to draw, or go on."""
+
+    def stop(self) -> None:
+        """Stop drawing."""
 
     def show(self, row: Row) -> None:
         """The present state of one task."""
-        ...
 
     def drop(self, key: str, why: str = "") -> None:
         """Show a row no longer; `why` if that is because of a problem."""
-        ...
 
-    def aside(self) -> AbstractContextManager[Console]:
+    def back(self, row: Row, after: timedelta) -> None:
+        """Say that the server of a task is back."""
+        name = row.short_id or one_line(row.tool)
+        stderr().print(Text(f"{name}  server is back after {clock(after)}", style="green"), soft_wrap=True)
+
+    @contextmanager
+    def aside(self) -> Generator[Console]:
         """Stop drawing while something else is on the terminal."""
-        ...
+        self.stop()
+        try:
+            yield stderr()
+        finally:
+            self.start()
 
 
 def new_board(*, with_ids: bool = False) -> Board:
@@ -107,18 +141,12 @@ def new_board(*, with_ids: bool = False) -> Board:
     return BarBoard() if can_redraw() else LineBoard(with_ids=with_ids)
 
 
-class LineBoard:
+class LineBoard(Board):
     """A line on stderr for each change, for logs and pipes."""
 
     def __init__(self, *, with_ids: bool = False) -> None:
         self._with_ids = with_ids
         self._shown: dict[str, tuple[str, str, datetime]] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """Lines need no end."""
 
     def show(self, row: Row) -> None:
         """A line, unless it only says how far it is and the last one is fresh."""
@@ -126,45 +154,46 @@ class LineBoard:
             # A call under way; whoever typed it knows.
             return
         now = datetime.now(UTC)
-        text = one_line(row.message) + (f" ({row.percent}%)" if row.percent is not None else "")
-        status, said, when = self._shown.get(row.key, ("", "", now))
-        if status == row.status and (said == text or now - when < LINE_PAUSE):
+        away = row.away_since is not None
+        text = row.says + (f" ({row.percent}%)" if row.percent is not None and not away else "")
+        # That a server is out of reach, or back, is said at once, and then from time to time.
+        status = "out of reach" if away else row.status
+        last, said, when = self._shown.get(row.key, ("", "", now))
+        if status == last and (said == text or now - when < (AWAY_PAUSE if away else LINE_PAUSE)):
             return
-        self._shown[row.key] = (row.status, text, now)
+        self._shown[row.key] = (status, text, now)
         name = f"{row.short_id or one_line(row.tool)}  " if self._with_ids else ""
-        stderr().print(Text(f"{name}{one_line(row.status)}  {text}".rstrip()), soft_wrap=True)
-
-    def drop(self, key: str, why: str = "") -> None:
-        """A line that was printed stays."""
-
-    @contextmanager
-    def aside(self) -> Generator[Console]:
-        """Lines are not in the way."""
-        yield stderr()
+        stderr().print(Text(f"{name}{one_line(row.state)}  {text}".rstrip()), soft_wrap=True)
 
 
-class BarBoard:
+class BarBoard(Board):
     """A progress bar per task, redrawn in place on stderr."""
 
     def __init__(self) -> None:
         self._rows: dict[str, TaskID] = {}
+        narrow = stderr().width < NARROW
+        tool = Column(no_wrap=True, overflow="ellipsis", max_width=16 if narrow else 40)
         self._bars = Progress(
             SpinnerColumn(),
-            _ToolColumn(),
-            BarColumn(bar_width=24),
-            _ShareColumn(),
-            _ElapsedColumn(),
-            _MessageColumn(table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+            _RowColumn(lambda row: Text(one_line(row.tool), style=MARKS.get(row.status, ("", ""))[1]), tool),
+            BarColumn(bar_width=12 if narrow else 24),
+            _RowColumn(lambda row: Text("" if row.percent is None else f"{row.percent:>3}%", style="cyan")),
+            _RowColumn(lambda row: Text(clock(row.elapsed), style="bright_black")),
+            _RowColumn(
+                lambda row: Text(row.says or row.status.replace("_", " ")),
+                Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+            ),
             console=stderr(),
             transient=True,
             expand=True,
         )
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Draw the bars."""
         self._bars.start()
-        return self
 
-    def __exit__(self, *exc: object) -> None:
+    def stop(self) -> None:
+        """Take them away."""
         self._bars.stop()
 
     def show(self, row: Row) -> None:
@@ -185,70 +214,26 @@ class BarBoard:
             # Otherwise it is drawn once more, below whatever is printed next.
             self._bars.refresh()
 
-    @contextmanager
-    def aside(self) -> Generator[Console]:
-        """Take the bars away for a while."""
-        self._bars.stop()
-        try:
-            yield stderr()
-        finally:
-            self._bars.start()
 
+class _RowColumn(ProgressColumn):
+    """A column of bars that is drawn from the row of its task."""
 
-class _ToolColumn(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        row: Row | None = task.fields.get("row")
-        return Text(one_line(task.description), style=STYLES.get(row.status, "") if row is not None else "")
-
-
-class _ShareColumn(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.percentage:>3.0f}%" if task.total else "", style="cyan")
-
-
-class _ElapsedColumn(ProgressColumn):
-    # The default is to draw a column anew at most twice a second.
+    # The default is to draw a column anew at each refresh; the clock needs no more than this.
     max_refresh = 0.5
 
+    def __init__(self, draw: Callable[[Row], Text], column: Column | None = None) -> None:
+        super().__init__(column)
+        self._draw = draw
+
     def render(self, task: Task) -> Text:
         row: Row | None = task.fields.get("row")
-        return Text(clock(row.elapsed) if row is not None else "", style="bright_black")
-
-
-class _MessageColumn(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        row: Row | None = task.fields.get("row")
-        if row is None:
-            return Text("")
-        return Text(one_line(row.message) or row.status.replace("_", " "))
+        return Text("") if row is None else self._draw(row)
 
 
 def _ended(row: Row) -> Text:
-    text = badge(row.status)
+    text = badge(row.state)
     text.append(f"  {one_line(row.tool)}", style="default")
     text.append(f"  {clock(row.elapsed)}", style="bright_black")
     if row.status != "completed" and row.message:
         text.append(f"  {one_line(row.message)}", style="default")
     return text
-
-
-def task_table(entries: Sequence[LedgerEntry], *, short: Mapping[str, str]) -> Table:
-    """Remembered tasks, as `ls` shows them."""
-    table = Table(box=None, pad_edge=False, header_style="bright_black")
-    table.add_column("id", no_wrap=True)
-    table.add_column("status", no_wrap=True)
-    table.add_column("tool", no_wrap=True)
-    table.add_column("started", no_wrap=True)
-    # These two give way where it is narrow, because their columns may be wrapped; what is in them may not.
-    table.add_column("message")
-    table.add_column("server", style="bright_black")
-    for entry in entries:
-        table.add_row(
-            Text(one_line(short[entry.task_id])),
-            badge(entry.status),
-            Text(one_line(entry.tool)),
-            ago(entry.started_at),
-            Text(one_line(entry.message), no_wrap=True, overflow="ellipsis"),
-            Text(one_line(entry.server.rpartition(" && ")[2]), no_wrap=True, overflow="ellipsis"),
-        )
-    return table

@@ -115,7 +115,7 @@ class HostedQuestions:
             else:
                 self._known.pop((record.id, key), None)
                 return {name: value for name, value in result.items() if name != "_meta"}
-        raise AssertionError("the last time raises")  # pragma: no cover
+        raise AssertionError("the last time raises")  # pragma: no cover - only a defect of ours comes here
 
     async def _note(self, record: TaskRecord, key: str, task_id: str) -> None:
         self._known[record.id, key] = task_id

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import click
-from rich.table import Table
 from rich.text import Text
 
-from mcp_tasks.cli.commands.store.options import Duration, Session, StoreOptions, takes_store
+from mcp_tasks.cli.commands.store.options import Session, StoreOptions, takes_store
 from mcp_tasks.cli.commands.store.shapes import record_json
 from mcp_tasks.cli.commands.store.workers import find_worker, short_worker
+from mcp_tasks.cli.options import Duration
 from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.cli.terminal.outcomes import print_json, say
+from mcp_tasks.cli.terminal.rows import clock
 from mcp_tasks.cli.terminal.text import one_line
-from mcp_tasks.cli.terminal.views import ago, badge, stdout
+from mcp_tasks.cli.terminal.views import ago, badge, listing, stdout
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.runtime.filtering import Wanted
@@ -48,7 +49,7 @@ Exit codes: 0 listed, 2 wrong usage, 10 the store cannot be used.
 @click.option("--session", metavar="ID", help="Only tasks of this session.")
 @click.option("--queue", metavar="NAME", help="Only tasks of this queue.")
 @click.option("--worker", metavar="WORKER", help="Only tasks that this worker has now, as `workers` names it.")
-@click.option("--older-than", type=Duration(), metavar="DURATION", help="Only tasks made longer ago: 90s, 15m, 2h, 7d.")
+@click.option("--older-than", type=Duration(), metavar="DURATION", help="Only tasks made longer ago: 90s, 15m, 7d.")
 @click.option("--limit", type=click.IntRange(1, MOST), default=50, show_default=True, help="How many at most.")
 @click.option("--cursor", metavar="CURSOR", help="Go on where another listing ended.")
 @takes_store
@@ -108,18 +109,19 @@ def _print(records: Sequence[TaskRecord]) -> None:
         say("No tasks.")
         return
     several = len({record.namespace for record in records}) > 1
-    table = Table(box=None, pad_edge=False, header_style="bright_black")
-    for title in ("id", "status", "tool", "owner", "made", "queue", "worker", *(["server"] if several else [])):
-        table.add_column(title, no_wrap=True)
-    for record in records:
-        row = [
+    titles = ("id", "status", "made", "took", "tool", "owner", "queue", "worker", *(["server"] if several else []))
+    rows = [
+        [
             Text(one_line(record.id)),
-            Text("✘ tool error", style="red") if record.is_error else badge(record.status.value),
+            badge("tool error" if record.is_error else record.status.value),
+            Text(ago(record.created_at)),
+            Text(clock((record.finished_at or datetime.now(UTC)) - record.created_at)),
             Text(one_line(record.name)),
             Text(one_line(record.owner) or "-"),
-            Text(ago(record.created_at)),
             Text(one_line(record.queue)),
             Text("-" if record.worker is None else short_worker(record.worker)),
+            *([Text(one_line(record.namespace))] if several else []),
         ]
-        table.add_row(*row, *([Text(one_line(record.namespace))] if several else []))
-    stdout().print(table)
+        for record in records
+    ]
+    stdout().print(listing(titles, rows, fixed=4))

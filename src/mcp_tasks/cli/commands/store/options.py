@@ -7,14 +7,12 @@ import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import timedelta
-from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from mcp_tasks.cli.options import Command, Output, takes_output
+from mcp_tasks.cli.options import Output, takes_output, taking
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.core.actor import Actor
@@ -27,8 +25,6 @@ from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.url import state_folder, store_from_url
 from mcp_tasks.telemetry.audit import Audit
 from mcp_tasks.telemetry.audit_log import AuditEntry, AuditEvent, AuditLog
-
-_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 AS: Final = click.option("--as", "name", metavar="NAME", help="Who you are, for the audit log.  [default: USER@HOST]")
 AUDIT: Final = click.option(
@@ -159,60 +155,29 @@ class StoreOptions:
             raise Problem(str(exc), Exit.USAGE) from exc
 
 
-def takes_store(command: Command) -> Command:
-    """`--store`, `--namespace`, `--as`, `--audit` and the options of `takes_output`, as `at`."""
+def _make_at(given: dict[str, Any]) -> None:
+    fields = {name: given.pop(name) for name in StoreOptions.__slots__}
+    fields |= {"namespaces": sorted(set(fields["namespaces"])), "name": fields["name"] or _account()}
+    given["at"] = StoreOptions(**fields)
 
-    @click.option(
+
+takes_store: Final = taking(
+    click.option(
         "--store", "url", envvar="MCP_TASKS_URL", show_envvar=True, required=True, metavar="URL", help="Which store."
-    )
-    @click.option(
+    ),
+    click.option(
         "--namespace",
         "namespaces",
         multiple=True,
         metavar="NAME",
         help="Only tasks of this server. Repeatable.  [default: all that are there]",
-    )
-    @AS
-    @AUDIT
-    @click.option("--json", "as_json", is_flag=True, help="The same as --output json.")
-    @takes_output
-    @wraps(command)
-    def wrapper(
-        *args: Any,
-        url: str,
-        namespaces: Sequence[str],
-        name: str | None,
-        audit: Path | None,
-        as_json: bool,
-        output: Output,
-        **others: Any,
-    ) -> int:
-        at = StoreOptions(
-            url=url,
-            namespaces=sorted(set(namespaces)),
-            name=name or _account(),
-            audit=audit,
-            output="json" if as_json else output,
-        )
-        return command(*args, at=at, **others)
-
-    return wrapper
-
-
-class Duration(click.ParamType[timedelta]):
-    """A duration: `90s`, `15m`, `2h`, `7d`."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        """The duration that was typed."""
-        if isinstance(value, timedelta):
-            return value
-        text = str(value).strip()
-        try:
-            return timedelta(**{_UNITS[text[-1:]]: float(text[:-1])})
-        except (KeyError, ValueError, OverflowError):
-            self.fail(f"{text!r} is not a duration, such as 90s, 15m, 2h or 7d", param, ctx)
+    ),
+    AS,
+    AUDIT,
+    takes_output,
+    into=_make_at,
+)
+"""`--store`, `--namespace`, `--as`, `--audit` and the options of `takes_output`, as `at`."""
 
 
 async def _store_at(url: str) -> Store:

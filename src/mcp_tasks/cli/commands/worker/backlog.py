@@ -45,9 +45,8 @@ Exit codes: 0 counted, 2 wrong usage, 10 the store cannot be used,
 @click.option(
     "--namespace", metavar="NAME", help="Whose tasks; needed with the URL of a store. The server's name, usually."
 )
-@click.option("--json", "as_json", is_flag=True, help="The same as --output json.")
 @takes_output
-def command(*, where: str, namespace: str | None, as_json: bool, output: Output) -> int:
+def command(*, where: str, namespace: str | None, output: Output) -> int:
     """Count the tasks that could run and nobody has, by queue, and say for how long the oldest has waited.
 
     It is the number to scale workers by. A worker with --health answers it at /backlog, too.
@@ -64,7 +63,7 @@ def command(*, where: str, namespace: str | None, as_json: bool, output: Output)
             queues = await (_of_server(where) if namespace is None else _of_store(where, namespace))
         except (StoreError, UsageError) as exc:
             raise Problem(str(exc), Exit.STORE if isinstance(exc, StoreError) else Exit.USAGE) from None
-        _print(queues, "json" if as_json else output)
+        _print(queues, output)
         return Exit.OK
 
     return run(count)

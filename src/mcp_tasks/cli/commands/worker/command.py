@@ -9,7 +9,6 @@ import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from math import isnan
 from typing import Final, NoReturn
 
 import click
@@ -17,7 +16,7 @@ import click
 from mcp_tasks.cli.commands.worker.health import health_of
 from mcp_tasks.cli.commands.worker.loading import load_server, show_traceback
 from mcp_tasks.cli.commands.worker.plan import plan_json, plan_of, print_plan, start_line, unknown_queues
-from mcp_tasks.cli.options import Output
+from mcp_tasks.cli.options import Duration, Output, takes_format
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.cli.terminal.outcomes import print_json, say
@@ -30,8 +29,8 @@ DRAIN: Final = timedelta(seconds=25)
 """How long tools may run on, unless the author or the operator says otherwise. With the time it takes to hand back what
 is left it is less than the 30 s that Kubernetes gives a process to stop."""
 
-LONGEST_DRAIN: Final = 7 * 24 * 3600.0
-"""Seconds; nothing waits for longer than that for a process to stop."""
+LONGEST_DRAIN: Final = timedelta(days=7)
+"""Nothing waits for longer than that for a process to stop."""
 
 EPILOG = """\
 \b
@@ -51,19 +50,8 @@ Exit codes: 0 stopped in order, 2 wrong usage, 10 the store cannot be used,
 """
 
 
-class _Seconds(click.FloatRange):
-    name = "number of seconds"
-
-
 class _Count(click.IntRange):
     name = "whole number"
-
-
-def _a_number(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
-    # No range leaves it out: it is neither too small nor too large.
-    if value is not None and isnan(value):
-        raise click.BadParameter("that is not a number")
-    return value
 
 
 @click.command(epilog=EPILOG)
@@ -72,11 +60,10 @@ def _a_number(ctx: click.Context, param: click.Parameter, value: float | None) -
 @click.option("--queues", metavar="NAME,...", help="Run only tools of these queues.  [default: all]")
 @click.option(
     "--drain",
-    type=_Seconds(min=0, max=LONGEST_DRAIN),
-    callback=_a_number,
-    metavar="SECONDS",
-    help=f"How long tools may run on when it is told to stop.  [default: as the server's Settings say, or "
-    f"{DRAIN.total_seconds():g}]",
+    type=Duration(longest=LONGEST_DRAIN),
+    metavar="DURATION",
+    help=f"How long tools may run on when it is told to stop: 90 (seconds), 10m.  [default: as the server's Settings "
+    f"say, or {DRAIN.total_seconds():g} s]",
 )
 @click.option(
     "--health",
@@ -86,20 +73,13 @@ def _a_number(ctx: click.Context, param: click.Parameter, value: float | None) -
     help="Answer /live, /ready, /backlog and /metrics over HTTP there.",
 )
 @click.option("--check", is_flag=True, help="Load everything, open the store and the engine, say what would be run.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="What --check prints on stdout: words, or one JSON value.",
-)
+@takes_format
 def command(
     *,
     spec: str,
     concurrency: int | None,
     queues: str | None,
-    drain: float | None,
+    drain: timedelta | None,
     health: str | None,
     check: bool,
     output: Output,
@@ -120,7 +100,7 @@ def command(
             loaded.server,
             concurrency=concurrency,
             queues=names,
-            drain=None if drain is None else timedelta(seconds=drain),
+            drain=drain,
             usual_drain=DRAIN,
         )
     except UsageError as exc:

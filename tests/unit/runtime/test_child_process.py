@@ -1,0 +1,186 @@
+"""Child processes of a tool: real ones, with children of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+import pytest
+
+from harness.processes import send
+from mcp_tasks.core import TaskStatus
+from mcp_tasks.runtime import Ending, Run, TaskContext, ToolPolicy, child_process, current_task
+from tests.unit.running import CLIENT, launch, ok, running, until_final
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(os.name == "nt", reason="process groups are ended another way there"),
+]
+
+PYTHON = (sys.executable, "-S", "-c")
+
+# A parent whose child does not listen to SIGTERM if told so; both write their ids down, then wait.
+FAMILY = """
+import os, signal, subprocess, sys, time
+folder, deaf = sys.argv[1:3]
+if deaf == "child":
+    script = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); " \\
+             "open(sys.argv[1], 'w').close(); time.sleep(60)"
+else:
+    script = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(60)"
+if deaf == "parent":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+ready = os.path.join(folder, "ready")
+child = subprocess.Popen(
+    [sys.executable, "-S", "-c", script, ready], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+)
+while not os.path.exists(ready):
+    time.sleep(0.01)
+with open(os.path.join(folder, "pids.new"), "w") as file:
+    file.write(f"{os.getpid()} {child.pid}")
+os.rename(os.path.join(folder, "pids.new"), os.path.join(folder, "pids"))
+time.sleep(60)
+"""
+
+
+def family(folder: Path, deaf: str = "nobody") -> list[str]:
+    """The command of a process with a child; one of them may not listen to SIGTERM."""
+    return [*PYTHON, FAMILY, str(folder), deaf]
+
+
+async def pids_of_family(folder: Path) -> list[int]:
+    """The ids of both, once both are there."""
+    with anyio.fail_after(10):
+        while not (folder / "pids").exists():  # noqa: ASYNC110 - another process makes the file
+            await anyio.sleep(0.01)
+    return [int(pid) for pid in (folder / "pids").read_text().split()]
+
+
+async def all_gone(pids: list[int], limit: float = 5.0) -> bool:
+    """Whether all these processes end in time; those that do not are ended."""
+    deadline = time.monotonic() + limit
+    while left := [pid for pid in pids if _is_there(pid)]:
+        if time.monotonic() > deadline:
+            for pid in left:
+                send(pid)
+            return False
+        await anyio.sleep(0.01)
+    return True
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    # An orphan's zombie waits for whoever adopts orphans here, which may take its time.
+    return state not in ("Z", "X")
+
+
+async def test_a_command_gives_what_it_wrote_and_how_it_ended(tmp_path: Path) -> None:
+    script = "import os, sys; print(sys.stdin.read(), os.getcwd(), os.environ['WHO']); print('!', file=sys.stderr)"
+    done = await current_task().run_process(
+        [*PYTHON, script], input=b"hello", cwd=tmp_path, env={"WHO": "Ann", "PATH": os.environ["PATH"]}
+    )
+    assert done.returncode == 0
+    assert done.stdout.decode().split() == ["hello", str(tmp_path), "Ann"]
+    assert done.stderr == b"!\n"
+
+
+async def test_a_command_that_fails_raises_only_if_it_is_to_be_checked() -> None:
+    command = [*PYTHON, "raise SystemExit(3)"]
+    assert (await current_task().run_process(command)).returncode == 3
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        await current_task().run_process(command, check=True)
+    assert caught.value.returncode == 3
+
+
+async def test_a_command_that_is_not_there_raises_as_it_would_elsewhere() -> None:
+    with pytest.raises(FileNotFoundError):
+        await current_task().run_process(["/no/such/command"])
+
+
+async def test_a_command_that_reads_nothing_gets_nothing_to_read() -> None:
+    done = await current_task().run_process([*PYTHON, "import sys; print(repr(sys.stdin.read()))"])
+    assert done.stdout == b"''\n"
+
+
+async def test_outside_a_task_a_command_ends_with_its_caller(tmp_path: Path) -> None:
+    calling = asyncio.ensure_future(TaskContext().run_process(family(tmp_path)))
+    pids = await pids_of_family(tmp_path)
+    calling.cancel()
+    assert await all_gone(pids)
+    await asyncio.wait({calling})
+    assert calling.cancelled()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deaf", ["nobody", "parent", "child"])
+async def test_a_cancelled_task_takes_its_process_and_their_children_with_it(
+    deaf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_process, "TERMINATE_GRACE", 0.2)
+
+    async def tool(run: Run) -> Ending:
+        return ok((await current_task().run_process(family(tmp_path, deaf))).returncode)
+
+    async with running(tool) as runtime:
+        task = await launch(runtime)
+        pids = await pids_of_family(tmp_path)
+        await runtime.cancel(task, "enough", actor=CLIENT)
+        assert await all_gone(pids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deaf", ["nobody", "parent", "child"])
+async def test_a_cancelled_task_takes_the_processes_of_a_sync_tool_with_it(
+    deaf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_process, "TERMINATE_GRACE", 0.2)
+
+    def work() -> int:
+        return anyio.from_thread.run(current_task().run_process, family(tmp_path, deaf)).returncode
+
+    async def tool(run: Run) -> Ending:
+        return ok(await anyio.to_thread.run_sync(work))
+
+    async with running(tool) as runtime:
+        task = await launch(runtime)
+        pids = await pids_of_family(tmp_path)
+        await runtime.cancel(task, "enough", actor=CLIENT)
+        assert await all_gone(pids)
+
+
+@pytest.mark.slow
+async def test_a_task_that_ran_too_long_takes_its_process_with_it(tmp_path: Path) -> None:
+    async def tool(run: Run) -> Ending:
+        return ok((await current_task().run_process(family(tmp_path))).returncode)
+
+    async with running(tool, policy=ToolPolicy(max_runtime=timedelta(seconds=1.5))) as runtime:
+        task = await launch(runtime)
+        pids = await pids_of_family(tmp_path)
+        assert (await until_final(runtime, task)).status is TaskStatus.FAILED
+        assert await all_gone(pids)
+
+
+@pytest.mark.slow
+async def test_a_process_that_hands_its_tasks_over_takes_the_commands_with_it(tmp_path: Path) -> None:
+    async def tool(run: Run) -> Ending:
+        return ok((await current_task().run_process(family(tmp_path))).returncode)
+
+    async with running(tool) as runtime:
+        await launch(runtime)
+        pids = await pids_of_family(tmp_path)
+    assert await all_gone(pids)

@@ -1,0 +1,317 @@
+"""One URL, or nothing at all, decides where tasks are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sys
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from harness.processes import run
+from mcp_tasks.engines import Engine, LocalEngine
+from mcp_tasks.engines.url import engine_from_url
+from mcp_tasks.errors import TasksError, UsageError
+from mcp_tasks.server.choice import chosen_parts
+from mcp_tasks.stores import MemoryStore, Store
+from mcp_tasks.stores.postgres import PostgresStore
+from mcp_tasks.stores.postgres.pool_log import Pooled, QuietPools
+from mcp_tasks.stores.redis import RedisStore
+from mcp_tasks.stores.sqlite import SqliteStore
+from mcp_tasks.stores.url import default_store, state_folder, store_from_url
+
+POSTGRES: Any = PostgresStore
+REDIS: Any = RedisStore
+"""As authors without a type checker have them."""
+
+
+def engine_of(url: str) -> Engine:
+    return engine_from_url(url, 1)
+
+
+def path_of(store: Store) -> Path:
+    assert isinstance(store, SqliteStore)
+    return store.path
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("sqlite:///tasks.db", "tasks.db"),
+        ("sqlite:///some/folder/tasks.db", "some/folder/tasks.db"),
+        ("sqlite:////var/lib/tasks.db", "/var/lib/tasks.db"),
+        ("sqlite:///with%20space.db", "with space.db"),
+        ("sqlite:///snow%E2%98%83.db", "snow☃.db"),
+    ],
+)
+def test_a_sqlite_url_names_a_file(url: str, path: str) -> None:
+    assert path_of(store_from_url(url)) == Path(path)
+
+
+def test_a_memory_url_names_no_place() -> None:
+    assert isinstance(store_from_url("memory://"), MemoryStore)
+
+
+@pytest.mark.parametrize("url", ["", "tasks.db", "sqlite:///", "mysql://localhost/tasks", "/a/path"])
+def test_anything_else_is_refused_with_what_to_write(url: str) -> None:
+    with pytest.raises(UsageError, match="sqlite:///FILE"):
+        store_from_url(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+psycopg://u:s3cret@h/db",
+        "amqp://u:s3cret@h/db",
+        "amqp://u:s3/cret?@h/db",
+        "mysql://h/db?password=s3cret",
+        "mysql://h/db?x=1&sslpassword=s3cret",
+        "host=h password=s3cret dbname=db",
+        "u:s3cret@h",
+    ],
+)
+def test_a_url_that_is_refused_is_repeated_without_its_password(url: str) -> None:
+    for refuse in (store_from_url, engine_of):
+        with pytest.raises(UsageError, match=r"names no (store|engine)") as refused:
+            refuse(url)
+        assert "cret" not in str(refused.value)
+        assert "h" in str(refused.value).partition(" names")[0]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("SQLITE:///A.db", "SqliteStore"),
+        ("REDIS://u:p@Host/3", "RedisStore('redis://host:6379/3')"),
+        ("Postgres://u:p@h/Db", "PostgresStore('postgresql://u@h/Db')"),
+    ],
+)
+def test_the_case_of_a_scheme_does_not_matter(url: str, shown: str) -> None:
+    assert shown in repr(store_from_url(url))
+
+
+@pytest.mark.parametrize("database", ["x", "1/2", "-1", "0x1", "%31"])
+def test_a_redis_database_that_is_no_number_is_refused(database: str) -> None:
+    for refuse in (store_from_url, engine_of):
+        with pytest.raises(UsageError, match="the database is a number") as refused:
+            refuse(f"redis://u:s3cret@h:6379/{database}")
+        assert "s3cret" not in str(refused.value)
+        for fine in ("", "/", "/15", "/0/"):
+            refuse(f"redis://h:6379{fine}")
+
+
+def test_an_engine_url_with_a_password_that_is_not_encoded_is_not_repeated() -> None:
+    with pytest.raises(UsageError, match="percent-encoded") as refused:
+        engine_from_url("redis://u:s3/cret@h:6379/0", 1)
+    assert "s3" not in f"{refused.value} {refused.value.__cause__!r}"
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: POSTGRES(None), "this is not the URL"),
+        (lambda: POSTGRES("postgresql://h/db", patience=5), r"patience=timedelta\(seconds=5\)"),
+        (lambda: POSTGRES("postgresql://h/db", connections="many"), "connections must be a whole number"),
+        (lambda: POSTGRES("postgresql://h/db", codec="json"), "codec must be a Codec"),
+        (lambda: REDIS(None), "the URL of a Redis store begins with"),
+        (lambda: REDIS("redis://h", prefix=3), "prefix must be a non-empty string"),
+        (lambda: REDIS("redis://h", timeout=5), r"timeout=timedelta\(seconds=5\)"),
+        (lambda: REDIS("redis://h", codec="json"), "codec must be a Codec"),
+    ],
+)
+def test_a_store_is_not_made_of_values_of_other_kinds(make: Callable[[], Store], what: str) -> None:
+    with pytest.raises(TasksError, match=what):
+        make()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("extra", "driver", "store"), [("postgres", "psycopg", "Postgres"), ("redis", "redis", "Redis")]
+)
+def test_a_store_whose_driver_is_not_installed_says_what_to_install(extra: str, driver: str, store: str) -> None:
+    program = (
+        f"import sys; sys.modules['{driver}'] = None\n"
+        "from mcp_tasks.errors import MissingExtra\n"
+        "from mcp_tasks.stores.url import store_from_url\n"
+        f"for ask in lambda: store_from_url('{extra}://h/0'), lambda: __import__('mcp_tasks.stores.{extra}'):\n"
+        "    try: ask()\n"
+        "    except MissingExtra as exc: print(exc)\n"
+    )
+    done = run([sys.executable, "-c", program], check=True)
+    said = f"a task store in {store} needs an optional dependency: pip install 'mcp-tasks[{extra}]'"
+    assert done.stdout.splitlines() == [said, said]
+
+
+@pytest.mark.parametrize(
+    ("url", "instead"),
+    [
+        ("sqlite:tasks.db", "sqlite:///tasks.db"),
+        ("sqlite://tasks.db", "sqlite:///tasks.db"),
+        ("sqlite://folder/tasks.db", "sqlite:///folder/tasks.db"),
+        ("sqlite:", "sqlite:///tasks.db"),
+        ("sqlite://", "sqlite:///tasks.db"),
+    ],
+)
+def test_a_sqlite_url_with_too_few_slashes_is_not_taken_for_another_file(url: str, instead: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        store_from_url(url)
+    assert str(refused.value) == (
+        f"{url!r} names no store: after sqlite: come three slashes and the file ({instead}), or four for an absolute "
+        "path (sqlite:////var/lib/x.db)"
+    )
+
+
+def test_an_absolute_path_after_one_slash_is_shown_with_four() -> None:
+    with pytest.raises(UsageError, match=r"absolute path \(sqlite:////srv/x\.db\)"):
+        store_from_url("sqlite:/srv/x.db")
+
+
+@pytest.mark.parametrize(
+    ("url", "written"), [("sqlite:///a.db?mode=ro", "%3F"), ("sqlite:///a.db#frag", "%23"), ("sqlite:///a.db?", "%3F")]
+)
+def test_nothing_in_a_url_is_dropped_silently(url: str, written: str) -> None:
+    with pytest.raises(UsageError, match=rf"in the name of a file that is written {written}"):
+        store_from_url(url)
+    assert path_of(store_from_url(f"sqlite:///a{written}.db")).name == f"a{unquote(written)}.db"
+
+
+@pytest.mark.parametrize("url", ["memory:", "memory:/", "memory://x", "memory:///", "memory://?a"])
+def test_memory_has_one_spelling(url: str) -> None:
+    with pytest.raises(UsageError, match=r"memory:// is all"):
+        store_from_url(url)
+
+
+@pytest.mark.parametrize("url", ["sqlite:tasks.db", "tasks.db", "memory:"])
+def test_a_url_from_the_environment_is_refused_with_where_it_comes_from(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MCP_TASKS_URL", url)
+    with pytest.raises(UsageError, match=r"environment variable MCP_TASKS_URL: '.*' names no store"):
+        chosen_parts(None, None, None)
+
+
+@pytest.mark.parametrize("engine", ["", "localhost", "memory://", "sqlite:///x.db", "amqp://h"])
+def test_what_names_no_engine_is_refused_where_an_engine_is_said(engine: str) -> None:
+    with pytest.raises(UsageError, match=r"names no engine; use 'local', postgresql://"):
+        chosen_parts("memory://", engine, None)
+
+
+@pytest.mark.parametrize("url", ["memory://", "sqlite:///x.db", "SQLITE:///x.db"])
+def test_beside_a_store_of_one_machine_this_process_runs_the_tools(url: str) -> None:
+    assert isinstance(chosen_parts(url, None, None).engine, LocalEngine)
+    assert isinstance(chosen_parts(url, "local", None).with_concurrency(3).engine, LocalEngine)
+
+
+@pytest.mark.parametrize("engine", ["redis://h", "postgresql://u:s3cret@h/db"])
+def test_nothing_carries_tasks_that_no_other_process_can_have(engine: str) -> None:
+    for store in ("memory://", MemoryStore()):
+        with pytest.raises(UsageError, match="tasks in memory are seen only by this process") as refused:
+            chosen_parts(store, engine, None)
+        assert "s3cret" not in str(refused.value)
+
+
+def test_a_server_without_a_store_gets_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MCP_TASKS_URL", raising=False)
+    path = path_of(default_store("render-farm", "acme.server"))
+    assert path == state_folder() / "render-farm@acme.server.db"
+
+
+NAMES = {
+    "../../etc/passwd": "etc-passwd",
+    "": "server",
+    "...": "server",
+    "späße": "späße",
+    "render farm": "render-farm",
+    "Demo": "Demo",
+    "/home/me/demo/server.py": "home-me-demo-server.py",
+}
+
+
+@pytest.mark.parametrize(("name", "kept"), NAMES.items())
+def test_a_name_never_leads_out_of_the_folder_and_stays_distinct(
+    name: str, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MCP_TASKS_URL", raising=False)
+    # What was changed, or differs from another name only in case or accents, gets a hash.
+    safe = f"{kept}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    assert path_of(default_store(name, "acme")) == state_folder() / f"{safe}@acme.db"
+    assert path_of(default_store("demo", name)) == state_folder() / f"demo@{safe}.db"
+
+
+ALIKE = [
+    "a b",
+    "a-b",
+    "a  b",
+    "a/b",
+    "A-b",
+    "-a-b",
+    "a-b.",
+    "x" * 300,
+    "x" * 301,
+    "\ud800",
+    "\udfff",
+    "é",
+    "e\u0301",
+    "",
+]
+
+
+def test_no_two_servers_or_programs_share_a_file_by_accident(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MCP_TASKS_URL", raising=False)
+    files = [path_of(default_store(server, origin)).name for server in ALIKE for origin in ALIKE]
+    # Some file systems fold case and compose accents.
+    assert len({unicodedata.normalize("NFC", file.casefold()) for file in files}) == len(ALIKE) ** 2
+    # "a@b" is no other pair either.
+    assert path_of(default_store("a@b", "c")) != path_of(default_store("a", "b@c"))
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 5_000, "ü" * 5_000, "𝄞" * 5_000, "/very" * 100 + "/server.py"], ids=["x", "u", "clef", "path"]
+)
+def test_a_long_name_still_makes_a_file(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("MCP_TASKS_URL", raising=False)
+    file = path_of(default_store(name, name)).name
+    assert len(file.encode()) < 200
+    (tmp_path / file).touch()
+    assert file.endswith(".db")
+
+
+def test_of_a_long_path_the_end_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MCP_TASKS_URL", raising=False)
+    assert "server.py" in path_of(default_store("demo", "/very" * 100 + "/server.py")).name
+
+
+def test_the_environment_decides_for_a_server_that_chose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MCP_TASKS_URL", "sqlite:///elsewhere.db")
+    chosen = chosen_parts(None, None, None).store
+    assert chosen is not None
+    assert path_of(chosen) == Path("elsewhere.db")
+    monkeypatch.setenv("MCP_TASKS_URL", "memory://")
+    assert isinstance(chosen_parts(None, None, None).store, MemoryStore)
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="the place is another there")
+def test_the_state_folder_is_where_the_desktop_standard_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert state_folder() == tmp_path / "mcp-tasks"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    assert state_folder() == Path.home() / ".local/state/mcp-tasks"
+
+
+def test_the_pools_of_others_are_heard_and_those_of_a_store_say_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    # Not the logger of psycopg: what that has said before is left out.
+    pools = logging.getLogger("tests.pools")
+    pools.addFilter(QuietPools())
+    for _ in range(3):
+        pools.warning("error connecting in %r: %s", "mcp-tasks of postgresql://h/db", OSError("away"))
+    pools.warning("discarding closed connection: %s", Pooled())
+    pools.warning("error connecting in %r: %s", "theirs", OSError("away"))
+    assert [record.getMessage() for record in caplog.records] == [
+        "Postgres cannot be reached now, and is tried again until it can: away",
+        "error connecting in 'theirs': away",
+    ]
