@@ -18,7 +18,7 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --all-extr
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help lock release setup demo check test lint types quicktypes unit everything coverage numbers soak chaos takeover conformance interop bench docs pictures browse format clean
+.PHONY: help lock release setup demo check test lint types quicktypes unit everything coverage numbers soak chaos takeover conformance interop bench docs pictures session browse format clean
 
 help: ## list what there is to make
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -118,11 +118,14 @@ docs: $(VENV)/.docs ## write generated parts of the docs again, and build the si
 
 $(VENV)/.docs: $(STAMP)
 	@# Not part of the set-up: tests need none of it.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(PIP) install -e '.[docs]' -c $(CONSTRAINTS)
 	touch $@
 
 pictures: $(STAMP) ## record the pictures of the command line again (needs tmux)
-	$(BIN)/python docs/assets/record.py
+	$(BIN)/python -m docs.assets.record
+
+session: $(STAMP) ## record docs/session.md again: the ten things that people do most at a terminal
+	$(BIN)/python -m docs.assets.session
 
 browse: $(VENV)/.docs ## build the site and look at it with a real browser (needs the npm registry on first use)
 	$(BIN)/python -m tests.docs.browse

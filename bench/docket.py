@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -21,7 +20,9 @@ from itertools import count
 from docket import Docket, Worker
 from redis.asyncio import Redis
 
+from bench.servers import environment
 from harness.databases import valkey
+from harness.processes import PIPE, python, start_async
 from mcp_tasks.engines import RemoteEngine, Route, Serves, Slot
 from mcp_tasks.engines.docket import DocketCarrier
 
@@ -183,9 +184,7 @@ async def bare(url: str, jobs: int, interval: str = "0.01", concurrency: str = "
 
 async def timed(send: Callable[[str], Awaitable[None]], jobs: int, *command: str) -> float:
     """Ids a second, from the first that is sent to the last that is taken by another process."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.docket", *command, str(jobs), stdout=subprocess.PIPE
-    )
+    process = await start_async(python("bench.docket", *command, str(jobs)), env=environment(), stdout=PIPE)
     assert process.stdout is not None
     await process.stdout.readline()
     began = time.perf_counter()
@@ -207,6 +206,8 @@ def main(what: str = "", *args: str) -> None:
         asyncio.run(bare_worker(*args))
     elif what == "ours":
         asyncio.run(our_worker(*args))
+    elif what not in ("", "jobs", "idle"):
+        sys.exit("usage: python -m bench.docket [idle|jobs]")
     else:
         print(f"{datetime.now(UTC):%Y-%m-%d}")
         with valkey() as server:

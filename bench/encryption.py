@@ -17,6 +17,7 @@ from statistics import median
 
 import anyio
 
+from bench.options import at_least
 from bench.store import make_record, make_request
 from mcp_tasks.encryption import Cipher, Keyring, new_key
 from mcp_tasks.stores.codec import Codec
@@ -67,5 +68,5 @@ async def main(rounds: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=at_least(1), default=15)
     anyio.run(main, parser.parse_args().rounds)

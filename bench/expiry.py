@@ -25,6 +25,7 @@ from pathlib import Path
 from threading import get_native_id
 
 from bench.machine import machine_facts
+from bench.options import at_least
 from bench.report import print_facts
 from bench.stored import REQUEST, copy_in_sqlite, new_record, new_runtime
 from bench.ticker import TICK
@@ -160,8 +161,8 @@ def _quantile(waits: Sequence[float], percent: int) -> float:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.expiry", description=__doc__)
-    parser.add_argument("--tasks", type=int, default=100_000, help="that have expired (%(default)s)")
-    parser.add_argument("--outcome-bytes", type=int, default=200, help="of each (%(default)s)")
+    parser.add_argument("--tasks", type=at_least(1), default=100_000, help="that have expired (%(default)s)")
+    parser.add_argument("--outcome-bytes", type=at_least(0), default=200, help="of each (%(default)s)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mcp-tasks-bench-") as name:
         print_facts(machine_facts(Path(name)))

@@ -27,6 +27,7 @@ from bench.cases import MAX_POLLS
 from bench.client import BenchError, task_get, tool_call
 from bench.counting import CountingProxy, counting
 from bench.machine import machine_facts
+from bench.options import at_least
 from bench.report import print_facts
 from bench.servers import Server, fleet_server, fleet_worker
 from harness.databases import postgres, valkey
@@ -305,9 +306,9 @@ def main() -> None:
         prog="python -m bench.fleet", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=["times", "trips", "rate", "cpu", "idle", "memory"])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--count", type=int, default=500, help="tasks of one rate")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of being idle")
+    parser.add_argument("--rounds", type=at_least(1), default=5)
+    parser.add_argument("--count", type=at_least(1), default=500, help="tasks of one rate")
+    parser.add_argument("--seconds", type=at_least(0.1), default=20.0, help="of being idle")
     options = parser.parse_args()
     print_facts(machine_facts(Path(tempfile.gettempdir())))
     match options.what:

@@ -8,14 +8,14 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
-from bench.servers import ROOT, environment
+from bench.servers import environment
+from harness.processes import python, running
 from mcp_tasks.core.record import TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.engines.local import DEFAULT_CONCURRENCY
@@ -75,7 +75,6 @@ async def processor(url: str, count: int) -> tuple[float, float]:
 @asynccontextmanager
 async def _pair(url: str) -> AsyncGenerator[tuple[Callable[[int], Awaitable[None]], int]]:
     """What makes so many tasks and returns when all have ended, and the worker that runs them, which is there."""
-    process = started(url)
     server = runtime(url, runs_tools=False)
     await server.start()
 
@@ -90,13 +89,12 @@ async def _pair(url: str) -> AsyncGenerator[tuple[Callable[[int], Awaitable[None
         while await some_run():  # noqa: ASYNC110 - the store is the only one to know
             await asyncio.sleep(0.02)
 
-    try:
-        await run_all(1)
-        yield run_all, process.pid
-    finally:
-        process.kill()
-        process.wait()
-        await server.stop()
+    with running(python("bench.fleet_tasks", "worker", url), env=environment()) as process:
+        try:
+            await run_all(1)
+            yield run_all, process.pid
+        finally:
+            await server.stop()
 
 
 async def send(one: Callable[[int], Awaitable[object]], count: int) -> None:
@@ -108,12 +106,6 @@ async def send(one: Callable[[int], Awaitable[object]], count: int) -> None:
             await one(number)
 
     await asyncio.gather(*(sender() for _ in range(SENDERS)))
-
-
-def started(url: str) -> subprocess.Popen[bytes]:
-    """A worker in a process of its own."""
-    command = [sys.executable, "-m", "bench.fleet_tasks", "worker", url]
-    return subprocess.Popen(command, cwd=ROOT, env=environment(ROOT / "src"))
 
 
 async def worker(url: str) -> None:

@@ -14,23 +14,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import subprocess
-import sys
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
-import uvicorn
-from mcp.server import MCPServer
-from mcp.server.auth.provider import AccessToken
-from mcp.server.auth.settings import AuthSettings
 from mcp_types import ToolAnnotations
-from pydantic import AnyHttpUrl
 
 from bench.client import Connection, answer_in, task_get, tool_call
-from bench.servers import ROOT, connect, environment, free_port
+from bench.servers import environment, serving
+from harness.auth import Tokens, server_with
+from harness.processes import python, running
+from harness.serving import serve_app
 from mcp_tasks import Limits, Tasks
 
 ROUNDS: Final = 3
@@ -51,26 +45,10 @@ OPEN: Final = Limits(
 )
 
 
-class Verifier:
-    """Takes any token, which is the name of its owner."""
-
-    async def verify_token(self, token: str) -> AccessToken | None:
-        """The token, as the SDK wants it."""
-        return AccessToken(token=token, client_id="bench", scopes=[], subject=token)
-
-
 def serve(port: int, *, protected: bool, nobody: bool) -> None:
     """Serve until killed."""
     tasks = Tasks("memory://", limits=None if protected else OPEN)
-    auth = AuthSettings(issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=None)
-    server: MCPServer[Any] = MCPServer(
-        "flood",
-        version="1",
-        log_level="ERROR",
-        **tasks.wiring(),
-        auth=None if nobody else auth,
-        token_verifier=None if nobody else Verifier(),
-    )
+    server = server_with(tasks, "flood", None if nobody else Tokens())
 
     @server.tool(annotations=ToolAnnotations(idempotent_hint=True))
     @tasks.task()
@@ -79,7 +57,7 @@ def serve(port: int, *, protected: bool, nobody: bool) -> None:
         await asyncio.sleep(0.1)
         return "ok"
 
-    uvicorn.run(server.streamable_http_app(), port=port, log_level="error", access_log=False)
+    serve_app(server.streamable_http_app(), port=port, log_level="error", access_log=False)
 
 
 def signed(request: bytes, owner: str) -> bytes:
@@ -110,18 +88,6 @@ def _gone() -> bytes:
     raise SystemExit
 
 
-@contextmanager
-def process(*arguments: str) -> Generator[subprocess.Popen[bytes]]:
-    """This module in a process of its own, while the block lasts."""
-    command = [sys.executable, "-m", "bench.flood", *arguments]
-    child = subprocess.Popen(command, cwd=ROOT, env=environment(ROOT / "src"))
-    try:
-        yield child
-    finally:
-        child.kill()
-        child.wait()
-
-
 def measure(port: int) -> tuple[list[float], list[float]]:
     """Milliseconds of creates and of gets."""
     connection = Connection(port)
@@ -147,22 +113,20 @@ def measure(port: int) -> tuple[list[float], list[float]]:
 
 def run(*, nobody: bool) -> None:
     """Measure both servers by turns, and print what came of it."""
-    ports = {"protected": free_port(), "open": free_port()}
     flags = ["--nobody"] if nobody else []
     taken: dict[tuple[str, str, str], list[float]] = {}
     with (
-        process("--serve", str(ports["protected"]), *flags) as one,
-        process("--serve", str(ports["open"]), "--open", *flags) as other,
+        serving("bench.flood", "--serve", *flags) as protected,
+        serving("bench.flood", "--serve", "--open", *flags) as unprotected,
     ):
-        for child, port in ((one, ports["protected"]), (other, ports["open"])):
-            connect(child, port).close()
+        ports = {"protected": protected.connection.port, "open": unprotected.connection.port}
         for _ in range(ROUNDS):
             for name, port in ports.items():
                 for part in ("quiet", "flood"):
                     if part == "quiet":
                         told = measure(port)
                     else:
-                        with process("--flood", str(port)):
+                        with running(python("bench.flood", "--flood", "--port", str(port)), env=environment()):
                             time.sleep(1.5)
                             told = measure(port)
                         time.sleep(1.5)
@@ -179,14 +143,15 @@ def main() -> None:
     """Measure, or be one of the processes that takes part."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--nobody", action="store_true", help="without authentication")
-    parser.add_argument("--serve", type=int, metavar="PORT", help=argparse.SUPPRESS)
-    parser.add_argument("--flood", type=int, metavar="PORT", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--flood", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--open", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve is not None:
-        serve(options.serve, protected=not options.open, nobody=options.nobody)
-    elif options.flood is not None:
-        asyncio.run(flood(options.flood))
+    if options.serve:
+        serve(options.port, protected=not options.open, nobody=options.nobody)
+    elif options.flood:
+        asyncio.run(flood(options.port))
     else:
         run(nobody=options.nobody)
 

@@ -9,29 +9,30 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime, timedelta
+from contextlib import ExitStack
+from datetime import timedelta
 from typing import Any
 
 import procrastinate
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
+from bench.fleet_tasks import REQUEST, runtime
+from bench.fleet_tasks import send as send_all
+from bench.fleet_tasks import worker as tasks_worker
+from bench.servers import environment
 from harness.databases import Postgres, postgres
-from mcp_tasks.core.record import TaskRequest
+from harness.processes import python, running
 from mcp_tasks.engines import Serves, Slot
 from mcp_tasks.engines.procrastinate import ProcrastinateEngine
 from mcp_tasks.engines.procrastinate_worker import HANDLERS
-from mcp_tasks.runtime import Ending, Run, Settings, Success, TaskRuntime, ToolPolicy
-from mcp_tasks.stores.postgres import PostgresStore
 
 JOBS = 500
 ROUNDS = 3
-SENDERS = 20
 WINDOW = 20.0
 SETTLED = 40.0
 
@@ -110,36 +111,6 @@ async def engine(url: str) -> float:
 # Tasks, end to end
 
 
-def runtime(url: str, *, runs_tools: bool) -> TaskRuntime:
-    policy = ToolPolicy(rerun=True)
-
-    async def body(run: Run) -> Ending:
-        return Success({})
-
-    async def policy_of(method: str, name: str) -> ToolPolicy:
-        return policy
-
-    async def tools() -> dict[str, ToolPolicy]:
-        return {"noop": policy}
-
-    return TaskRuntime(
-        store=PostgresStore(url),
-        engine=ProcrastinateEngine(url),
-        body=body,
-        policy=policy_of,
-        describe=lambda exc: {"code": -32603, "message": str(exc)},
-        clock=lambda: datetime.now(UTC),
-        runs_tools=runs_tools,
-        tools=tools,
-        settings=Settings(max_handed_out=1_000_000),
-    )
-
-
-async def tasks_worker(url: str) -> None:
-    await runtime(url, runs_tools=True).start()
-    await asyncio.sleep(3600)
-
-
 async def tasks(url: str) -> float:
     server = runtime(url, runs_tools=False)
     await server.start()
@@ -147,7 +118,7 @@ async def tasks(url: str) -> float:
         return await timed(
             url,
             "tasks_worker",
-            lambda number: server.launch(TaskRequest(name="noop", arguments={}), owner=None, retention=None),
+            lambda number: server.launch(REQUEST, owner=None, retention=None),
             "SELECT count(*) = 0 FROM mcp_tasks_tasks WHERE status <> 'completed'",
         )
     finally:
@@ -164,28 +135,18 @@ async def tasks_server(url: str) -> None:
 
 async def timed(url: str, worker: str, send: Callable[[int], Awaitable[Any]], is_done: str) -> float:
     """Jobs a second, from the first that is sent to the last that is done."""
-    process = started(worker, url)
-    try:
+    with running(_process(worker, url), env=environment()):
         # It is there when a job has been done.
         await send(0)
         await until(url, is_done)
         began = time.perf_counter()
-        numbers = iter(range(1, JOBS + 1))
-
-        async def sender() -> None:
-            for number in numbers:
-                await send(number)
-
-        await asyncio.gather(*(sender() for _ in range(SENDERS)))
+        await send_all(lambda number: send(number + 1), JOBS)
         await until(url, is_done)
         return JOBS / (time.perf_counter() - began)
-    finally:
-        process.kill()
-        process.wait()
 
 
-def started(worker: str, url: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "bench.procrastinate", worker, url])
+def _process(worker: str, url: str) -> list[str]:
+    return python("bench.procrastinate", worker, url)
 
 
 async def until(url: str, query: str) -> None:
@@ -211,8 +172,9 @@ async def jobs(server: Postgres) -> None:
 
 async def idle(server: Postgres) -> None:
     url = server.new_database()
-    processes = [started(kind, url) for kind in ["tasks_worker"] * 3 + ["tasks_server"] * 2]
-    try:
+    with ExitStack() as stack:
+        for kind in ["tasks_worker"] * 3 + ["tasks_server"] * 2:
+            stack.enter_context(running(_process(kind, url), env=environment()))
         # On a busy machine a process takes its time to start.
         await asyncio.sleep(SETTLED)
         with psycopg.connect(url, autocommit=True) as connection:
@@ -225,23 +187,25 @@ async def idle(server: Postgres) -> None:
         with log.open("rb") as lines:
             lines.seek(before)
             found = [line.decode(errors="replace") for line in lines if b"LOG:  " in line]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
     statements = [line.partition(": ")[2].strip() for line in found if "statement: " in line or "execute " in line]
     print(f"{len(statements) / WINDOW:.1f} statements a second")
     for text, times in Counter(text[:100] for text in statements).most_common(25):
         print(f"{times / WINDOW:6.2f}  {text}")
 
 
+PROCESSES = {run.__name__: run for run in (bare_worker, engine_worker, tasks_server)} | {"tasks_worker": tasks_worker}
+MEASURES = {"jobs": jobs, "idle": idle}
+
+
 def main(arguments: list[str]) -> None:
     match arguments:
-        case [worker, url]:
-            asyncio.run(globals()[worker](url))
-        case _:
+        case [worker, url] if worker in PROCESSES:
+            asyncio.run(PROCESSES[worker](url))
+        case [] | ["jobs" | "idle"]:
             with postgres() as server:
-                asyncio.run(globals()[arguments[0] if arguments else "jobs"](server))
+                asyncio.run(MEASURES[arguments[0] if arguments else "jobs"](server))
+        case _:
+            sys.exit(f"usage: python -m bench.procrastinate [{'|'.join(MEASURES)}]")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ costs without it. What the other threads used (the one that writes to SQLite, ab
 from __future__ import annotations
 
 import marshal
-import os
 import signal
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any, cast
 from bench.cases import Case, Install, Target, targeted
 from bench.client import BenchError
 from bench.servers import Mode
+from harness.processes import send
 
 OPERATIONS = 3_000
 LINES = 45
@@ -44,9 +44,9 @@ def profile(case: Case, mode: Mode, install: Install, folder: Path) -> None:
 
 
 def _profiled(case: Case, target: Target, written: Path) -> None:
-    os.kill(target.server.pid, signal.SIGUSR1)
+    send(target.server.pid, signal.SIGUSR1)
     case.run(target, OPERATIONS)
-    os.kill(target.server.pid, signal.SIGUSR2)
+    send(target.server.pid, signal.SIGUSR2)
     deadline = time.monotonic() + LIMIT
     while not written.exists():
         if time.monotonic() > deadline:

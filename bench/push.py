@@ -17,12 +17,11 @@ import json
 import random
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,8 @@ from bench.compat import wiring
 from bench.machine import machine_facts
 from bench.report import print_facts
 from bench.serve import knows
-from bench.servers import ROOT, Server, connect, environment, free_port
+from bench.servers import Server, serving
+from harness.ports import mcp_url
 from mcp_tasks import Tasks
 from mcp_tasks.client import TasksClient
 
@@ -144,23 +144,10 @@ def _add_tools(server: MCPServer[Any], tasks: Tasks) -> None:
         return "ok"
 
 
-@contextmanager
-def _server(folder: Path, flags: Sequence[str]) -> Generator[tuple[Server, int]]:
-    """A server process with a new SQLite file, while the block lasts; and its port."""
+def _server(folder: Path, flags: Sequence[str]) -> AbstractContextManager[Server]:
+    """A server process with a new SQLite file, while the block lasts."""
     db = folder / f"push-{time.monotonic_ns()}.db"
-    port = free_port()
-    command = [sys.executable, "-m", "bench.push", "--serve", str(db), "--port", str(port), *flags]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment(ROOT / "src"))
-    try:
-        connection = connect(process, port)
-        try:
-            yield Server(process.pid, connection, db), port
-        finally:
-            connection.close()
-    finally:
-        # Killed, not asked: a polite stop would wait for the tools that are held.
-        process.kill()
-        process.wait()
+    return serving("bench.push", "--serve", str(db), *flags, db=db)
 
 
 # Waits
@@ -198,8 +185,8 @@ def _measure_waits(folder: Path, ways: Sequence[Way], calls: int) -> list[Waits]
         waits: dict[str, list[float]] = {}
         for way in ways:
             for kind, flags in (("SSE", []), ("JSON", ["--json-response"])):
-                _, port = stack.enter_context(_server(folder, [*way.flags, *flags]))
-                ports[f"push, {kind} responses, {way.title}"] = port
+                server = stack.enter_context(_server(folder, [*way.flags, *flags]))
+                ports[f"push, {kind} responses, {way.title}"] = server.connection.port
         for _ in range(TURNS):
             for title, port in ports.items():
                 waits.setdefault(title, []).extend(asyncio.run(_waits(port, calls // TURNS, push=True)))
@@ -216,7 +203,7 @@ def _limit(title: str, waits: Mapping[str, Sequence[float]]) -> float:
 
 async def _waits(port: int, calls: int, *, push: bool, clients: int = 4) -> list[float]:
     """Wait for some tasks, a few at a time and each on a connection of its own."""
-    url = f"http://127.0.0.1:{port}/mcp"
+    url = mcp_url(port)
     waits: list[float] = []
 
     async def wait_for(share: int) -> None:
@@ -267,10 +254,10 @@ def _measure_crowd(folder: Path, way: Way) -> Crowd:
     total = WARM_UP + LISTENERS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * total + 200)), hard))
-    with _server(folder, way.flags) as (server, port):
+    with _server(folder, way.flags) as server:
         held = tool_call("held")
         ids: list[str] = [server.connection.result(held)["taskId"] for _ in range(total)]
-        return asyncio.run(_crowd(server, port, ids))
+        return asyncio.run(_crowd(server, server.connection.port, ids))
 
 
 async def _crowd(server: Server, port: int, ids: Sequence[str]) -> Crowd:

@@ -25,6 +25,7 @@ from mcp.server import MCPServer
 from mcp_types import ToolAnnotations
 
 from bench.compat import wiring
+from bench.options import at_least
 from mcp_tasks import Tasks
 
 NAME = "bench"
@@ -110,7 +111,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--db", type=Path, help="SQLite file for tasks; without it or --memory, there are none")
     parser.add_argument("--memory", action="store_true", help="keep tasks in memory")
     parser.add_argument("--inline", action="store_true", help="callers without tasks get plain calls")
-    parser.add_argument("--concurrency", type=int, help="how many tools run at a time")
+    parser.add_argument("--concurrency", type=at_least(1), help="how many tools run at a time")
     parser.add_argument("--long-way", action="store_true", help="every request through the SDK")
     parser.add_argument("--early-start", action="store_true", help="instant tools start before their task is written")
     parser.add_argument(

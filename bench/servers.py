@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from bench.client import BenchError, Connection
-from harness.ports import free_port as free_port
+from bench.client import Connection
+from harness import processes
+from harness.ports import free_port, listens
+from harness.processes import ROOT, Running, python, running, until_ready
 
 Mode: TypeAlias = Literal["sse", "json"]
 """How the SDK answers over HTTP: ready for an event stream, which is its default, or with plain JSON only."""
@@ -24,7 +25,6 @@ START_LIMIT = 300.0
 SETTLE = 0.005
 """Seconds for a server to finish what it does after its last answer, before its CPU is read."""
 
-ROOT = Path(__file__).parent.parent
 FAST = Path(sys.prefix) / "fast"
 """Where `make setup` puts what the extra `fast` is made of: beside the environment, so that a server that is not told
 to use it is served as on a stock install."""
@@ -58,7 +58,7 @@ class Server:
 @contextmanager
 def bare_server(mode: Mode, *, fast: bool = False) -> Generator[Server]:
     """The bare SDK server, while the block lasts."""
-    with _serving(["bench.serve", *_flags(mode, fast)], db=Path(os.devnull), fast=fast) as server:
+    with serving("bench.serve", *_flags(mode, fast), fast=fast) as server:
         yield server
 
 
@@ -66,7 +66,7 @@ def bare_server(mode: Mode, *, fast: bool = False) -> Generator[Server]:
 def task_server(
     mode: Mode,
     folder: Path,
-    src: Path | None = None,
+    src: Path = ROOT / "src",
     *,
     fast: bool = False,
     memory: bool = False,
@@ -81,27 +81,22 @@ def task_server(
     """
     db = folder / f"tasks-{time.monotonic_ns()}.db"
     store = ["--memory"] if memory else ["--db", str(db)]
-    with _serving(["bench.serve", *store, *_flags(mode, fast), *flags], db=db, src=src, fast=fast) as server:
+    with serving("bench.serve", *store, *_flags(mode, fast), *flags, db=db, src=src, fast=fast) as server:
         yield server
 
 
 @contextmanager
 def fleet_server(url: str) -> Generator[Server]:
     """A server of a fleet with its tasks at `url`, while the block lasts. Others run its tools, but those on SQLite."""
-    with _serving(["bench.fleet_server", "serve", url], db=Path(os.devnull)) as server:
+    with serving("bench.fleet_server", "serve", url) as server:
         yield server
 
 
 @contextmanager
 def fleet_worker(url: str) -> Generator[int]:
     """A worker of that fleet, by its process id. It is there when a task has been run."""
-    command = [sys.executable, "-m", "bench.fleet_server", "work", url]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment(ROOT / "src"))
-    try:
+    with running(python("bench.fleet_server", "work", url), env=environment()) as process:
         yield process.pid
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _flags(mode: Mode, fast: bool) -> list[str]:
@@ -109,39 +104,29 @@ def _flags(mode: Mode, fast: bool) -> list[str]:
 
 
 @contextmanager
-def _serving(command: Sequence[str], *, db: Path, src: Path | None = None, fast: bool = False) -> Generator[Server]:
+def serving(
+    module: str, *arguments: str, db: Path = Path(os.devnull), src: Path = ROOT / "src", fast: bool = False
+) -> Generator[Server]:
+    """A module that serves on the port that it is told, in a process of its own, while the block lasts."""
     port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", *command, "--port", str(port)], cwd=ROOT, env=environment(src or ROOT / "src", fast=fast)
-    )
-    try:
-        connection = connect(process, port)
-        try:
-            yield Server(process.pid, connection, db)
-        finally:
-            connection.close()
-    finally:
-        # Killed, not asked: its tasks are thrown away, and a polite stop would wait for those that sleep.
-        process.kill()
-        process.wait()
+    # Killed at the end, not asked: its tasks are thrown away, and a polite stop would wait for those that sleep.
+    with (
+        running(python(module, *arguments, "--port", str(port)), env=environment(src, fast=fast)) as process,
+        closing(connect(process, port)) as connection,
+    ):
+        yield Server(process.pid, connection, db)
 
 
-def environment(src: Path, *, fast: bool = False) -> dict[str, str]:
+def environment(src: Path = ROOT / "src", *, fast: bool = False) -> dict[str, str]:
     """What makes a child process import the `mcp_tasks` in `src`, whichever is installed; and the extra `fast`."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [src, ROOT, *([FAST] if fast else [])]))}
+    return processes.environment(src, ROOT, *([FAST] if fast else []))
 
 
-def connect(process: subprocess.Popen[bytes], port: int) -> Connection:
+def connect(process: Running, port: int) -> Connection:
     """A connection to a server that is starting.
 
     Raises:
-        BenchError: It does not listen in time, or has ended.
+        ProcessError: It does not listen in time, or has ended.
     """
-    deadline = time.monotonic() + START_LIMIT
-    while True:
-        try:
-            return Connection(port)
-        except OSError as exc:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise BenchError(f"{process.args!r} does not listen (exit code {process.poll()})") from exc
-        time.sleep(0.05)
+    until_ready(process, lambda: listens(port), what=f"the server on port {port}", limit=START_LIMIT)
+    return Connection(port)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from bench.options import at_least
 from bench.servers import SETTLE, Mode, Server
 
 MODES: Sequence[Mode] = ("sse", "json")
@@ -79,8 +80,8 @@ def add_options(parser: argparse.ArgumentParser, *, starts: int) -> None:
     """What can be said of every comparison."""
     parser.add_argument("--era", choices=("newer", "older"), default="newer", help="of the wire the calls are made on")
     parser.add_argument("--mode", action="append", choices=MODES, help="this way of answering and no other")
-    parser.add_argument("--starts", type=int, default=starts, help="of all servers, in each mode")
-    parser.add_argument("--rounds", type=int, default=100, help="of each start")
+    parser.add_argument("--starts", type=at_least(1), default=starts, help="of all servers, in each mode")
+    parser.add_argument("--rounds", type=at_least(1), default=100, help="of each start")
     parser.add_argument("--quick", action="store_true", help="fewer starts and rounds")
     parser.add_argument(
         "--dir", type=Path, help="where to put the SQLite files; a file system in memory proves nothing"

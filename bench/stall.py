@@ -27,6 +27,7 @@ from typing import NoReturn
 
 from bench.client import BenchError, Connection, listen, method_call, task_get, tool_call
 from bench.machine import machine_facts
+from bench.options import at_least
 from bench.payload import ARGUMENT_BYTES, rows
 from bench.report import print_facts
 from bench.servers import ROOT
@@ -336,7 +337,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--before", type=Path, metavar="SRC", help="the older tree: a folder with mcp_tasks in it")
     parser.add_argument("--after", type=Path, metavar="SRC", default=ROOT / "src", help="the newer one; this tree's")
-    parser.add_argument("--rounds", type=int, default=5, help="of each case")
+    parser.add_argument("--rounds", type=at_least(1), default=5, help="of each case")
     parser.add_argument("--quick", action="store_true", help="two rounds")
     names = [FLOOR, RATIO, *(case.name for case in CASES), START]
     parser.add_argument("--only", action="append", choices=names, help="measure this and no other")

@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import uvicorn
 from mcp.server import MCPServer, ServerRequestContext
 from mcp.server.extension import Extension, MethodBinding
 from mcp_types import CallToolResult, RequestParams, TextContent, ToolAnnotations
 
 import mcp_tasks
 from bench.compat import list_tasks, wiring
+from bench.options import at_least
 from bench.payload import RESULT_BYTES, rows
+from bench.serve import knows
 from bench.ticker import Ticker, obey
+from harness.serving import serving_until_told
 from mcp_tasks import Tasks
 from mcp_tasks.stores.sqlite import SqliteStore
 
@@ -77,7 +79,9 @@ def build(db: Path | None, concurrency: int) -> MCPServer[Any]:
         _add_tools(server, lambda function: function)
         return server
     store = SqliteStore(db)
-    tasks = Tasks(store, concurrency=concurrency)
+    # Megabytes are what this is about: they are more than a server takes by default.
+    limits: dict[str, Any] = {"limits": mcp_tasks.Limits(argument_bytes=None)} if knows("limits") else {}
+    tasks = Tasks(store, concurrency=concurrency, **limits)
     server = MCPServer(NAME, version="1", log_level="WARNING", **wiring(tasks))
     _add_tools(server, tasks.task())
 
@@ -121,7 +125,7 @@ async def serve(server: MCPServer[Any], port: int, *, tick: bool) -> None:
     if tick:
         await ticker.start()
     app = server.streamable_http_app(host="127.0.0.1")
-    await uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning")).serve()
+    await serving_until_told(app, port=port)
 
 
 def main() -> None:
@@ -129,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.stall_server", description=__doc__)
     parser.add_argument("--port", type=int, required=True, help="port on 127.0.0.1")
     parser.add_argument("--db", type=Path, help="SQLite file with the tasks; without it, there are none")
-    parser.add_argument("--concurrency", type=int, default=50, help="how many tools run at a time")
+    parser.add_argument("--concurrency", type=at_least(1), default=50, help="how many tools run at a time")
     parser.add_argument("--tick", action="store_true", help="measure from before the start, not when told to")
     options = parser.parse_args()
     print(json.dumps(mcp_tasks.__file__), flush=True)

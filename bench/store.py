@@ -20,6 +20,7 @@ from pathlib import Path
 
 import anyio
 
+from bench.options import at_least
 from mcp_tasks.core import Progress, TaskRecord, TaskRequest
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.sqlite import SqliteStore
@@ -91,8 +92,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--path", type=Path, help="the SQLite file to write into")
     parser.add_argument("--memory", action="store_true", help="measure the store in memory")
-    parser.add_argument("--operations", type=int, default=5_000, help="of each kind, for each row")
-    parser.add_argument("--argument-bytes", type=int, default=100, help="size of each task's arguments")
+    parser.add_argument("--operations", type=at_least(1), default=5_000, help="of each kind, for each row")
+    parser.add_argument("--argument-bytes", type=at_least(0), default=100, help="size of each task's arguments")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = options.path or Path(folder) / "tasks.db"

@@ -30,6 +30,7 @@ import psycopg
 from mcp.server import MCPServer
 
 from bench.machine import machine_facts
+from bench.options import at_least
 from bench.report import print_facts
 from bench.store import make_request
 from harness.databases import Postgres, postgres
@@ -324,9 +325,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.stored", description=__doc__)
     parser.add_argument("kinds", nargs="*", type=_kind, default=[*KINDS], help="of store: sqlite, postgres; both")
     parser.add_argument(
-        "--sizes", type=int, nargs="+", default=[1_000, 100_000, 1_000_000], help="tasks in each store (%(default)s)"
+        "--sizes",
+        type=at_least(1),
+        nargs="+",
+        default=[1_000, 100_000, 1_000_000],
+        help="tasks in each store (%(default)s)",
     )
-    parser.add_argument("--rounds", type=int, default=100, help="calls of each verb (%(default)s)")
+    parser.add_argument("--rounds", type=at_least(1), default=100, help="calls of each verb (%(default)s)")
     parser.add_argument("--all", action="store_true", help="what waits grows as well")
     options = parser.parse_args()
     soon = 1_000_000 * (int(time.time()) + 3600)

@@ -37,6 +37,7 @@ from pydantic import BaseModel, Field
 from starlette.types import ASGIApp, Message
 
 from bench.machine import machine_facts
+from bench.options import at_least
 from bench.report import print_facts
 from mcp_tasks import Fallback, Limits, Tasks
 from mcp_tasks.core import TaskRecord
@@ -366,8 +367,8 @@ def _print(name: str, kind: str, compared: Compared, seen: str = "") -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=1_500)
-    parser.add_argument("--plant", type=float, default=50.0)
+    parser.add_argument("--samples", type=at_least(1), default=1_500)
+    parser.add_argument("--plant", type=at_least(0.0), default=50.0)
     parser.add_argument("--store", default=None)
     parser.add_argument("--only", action="append", choices=PATHS)
     options = parser.parse_args()

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.client import BenchError
-from bench.servers import ROOT, Server, connect, environment, free_port
+from bench.servers import Server, connect, environment
 from bench.ticker import TICK
+from harness.ports import free_port
+from harness.processes import PIPE, python, read_line, running, tell
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,7 @@ class Watched:
         raise BenchError(f"the server is still busy after {limit:g} s")
 
     def _tell(self, command: str) -> bytes:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{command}\n".encode())
-        self._process.stdin.flush()
+        tell(self._process, f"{command}\n".encode())
         return read_line(self._process)
 
 
@@ -104,40 +103,14 @@ class Watched:
 def watched(tree: Tree, db: Path | None, *flags: str) -> Generator[Watched]:
     """A server of that tree on that file (or a bare one), while the block lasts."""
     port = free_port()
-    command = [sys.executable, "-m", "bench.stall_server", "--port", str(port), *flags]
-    if db is not None:
-        command += ["--db", str(db)]
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=environment(tree.src), stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    try:
+    file = [] if db is None else ["--db", str(db)]
+    command = python("bench.stall_server", "--port", str(port), *flags, *file)
+    # Killed at the end, not asked: its tasks are thrown away, and a polite stop would wait for those that sleep.
+    with running(command, env=environment(tree.src), stdin=PIPE, stdout=PIPE) as process:
         loaded = Path(json.loads(read_line(process)))
         if not loaded.is_relative_to(tree.src):
             raise BenchError(f"{tree.name} should be {tree.src}, but {loaded} was imported")
         began = time.monotonic()
-        connection = connect(process, port)
-        try:
+        with closing(connect(process, port)) as connection:
             server = Server(process.pid, connection, db or Path(os.devnull))
             yield Watched(server, process, ready_after=time.monotonic() - began)
-        finally:
-            connection.close()
-    finally:
-        # Killed, not asked: its tasks are thrown away, and a polite stop would wait for those that sleep.
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-
-def read_line(process: subprocess.Popen[bytes]) -> bytes:
-    """A line of what the server says.
-
-    Raises:
-        BenchError: It has ended.
-    """
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise BenchError(f"{process.args!r} has ended (exit code {process.wait()})")
-    return line

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 HOST = "127.0.0.1"
-_BACKLOG = 64
+_BACKLOG = 1024
 
 
 def free_port(below: int = 65536) -> int:
@@ -55,7 +55,7 @@ def listens(port: int) -> bool:
     return True
 
 
-def base_url(port: int) -> str:
+def base_url(port: int | str) -> str:
     """The address of what is served on a port."""
     return f"http://{HOST}:{port}"
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Literal, NoReturn, Protocol, TypeAlias, cast, overload
 
 ROOT = Path(__file__).parent.parent
-ENVIRONMENT: Final[Mapping[str, str]] = {
+ENVIRONMENT: Final[dict[str, str]] = {
     key: value for key, value in os.environ.items() if not key.startswith("MCP_TASKS")
 }
 """Ours, without what it says about tasks."""
@@ -354,7 +354,16 @@ def _look_after_all() -> None:
 
 
 def _leave(number: int, frame: object) -> NoReturn:
+    # Coroutines are cancelled first, and one may wait for what never comes.
+    late = threading.Timer(STOP_LIMIT, _leave_at_once, [number])
+    late.daemon = True
+    late.start()
     sys.exit(128 + number)
+
+
+def _leave_at_once(number: int) -> NoReturn:
+    _end_all()
+    os._exit(128 + number)
 
 
 def _end_all() -> None:

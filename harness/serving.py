@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import uvicorn
 from mcp.server import MCPServer, Server
@@ -21,7 +22,7 @@ from mcp.server.stdio import stdio_server
 from starlette.types import ASGIApp
 
 from harness.forking import fork
-from harness.ports import free_port, listening, listens, mcp_url, port_of
+from harness.ports import HOST, free_port, listening, listens, mcp_url, port_of
 from harness.processes import (
     ENVIRONMENT,
     ROOT,
@@ -168,7 +169,7 @@ class ServerProcess:
         self.kill()
         self._stack.close()
 
-    def __enter__(self) -> ServerProcess:
+    def __enter__(self) -> Self:
         try:
             self.start()
         except BaseException:
@@ -182,10 +183,13 @@ class ServerProcess:
                 code = self.process.poll()
                 assert code is None, f"the server ended by itself with {code}:\n{self.output}"
                 self.stop()
+            if kind is not None:
+                # Where pytest shows it with the failure.
+                print(f"{self._module} printed:\n{self.output}", file=sys.stderr)
         finally:
             self.close()
 
-    async def __aenter__(self) -> ServerProcess:
+    async def __aenter__(self) -> Self:
         return await asyncio.to_thread(self.__enter__)
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -197,15 +201,22 @@ class ServerProcess:
 
 def serve_app(app: ASGIApp, *, port: int = 0, fd: int | None = None, **options: Any) -> None:
     """Serve an app until told to stop: on a port, or on the socket that was handed down."""
-    asyncio.run(serving_until_told(app, port=port, fd=fd, **options))
+    web_server(app, port=port, **options).run(sockets=_sockets(fd))
 
 
 async def serving_until_told(app: ASGIApp, *, port: int = 0, fd: int | None = None, **options: Any) -> None:
     """The same, beside whatever else the event loop does."""
+    await web_server(app, port=port, **options).serve(sockets=_sockets(fd))
+
+
+def web_server(app: ASGIApp, *, port: int = 0, **options: Any) -> uvicorn.Server:
+    """What serves an app: uvicorn, on the event loop that it takes by itself."""
     usual: dict[str, Any] = {"log_level": "warning", "timeout_graceful_shutdown": 1}
-    config = uvicorn.Config(app, host="127.0.0.1", port=port, **(usual | options))
-    sockets = None if fd is None else [socket.socket(fileno=fd)]
-    await uvicorn.Server(config).serve(sockets=sockets)
+    return uvicorn.Server(uvicorn.Config(app, host=HOST, port=port, **(usual | options)))
+
+
+def _sockets(fd: int | None) -> list[socket.socket] | None:
+    return None if fd is None else [socket.socket(fileno=fd)]
 
 
 async def serve_stdio(server: AnyServer) -> None:

@@ -63,7 +63,7 @@ PARTS: Mapping[str, Sequence[str]] = {
     "legacy.server": (*_BELOW_SERVER, "legacy"),
     "legacy.client": ("errors", "quiet", "files", "encryption", "core", "wire", "failure", "client", "legacy"),
     # Looks at servers from outside. Used by the command, and by whoever tests a server of their own.
-    "doctor": ("errors", "core", "wire", "client", "cli"),
+    "doctor": ("errors", "core", "wire", "client"),
     "cli": (*_EVERYTHING_SHIPPED, "doctor", PACKAGE),
     # `python -m mcp_tasks`: the command.
     "__main__": ("cli",),
@@ -219,6 +219,7 @@ MAPPED = (
     "legacy",
     "legacy/server",
     "legacy/client",
+    "doctor",
 )
 """Rooms whose modules ARCHITECTURE.md lists one by one."""
 
@@ -378,10 +379,12 @@ for path in sorted(pathlib.Path(sys.argv[1]).rglob("*.py")):
         ("mcp,starlette", "errors,core,stores,engines,runtime,wire,protocol"),
         ("mcp,mcp_types", "errors,core,stores,engines,runtime"),
         ("mcp,mcp_types,pydantic", "errors,core,stores,engines"),
+        # What only the extra of the command line brings.
+        ("click,rich", "errors,core,wire,client,doctor"),
     ],
-    ids=["up to the protocol", "up to the runtime", "below the runtime"],
+    ids=["up to the protocol", "up to the runtime", "below the runtime", "doctor"],
 )
-def test_what_needs_no_sdk_is_imported_with_none_installed(missing: str, parts: str) -> None:
+def test_what_needs_no_sdk_or_extra_is_imported_with_none_installed(missing: str, parts: str) -> None:
     command = [sys.executable, "-c", _WITHOUT_SDK, str(SOURCE), missing, parts]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 CONFIG = Path(__file__).with_name("zensical.toml")
 RENAMED = {"SECURITY.md": "threat-model.md"}
 """Pages at the top of the repository that are on the site under a name that is not their own in small letters."""
+FORMS = {DOCS / "decisions" / "template.md"}
+"""What is copied to write a page, and is none itself."""
 REDIRECTS = {"operate": "running", "operator": "store-commands"}
 """Pages that had another name, which links from outside may still use."""
 
@@ -31,7 +33,7 @@ class Entry:
 @cache
 def pages() -> dict[str, Path]:
     """Every page of the site, and the file that it is written in."""
-    inside = {str(path.relative_to(DOCS)): path for path in sorted(DOCS.rglob("*.md"))}
+    inside = {str(path.relative_to(DOCS)): path for path in sorted(DOCS.rglob("*.md")) if path not in FORMS}
     top = {RENAMED.get(path.name, path.name.lower()): path for path in sorted(ROOT.glob("*.md"))}
     return {**top, **inside}
 
@@ -50,8 +52,8 @@ def _written_out(entries: list[Any]) -> list[Any]:
         if isinstance(entry, str):
             found += [{title(path): path} for path in pages() if path.startswith(entry)]
             continue
-        [(name, inner)] = entry.items()
-        found.append({name: _written_out(inner) if isinstance(inner, list) else inner})
+        for name, inner in cast("dict[str, str | list[Any]]", entry).items():
+            found.append({name: _written_out(inner) if isinstance(inner, list) else inner})
     return [entry for entry in found if all(entry.values())]
 
 
@@ -79,7 +81,9 @@ def title(path: str) -> str:
 
 def summary(path: str) -> str:
     """The first sentence of a page, without links and marks: for whom it is, and what is in it."""
-    text = re.sub(r"^```.*?^```|^!\[.*$", "", pages()[path].read_text(), flags=re.DOTALL | re.MULTILINE)
+    # What is passed over: code, pictures, and the status of a decision.
+    other = r"^```.*?^```|^!\[.*?$|^## Status\n.*?(?=^## )"
+    text = re.sub(other, "", pages()[path].read_text(), flags=re.DOTALL | re.MULTILINE)
     paragraphs = [part.strip() for part in text.split("\n\n") if part.strip() and not part.lstrip().startswith("#")]
     first = " ".join(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", paragraphs[0]).split()) if paragraphs else ""
     return re.split(r"(?<=[.!?]) (?=[A-Z`])", first)[0]

@@ -11,6 +11,13 @@
     │   ├── ErrorTooLarge           the error that a tool raised is larger than what is kept
     │   ├── QuestionTooLarge        a tool asks with more than a question may have
     │   ├── OwnerRequired           a task has to have an owner, and there is none
+    │   ├── InvalidAddress          what should name a server does not
+    │   ├── UnknownServer           no server is known by this name
+    │   ├── InvalidServerFile       a file that names servers, or a server in it, cannot be used
+    │   ├── CredentialsForOne       credentials for one server would go to several
+    │   ├── TaskNotRemembered       the ledger has no task of this name
+    │   ├── AmbiguousTask           a name fits more than one task of the ledger
+    │   ├── UnknownTool             the server has no tool of this name
     │   └── MissingExtra            an optional dependency is not installed
     ├── StepError                   a step failed in an earlier run, with an exception that cannot be rebuilt
     ├── QuestionTimedOut            nobody answered a question within its `timeout`
@@ -27,6 +34,8 @@
     │   ├── WaitTimedOut            it waited as long as it wanted to
     │   └── QuestionUnanswered      the task asks something, and the answer failed or was refused
     ├── BadValue                    what a person typed is no value of its field
+    ├── ServerUnreachable           a server cannot be used: not there, not for us, or no MCP server
+    ├── ServerHasFaults             an examination of a server found something wrong
     ├── InvalidResponse             the other side did not keep to the protocol
     ├── RunStopped                  the work was stopped before it had an outcome
     │   ├── Interrupted             its process went away, and the tool may not be run again
@@ -301,6 +310,83 @@ class QuestionUnanswered(WaitAbandoned):
     def __init__(self, task_id: str, key: str, why: str, fate: Fate = "left") -> None:
         self.key = key
         super().__init__(task_id, f"task {task_id} asks {key!r}, and {why}", fate)
+
+
+class Explained(Exception):
+    """What an error of somebody's input has apart for whoever shows it: what is wrong, and what to do.
+
+    Attributes:
+        what: What is wrong, without a full stop.
+        hint: What to do about it, on as many lines as it takes; empty if there is nothing to say.
+    """
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        self.what: str = what
+        self.hint: str = hint
+        super().__init__(f"{what}\n{hint}" if hint else what)
+
+
+class InvalidAddress(Explained, UsageError):
+    """What should name a server does not: neither a URL nor a command, or a ledger does not say how to reach it."""
+
+
+class UnknownServer(Explained, UsageError):
+    """No server is known by that name; the hint has those that are spelled like it."""
+
+
+class InvalidServerFile(Explained, UsageError):
+    """A file that names servers, or a server in it, cannot be used: it is not JSON, say, or a variable is not set."""
+
+
+class CredentialsForOne(Explained, UsageError):
+    """Tasks are of several servers or identities, and the headers that were given can only be for one of them."""
+
+
+class TaskNotRemembered(Explained, UsageError):
+    """The ledger has no task whose id begins like that."""
+
+
+class AmbiguousTask(Explained, UsageError):
+    """The ledger has more than one task whose id begins like that; the hint lists them."""
+
+
+class UnknownTool(Explained, UsageError):
+    """The server has no tool of that name; the hint has those that are spelled like it."""
+
+
+UnreachableReason = Literal[
+    "connection", "credentials", "redirect", "internal", "not_mcp", "timeout", "not_found", "exited", "other"
+]
+"""Why a server cannot be used: no connection, credentials missing or refused, it has moved, it answers with an error of
+its own, it is something else, it does not answer, there is no such command, its process ended; or something else."""
+
+
+class ServerUnreachable(Explained, TasksError):
+    """A server cannot be used: it is not there, refuses the credentials, or is not an MCP server.
+
+    Attributes:
+        reason: Why, in one word for programs.
+        scheme: With `credentials`: the kind of authorization that the server asks for, such as `Bearer`.
+    """
+
+    def __init__(
+        self, what: str, hint: str = "", *, reason: UnreachableReason = "other", scheme: str = "Bearer"
+    ) -> None:
+        super().__init__(what, hint)
+        self.reason: UnreachableReason = reason
+        self.scheme: str = scheme
+
+
+class ServerHasFaults(TasksError):
+    """An examination of a server found something wrong, or could not look at its tasks.
+
+    Attributes:
+        faults: What is wrong, each in words.
+    """
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        self.faults: Sequence[str] = faults
+        super().__init__("\n".join(["the server's support for tasks is not right:", *faults]))
 
 
 class InvalidResponse(TasksError):

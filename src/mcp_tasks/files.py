@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -36,6 +37,9 @@ FileId: TypeAlias = "tuple[int, int] | None"
 
 LARGEST_SECRET: Final = 64 * 1024
 """Bytes of a file with keys or a token."""
+
+LARGEST_SETTINGS: Final = 1024 * 1024
+"""Bytes of a file with settings."""
 
 
 def make_folder(folder: Path) -> None:
@@ -181,6 +185,50 @@ def read_secret(path: Path) -> bytes:
     if len(data) > LARGEST_SECRET:
         raise UntrustedFile(f"{path} has more than {LARGEST_SECRET:,} bytes, and is not what it should be.")
     return data
+
+
+def read_trusted(path: Path) -> bytes:
+    """What a file holds that may be read by all, and tells us what to do. It may be a link.
+
+    Raises:
+        OSError: It cannot be read.
+        UntrustedFile: Somebody else owns it, or everybody can write it; or it is no file, or a large one.
+    """
+    descriptor = os.open(path, os.O_RDONLY | (_NO_LINK & ~getattr(os, "O_NOFOLLOW", 0)))
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise UntrustedFile(f"{path} is no file.")
+        if _IS_POSIX:
+            _check_owner(path, found)
+            if found.st_mode & stat.S_IWOTH:
+                raise UntrustedFile(f"everybody can write {path}. Run: chmod o-w {_quoted(path)}")
+        data = file.read(LARGEST_SETTINGS + 1)
+    if len(data) > LARGEST_SETTINGS:
+        raise UntrustedFile(f"{path} has more than {LARGEST_SETTINGS:,} bytes, and is not what it should be.")
+    return data
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a private file as a whole, or not at all: who reads it meanwhile reads the old one.
+
+    Raises:
+        OSError: It cannot be written.
+        UntrustedFile: What is there is not ours to replace.
+    """
+    if _IS_POSIX and os.path.lexists(path):
+        _check(path, path.lstat())
+    descriptor, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(beside, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(beside)
+        raise
 
 
 def _make_private(path: Path, found: os.stat_result) -> None:

@@ -17,12 +17,21 @@ from typing import Any
 import anyio
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
-from mcp_types import ToolAnnotations
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import (
+    AudioContent,
+    BlobResourceContents,
+    EmbeddedResource,
+    ImageContent,
+    TextResourceContents,
+    ToolAnnotations,
+)
 
 from mcp_tasks import Settings, Tasks
 
 REPEATABLE = ToolAnnotations(idempotent_hint=True)
 HARMLESS = ToolAnnotations(read_only_hint=True)
+PIXEL = "iVBORw0KGgo="
 
 SURVEY: dict[str, Any] = {
     "type": "object",
@@ -71,6 +80,25 @@ def build(tasks: Tasks) -> MCPServer[dict[str, object]]:
             await ctx.report_progress(step, steps, f"step {step} of {steps}")
             await anyio.sleep(0.1)
         return "slow done"
+
+    @server.tool(annotations=HARMLESS)
+    @tasks.task()
+    async def fails() -> str:
+        """Say that it failed."""
+        raise ToolError("out of paper")
+
+    @server.tool(annotations=HARMLESS)
+    @tasks.task()
+    async def pictures() -> list[ImageContent | AudioContent | EmbeddedResource]:
+        """Give a file of every kind, with names that lead elsewhere."""
+        blob = BlobResourceContents(uri="file:///../../evil.sh", mime_type="application/x-sh", blob=PIXEL)
+        page = TextResourceContents(uri="file://../../.profile", mime_type="text/html", text="<p>hello</p>")
+        return [
+            ImageContent(data=PIXEL, mime_type="image/png"),
+            AudioContent(data=PIXEL, mime_type="audio/wav"),
+            EmbeddedResource(resource=blob),
+            EmbeddedResource(resource=page),
+        ]
 
     @server.tool(annotations=HARMLESS)
     @tasks.task()

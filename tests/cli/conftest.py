@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import Cli, serving, zygote
+from tests.cli.running import Cli, serving, stdio_command
 
 
 @pytest.fixture(scope="session")
@@ -18,20 +18,31 @@ def fixture_url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
 
 
 @pytest.fixture(scope="session")
-def asking_url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    """The server that asks every kind of question."""
-    with serving("tests.cli.asking_server", tmp_path_factory.mktemp("asking")) as url:
-        yield url
+def asking_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server that asks keeps its tasks."""
+    return tmp_path_factory.mktemp("asking")
 
 
 @pytest.fixture(scope="session")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
-    """What commands are forked from."""
-    with zygote(tmp_path_factory.mktemp("zygote")) as path:
-        yield path
+def asking_url(asking_folder: Path) -> Generator[str]:
+    """The server that asks every kind of question."""
+    with serving("tests.cli.asking_server", asking_folder) as url:
+        yield url
 
 
 @pytest.fixture
-def cli(commands: Path, tmp_path: Path) -> Cli:
+def asking_store(asking_folder: Path) -> Path:
+    """The file with its tasks."""
+    return asking_folder / "tasks.db"
+
+
+@pytest.fixture
+def stdio(tmp_path: Path) -> str:
+    """The command of the same server over its pipes."""
+    return stdio_command(tmp_path)
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
     """The command line."""
-    return Cli(commands, tmp_path)
+    return Cli(tmp_path)

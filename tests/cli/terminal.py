@@ -72,10 +72,10 @@ class Terminal:
 
 
 @contextmanager
-def on_terminal(cli: Cli, *arguments: str) -> Generator[Terminal]:
+def on_terminal(cli: Cli, *arguments: str, columns: int = COLUMNS) -> Generator[Terminal]:
     """Run a command on a terminal while the block lasts."""
     master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
     command = cli.begin(arguments, [slave, slave, slave], terminal=True)
     os.close(slave)
     try:

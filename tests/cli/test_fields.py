@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from mcp_tasks.cli.forms.arguments import read_arguments
-from mcp_tasks.cli.target import Target, looks_like_address, parse_target
 from mcp_tasks.cli.terminal.exits import Problem
+from mcp_tasks.cli.terminal.rows import clock
 from mcp_tasks.cli.terminal.text import clean, one_line
-from mcp_tasks.cli.terminal.views import ago, clock
+from mcp_tasks.cli.terminal.views import ago
 from mcp_tasks.client.examples import example_of
 from mcp_tasks.client.fields import field_of, fields_of
+from mcp_tasks.client.servers.address import ServerAddress, looks_like_address
 from mcp_tasks.client.words import example_words, read_words
 from mcp_tasks.errors import BadValue
 from tests.cli.asking_server import SURVEY
@@ -202,14 +203,16 @@ def test_words_that_are_no_arguments_are_refused(words: list[str], json_text: st
 
 @pytest.mark.parametrize("text", ["http://x/mcp", "cd /tmp && python server.py --name 'a b'", "cd '/a b' && run"])
 def test_a_server_is_read_back_as_it_is_kept(text: str) -> None:
-    assert parse_target(text).spec == text
+    assert ServerAddress.parse(text).spec == text
 
 
 def test_a_command_is_kept_with_its_folder() -> None:
-    target = parse_target("python server.py")
+    target = ServerAddress.parse("python server.py")
     assert target.argv == ("python", "server.py")
     assert target.spec.startswith("cd /")
-    assert parse_target(target.spec) == target == Target(argv=("python", "server.py"), folder=target.folder)
+    assert (
+        ServerAddress.parse(target.spec) == target == ServerAddress(argv=("python", "server.py"), folder=target.folder)
+    )
 
 
 @pytest.mark.parametrize(

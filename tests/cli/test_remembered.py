@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from mcp_tasks.cli.options import Access
-from mcp_tasks.cli.remembered import by_server, find_task, opened_ledger, short_id, short_ids
-from mcp_tasks.cli.terminal.exits import Exit, Problem
+from mcp_tasks.cli.remembered import find_task, opened_ledger
+from mcp_tasks.cli.terminal.exits import Exit, problem_of
 from mcp_tasks.client import Ledger
+from mcp_tasks.client.servers.grouping import by_server
+from mcp_tasks.client.short_ids import short_id, short_ids
+from mcp_tasks.errors import CredentialsForOne, TasksError
 from tests.cli.running import Cli
 
 A, B = "http://a/mcp", "http://b/mcp"
@@ -47,14 +49,16 @@ def test_a_task_is_found_by_a_start_that_only_it_has(
     ("start", "code"), [("task_ab", Exit.USAGE), ("task_zzz", Exit.USAGE), ("nope", Exit.UNKNOWN_TASK), ("", 8)]
 )
 def test_a_start_that_is_not_clear_is_refused(ledger: Ledger, start: str, code: int) -> None:
-    with pytest.raises(Problem) as problem:
+    with pytest.raises(TasksError) as problem:
         find_task(ledger, start)
-    assert problem.value.code == code
+    shown = problem_of(problem.value)
+    assert shown is not None
+    assert shown.code == code
 
 
 def test_short_ids_tell_tasks_apart(ledger: Ledger) -> None:
     ledger.add("task_abcdefghZZ", server=A, tool="render")
-    short = short_ids(ledger.entries())
+    short = short_ids(entry.task_id for entry in ledger.entries())
     assert short["786512e2-9e0d"] == "786512e2"
     assert short["task_abXYZ"] == "task_abXYZ"
     assert short["task_abcdefghij"] == "task_abcdefghij"
@@ -62,9 +66,9 @@ def test_short_ids_tell_tasks_apart(ledger: Ledger) -> None:
 
 
 def test_a_token_is_not_shown_to_two_servers(ledger: Ledger) -> None:
-    assert len(by_server(ledger.entries(), Access())) == 2
-    with pytest.raises(Problem, match="several servers"):
-        by_server(ledger.entries(), Access(headers={"Authorization": "Bearer x"}))
+    assert len(by_server(ledger.entries())) == 2
+    with pytest.raises(CredentialsForOne, match="several servers"):
+        by_server(ledger.entries(), {"Authorization": "Bearer x"})
 
 
 def test_the_ledger_is_for_its_owner_only(tmp_path: Path) -> None:

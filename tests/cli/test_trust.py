@@ -19,7 +19,6 @@ from rich.text import Text
 
 from mcp_tasks.cli.forms.form import Form
 from mcp_tasks.cli.forms.questions import describe, how_to_answer, how_to_answer_unseen
-from mcp_tasks.cli.remembered import short_id
 from mcp_tasks.cli.terminal import text
 from mcp_tasks.cli.terminal.keyboard import Keyboard
 from mcp_tasks.cli.terminal.links import link_to
@@ -27,6 +26,7 @@ from mcp_tasks.cli.terminal.outcomes import print_result
 from mcp_tasks.cli.terminal.text import CleanLog, clean, command_line, json_text, one_line
 from mcp_tasks.client.fields import fields_of
 from mcp_tasks.client.questions import Question
+from mcp_tasks.client.short_ids import short_id
 from tests.cli import hostile_server
 from tests.cli.hostile_server import EVIL
 from tests.cli.running import Cli, Done
@@ -209,8 +209,8 @@ def test_what_a_tool_says_of_its_failure_is_clean_in_a_file_too(
 ) -> None:
     monkeypatch.setattr(text, "_secrets", {"geheim-1"})
     result = {"content": [{"type": "text", "text": f"no: geheim-1{EVIL}"}]}
-    print_result({**result, "isError": True})
-    print_result(result)
+    print_result({**result, "isError": True}, {})
+    print_result(result, {})
     out, err = capsys.readouterr()
     assert not OBEYED & set(err)
     assert "geheim-1" not in out + err

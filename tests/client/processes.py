@@ -16,8 +16,6 @@ import argparse
 import asyncio
 import json
 import os
-import signal
-import socket
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,69 +26,21 @@ from mcp import Client
 from mcp.client.session import ClientRequestContext
 from mcp_types import ElicitRequestParams, ElicitResult
 
-from harness.forking import PIPE, Forked, fork
-from harness.processes import ENVIRONMENT
+from harness.forking import Forked, fork
+from harness.processes import ENVIRONMENT, PIPE
 from harness.rpc import PATIENCE
+from harness.serving import ServerProcess
 from mcp_tasks.client import TaskHandle, TasksClient, pending_tasks, reconnecting_http, resume_task, start_task
 from tests.client.connecting import text
 
 START_LIMIT = 30.0
 
 
-class ServerProcess:
-    """The fixture server on a port and a file that outlast it."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}/mcp"
-        self._command = ["mcp_tasks.testing.fixture_server", "--port", str(self.port), "--db", str(folder / "tasks.db")]
-        self._command += arguments
-        self._process: Forked | None = None
-
-    async def start(self) -> None:
-        """Start it and return when it listens."""
-        self._process = self._spawn()
-        with anyio.fail_after(START_LIMIT):
-            while not await self._listens():
-                assert self._process.poll() is None, "the server did not start"
-                await anyio.sleep(0.02)
-
-    def _spawn(self) -> Forked:
-        return fork(*self._command, env=ENVIRONMENT)
-
-    def kill(self) -> None:
-        """End it as a crash does."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def terminate(self) -> Forked:
-        """Ask it to end."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
-        return self._process
-
-    async def _listens(self) -> bool:
-        try:
-            stream = await anyio.connect_tcp("127.0.0.1", self.port)
-        except OSError:
-            return False
-        await stream.aclose()
-        return True
-
-
-@asynccontextmanager
-async def server_process(folder: Path, *arguments: str) -> AsyncGenerator[ServerProcess]:
-    """A fixture server that can be killed and started again while the block lasts."""
-    server = ServerProcess(folder, *arguments)
-    try:
-        await server.start()
-        yield server
-    finally:
-        server.kill()
+def server_process(folder: Path, *arguments: str) -> ServerProcess:
+    """The fixture server, on a port and a file that outlast it."""
+    return ServerProcess(
+        "mcp_tasks.testing.fixture_server", "--port", "{port}", "--db", folder / "tasks.db", *arguments
+    )
 
 
 class ClientProcess:
@@ -126,8 +76,9 @@ class ClientProcess:
 @asynccontextmanager
 async def client_process(url: str, ledger: Path | str, log: Path, *arguments: str) -> AsyncGenerator[ClientProcess]:
     """A client process, ended at the end of the block if it has not ended by then."""
-    command = ["tests.client.processes", url, str(ledger), str(log), *arguments]
-    client = ClientProcess(fork(*command, env=ENVIRONMENT, stdout=PIPE))
+    command = ("tests.client.processes", url, ledger, log, *arguments)
+    # Its pipe is the event loop's, which closes it.
+    client = ClientProcess(fork(*map(str, command), env=ENVIRONMENT, stdout=PIPE))
     try:
         await client.listen()
         yield client

@@ -82,7 +82,7 @@ async def test_a_server_that_is_killed_and_started_again_on_its_port_does_not_en
             server.kill()
             # The first look at a server that is not there comes before it is there again.
             await anyio.sleep(0.3)
-            await server.start()
+            await server.started()
         assert results == ["ok"]
         # And what waited for an answer before waits for it now.
         asking = await seen(handle, lambda snapshot: snapshot.input_requests)
@@ -106,7 +106,7 @@ async def test_a_person_who_is_still_thinking_when_the_server_comes_back_is_not_
         group.start_soon(call)
         await person.until_asked()
         server.kill()
-        await server.start()
+        await server.started()
         ready.set()
     assert results == ["deleted b.txt"]
     assert len(person.asked) == 1

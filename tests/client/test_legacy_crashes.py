@@ -47,7 +47,7 @@ async def test_a_server_that_is_killed_and_started_again_does_not_end_a_wait(tmp
                 await anyio.sleep(0.01)
         server.kill()
         await anyio.sleep(0.3)
-        await server.start()
+        await server.started()
         with anyio.fail_after(PATIENCE):
             assert [text(await waiting), text(await plain)] == ["ok", "ok"]
 
@@ -56,7 +56,7 @@ async def test_a_new_session_is_begun_with_a_server_that_has_forgotten_the_old_o
     async with server_process(tmp_path) as server, connect(server.url) as client:
         before = [tool.name for tool in (await client.list_tools()).tools]
         server.kill()
-        await server.start()
+        await server.started()
         assert [tool.name for tool in (await client.session.list_tools()).tools] == before
         with anyio.fail_after(PATIENCE):
             assert text(await client.call_tool("noop")) == "ok"
@@ -69,7 +69,7 @@ async def test_somebody_who_is_still_thinking_when_the_server_comes_back_is_not_
         calling = asyncio.create_task(client.call_tool("confirm_delete", {"filename": "a.txt"}))
         await person.until_asked()
         server.kill()
-        await server.start()
+        await server.started()
         ready.set()
         with anyio.fail_after(PATIENCE):
             assert text(await calling) == "deleted a.txt"
@@ -85,7 +85,7 @@ async def test_a_question_that_was_open_when_the_server_died_is_answered_from_a_
             await person.until_asked()
             server.kill()
             waiting.cancel()
-        await server.start()
+        await server.started()
         async with connect(server.url, Deleter()) as client:
             assert text(await resume_task(client, handle.id).result(PATIENCE)) == "deleted a.txt"
 

@@ -17,7 +17,7 @@ import anyio
 import httpx2
 import pytest
 
-from harness.databases import postgres
+from harness.databases import Postgres
 from harness.http import HttpWire, http_client, initialize
 from harness.rpc import PATIENCE, Tasking
 from tests.deploy.fleet import (
@@ -56,13 +56,15 @@ def services() -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory, services: dict[str, dict[str, Any]]) -> Generator[Fleet]:
+def fleet(
+    tmp_path_factory: pytest.TempPathFactory, services: dict[str, dict[str, Any]], shared_postgres: Postgres
+) -> Generator[Fleet]:
     """A server and a worker as the compose file starts them, and one more of each as its unit does."""
     folder = tmp_path_factory.mktemp("fleet")
-    with postgres(durable=False) as database, processes(folder) as running:
+    with processes(folder) as running:
         door, servers, health = free_port(), [free_port(), free_port()], [free_port(), free_port()]
         common = {
-            "MCP_TASKS_URL": database.new_database(),
+            "MCP_TASKS_URL": shared_postgres.new_database(),
             "REQUEST_STATE_KEY": KEY,
             "ALLOWED_HOSTS": f"127.0.0.1:{door}",
         }

@@ -43,7 +43,7 @@ def test_the_test_on_the_testing_page_passes_under_pytest_as_it_stands_there(tmp
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_orders.py"]
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
+    assert "2 passed" in done.stdout
     assert "skipped" not in done.stdout
 
 
@@ -95,7 +95,7 @@ async def test_a_host_can_start_the_server_of_the_first_page_as_it_is_told_to_th
     program = tmp_path / Path(start["args"][0]).name
     program.write_text(server.partition("if __name__")[0] + as_host_starts_it)
     assert Path(start["command"]).name == "python"
-    parameters = StdioServerParameters(command=sys.executable, args=[str(program)], env=ENVIRONMENT, cwd=tmp_path)
+    parameters = StdioServerParameters(command=sys.executable, args=[str(program)], env=dict(ENVIRONMENT), cwd=tmp_path)
     async with Client(stdio_client(parameters)) as client:
         result = await client.call_tool("count", {"to": 1})
     assert result.structured_content == {"result": "counted to 1"}

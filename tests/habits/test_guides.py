@@ -13,7 +13,7 @@ import pytest
 from tools.release import NotReady, check, section
 
 ROOT = Path(__file__).parents[2]
-GUIDES = ["CONTRIBUTING.md", "RELEASING.md", "docs/sdk.md", ".github/pull_request_template.md"]
+GUIDES = ["ARCHITECTURE.md", "CONTRIBUTING.md", "RELEASING.md", "docs/sdk.md", ".github/pull_request_template.md"]
 TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 DECISIONS = ROOT / "docs" / "decisions"
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
@@ -48,15 +48,31 @@ def test_a_path_with_braces_is_several() -> None:
     assert _paths("src/a/{b,c}") == ["src/a/b", "src/a/c"]
 
 
-def test_every_decision_is_in_the_index_and_in_the_architecture_with_a_status() -> None:
+@pytest.mark.parametrize("target", ["check", "test", "docs", "lock", "coverage", "numbers"])
+def test_who_contributes_is_told_when_to_run_what(target: str) -> None:
+    assert f"make {target}" in (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def test_every_decision_is_in_the_index_and_in_the_architecture() -> None:
     records = sorted(DECISIONS.glob("[0-9]*.md"))
     assert [int(record.name[:4]) for record in records] == list(range(1, len(records) + 1))
     index, architecture = (DECISIONS / "README.md").read_text(), (ROOT / "ARCHITECTURE.md").read_text()
     for number, record in enumerate(records, 1):
         assert record.read_text().startswith(f"# {number}. ")
-        assert re.search(r"^Status: (proposed|accepted|replaced by)", record.read_text(), flags=re.MULTILINE)
         assert f"]({record.name})" in index
         assert f"](docs/decisions/{record.name})" in architecture
+
+
+@pytest.mark.parametrize("record", sorted(DECISIONS.glob("[0-9]*.md")), ids=lambda path: path.stem[:4])
+def test_a_decision_has_the_form_and_names_files_that_exist(record: Path) -> None:
+    text = record.read_text()
+    assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == ["Status", "Context", "Decision", "Consequences"]
+    assert re.search(r"^## Status\n\n(Proposed|Accepted|Replaced by)\b", text, flags=re.MULTILINE)
+    assert [part for part in re.split(r"^## .*$", text, flags=re.MULTILINE) if not part.strip()] == []
+    # Paths are of the package, or of the repository; a file that is named alone is somewhere in the package.
+    package = ROOT / "src" / "mcp_tasks"
+    for path in re.findall(r"`([\w/]+(?:\.py|/))`", text):
+        assert (package / path).exists() or (ROOT / path).exists() or [*package.rglob(path)], path
 
 
 def test_the_table_of_sdks_agrees_with_what_is_asked_for() -> None:
@@ -68,7 +84,7 @@ def test_the_table_of_sdks_agrees_with_what_is_asked_for() -> None:
     assert pinned in row.split("|")[3]
 
 
-def test_every_module_of_the_sdk_that_is_imported_is_in_its_table() -> None:
+def test_the_modules_of_the_sdk_that_are_imported_are_in_its_table_and_public() -> None:
     imported: set[str] = set()
     for path in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -76,7 +92,8 @@ def test_every_module_of_the_sdk_that_is_imported_is_in_its_table() -> None:
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             imported |= {name for name in names if name.split(".")[0] in {"mcp", "mcp_types"}}
     told = set(re.findall(r"`(mcp[\w.]*)`", (ROOT / "docs" / "sdk.md").read_text().partition("| module of")[2]))
-    assert imported - told == set()
+    assert told == imported
+    assert [name for name in imported if "._" in name] == []
 
 
 def test_the_changelog_is_by_release_newest_first() -> None:

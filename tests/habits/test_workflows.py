@@ -35,12 +35,14 @@ def test_github_takes_them(schema: str, files: list[Path]) -> None:
 
 
 def _jobs(workflow: Path) -> dict[str, Any]:
-    return yaml.safe_load(workflow.read_text())["jobs"]
+    """The jobs that run here, and not those that are another workflow."""
+    jobs = yaml.safe_load(workflow.read_text())["jobs"]
+    return {name: job for name, job in jobs.items() if "uses" not in job}
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
 def test_actions_are_pinned_by_commit_with_their_version_beside_it(workflow: Path) -> None:
-    used = re.findall(r"uses: (.*)", workflow.read_text())
+    used = re.findall(r"uses: (?!\./)(.*)", workflow.read_text())
     assert used
     assert [line for line in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)] == []
 
@@ -61,6 +63,8 @@ def test_what_is_run_exists(workflow: Path) -> None:
         assert made is None or made[1] in TARGETS, command
         for path in re.findall(r"\b(?:requirements|tests)/[\w/.]+", command):
             assert (ROOT / path).exists(), command
+        for made_with in re.findall(r"\bmake .*", command):
+            assert "${{" not in made_with, f"what somebody else may choose is no part of a shell's text: {command}"
         for module in re.findall(r"-m (tools\.\w+)", command):
             assert (ROOT / f"{module.replace('.', '/')}.py").exists(), command
 
@@ -70,3 +74,24 @@ def test_every_python_that_is_supported_is_tested() -> None:
     named = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
     assert named
     assert set(named) <= set(matrix["python"])
+
+
+def test_a_workflow_that_another_one_calls_is_there_and_gets_what_it_asks_for() -> None:
+    release = yaml.safe_load((GITHUB / "workflows" / "release.yml").read_text())["jobs"]
+    calls = [job for job in release.values() if "uses" in job]
+    assert [job["uses"] for job in calls] == ["./.github/workflows/docs.yml"], "the docs of a release are published"
+    # YAML 1.1 reads the key `on` as true.
+    [docs] = [yaml.safe_load((ROOT / job["uses"]).read_text()) for job in calls]
+    assert calls[0]["with"].keys() == docs[True]["workflow_call"]["inputs"].keys()
+    assert calls[0]["permissions"] == docs["jobs"]["site"]["permissions"]
+    assert "publish" in calls[0]["needs"]
+
+
+def test_the_site_is_published_where_the_package_says_it_is() -> None:
+    [address] = re.findall(r'^Documentation = "(.*)"$', (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
+    assert f"URL={address}\n" in (GITHUB / "workflows" / "docs.yml").read_text()
+
+
+def test_who_opens_an_issue_is_shown_where_vulnerabilities_go() -> None:
+    config = yaml.safe_load((GITHUB / "ISSUE_TEMPLATE" / "config.yml").read_text())
+    assert [link for link in config["contact_links"] if link["url"].endswith("/security/advisories/new")]

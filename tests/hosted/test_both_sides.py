@@ -15,7 +15,7 @@ from mcp_types import CallToolResult, ElicitResult, ErrorData, TextContent
 
 from harness.rpc import PATIENCE
 from mcp_tasks.client import Hosting, ServerTransport, TasksClient, reconnecting_http
-from tests.hosted.processes import HttpServer, http_server, over_stdio
+from tests.hosted.processes import http_server, over_stdio
 from tests.hosted.raw_server import Host, until
 
 pytestmark = pytest.mark.anyio
@@ -49,8 +49,8 @@ async def any_client(kind: str, host: Host) -> AsyncGenerator[Client]:
             yield client
         return
     async with (
-        http_server(*(["--json"] if kind == "json" else [])) as url,
-        hosting_client(reconnecting_http(url), host) as client,
+        http_server(*(["--json"] if kind == "json" else [])) as server,
+        hosting_client(reconnecting_http(server.url), host) as client,
     ):
         yield client
 
@@ -135,7 +135,10 @@ async def test_a_client_that_declares_no_tasks_is_not_asked_for_one(host: Host) 
         assert "did not declare tasks.requests.elicitation.create" in await call(client, "try_to_ask")
     async with Client(over_stdio(), elicitation_callback=host.elicit) as client:
         assert "only 2025-11-25 has tasks of clients" in await call(client, "try_to_ask")
-    async with http_server("--stateless") as url, Client(streamable_http_client(url), mode="legacy") as client:
+    async with (
+        http_server("--stateless") as server,
+        Client(streamable_http_client(server.url), mode="legacy") as client,
+    ):
         assert "stateless" in await call(client, "try_to_ask")
     async with over_any_version(host) as client:
         assert "only 2025-11-25 has tasks of clients" in await call(client, "try_to_ask")
@@ -143,19 +146,15 @@ async def test_a_client_that_declares_no_tasks_is_not_asked_for_one(host: Host) 
 
 
 async def test_a_server_that_is_killed_comes_back_for_what_it_asked(host: Host) -> None:
-    server = HttpServer()
-    try:
-        await server.start()
+    async with http_server() as server:
         async with hosting_client(reconnecting_http(server.url), host) as client:
             task_id = await call(client, "begin", question="Publish?")
             await until(lambda: host.asked == ["Publish?"])
             server.kill()
-            await server.start()
+            await server.started()
             host.ready.set()
             assert await call(client, "fetch", task_id=task_id, seconds=20) == "accept"
         assert host.asked == ["Publish?"]
-    finally:
-        server.kill()
 
 
 @asynccontextmanager

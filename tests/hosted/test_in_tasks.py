@@ -17,7 +17,7 @@ from mcp_tasks.core import TaskRecord
 from mcp_tasks.legacy.client.hosting_file import HostedFile
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.client.connecting import text
-from tests.hosted.processes import HttpServer, http_server, over_stdio
+from tests.hosted.processes import http_server, over_stdio
 from tests.hosted.raw_server import RELATED, Host, until
 
 pytestmark = pytest.mark.anyio
@@ -45,7 +45,7 @@ async def connected(kind: str, tasks: TasksClient, host: Host) -> AsyncGenerator
         async with hosting(tasks, over_stdio(), host) as client:
             yield client
         return
-    async with http_server() as url, hosting(tasks, reconnecting_http(url), host) as client:
+    async with http_server() as server, hosting(tasks, reconnecting_http(server.url), host) as client:
         yield client
 
 
@@ -159,10 +159,8 @@ async def test_an_answer_that_does_not_fit_is_asked_for_again_as_a_new_task(host
 
 
 async def test_a_person_is_asked_once_though_the_server_is_killed(host: Host, tmp_path: Path) -> None:
-    server = HttpServer("--store", f"sqlite:///{tmp_path}/tasks.db")
     tasks = TasksClient(hosting=Hosting(ledger=tmp_path / "hosted.db"), ledger=tmp_path / "ledger.db")
-    try:
-        await server.start()
+    async with http_server("--store", f"sqlite:///{tmp_path}/tasks.db") as server:
         async with hosting(tasks, reconnecting_http(server.url), host) as client:
             handle = await begin(tasks, client, "publish")
             async with anyio.create_task_group() as group:
@@ -170,7 +168,7 @@ async def test_a_person_is_asked_once_though_the_server_is_killed(host: Host, tm
                 async def crash() -> None:
                     await until_noted(tmp_path / "tasks.db", handle.id)
                     server.kill()
-                    await server.start()
+                    await server.started()
                     # Whatever the new process does until it has looked at the question, the person is not asked again.
                     await anyio.sleep(1)
                     host.ready.set()
@@ -178,25 +176,19 @@ async def test_a_person_is_asked_once_though_the_server_is_killed(host: Host, tm
                 group.start_soon(crash)
                 assert await result_of(handle) == "published True"
         assert host.asked == ["Publish?"]
-    finally:
-        server.kill()
 
 
 async def test_a_person_who_answered_while_the_server_was_down_is_not_asked_again(host: Host, tmp_path: Path) -> None:
-    server = HttpServer("--store", f"sqlite:///{tmp_path}/tasks.db")
     tasks = TasksClient(hosting=Hosting(ledger=tmp_path / "hosted.db"), ledger=tmp_path / "ledger.db")
-    try:
-        await server.start()
+    async with http_server("--store", f"sqlite:///{tmp_path}/tasks.db") as server:
         async with hosting(tasks, reconnecting_http(server.url), host) as client:
             started = await begin(tasks, client, "publish")
             await until_noted(tmp_path / "tasks.db", started.id)
             server.kill()
             host.ready.set()
             await until(lambda: host.answered == 1)
-        await server.start()
+        await server.started()
         async with hosting(tasks, reconnecting_http(server.url), host) as client:
             [handle] = tasks.pending(client)
             assert await result_of(handle) == "published True"
         assert host.asked == ["Publish?"]
-    finally:
-        server.kill()

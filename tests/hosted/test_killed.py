@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, closing
+from contextlib import AbstractContextManager, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from typing import Any
 import anyio
 import pytest
 
-from harness.forking import PIPE, Forked, fork
-from harness.processes import ENVIRONMENT
+from harness.forking import Forked, forked
+from harness.processes import ENVIRONMENT, PIPE
 from harness.rpc import PATIENCE
 from mcp_tasks.client import Hosting, TasksClient
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
@@ -47,17 +46,9 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-@asynccontextmanager
-async def client_process(*arguments: object) -> AsyncGenerator[Forked]:
+def client_process(*arguments: str | Path) -> AbstractContextManager[Forked]:
     """A client that hosts, and is killed at the end of the block."""
-    process = fork("tests.hosted.hosting_client", *map(str, arguments), env=ENVIRONMENT, stdout=PIPE)
-    assert process.stdout is not None
-    try:
-        yield process
-    finally:
-        process.kill()
-        await anyio.to_thread.run_sync(process.wait)
-        process.stdout.close()
+    return forked("tests.hosted.hosting_client", *arguments, env=ENVIRONMENT, stdout=PIPE)
 
 
 def asked(log: Path) -> list[str]:
@@ -85,23 +76,23 @@ def fetch(task_id: str) -> list[Any]:
 
 @pytest.mark.requirement("hosted/survives")
 async def test_what_a_killed_client_had_not_answered_is_asked_again_and_answered(ledger: Path, log: Path) -> None:
-    async with http_server() as url:
-        async with client_process(url, ledger, log, *begin()) as client:
+    async with http_server() as server:
+        with client_process(server.url, ledger, log, *begin()) as client:
             task_id = await line_of(client)
             await until(lambda: asked(log) == ["Publish?"])
             client.kill()
-        async with client_process(url, ledger, log, "--answer", *fetch(task_id)) as client:
+        with client_process(server.url, ledger, log, "--answer", *fetch(task_id)) as client:
             assert await line_of(client) == "accept"
     assert asked(log) == ["Publish?", "Publish?"]
 
 
 @pytest.mark.requirement("hosted/survives")
 async def test_what_a_killed_client_had_answered_is_not_asked_again(ledger: Path, log: Path) -> None:
-    async with http_server() as url:
-        async with client_process(url, ledger, log, "--answer", *begin()) as client:
+    async with http_server() as server:
+        with client_process(server.url, ledger, log, "--answer", *begin()) as client:
             task_id = await line_of(client)
             await until(lambda: _statuses(ledger, client) == ["completed"])
-        async with client_process(url, ledger, log, *fetch(task_id)) as client:
+        with client_process(server.url, ledger, log, *fetch(task_id)) as client:
             assert await line_of(client) == "accept"
     assert asked(log) == ["Publish?"]
 

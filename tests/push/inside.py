@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-import uvicorn
-
+from harness.serving import serving_until_told
 from mcp_tasks import Tasks
 from mcp_tasks.testing.fixture_server import build
 
@@ -15,8 +14,8 @@ async def main(port: int, *, short_way: bool) -> None:
     tasks = Tasks("memory://", short_way=short_way)
     server = build(tasks)
     async with tasks.running(server):
-        app = server.streamable_http_app()
-        await uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning")).serve()
+        # Nobody is cut off: whoever listens is to be told.
+        await serving_until_told(server.streamable_http_app(), port=port, timeout_graceful_shutdown=None)
 
 
 if __name__ == "__main__":

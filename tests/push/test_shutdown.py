@@ -11,13 +11,12 @@ import anyio
 import httpx2
 import pytest
 
-from harness.forking import Forked, fork
 from harness.furnished import http_process
 from harness.http import HttpWire, http_client
-from harness.processes import ENVIRONMENT
 from harness.rpc import EVERYTHING, PATIENCE, Tasking
 from harness.schema import check_message
-from tests.client.processes import ServerProcess, server_process
+from harness.serving import ServerProcess
+from tests.client.processes import server_process
 from tests.push.listening import SUBSCRIPTION, listening
 
 pytestmark = pytest.mark.anyio
@@ -33,13 +32,13 @@ async def test_a_stream_ends_gracefully_when_the_server_is_told_to_stop(tmp_path
         async with listening(wire, [task_id]) as stream:
             await stream.acknowledged()
             await stream.until("input_required")
-            process = server.terminate()
+            server.process.send_signal(signal.SIGTERM)
             with anyio.fail_after(SOON):
                 *_, last = await stream.rest()
             check_message("subscriptions/listen", last)
             assert last["id"] == stream.id
             assert last["result"]["_meta"][SUBSCRIPTION] == stream.id
-        assert process.wait(SOON) in (0, -signal.SIGTERM)
+        assert server.process.wait(SOON) in (0, -signal.SIGTERM)
 
 
 async def test_a_client_that_listens_does_not_keep_the_server_from_stopping(tmp_path: Path) -> None:
@@ -48,37 +47,26 @@ async def test_a_client_that_listens_does_not_keep_the_server_from_stopping(tmp_
         task_id = await Tasking(wire, EVERYTHING).create("confirm_delete", filename="x")
         async with listening(wire, [task_id]) as stream:
             await stream.acknowledged()
-            process = server.terminate()
+            server.process.send_signal(signal.SIGTERM)
             try:
-                await anyio.to_thread.run_sync(process.wait, SOON)
+                await anyio.to_thread.run_sync(server.process.wait, SOON)
             except subprocess.TimeoutExpired:
                 pytest.fail("the server goes on")
 
 
-class Inside(ServerProcess):
-    """A server whose tasks run before its web server handles signals."""
-
-    short_way = True
-
-    def _spawn(self) -> Forked:
-        return fork("tests.push.inside", str(self.port), str(self.short_way), env=ENVIRONMENT)
-
-
 @pytest.mark.parametrize("short_way", [True, False])
-async def test_a_server_whose_tasks_ran_before_it_was_served_stops_as_well(tmp_path: Path, short_way: bool) -> None:
-    server = Inside(tmp_path)
-    server.short_way = short_way
-    try:
-        await server.start()
-        async with http_client() as http, listening(HttpWire(server.url, http), []) as stream:
-            await stream.acknowledged()
-            process = server.terminate()
-            with anyio.fail_after(SOON):
-                *_, last = await stream.rest()
-            assert last["id"] == stream.id
-            assert await anyio.to_thread.run_sync(process.wait, SOON) in (0, -signal.SIGTERM)
-    finally:
-        server.kill()
+async def test_a_server_whose_tasks_ran_before_it_was_served_stops_as_well(short_way: bool) -> None:
+    async with (
+        ServerProcess("tests.push.inside", "{port}", str(short_way)) as server,
+        http_client() as http,
+        listening(HttpWire(server.url, http), []) as stream,
+    ):
+        await stream.acknowledged()
+        server.process.send_signal(signal.SIGTERM)
+        with anyio.fail_after(SOON):
+            *_, last = await stream.rest()
+        assert last["id"] == stream.id
+        assert await anyio.to_thread.run_sync(server.process.wait, SOON) in (0, -signal.SIGTERM)
 
 
 async def test_with_a_limit_on_its_shutdown_the_server_stops_and_the_task_stays(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 import click
 
 from mcp_tasks.cli.credentials import TOKEN, TOKEN_FILE, chosen_token, hide_values
+from mcp_tasks.cli.servers import SERVER
 
 Era: TypeAlias = Literal["auto", "modern", "legacy"]
 Output: TypeAlias = Literal["text", "json"]
@@ -90,7 +91,7 @@ class Duration(click.ParamType[timedelta]):
         # A number alone is of seconds.
         parts = _DURATION.fullmatch(f"{text}s" if text[-1:].isdigit() else text) if text else None
         if parts is None:
-            self.fail(f"{text!r} is not a duration; write 90 or 90s, 10m, 1h30m, 2d or 1w", param, ctx)
+            self.fail(f"{text!r} is not a duration; write 90 or 90s, 10m, 1h30m, 7d or 2w", param, ctx)
         try:
             duration = timedelta(**{unit: float(count) for unit, count in parts.groupdict("0").items()})
         except OverflowError:
@@ -217,7 +218,10 @@ takes_output: Final = taking(
 
 takes_task_options: Final = taking(
     click.option(
-        "--server", metavar="SERVER", help="The task's server, if the ledger does not know it. Needs the whole id."
+        "--server",
+        type=SERVER,
+        metavar="SERVER",
+        help="The task's server, if the ledger does not know it. Needs the whole id.",
     ),
     takes_access,
     takes_ledger,

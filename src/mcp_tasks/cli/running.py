@@ -6,13 +6,14 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, Final, cast
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
 
 import click
 
-from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.errors import StoreError
+from mcp_tasks.cli.terminal.exits import Exit, Problem, problem_of
+from mcp_tasks.client.servers.unreachable import leaves
+from mcp_tasks.errors import TasksError
 
 logger: Final = logging.getLogger(__name__)
 
@@ -25,16 +26,9 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
         code = app.main(args=arguments, prog_name="mcp-tasks", standalone_mode=False)
         sys.stdout.flush()
         return int(code or Exit.OK)
-    except Problem as exc:
-        exc.show()
-        return exc.code
     except click.ClickException as exc:
         exc.show()
         return exc.exit_code
-    except StoreError as exc:
-        # The ledger is the only store here.
-        Problem(str(exc), Exit.LEDGER, hint="--ledger names another.").show()
-        return Exit.LEDGER
     except (click.Abort, KeyboardInterrupt):
         click.echo(err=True)
         return Exit.INTERRUPTED
@@ -44,6 +38,10 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.OK
     except Exception as exc:
+        problem = problem_of(exc) if isinstance(exc, Problem | TasksError) else None
+        if problem is not None:
+            problem.show()
+            return problem.code
         logger.debug("an exception that nobody expected", exc_info=True)
         Problem(
             f"{_root_of(exc)!r}", Exit.DEFECT, hint="This is a bug in mcp-tasks. -vv shows where it comes from."
@@ -60,18 +58,9 @@ def run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
         return asyncio.run(work())
     except BaseExceptionGroup as group:
         for exc in leaves(group):
-            if isinstance(exc, Problem | StoreError | click.ClickException | KeyboardInterrupt):
+            if isinstance(exc, Problem | TasksError | click.ClickException | KeyboardInterrupt):
                 raise exc from None
         raise
-
-
-def leaves(exc: BaseException) -> Iterator[BaseException]:
-    """The exceptions in a group, or the one exception."""
-    if isinstance(exc, BaseExceptionGroup):
-        for inner in cast("BaseExceptionGroup[BaseException]", exc).exceptions:
-            yield from leaves(inner)
-    else:
-        yield exc
 
 
 def _root_of(exc: BaseException) -> BaseException:

@@ -7,11 +7,19 @@ from mcp_tasks.client.examples import example_of
 from mcp_tasks.client.extension import TasksClient
 from mcp_tasks.client.failure import CallLost, TaskFailed
 from mcp_tasks.client.fields import Choice, Field, fields_of
+from mcp_tasks.client.following import Followed, Follower, Hooks, follow
 from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle
 from mcp_tasks.client.http import reconnecting_http
 from mcp_tasks.client.ledger import Ledger, LedgerEntry
 from mcp_tasks.client.poller import Patience
 from mcp_tasks.client.questions import Question, questions_of
+from mcp_tasks.client.servers.address import ServerAddress
+from mcp_tasks.client.servers.connecting import connect
+from mcp_tasks.client.servers.entry import KnownServer
+from mcp_tasks.client.servers.grouping import ServerTasks, by_server
+from mcp_tasks.client.servers.known import KnownServers
+from mcp_tasks.client.short_ids import short_id, short_ids
+from mcp_tasks.client.tools import TaskSupport, find_tool, list_tools, task_support
 from mcp_tasks.client.transport import ServerTransport, stdio_transport, with_tasks
 from mcp_tasks.client.words import example_words, read_words
 from mcp_tasks.core.record import Progress
@@ -21,6 +29,7 @@ from mcp_tasks.errors import (
     InvalidOption,
     InvalidResponse,
     QuestionUnanswered,
+    ServerUnreachable,
     TasksError,
     TaskWasCancelled,
     UnknownTask,
@@ -35,9 +44,14 @@ __all__ = [
     "Choice",
     "ConnectedClient",
     "Field",
+    "Followed",
+    "Follower",
+    "Hooks",
     "Hosting",
     "InvalidOption",
     "InvalidResponse",
+    "KnownServer",
+    "KnownServers",
     "Ledger",
     "LedgerEntry",
     "OnAbandon",
@@ -46,28 +60,40 @@ __all__ = [
     "Progress",
     "Question",
     "QuestionUnanswered",
+    "ServerAddress",
+    "ServerTasks",
     "ServerTransport",
+    "ServerUnreachable",
     "TaskFailed",
     "TaskHandle",
     "TaskSnapshot",
     "TaskStatus",
+    "TaskSupport",
     "TaskWasCancelled",
     "TasksClient",
     "TasksError",
     "UnknownTask",
     "WaitAbandoned",
     "WaitTimedOut",
+    "by_server",
     "call_tool",
+    "connect",
     "example_of",
     "example_words",
     "fields_of",
+    "find_tool",
+    "follow",
     "list_tasks",
+    "list_tools",
     "pending_tasks",
     "questions_of",
     "read_words",
     "reconnecting_http",
     "resume_task",
+    "short_id",
+    "short_ids",
     "start_task",
     "stdio_transport",
+    "task_support",
     "with_tasks",
 ]

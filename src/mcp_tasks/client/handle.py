@@ -20,7 +20,7 @@ from mcp_tasks.client.callbacks import Callbacks
 from mcp_tasks.client.failure import task_failed
 from mcp_tasks.client.life import TaskLife
 from mcp_tasks.client.mailbox import Mailbox
-from mcp_tasks.client.poller import Patience, Poller
+from mcp_tasks.client.poller import OnOutage, Patience, Poller
 from mcp_tasks.client.port import TaskPort
 from mcp_tasks.client.requests import is_transient, plain_answers
 from mcp_tasks.client.task_ledger import TaskLedger
@@ -119,7 +119,7 @@ class TaskHandle:
             return snapshot
         return self._saw(snapshot)
 
-    async def watch(self, *, questions: bool = True) -> AsyncGenerator[TaskSnapshot]:
+    async def watch(self, *, questions: bool = True, on_outage: OnOutage | None = None) -> AsyncGenerator[TaskSnapshot]:
         """The states of the task as they come, the present one first and the final one last.
 
         Pushed where the server does that, polled at the server's pace otherwise. Questions are shown, not answered.
@@ -128,8 +128,11 @@ class TaskHandle:
         Args:
             questions: Whether to fetch questions from a server that sends them only to one who waits, as those of
                 2025-11-25 do. Say False if you will not answer: some servers send each question only once.
+            on_outage: Called after every look that failed because the server is out of reach, with how long it has been
+                so, and with None when it is back. The wait goes on meanwhile, for as long as `patience` says.
         """
-        async with aclosing(self._follow(Poller(self._patience), Wake(), questions=questions)) as states:
+        poller = Poller(self._patience, on_outage=on_outage)
+        async with aclosing(self._follow(poller, Wake(), questions=questions)) as states:
             async for snapshot in states:
                 yield snapshot
 

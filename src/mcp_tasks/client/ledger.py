@@ -21,10 +21,18 @@ from typing import Any, Final
 
 from mcp_tasks.client.ledger_file import open_ledger
 from mcp_tasks.client.sealing import Sealer, bound_to
+from mcp_tasks.client.short_ids import begins
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.status import FINAL_STATUSES, TaskStatus
 from mcp_tasks.encryption import Cipher
-from mcp_tasks.errors import CannotDecrypt, EncryptionMismatch, StoreCorrupt, StoreUnavailable
+from mcp_tasks.errors import (
+    AmbiguousTask,
+    CannotDecrypt,
+    EncryptionMismatch,
+    StoreCorrupt,
+    StoreUnavailable,
+    TaskNotRemembered,
+)
 from mcp_tasks.wire.parse import TaskSnapshot
 
 UNKNOWN: Final = "unknown"
@@ -81,6 +89,11 @@ class LedgerEntry:
     def is_error(self) -> bool:
         """Whether the tool says that it failed: its task has completed with that for a result."""
         return bool((self.result or {}).get("isError"))
+
+    @property
+    def server_label(self) -> str:
+        """How its server is shown: a command without its folder."""
+        return self.server.rpartition(" && ")[2]
 
 
 class Ledger:
@@ -181,6 +194,24 @@ class Ledger:
         )
         with self._translated():
             return [self._entry(row) for row in rows]
+
+    def find(self, start: str, *, server: str | None = None, identity: str | None = None) -> LedgerEntry:
+        """The one task whose id begins with `start`, with or without the part before `_`.
+
+        Raises:
+            TaskNotRemembered: No task begins like that.
+            AmbiguousTask: More than one does.
+        """
+        found = [entry for entry in self.entries(server=server, identity=identity) if begins(entry.task_id, start)]
+        exact = [entry for entry in found if entry.task_id == start]
+        match exact or found:
+            case [entry]:
+                return entry
+            case []:
+                raise TaskNotRemembered(f"no task in the ledger begins with {start!r}")
+            case several:
+                lines = (f"{e.task_id}  {e.tool}  {e.status}  {e.server}  {e.identity}".rstrip() for e in several[:10])
+                raise AmbiguousTask(f"{start!r} matches {len(several)} tasks", "\n".join(lines))
 
     def forget(self, task_id: str, *, server: str, identity: str = "") -> None:
         """Remove the task, and the answers given to it."""

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeAlias
 
 from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.pacing import backoff
@@ -29,6 +30,11 @@ BACKSTOP = 30.0
 SOON = 0.2
 """After an answer was given, the task goes on; no need to wait out an interval that was for idling. Not at once: a
 server that hints all the time is not looked at all the time."""
+
+
+OnOutage: TypeAlias = Callable[[timedelta | None], None]
+"""Called whenever a server could not be asked, with how long it has been out of reach; and with None when it is back.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,11 +58,22 @@ class Patience:
 
 
 class Poller:
-    """Decides for one task when to look at it next."""
+    """Decides for one task when to look at it next.
 
-    def __init__(self, patience: Patience | None = None, *, jitter: Callable[[], float] = random.random) -> None:
+    Args:
+        on_outage: Told when looks fail, and when they no longer do.
+    """
+
+    def __init__(
+        self,
+        patience: Patience | None = None,
+        *,
+        jitter: Callable[[], float] = random.random,
+        on_outage: OnOutage | None = None,
+    ) -> None:
         self._patience = patience or Patience()
         self._jitter = jitter
+        self._on_outage = on_outage
         self._interval = DEFAULT_INTERVAL
         self._pushed = False
         self._failures = 0
@@ -65,6 +82,8 @@ class Poller:
 
     def saw(self, snapshot: TaskSnapshot, now: float, *, pushed: bool) -> None:
         """A state arrived, by a look or pushed. `pushed` says whether notifications are known to come."""
+        if self._failures and self._on_outage is not None:
+            self._on_outage(None)
         self._failures = 0
         self._pushed = pushed
         suggested = DEFAULT_INTERVAL if snapshot.poll_interval is None else snapshot.poll_interval.total_seconds()
@@ -97,4 +116,7 @@ class Poller:
         self._failures += 1
         # Half of the pause is certain, half is chance: clients of a server that comes back do not come all at once.
         self.next_look = now + pause * (0.5 + self._jitter() / 2)
-        return self.next_look - self._failing_since <= self._patience.max_outage.total_seconds()
+        tries_again = self.next_look - self._failing_since <= self._patience.max_outage.total_seconds()
+        if tries_again and self._on_outage is not None:
+            self._on_outage(timedelta(seconds=now - self._failing_since))
+        return tries_again

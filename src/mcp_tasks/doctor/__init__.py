@@ -1,9 +1,10 @@
-"""What `mcp-tasks doctor` looks at: raw JSON-RPC, so that it sees what a server really sends.
+"""Is a server's support for tasks right? Ask it, with raw JSON-RPC, and say in plain words what it does wrong.
 
-`wire` sends, `shapes` judges one task, `report` collects findings; the other modules are probes, an area each.
+`examination` asks in order and `wire` carries it; `negotiation`, `refusals` and `tasks` are the probes, `subject` is
+what they share, `shapes` judges one task, `report` is what comes of it.
 """
 
-from mcp_tasks.doctor.checkup import Checkup
+from mcp_tasks.doctor.examination import examine
 from mcp_tasks.doctor.report import Finding, Report, Verdict
 
-__all__ = ["Checkup", "Finding", "Report", "Verdict"]
+__all__ = ["Finding", "Report", "Verdict", "examine"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
+from mcp_tasks.errors import ServerHasFaults
+
 Verdict: TypeAlias = Literal["pass", "warn", "fail", "skip"]
+"""What a finding comes to: as it should be, worth a look, wrong, or not looked at."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,9 +17,12 @@ class Finding:
     """What one probe found.
 
     Attributes:
+        area: What it belongs to: negotiation, errors, creation ...
         probe: What was looked at, in a few words.
+        verdict: `fail` for what the protocol forbids or a widely used client refuses, `warn` for what is worth a look,
+            `skip` for what could not be looked at.
         says: What was found, in one sentence.
-        advice: What to do about it.
+        advice: What to do about it; empty if there is nothing to do.
     """
 
     area: str
@@ -25,50 +31,63 @@ class Finding:
     says: str
     advice: str = ""
 
-    def to_json(self) -> Mapping[str, Any]:
-        """The finding as `--output json` prints it."""
+    def __str__(self) -> str:
+        return f"{self.area}: {self.probe}: {self.says}" + (f"\n  → {self.advice}" if self.advice else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """The finding as JSON; without what is empty."""
         return {key: value for key, value in asdict(self).items() if value}
 
 
 class Report:
-    """Findings in the order they were made.
+    """What was found, in the order it was looked at: iterate over it, or ask whether anything `failed`.
 
     Attributes:
+        findings: One for each thing that was looked at.
         unexamined: Why nothing of the server's tasks was looked at, though nothing is wrong; empty if something was.
     """
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
         self.unexamined: str = ""
+        self._area = ""
 
-    def add(self, area: str, probe: str, verdict: Verdict, says: str, advice: str = "") -> None:
-        """Note a finding."""
-        self.findings.append(Finding(area=area, probe=probe, verdict=verdict, says=says, advice=advice))
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.findings)
+
+    def __len__(self) -> int:
+        return len(self.findings)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{finding.verdict} {finding}" for finding in self.findings)
+
+    @property
+    def failed(self) -> Sequence[Finding]:
+        """What is wrong with the server."""
+        return [finding for finding in self.findings if finding.verdict == "fail"]
 
     def count(self, verdict: Verdict) -> int:
         """How many findings have this verdict."""
         return sum(finding.verdict == verdict for finding in self.findings)
 
+    def raise_for_faults(self) -> None:
+        """Fail a test of yours, with all that is wrong in words.
 
-class Area:
-    """Findings of one area."""
+        Raises:
+            ServerHasFaults: Something failed; or nothing could be examined, which says nothing good of the server.
+        """
+        if self.failed or self.unexamined:
+            raise ServerHasFaults([str(finding) for finding in self.failed] or [self.unexamined])
 
-    def __init__(self, report: Report, name: str) -> None:
-        self._report = report
-        self._name = name
+    def to_json(self) -> dict[str, Any]:
+        """The report as `mcp-tasks doctor --output json` prints it."""
+        values = {"failed": len(self.failed), "findings": [finding.to_json() for finding in self.findings]}
+        return {**values, "unexamined": self.unexamined} if self.unexamined else values
 
-    def ok(self, probe: str, says: str) -> None:
-        """All is well."""
-        self._report.add(self._name, probe, "pass", says)
+    def turn_to(self, area: str) -> None:
+        """Say what the next findings belong to."""
+        self._area = area
 
-    def warn(self, probe: str, says: str, advice: str) -> None:
-        """It works, but not for everybody or not as it should."""
-        self._report.add(self._name, probe, "warn", says, advice)
-
-    def fail(self, probe: str, says: str, advice: str) -> None:
-        """The protocol says otherwise."""
-        self._report.add(self._name, probe, "fail", says, advice)
-
-    def skip(self, probe: str, says: str, advice: str = "") -> None:
-        """It could not be looked at."""
-        self._report.add(self._name, probe, "skip", says, advice)
+    def add(self, verdict: Verdict, probe: str, says: str, advice: str = "") -> None:
+        """Note a finding."""
+        self.findings.append(Finding(area=self._area, probe=probe, verdict=verdict, says=says, advice=advice))

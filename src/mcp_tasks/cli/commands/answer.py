@@ -12,12 +12,11 @@ import click
 from mcp import Client, MCPError
 
 from mcp_tasks.cli.commands.wait import wait_for
-from mcp_tasks.cli.connection import connect
-from mcp_tasks.cli.following import nobody
+from mcp_tasks.cli.completing import task_ids
+from mcp_tasks.cli.connection import connector
 from mcp_tasks.cli.forms.arguments import read_arguments, read_object
 from mcp_tasks.cli.forms.form import Later
 from mcp_tasks.cli.forms.questions import describe, how_to_answer, how_to_answer_unseen
-from mcp_tasks.cli.looking import look
 from mcp_tasks.cli.options import (
     TakesArguments,
     TaskOptions,
@@ -26,9 +25,8 @@ from mcp_tasks.cli.options import (
     takes_save,
     takes_task_options,
 )
-from mcp_tasks.cli.remembered import by_server, find_tasks, opened_ledger, short_id
+from mcp_tasks.cli.remembered import find_tasks, opened_ledger
 from mcp_tasks.cli.running import run
-from mcp_tasks.cli.target import label_of
 from mcp_tasks.cli.terminal.desk import Desk
 from mcp_tasks.cli.terminal.exits import Detached, Exit, Problem, task_not_known
 from mcp_tasks.cli.terminal.keyboard import is_terminal
@@ -38,6 +36,9 @@ from mcp_tasks.cli.terminal.views import LineBoard
 from mcp_tasks.client import LedgerEntry, TaskHandle, TaskSnapshot, resume_task
 from mcp_tasks.client.handle import OnAbandon
 from mcp_tasks.client.questions import Question, questions_of
+from mcp_tasks.client.servers.connecting import ask_through_the_task
+from mcp_tasks.client.servers.grouping import by_server
+from mcp_tasks.client.short_ids import short_id
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import UnknownTask, UsageError
 
@@ -57,7 +58,7 @@ Examples:
 
 
 @click.command(cls=TakesArguments, epilog=EPILOG)
-@click.argument("task_id", metavar="ID")
+@click.argument("task_id", metavar="ID", shell_complete=task_ids)
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]... | -")
 @takes_arguments("The whole answer")
 @click.option("--question", "key", metavar="KEY", help="Which question, if the task asks several.")
@@ -94,11 +95,16 @@ def command(
     async def work() -> int:
         with opened_ledger(options.ledger_path) as ledger:
             [entry] = find_tasks(ledger, [task_id], options)
-            [(target, spoken, _)] = by_server([entry], options.access)
-            async with connect(target, spoken, ledger=ledger, elicit=nobody) as client:
+            [group] = by_server([entry], options.access.headers)
+            async with connector(options.access, ledger=ledger, elicit=ask_through_the_task)(group) as client:
                 repeated = options.access.repeated
                 given = _Given(words=words, json_text=json_text, key=key, action=action, repeated=repeated)
-                answered = await given.send(client, entry)
+                try:
+                    answered = await given.send(client, entry)
+                except Later:
+                    answer = command_line("answer", short_id(entry.task_id), options=repeated)
+                    say(f"The question is left open. Answer it with:\n  {answer}")
+                    return Exit.OK
             if wait:
                 outcomes = await wait_for(ledger, [entry], options.access, limit=None, on_abandon=on_abandon)
                 return report(outcomes, options.output, options.access, save=save)
@@ -130,13 +136,16 @@ class _Given:
 
     async def send(self, client: Client, entry: LedgerEntry) -> list[str]:
         """Answer; gives the keys of what was answered."""
-        snapshot = await look(client, entry)
         handle = resume_task(client, entry.task_id, tool=entry.tool)
+        try:
+            snapshot = await handle.status()
+        except MCPError as exc:
+            raise Problem(f"the server answers: {exc}", Exit.FAILED) from exc
         if snapshot.status is TaskStatus.INPUT_REQUIRED and not snapshot.input_requests:
             if not (self._words or self._json_text or self._action or is_terminal()):
                 raise _nobody_to_ask(how_to_answer_unseen(entry.task_id, self._repeated)[1:])
             snapshot = await _fetch_questions(handle, snapshot)
-        questions = questions_of(snapshot.input_requests, entry.tool or entry.task_id, label_of(entry))
+        questions = questions_of(snapshot.input_requests, entry.tool or entry.task_id, entry.server_label)
         if not questions:
             raise Problem(f"the task has no open question; it is {snapshot.status.value}", Exit.USAGE)
         answers = await self._answers(self._chosen(questions), entry)
@@ -221,7 +230,7 @@ async def _ask_all(questions: Sequence[Question], how_to_answer: Sequence[str]) 
 
     try:
         return await desk.supervise(ask())
-    except (Later, Detached):
+    except Detached:
         raise Problem("nothing was answered", Exit.INTERRUPTED) from None
 
 

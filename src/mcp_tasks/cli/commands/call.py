@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,11 @@ from mcp_types import (
     ElicitRequestParams,
     ElicitResult,
     ErrorData,
-    Tool,
 )
 from pydantic import ValidationError
 
-from mcp_tasks.cli.commands.tools import list_tools
+from mcp_tasks.cli.completing import tool_names
 from mcp_tasks.cli.connection import connect
-from mcp_tasks.cli.following import Follower, Key
 from mcp_tasks.cli.forms.arguments import read_arguments
 from mcp_tasks.cli.forms.form import Later
 from mcp_tasks.cli.forms.questions import describe
@@ -42,16 +39,18 @@ from mcp_tasks.cli.options import (
 )
 from mcp_tasks.cli.remembered import find_task, opened_ledger
 from mcp_tasks.cli.running import run
-from mcp_tasks.cli.target import Target, parse_target
+from mcp_tasks.cli.servers import SERVER
+from mcp_tasks.cli.terminal.attending import Attending, outcome_followed
 from mcp_tasks.cli.terminal.desk import Desk, TimeUp
-from mcp_tasks.cli.terminal.exits import Detached, Exit, Problem
+from mcp_tasks.cli.terminal.exits import Detached, Exit, LeftOpen, Problem
 from mcp_tasks.cli.terminal.outcomes import Outcome, report, say, say_how_to_return, what_became
 from mcp_tasks.cli.terminal.rows import Row
-from mcp_tasks.cli.terminal.text import clean, one_line
+from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import Board, new_board
-from mcp_tasks.client import CallLost, Ledger, TaskHandle, start_task
+from mcp_tasks.client import CallLost, Follower, Ledger, TaskHandle, find_tool, start_task
 from mcp_tasks.client.handle import OnAbandon
 from mcp_tasks.client.questions import Question
+from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.errors import Fate
 
 EPILOG = """\
@@ -70,8 +69,8 @@ ask, 130 Ctrl-C. --on-abandon says what becomes of a task that has not ended.
 
 
 @click.command(cls=TakesArguments, epilog=EPILOG)
-@click.argument("server")
-@click.argument("tool")
+@click.argument("server", type=SERVER)
+@click.argument("tool", shell_complete=tool_names)
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]... | -")
 @takes_arguments("All arguments")
 @click.option("--detach", is_flag=True, help="Start the task, print its id and leave.")
@@ -102,12 +101,14 @@ def command(
 
     Questions are asked at the prompt. Ctrl-C offers to cancel the task or to leave it running.
     """
-    target = parse_target(server)
+    target = ServerAddress.parse(server)
 
     async def work() -> int:
         with opened_ledger(ledger_path) as ledger:
             call = _Call(target, access, ledger, limit=timeout, detach=detach, on_abandon=on_abandon)
             outcome = await call.run(tool, words, json_text)
+        if detach and outcome.task_id is None and outcome.problem is None:
+            say("warning: the call was answered directly, so there is no task to come back to.", "yellow")
         if detach and outcome.task_id is not None and output == "text":
             click.echo(one_line(outcome.task_id) if sys.stdout.isatty() else outcome.task_id)
             say_how_to_return(outcome.task_id, outcome.server, access)
@@ -122,7 +123,7 @@ class _Call:
 
     def __init__(
         self,
-        target: Target,
+        target: ServerAddress,
         access: Access,
         ledger: Ledger,
         *,
@@ -137,7 +138,7 @@ class _Call:
         self._detach = detach
         self._board: Board = new_board()
         self._desk = Desk(self._board, limit=limit)
-        self._follower = Follower(self._board, self._desk, ledger, on_abandon=on_abandon)
+        self._follower = Follower(Attending(self._board, self._desk), on_abandon=on_abandon)
         self._row = Row(key="call", tool="", status="working")
         self._task_id: str | None = None
         self._unanswered: Problem | None = None
@@ -149,7 +150,7 @@ class _Call:
             self._row = replace(self._row, tool=tool.name)
             with self._board:
                 try:
-                    return await self._desk.supervise(self._call(client, arguments), cancel=self._follower.cancel_all)
+                    return await self._desk.supervise(self._call(client, arguments), self._follower)
                 except TimeUp:
                     return self._timed_out()
                 except Detached:
@@ -197,7 +198,7 @@ class _Call:
         identity = self._access.identity or ""
         entry = find_task(self._ledger, handle.id, server=self._target.spec, identity=identity)
         await self._follower.follow_all(client, [entry])
-        return self._follower.outcomes[entry.key]
+        return outcome_followed(self._follower.seen[entry.key])
 
     async def _progress(self, progress: float, total: float | None, message: str | None) -> None:
         self._row = replace(self._row, done=progress, total=total, message=message)
@@ -223,7 +224,7 @@ class _Call:
         try:
             return ElicitResult.model_validate(await self._desk.ask(question))
         except Later:
-            self._unanswered = Problem("the question was left open, so the call is given up", Exit.INPUT_REQUIRED)
+            self._unanswered = LeftOpen("The question was left open, so the call is given up.", Exit.INPUT_REQUIRED)
             return ErrorData(code=INVALID_REQUEST, message="Left open by the user")
 
     def _outcome(self, status: str, **fields: Any) -> Outcome:
@@ -232,17 +233,18 @@ class _Call:
     def _timed_out(self) -> Outcome:
         what = "the task" if self._task_id else "the call"
         problem = f"{what} did not end within {self._limit:g} s{what_became(self._fate)}"
-        known = self._follower.outcomes.get(self._key)
-        status = known.status if known else "unknown"
+        seen = self._follower.seen.get(self._key)
+        status = seen.snapshot.status.value if seen and seen.snapshot else "unknown"
         return self._outcome(status, problem=problem, code=Exit.TIMEOUT, fate=self._fate)
 
     @property
-    def _key(self) -> Key:
+    def _key(self) -> tuple[str, str, str]:
         return self._target.spec, self._access.identity or "", self._task_id or ""
 
     @property
     def _fate(self) -> Fate:
-        return self._follower.fates.get(self._key, "left")
+        seen = self._follower.seen.get(self._key)
+        return (seen and seen.fate) or "left"
 
     def _say_goodbye(self) -> None:
         if self._task_id is None:
@@ -251,19 +253,3 @@ class _Call:
             say("The task was cancelled.")
         else:
             say_how_to_return(self._task_id, self._target.spec, self._access)
-
-
-async def find_tool(client: Client, name: str) -> Tool:
-    """The tool of that name.
-
-    Raises:
-        Problem: The server has none.
-    """
-    tools = await list_tools(client)
-    for tool in tools:
-        if tool.name == name:
-            return tool
-    names = [tool.name for tool in tools]
-    near = get_close_matches(name, names, n=3, cutoff=0.5)
-    hint = f"Did you mean {' or '.join(near)}?" if near else f"It has: {', '.join(names) or 'no tools'}"
-    raise Problem(f"the server has no tool {name!r}", Exit.USAGE, hint=clean(hint))

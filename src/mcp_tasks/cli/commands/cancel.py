@@ -7,16 +7,18 @@ from collections.abc import Sequence
 import click
 from mcp import Client, MCPError
 
-from mcp_tasks.cli.connection import connect
-from mcp_tasks.cli.looking import look
+from mcp_tasks.cli.completing import task_ids
+from mcp_tasks.cli.connection import connector
 from mcp_tasks.cli.options import TaskOptions, takes_task_options
-from mcp_tasks.cli.remembered import by_server, find_tasks, opened_ledger, short_id
+from mcp_tasks.cli.remembered import find_tasks, opened_ledger
 from mcp_tasks.cli.running import run
-from mcp_tasks.cli.terminal.exits import Exit, Problem, task_not_known
+from mcp_tasks.cli.terminal.exits import Exit, Problem, problem_of, task_not_known
 from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.cli.terminal.text import clean
 from mcp_tasks.client import Ledger, LedgerEntry, resume_task
-from mcp_tasks.errors import UnknownTask
+from mcp_tasks.client.servers.grouping import by_server
+from mcp_tasks.client.short_ids import short_id
+from mcp_tasks.errors import TasksError, UnknownTask
 
 EPILOG = """\
 \b
@@ -28,7 +30,7 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...", shell_complete=task_ids)
 @takes_task_options
 def command(*, ids: Sequence[str], options: TaskOptions) -> int:
     """Cancel tasks.
@@ -47,14 +49,16 @@ def command(*, ids: Sequence[str], options: TaskOptions) -> int:
 async def _cancel_all(ledger: Ledger, entries: Sequence[LedgerEntry], options: TaskOptions) -> int:
     statuses: dict[str, str] = {}
     code = Exit.OK
-    for target, spoken, group in by_server(entries, options.access):
+    connect = connector(options.access, ledger=ledger)
+    for group in by_server(entries, options.access.headers):
         try:
-            async with connect(target, spoken, ledger=ledger) as client:
-                for entry in group:
+            async with connect(group) as client:
+                for entry in group.entries:
                     statuses[entry.task_id] = await _cancel(client, entry)
-        except Problem as exc:
-            exc.show()
-            code = code or exc.code
+        except (Problem, TasksError) as exc:
+            problem = problem_of(exc) or Problem(str(exc), Exit.FAILED)
+            problem.show()
+            code = code or problem.code
     if options.output == "json":
         print_json([{"taskId": task_id, "status": status} for task_id, status in statuses.items()])
     else:
@@ -73,10 +77,11 @@ _WORDS = {
 
 
 async def _cancel(client: Client, entry: LedgerEntry) -> str:
+    handle = resume_task(client, entry.task_id, tool=entry.tool)
     try:
-        await resume_task(client, entry.task_id, tool=entry.tool).cancel()
+        await handle.cancel()
+        return (await handle.status()).status.value
     except UnknownTask as exc:
         raise Problem(f"{short_id(entry.task_id)}: {task_not_known(exc)}", Exit.UNKNOWN_TASK) from exc
     except MCPError as exc:
         raise Problem(f"{short_id(entry.task_id)}: the server answers: {clean(str(exc))}", Exit.FAILED) from exc
-    return (await look(client, entry)).status.value

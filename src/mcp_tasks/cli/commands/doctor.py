@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import click
 from mcp_types.version import LATEST_MODERN_VERSION
 from rich.table import Table
 from rich.text import Text
 
-from mcp_tasks.cli.connection import explain
+from mcp_tasks.cli.completing import tool_names
+from mcp_tasks.cli.connection import as_known
 from mcp_tasks.cli.credentials import warn_of_plain_http
-from mcp_tasks.cli.diagnosis import diagnose
+from mcp_tasks.cli.forms.arguments import read_arguments
 from mcp_tasks.cli.options import Access, Output, takes_access, takes_output
 from mcp_tasks.cli.running import run
-from mcp_tasks.cli.target import Target, parse_target
+from mcp_tasks.cli.servers import SERVER
 from mcp_tasks.cli.terminal.exits import DOCTOR_FOUND_FAULTS, Exit
 from mcp_tasks.cli.terminal.outcomes import print_json
 from mcp_tasks.cli.terminal.text import clean
 from mcp_tasks.cli.terminal.views import stderr, stdout
-from mcp_tasks.doctor import Checkup, Finding, Report, Verdict
-from mcp_tasks.doctor.http_wire import http_wire
-from mcp_tasks.doctor.stdio_wire import stdio_wire
-from mcp_tasks.doctor.wire import Wire
+from mcp_tasks.client import ServerAddress
+from mcp_tasks.doctor import Finding, Report, Verdict, examine
 
-MARKS: Final[dict[Verdict, tuple[str, str]]] = {
+MARKS: Final[Mapping[Verdict, tuple[str, str]]] = {
     "pass": ("✔", "green"),
     "warn": ("!", "yellow"),
     "fail": ("✘", "red"),
     "skip": ("·", "bright_black"),
 }
+
+NARROW: Final = 90
+"""Columns of a terminal below which what was found goes under what was looked at."""
 
 EPILOG = """\
 \b
@@ -47,9 +48,11 @@ cannot be used, or speaks only 2025-11-25, so that nothing was checked.
 
 
 @click.command(epilog=EPILOG)
-@click.argument("server")
+@click.argument("server", type=SERVER)
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--tool", metavar="NAME", help="The tool to make tasks with, and then its arguments.")
+@click.option(
+    "--tool", metavar="NAME", shell_complete=tool_names, help="The tool to make tasks with, and then its arguments."
+)
 @takes_access
 @takes_output
 def command(*, server: str, words: Sequence[str], tool: str | None, access: Access, output: Output) -> int:
@@ -66,70 +69,56 @@ def command(*, server: str, words: Sequence[str], tool: str | None, access: Acce
         )
 
     async def work() -> int:
-        target = parse_target(server)
-        if access.has_credentials:
-            warn_of_plain_http(target.url)
-        async with _wire(target, access) as wire:
-            with stderr().status("Examining the server ..."):
-                report = await Checkup(wire, tool=tool, words=words).run()
-        _print(report, output)
-        if report.count("fail"):
+        address, known_access, environment = as_known(ServerAddress.parse(server), access)
+        if known_access.has_credentials:
+            warn_of_plain_http(address.url)
+        with stderr().status("Examining the server ..."):
+            report = await examine(
+                address,
+                tool=tool,
+                arguments=lambda schema: read_arguments(schema, words, None),
+                headers=known_access.headers,
+                environment=environment,
+            )
+        if output == "json":
+            print_json(report.to_json())
+        else:
+            _print(report)
+        if report.failed:
             return DOCTOR_FOUND_FAULTS
         return Exit.UNREACHABLE if report.unexamined else Exit.OK
 
     return run(work)
 
 
-@asynccontextmanager
-async def _wire(target: Target, access: Access) -> AsyncGenerator[Wire]:
-    if target.url is not None:
-        problem = await diagnose(target.url, access.headers)
-        if problem is not None:
-            raise problem
-        async with http_wire(target.url, access.headers) as wire:
-            yield wire
-        return
-    try:
-        opened = stdio_wire(target)
-        wire = await opened.__aenter__()
-    except OSError as exc:
-        raise await explain(target, access, exc) from exc
-    try:
-        yield wire
-    finally:
-        await opened.__aexit__(None, None, None)
-
-
-def _print(report: Report, output: Output) -> None:
-    if output == "json":
-        values: dict[str, Any] = {"failed": report.count("fail"), "findings": [f.to_json() for f in report.findings]}
-        print_json({**values, "unexamined": report.unexamined} if report.unexamined else values)
-        return
-    areas = dict.fromkeys(finding.area for finding in report.findings)
-    width = max(len(finding.probe) for finding in report.findings)
-    for area in areas:
+def _print(report: Report) -> None:
+    width = max(len(finding.probe) for finding in report)
+    for area in dict.fromkeys(finding.area for finding in report):
         stdout().print(Text(area, style="bold"))
-        stdout().print(_table([finding for finding in report.findings if finding.area == area], width))
+        findings = [finding for finding in report if finding.area == area]
+        stdout().print(_table(findings, width if stdout().width >= NARROW else 0))
     stdout().print(_summary(report))
 
 
-def _table(findings: Sequence[Finding], width: int) -> Table:
+def _table(findings: Iterable[Finding], width: int) -> Table:
+    """What was found in an area; with a column for what was looked at if that has a `width`."""
     table = Table.grid(padding=(0, 1))
     table.add_column(width=3, justify="right")
-    table.add_column(no_wrap=True, min_width=width)
-    table.add_column()
+    table.add_column(min_width=width)
     for finding in findings:
         mark, style = MARKS[finding.verdict]
         says = Text(clean(finding.says))
         if finding.advice:
             says.append(f"\n→ {clean(finding.advice)}", style="cyan")
-        table.add_row(Text(mark, style=style), Text(clean(finding.probe)), says)
+        probe = Text(clean(finding.probe))
+        cells = (probe, says) if width else (Text("\n").join([probe, says]),)
+        table.add_row(Text(mark, style=style), *cells)
     return table
 
 
 def _summary(report: Report) -> Text:
-    counts = [f"{report.count('pass')} passed", f"{report.count('warn')} to look at", f"{report.count('skip')} skipped"]
-    failed = report.count("fail")
     if report.unexamined:
         return Text(f"\nNothing was checked of its tasks: {clean(report.unexamined)}", style="yellow")
-    return Text(f"\n{failed} failed, {', '.join(counts)}", style="red" if failed else "green")
+    named: Mapping[Verdict, str] = {"fail": "failed", "pass": "passed", "warn": "to look at", "skip": "skipped"}
+    counts = ", ".join(f"{report.count(verdict)} {words}" for verdict, words in named.items())
+    return Text(f"\n{counts}", style="red" if report.failed else "green")

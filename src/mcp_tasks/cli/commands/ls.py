@@ -8,18 +8,23 @@ from typing import Any
 
 import click
 
-from mcp_tasks.cli.looking import look_at
+from mcp_tasks.cli.connection import connector
 from mcp_tasks.cli.options import Access, Output, takes_access, takes_ledger, takes_output
-from mcp_tasks.cli.remembered import opened_ledger, short_ids
+from mcp_tasks.cli.remembered import opened_ledger
 from mcp_tasks.cli.running import run
-from mcp_tasks.cli.target import parse_target, target_of
-from mcp_tasks.cli.terminal.exits import Exit, Problem
+from mcp_tasks.cli.servers import SERVER
+from mcp_tasks.cli.terminal.exits import Exit, problem_of
 from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.cli.terminal.tables import task_table
 from mcp_tasks.cli.terminal.views import stdout
 from mcp_tasks.client import Ledger, LedgerEntry
 from mcp_tasks.client.ledger import UNKNOWN
+from mcp_tasks.client.looking import look_at
+from mcp_tasks.client.servers.address import ServerAddress
+from mcp_tasks.client.servers.grouping import by_server
+from mcp_tasks.client.short_ids import short_ids
 from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.errors import InvalidAddress
 
 EPILOG = """\
 \b
@@ -41,7 +46,7 @@ Examples:
     help="Only tasks with this status; unknown for those that their server did not know when it was last asked.",
 )
 @click.option("--search", metavar="TEXT", help="Only tasks with this in their id, tool, arguments, message or server.")
-@click.option("--server", metavar="SERVER", help="Only tasks of this server.")
+@click.option("--server", type=SERVER, metavar="SERVER", help="Only tasks of this server.")
 @click.option("--refresh", is_flag=True, help="Ask the servers first; otherwise it is what was last seen.")
 @takes_access
 @takes_ledger
@@ -68,7 +73,7 @@ def command(
         )
 
     with opened_ledger(ledger_path) as ledger:
-        spec = None if server is None else parse_target(server).spec
+        spec = None if server is None else ServerAddress.parse(server).spec
         if refresh:
             run(lambda: _refresh(ledger, spec, access))
         entries = ledger.entries(server=spec, identity=access.identity)
@@ -81,15 +86,16 @@ async def _refresh(ledger: Ledger, spec: str | None, access: Access) -> int:
     reachable: list[LedgerEntry] = []
     for entry in ledger.pending(server=spec, identity=access.identity):
         try:
-            target_of(entry)
+            ServerAddress.of(entry)
             reachable.append(entry)
-        except Problem as exc:
+        except InvalidAddress as exc:
             seen[entry.key] = exc
-    seen |= await look_at(reachable, access, ledger)
+    seen |= await look_at(by_server(reachable, access.headers), connector(access, ledger=ledger))
     problems: dict[str, int] = {}
     for found in seen.values():
-        if isinstance(found, Problem):
-            problems[found.message] = problems.get(found.message, 0) + 1
+        problem = problem_of(found) if isinstance(found, Exception) else None
+        if problem is not None:
+            problems[problem.message] = problems.get(problem.message, 0) + 1
     for message, count in problems.items():
         say(f"{count} task{'' if count == 1 else 's'} could not be refreshed: {message}", "yellow")
     return Exit.OK
@@ -101,7 +107,7 @@ def _print(entries: Sequence[LedgerEntry], output: Output) -> None:
         return
     active = [entry for entry in entries if not entry.is_final]
     ended = [entry for entry in entries if entry.is_final]
-    short = short_ids(entries)
+    short = short_ids(entry.task_id for entry in entries)
     for title, group in (("Active", active), ("Ended", ended)):
         if group:
             stdout().print(f"{title} ({len(group)})", style="bold")

@@ -11,21 +11,24 @@ from rich.table import Table
 from rich.text import Text
 
 from mcp_tasks.cli.commands.ls import entry_json
+from mcp_tasks.cli.completing import task_ids
+from mcp_tasks.cli.connection import connector
 from mcp_tasks.cli.forms.questions import describe, how_to_answer
-from mcp_tasks.cli.looking import look_at
 from mcp_tasks.cli.options import Access, TaskOptions, takes_save, takes_task_options
 from mcp_tasks.cli.remembered import find_tasks, opened_ledger
 from mcp_tasks.cli.running import run
-from mcp_tasks.cli.target import label_of
-from mcp_tasks.cli.terminal.exits import Exit, Problem
+from mcp_tasks.cli.terminal.exits import Exit, Problem, problem_of
 from mcp_tasks.cli.terminal.outcomes import Outcome, kept_outcome, outcome_of, print_json, result_texts, say, with_files
-from mcp_tasks.cli.terminal.rows import row_of
+from mcp_tasks.cli.terminal.rows import clock, row_of
 from mcp_tasks.cli.terminal.tables import took
 from mcp_tasks.cli.terminal.text import clean, one_line
-from mcp_tasks.cli.terminal.views import ago, badge, clock, stdout
+from mcp_tasks.cli.terminal.views import ago, badge, stdout
 from mcp_tasks.client import Ledger, LedgerEntry, TaskSnapshot
+from mcp_tasks.client.looking import look_at
 from mcp_tasks.client.questions import questions_of
+from mcp_tasks.client.servers.grouping import by_server
 from mcp_tasks.core.record import Progress
+from mcp_tasks.errors import InvalidAddress
 
 EPILOG = """\
 \b
@@ -38,7 +41,7 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.argument("task_id", metavar="ID")
+@click.argument("task_id", metavar="ID", shell_complete=task_ids)
 @click.option("--offline", is_flag=True, help="Do not ask the server; show what was last seen.")
 @takes_save
 @takes_task_options
@@ -67,9 +70,12 @@ def command(*, task_id: str, offline: bool, save: Path | None, options: TaskOpti
 
 async def _look(ledger: Ledger, entry: LedgerEntry, access: Access) -> TaskSnapshot | Problem:
     try:
-        return (await look_at([entry], access, ledger))[entry.key]
-    except Problem as exc:
-        return exc
+        found = (await look_at(by_server([entry], access.headers), connector(access, ledger=ledger)))[entry.key]
+    except InvalidAddress as exc:
+        found = exc
+    if isinstance(found, TaskSnapshot):
+        return found
+    return problem_of(found) or Problem(str(found), Exit.FAILED)
 
 
 def _print(entry: LedgerEntry, snapshot: TaskSnapshot | None, outcome: Outcome, options: TaskOptions) -> None:
@@ -112,7 +118,7 @@ def _card(entry: LedgerEntry, snapshot: TaskSnapshot | None, state: str) -> Tabl
     card.add_row("tool", Text(one_line(entry.tool) or "unknown"))
     if entry.arguments:
         card.add_row("arguments", Text(one_line(entry.arguments)))
-    card.add_row("server", Text(one_line(label_of(entry))))
+    card.add_row("server", Text(one_line(entry.server_label)))
     if entry.identity:
         card.add_row("identity", Text(one_line(entry.identity)))
     card.add_row("started", f"{_local(entry.started_at)} ({ago(entry.started_at)})")

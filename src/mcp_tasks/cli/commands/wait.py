@@ -8,17 +8,22 @@ from pathlib import Path
 
 import click
 
-from mcp_tasks.cli.following import Follower
+from mcp_tasks.cli.completing import task_ids
+from mcp_tasks.cli.connection import connector
 from mcp_tasks.cli.options import Access, TaskOptions, takes_on_abandon, takes_save, takes_task_options, takes_timeout
-from mcp_tasks.cli.remembered import by_server, find_tasks, opened_ledger, short_id
+from mcp_tasks.cli.remembered import find_tasks, opened_ledger
 from mcp_tasks.cli.running import run
+from mcp_tasks.cli.terminal.attending import Attending, outcome_followed
 from mcp_tasks.cli.terminal.desk import Desk, TimeUp
 from mcp_tasks.cli.terminal.exits import Detached, Exit
-from mcp_tasks.cli.terminal.outcomes import Outcome, kept_outcome, report, say, what_became
+from mcp_tasks.cli.terminal.outcomes import Outcome, report, say, what_became
 from mcp_tasks.cli.terminal.text import command_line
 from mcp_tasks.cli.terminal.views import new_board
-from mcp_tasks.client import Ledger, LedgerEntry
+from mcp_tasks.client import Followed, Follower, Ledger, LedgerEntry
 from mcp_tasks.client.handle import OnAbandon
+from mcp_tasks.client.servers.connecting import ask_through_the_task
+from mcp_tasks.client.servers.grouping import by_server
+from mcp_tasks.client.short_ids import short_id
 
 EPILOG = """\
 \b
@@ -34,7 +39,7 @@ not well.
 
 
 @click.command(epilog=EPILOG)
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...", shell_complete=task_ids)
 @takes_timeout("waiting")
 @takes_on_abandon
 @takes_save
@@ -66,11 +71,12 @@ async def wait_for(
     board = new_board(with_ids=len(entries) > 1)
     desk = Desk(board, limit=limit)
     desk.can_cancel = True
-    follower = Follower(board, desk, ledger, on_abandon=on_abandon)
+    follower = Follower(Attending(board, desk), on_abandon=on_abandon)
     with board:
         try:
-            work = follower.follow_servers(by_server(open_entries, access))
-            await desk.supervise(work, cancel=follower.cancel_all)
+            connect = connector(access, ledger=ledger, elicit=ask_through_the_task)
+            work = follower.follow_servers(by_server(open_entries, access.headers), connect)
+            await desk.supervise(work, follower)
         except TimeUp:
             pass
         except Detached:
@@ -80,19 +86,15 @@ async def wait_for(
 
 
 def _outcome(entry: LedgerEntry, follower: Follower, limit: float | None) -> Outcome:
-    known = follower.outcomes.get(entry.key)
-    if known is None and entry.is_final:
-        return kept_outcome(entry)
-    if known is not None and (known.problem is not None or known.status not in ("working", "unknown")):
+    known = outcome_followed(follower.seen.get(entry.key) or Followed(entry=entry))
+    if known.problem is not None or known.status not in ("working", "unknown"):
         return known
-    status = "unknown" if known is None else known.status
-    fate = follower.fates.get(entry.key, "left")
-    late = Outcome(server=entry.server, tool=entry.tool, task_id=entry.task_id, status=status, fate=fate)
-    return replace(late, problem=f"the task did not end within {limit or 0:g} s{what_became(fate)}", code=Exit.TIMEOUT)
+    problem = f"the task did not end within {limit or 0:g} s{what_became(known.fate)}"
+    return replace(known, problem=problem, code=Exit.TIMEOUT)
 
 
 def _say_goodbye(entries: Sequence[LedgerEntry], follower: Follower, access: Access) -> None:
-    if "cancelled" in follower.fates.values():
+    if any(followed.fate == "cancelled" for followed in follower.seen.values()):
         say("The tasks that had not ended were cancelled.")
         return
     names = [short_id(entry.task_id) for entry in entries]

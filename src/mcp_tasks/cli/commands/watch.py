@@ -6,18 +6,23 @@ from collections.abc import Sequence
 
 import click
 
-from mcp_tasks.cli.following import Follower
+from mcp_tasks.cli.completing import task_ids
+from mcp_tasks.cli.connection import connector
 from mcp_tasks.cli.options import Access, Output, TaskOptions, takes_task_options, takes_timeout
-from mcp_tasks.cli.remembered import by_server, find_tasks, opened_ledger, short_id
+from mcp_tasks.cli.remembered import find_tasks, opened_ledger
 from mcp_tasks.cli.running import run
+from mcp_tasks.cli.terminal.attending import Attending, shown_problem
 from mcp_tasks.cli.terminal.desk import Desk, TimeUp
 from mcp_tasks.cli.terminal.exits import Detached, Exit
 from mcp_tasks.cli.terminal.outcomes import say
 from mcp_tasks.cli.terminal.tables import JsonBoard, TableBoard
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import Board, LineBoard, can_redraw
-from mcp_tasks.client import Ledger, LedgerEntry
+from mcp_tasks.client import Follower, Ledger, LedgerEntry
 from mcp_tasks.client.ledger import UNKNOWN
+from mcp_tasks.client.servers.connecting import ask_through_the_task
+from mcp_tasks.client.servers.grouping import by_server
+from mcp_tasks.client.short_ids import short_id
 
 EPILOG = """\
 \b
@@ -29,7 +34,7 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=task_ids)
 @takes_timeout("watching")
 @takes_task_options
 def command(*, ids: Sequence[str], timeout: float | None, options: TaskOptions) -> int:
@@ -62,10 +67,12 @@ async def _watch(
 ) -> int:
     board = _board(entries, output)
     desk = Desk(board, limit=limit)
-    follower = Follower(board, desk, ledger, asks=False)
+    follower = Follower(Attending(board, desk), asks=False)
     with board:
         try:
-            await desk.supervise(follower.follow_servers(by_server(entries, access)))
+            groups = by_server(entries, access.headers)
+            connect = connector(access, ledger=ledger, elicit=ask_through_the_task)
+            await desk.supervise(follower.follow_servers(groups, connect))
         except TimeUp:
             return Exit.TIMEOUT
         except Detached:
@@ -80,7 +87,10 @@ def _board(entries: Sequence[LedgerEntry], output: Output) -> Board:
 
 
 def _report_problems(follower: Follower) -> int:
-    troubled = [outcome for outcome in follower.outcomes.values() if outcome.problem is not None]
-    for outcome in troubled:
-        say(f"{short_id(outcome.task_id or '')}: {one_line(outcome.problem or '')}", "red")
-    return next((outcome.exit for outcome in troubled), Exit.OK)
+    code = Exit.OK
+    for followed in follower.seen.values():
+        if followed.problem is not None:
+            problem = shown_problem(followed.problem)
+            say(f"{short_id(followed.entry.task_id)}: {one_line(problem.message)}", "red")
+            code = code or problem.code
+    return code

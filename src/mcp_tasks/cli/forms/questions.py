@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from mcp_tasks.cli.remembered import short_id
 from mcp_tasks.cli.terminal.links import link_to
 from mcp_tasks.cli.terminal.text import clean, command_line, one_line
 from mcp_tasks.client.questions import Question
+from mcp_tasks.client.short_ids import short_id
 
 
 def describe(question: Question) -> list[str]:
@@ -45,7 +45,7 @@ def how_to_answer(task_id: str, questions: Sequence[Question], repeated: str) ->
         fields = [field for field in question.fields if field.required or len(question.fields) == 1]
         words = [f"{field.name}=..." for field in fields] if question.is_elicitation and question.url is None else []
         if not question.is_elicitation:
-            options += " --json RESULT"
+            options += " --args RESULT"
         elif not words:
             options += " --accept"
         lines.append(command_line("answer", short_id(task_id), *words, options=options + repeated))

@@ -7,7 +7,7 @@ clock of a `--timeout` is paused.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Coroutine, Generator
 from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Any, TypeVar
@@ -18,7 +18,9 @@ from rich.text import Text
 from mcp_tasks.cli.forms.form import Form
 from mcp_tasks.cli.terminal.exits import Detached
 from mcp_tasks.cli.terminal.keyboard import Interrupt, Keyboard, is_terminal
+from mcp_tasks.cli.terminal.menus import chosen
 from mcp_tasks.cli.terminal.views import Board
+from mcp_tasks.client import Follower
 from mcp_tasks.client.questions import Question
 
 T = TypeVar("T")
@@ -36,6 +38,8 @@ class Decision(Enum):
 
     CANCEL = auto()
     DETACH = auto()
+    STOP = auto()
+    """Nobody was asked: `--on-abandon` says what becomes of the tasks."""
 
 
 class Desk:
@@ -44,13 +48,11 @@ class Desk:
     Attributes:
         is_staffed: Whether there is somebody to ask.
         can_cancel: Whether there is a task to cancel, and not just a call under way.
-        was_left_on_purpose: Whether somebody said at the prompt that they wait no more and the task goes on.
     """
 
     def __init__(self, board: Board, *, limit: float | None = None) -> None:
         self.is_staffed: bool = is_terminal()
         self.can_cancel: bool = False
-        self.was_left_on_purpose: bool = False
         self._board = board
         self._keyboard = Keyboard()
         self._busy = asyncio.Lock()
@@ -73,13 +75,11 @@ class Desk:
                     except Interrupt:
                         await self._decide(console)
 
-    async def supervise(
-        self, work: Coroutine[Any, Any, T], *, cancel: Callable[[], Awaitable[None]] | None = None
-    ) -> T:
+    async def supervise(self, work: Coroutine[Any, Any, T], follower: Follower | None = None) -> T:
         """Do `work` until it ends, the time is up, or the person stops it.
 
         Args:
-            cancel: Cancels the tasks that are waited for. The work goes on until they have ended.
+            follower: Follows the tasks that can be cancelled. The work goes on until they have ended.
 
         Raises:
             Detached: The person no longer wants to wait.
@@ -90,9 +90,12 @@ class Desk:
             attending = asyncio.ensure_future(self._attend())
             try:
                 while not await self._done(working, attending):
-                    if attending.result() is Decision.DETACH or cancel is None:
+                    decision = attending.result()
+                    if follower is None or decision is not Decision.CANCEL:
+                        if follower is not None and decision is Decision.DETACH:
+                            follower.leave_all()
                         raise Detached
-                    await cancel()
+                    await follower.cancel_all()
                     self._decided = asyncio.get_running_loop().create_future()
                     attending = asyncio.ensure_future(self._attend())
                 return await working
@@ -124,7 +127,7 @@ class Desk:
                 pressed.cancel()
                 return self._decided.result()
             if not self.is_staffed or not self.can_cancel:
-                return Decision.DETACH
+                return Decision.STOP
             async with self._busy:
                 with self._pause(), self._board.aside() as console:
                     decision = await self._menu(console)
@@ -133,7 +136,7 @@ class Desk:
 
     async def _decide(self, console: Console) -> None:
         """Ctrl-C at a question: either go on with it, or never come back from here."""
-        decision = await self._menu(console) if self.can_cancel else Decision.DETACH
+        decision = await self._menu(console) if self.can_cancel else Decision.STOP
         if decision is not None:
             self._decided.set_result(decision)
             await asyncio.Event().wait()
@@ -146,16 +149,16 @@ class Desk:
                 text = await self._keyboard.line(Text(prompt, style="yellow"), console)
             except Interrupt:
                 text = "d"
-            match text.strip().casefold()[:1]:
-                case "c":
+            match chosen(text or "w", ("cancel", "detach", "wait")):
+                case "cancel":
                     return Decision.CANCEL
-                case "d":
-                    self.was_left_on_purpose = True
+                case "detach":
                     return Decision.DETACH
-                case "w" | "":
+                case "wait":
                     return None
                 case _:
-                    continue
+                    # Cancelling cannot be taken back, so nothing is guessed.
+                    console.print(Text("Type c, d or w, or the whole word.", style="red"))
 
     @contextmanager
     def _pause(self) -> Generator[None]:

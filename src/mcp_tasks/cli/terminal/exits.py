@@ -6,9 +6,19 @@ from enum import IntEnum
 from typing import Final
 
 import click
+from mcp.shared.exceptions import MCPError
+from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
 from mcp_tasks.cli.terminal.text import clean, one_line
-from mcp_tasks.errors import UnknownTask
+from mcp_tasks.errors import (
+    Explained,
+    InvalidAddress,
+    InvalidResponse,
+    ServerUnreachable,
+    StoreError,
+    TaskNotRemembered,
+    UnknownTask,
+)
 
 
 class Exit(IntEnum):
@@ -74,6 +84,14 @@ class Problem(Exception):
                 click.echo(f"  {clean(line)}", err=True)
 
 
+class LeftOpen(Problem):
+    """Somebody chose to leave a question open: the end of a command, and no error."""
+
+    def show(self) -> None:
+        """Print it to stderr, without calling it an error."""
+        click.secho(self.message, fg="yellow", err=True)
+
+
 class Detached(Problem):
     """Somebody stopped waiting; the task goes on."""
 
@@ -82,3 +100,44 @@ class Detached(Problem):
 
     def show(self) -> None:
         """Nothing: whoever detached has said how to come back."""
+
+
+def problem_of(exc: BaseException) -> Problem | None:
+    """What an exception of the library means to who typed a command; None for one that nobody expected."""
+    match exc:
+        case Problem():
+            return exc
+        case ServerUnreachable():
+            return Problem(exc.what, Exit.UNREACHABLE, hint=_what_to_do(exc))
+        case TaskNotRemembered():
+            hint = "`mcp-tasks ls` lists the tasks in the ledger; for any other, give its whole id and --server."
+            return Problem(exc.what, Exit.UNKNOWN_TASK, hint=hint)
+        case InvalidAddress() if exc.hint:
+            return Problem(exc.what, Exit.USAGE, hint="Name its server with --server, and give the whole ID.")
+        case Explained():
+            return Problem(exc.what, Exit.USAGE, hint=exc.hint)
+        case UnknownTask():
+            return Problem(task_not_known(exc), Exit.UNKNOWN_TASK)
+        case MCPError():
+            gone = exc.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT)
+            return Problem(f"the server answers: {exc}", Exit.UNREACHABLE if gone else Exit.FAILED)
+        case InvalidResponse():
+            return Problem(str(exc), Exit.FAILED)
+        case StoreError():
+            # The ledger is the only store here.
+            return Problem(str(exc), Exit.LEDGER, hint="--ledger names another.")
+        case OSError():
+            return Problem(str(exc), Exit.UNREACHABLE)
+        case _:
+            return None
+
+
+def _what_to_do(exc: ServerUnreachable) -> str:
+    """What the options of a command can do about it."""
+    if exc.reason == "credentials":
+        if exc.scheme.lower() != "bearer":
+            return f"It asks for {exc.scheme} authorization: --header 'Authorization:{exc.scheme} ...'."
+        return "Give --token-file FILE, --token - for a prompt (or MCP_TASKS_TOKEN), or --header 'Authorization:...'."
+    if exc.reason == "exited" and "\n" not in exc.hint:
+        return f"{exc.hint} -v says more."
+    return exc.hint or ("-v says more." if exc.reason == "other" else "")

@@ -14,8 +14,6 @@ from rich.text import Text
 
 from mcp_tasks.cli.forms.questions import describe, how_to_answer, how_to_answer_unseen
 from mcp_tasks.cli.options import Access, Output
-from mcp_tasks.cli.remembered import short_id
-from mcp_tasks.cli.target import parse_target
 from mcp_tasks.cli.terminal.exits import Exit
 from mcp_tasks.cli.terminal.rows import COMPLETED_BADLY
 from mcp_tasks.cli.terminal.saving import save_files
@@ -23,6 +21,8 @@ from mcp_tasks.cli.terminal.text import clean, command_line, json_text, one_line
 from mcp_tasks.cli.terminal.views import stderr
 from mcp_tasks.client import LedgerEntry, TaskSnapshot
 from mcp_tasks.client.questions import questions_of
+from mcp_tasks.client.servers.address import ServerAddress
+from mcp_tasks.client.short_ids import short_id
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.errors import Fate
 
@@ -162,7 +162,7 @@ def what_became(fate: Fate) -> str:
 def say_how_to_return(task_id: str, server: str, access: Access) -> None:
     """The command that comes back to a task that goes on."""
     say(f"The task goes on. Come back with:\n  {command_line('wait', short_id(task_id), options=access.repeated)}")
-    if parse_target(server).url is None:
+    if ServerAddress.parse(server).url is None:
         say("It is worked on while its stdio server runs: from when you come back, or in another client of it.")
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from mcp_tasks.cli.remembered import short_id
+from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.client import LedgerEntry, TaskSnapshot
+from mcp_tasks.client.short_ids import short_id
 from mcp_tasks.core.status import FINAL_STATUSES
 
 COMPLETED_BADLY: Final = "completed with an error"
@@ -22,6 +23,7 @@ class Row:
         key: Tells rows apart.
         done: How far it is, of `total` if that is known.
         is_error: Whether it has completed with a result by which the tool says that it failed.
+        away_since: Since when its server is out of reach; None if it is not.
         started: By this machine's clock, which need not be the server's.
     """
 
@@ -35,6 +37,7 @@ class Row:
     is_error: bool = False
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     ended: datetime | None = None
+    away_since: datetime | None = None
 
     @property
     def is_final(self) -> bool:
@@ -59,6 +62,14 @@ class Row:
         return max(0, min(100, int(100 * self.done / self.total)))
 
     @property
+    def says(self) -> str:
+        """The task's message, or what is more important now."""
+        if self.away_since is not None:
+            away = clock(datetime.now(UTC) - self.away_since)
+            return f"server out of reach for {away}, trying again"
+        return one_line(self.message)
+
+    @property
     def short_id(self) -> str:
         """As much of the id as tells tasks apart."""
         return "" if self.task_id is None else short_id(self.task_id)
@@ -72,6 +83,25 @@ def row_key(entry: LedgerEntry) -> str:
 def state_of(entry: LedgerEntry) -> str:
     """How a task was last seen, as `Row.state` has it."""
     return COMPLETED_BADLY if entry.is_error and entry.status == "completed" else entry.status
+
+
+def first_row(entry: LedgerEntry, message: str | None = None) -> Row:
+    """A task of which nothing was seen yet."""
+    return Row(
+        key=row_key(entry),
+        tool=entry.tool or short_id(entry.task_id),
+        status=entry.status,
+        message=message,
+        task_id=entry.task_id,
+        started=entry.started_at,
+    )
+
+
+def clock(duration: timedelta) -> str:
+    """A running time: 0:07, 12:34, 1:02:03."""
+    minutes, seconds = divmod(max(0, int(duration.total_seconds())), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def row_of(entry: LedgerEntry, snapshot: TaskSnapshot) -> Row:

@@ -67,7 +67,9 @@ def _name(tool: str) -> str:
 def _suffix(mime: str, *, text: bool) -> str:
     kind, _, name = mime.partition(";")[0].strip().lower().partition("/")
     known = kind in ("image", "audio", "video", "text") or (kind == "application" and name in _APPLICATIONS)
-    return (mimetypes.guess_extension(f"{kind}/{name}") if known else None) or (".txt" if text else ".bin")
+    # Some are known by the names that they had before they were registered.
+    guesses = [mimetypes.guess_extension(f"{kind}/{prefix}{name}") for prefix in ("", "x-")] if known else []
+    return next(filter(None, guesses), ".txt" if text else ".bin")
 
 
 def _write(folder: Path, name: str, suffix: str, data: str | bytes) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import click
@@ -12,9 +12,9 @@ from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from mcp_tasks.cli.terminal.rows import Row, row_key, state_of
+from mcp_tasks.cli.terminal.rows import Row, clock, first_row, row_key, state_of
 from mcp_tasks.cli.terminal.text import json_text, one_line
-from mcp_tasks.cli.terminal.views import NARROW, Board, ago, badge, clock, listing, stderr
+from mcp_tasks.cli.terminal.views import NARROW, Board, ago, badge, listing, stderr
 from mcp_tasks.client import LedgerEntry
 from mcp_tasks.client.ledger import UNKNOWN
 
@@ -25,7 +25,7 @@ class TableBoard(Board):
     """A row per task, redrawn in place."""
 
     def __init__(self, entries: Sequence[LedgerEntry]) -> None:
-        self._rows = {row_key(entry): _first_row(entry) for entry in entries}
+        self._rows = {row_key(entry): first_row(entry, "connecting") for entry in entries}
         self._live = Live(get_renderable=self._table, console=stderr(), refresh_per_second=4)
 
     def start(self) -> None:
@@ -52,7 +52,7 @@ class TableBoard(Board):
                 Text(clock(row.elapsed)),
                 _progress(row),
                 Text(one_line(row.tool), no_wrap=True, overflow="ellipsis"),
-                Text(one_line(row.message), no_wrap=True, overflow="ellipsis"),
+                Text(row.says, no_wrap=True, overflow="ellipsis"),
             )
             for row in self._rows.values()
         ]
@@ -62,7 +62,7 @@ class TableBoard(Board):
 class JsonBoard(Board):
     """A line of JSON on stdout per change."""
 
-    def show(self, row: Row) -> None:
+    def show(self, row: Row, away: timedelta | None = None) -> None:
         """Print a state."""
         fields = {
             "taskId": row.task_id,
@@ -72,8 +72,14 @@ class JsonBoard(Board):
             "statusMessage": row.message,
             "progress": row.done,
             "total": row.total,
+            "outOfReachSince": None if row.away_since is None else row.away_since.isoformat(),
+            "outOfReachSeconds": None if away is None else round(away.total_seconds(), 1),
         }
         click.echo(json_text({key: value for key, value in fields.items() if value is not None}))
+
+    def back(self, row: Row, after: timedelta) -> None:
+        """Print the last state again, and for how long it was all that was known."""
+        self.show(row, after)
 
 
 def task_table(entries: Sequence[LedgerEntry], *, short: Mapping[str, str]) -> RenderableType:
@@ -89,7 +95,7 @@ def task_table(entries: Sequence[LedgerEntry], *, short: Mapping[str, str]) -> R
                 for text, style in (
                     (f"{entry.tool} {entry.arguments or ''}", ""),
                     (entry.message, ""),
-                    (entry.server.rpartition(" && ")[2], "bright_black"),
+                    (entry.server_label, "bright_black"),
                 )
             ),
         )
@@ -103,17 +109,6 @@ def took(entry: LedgerEntry) -> str:
     if entry.status == UNKNOWN or (entry.is_final and entry.finished_at is None):
         return ""
     return clock((entry.finished_at or datetime.now(UTC)) - entry.started_at)
-
-
-def _first_row(entry: LedgerEntry) -> Row:
-    return Row(
-        key=row_key(entry),
-        tool=entry.tool,
-        status=entry.status,
-        message="connecting",
-        task_id=entry.task_id,
-        started=entry.started_at,
-    )
 
 
 def _brief(state: str) -> str:

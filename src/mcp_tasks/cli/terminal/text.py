@@ -11,16 +11,10 @@ import json
 import logging
 import re
 import shlex
-import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
-_SPELLING: Final = frozenset("\u200c\u200d")
-"""Marks that have no width and belong to the spelling of words and emoji."""
-
-_DROPPED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Categories of what a terminal obeys or does not show: controls, marks that reorder or hide, halves of characters,
-separators that some terminals take for the end of a line."""
+from mcp_tasks.client.printable import is_dropped, printable
 
 _secrets: set[str] = set()
 
@@ -40,19 +34,12 @@ def without_secrets(text: str) -> str:
 
 def clean(text: str) -> str:
     """Text without what a terminal would obey, on its lines."""
-    text = without_secrets(text)
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(char for char in text if char in "\n\t" or char in _SPELLING or not _is_dropped(char))
+    return printable(without_secrets(text))
 
 
 def one_line(text: str | None) -> str:
     """The same on one line."""
     return " ".join(clean(text or "").split())
-
-
-def _is_dropped(char: str) -> bool:
-    return unicodedata.category(char) in _DROPPED
 
 
 def command_line(name: str, *words: str, options: str = "") -> str:
@@ -90,7 +77,7 @@ _UNPRINTED: Final = re.compile(r"[^ -~\n]")
 
 def _escaped(found: re.Match[str]) -> str:
     char = found[0]
-    return json.dumps(char)[1:-1] if _is_dropped(char) and char not in _SPELLING else char
+    return json.dumps(char)[1:-1] if is_dropped(char) else char
 
 
 class CleanLog(logging.Formatter):

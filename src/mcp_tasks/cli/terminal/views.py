@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.table import Column, Table
 from rich.text import Text
 
-from mcp_tasks.cli.terminal.rows import Row
+from mcp_tasks.cli.terminal.rows import Row, clock
 from mcp_tasks.cli.terminal.text import one_line
 
 MARKS: Final[Mapping[str, tuple[str, str]]] = {
@@ -40,6 +40,9 @@ NARROW: Final = 100
 
 LINE_PAUSE: Final = timedelta(seconds=1)
 """Between two lines about one task that only says how far it is."""
+
+AWAY_PAUSE: Final = timedelta(seconds=10)
+"""Between two lines that say that a server is still out of reach."""
 
 
 @cache
@@ -65,20 +68,13 @@ def badge(status: str) -> Text:
     return Text(f"{mark} {one_line(status).replace('_', ' ')}", style=style)
 
 
-def ago(instant: datetime) -> str:
+def ago(instant: datetime, now: datetime | None = None) -> str:
     """How long ago, as people say it."""
-    seconds = max(0, int((datetime.now(UTC) - instant).total_seconds()))
+    seconds = max(0, int(((now or datetime.now(UTC)) - instant).total_seconds()))
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds // size} {unit} ago"
     return f"{seconds} s ago"
-
-
-def clock(duration: timedelta) -> str:
-    """A running time: 0:07, 12:34, 1:02:03."""
-    minutes, seconds = divmod(max(0, int(duration.total_seconds())), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def listing(
@@ -103,16 +99,6 @@ def listing(
     return Group(*blocks)
 
 
-def card(rows: Sequence[tuple[str, str | Text]]) -> Table:
-    """Names and what they stand for."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bright_black", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows:
-        table.add_row(name, value if isinstance(value, Text) else Text(value))
-    return table
-
-
 class Board:
     """Where the progress of tasks is shown while somebody waits for them."""
 
@@ -134,6 +120,11 @@ class Board:
 
     def drop(self, key: str, why: str = "") -> None:
         """Show a row no longer; `why` if that is because of a problem."""
+
+    def back(self, row: Row, after: timedelta) -> None:
+        """Say that the server of a task is back."""
+        name = row.short_id or one_line(row.tool)
+        stderr().print(Text(f"{name}  server is back after {clock(after)}", style="green"), soft_wrap=True)
 
     @contextmanager
     def aside(self) -> Generator[Console]:
@@ -163,11 +154,14 @@ class LineBoard(Board):
             # A call under way; whoever typed it knows.
             return
         now = datetime.now(UTC)
-        text = one_line(row.message) + (f" ({row.percent}%)" if row.percent is not None else "")
-        status, said, when = self._shown.get(row.key, ("", "", now))
-        if status == row.status and (said == text or now - when < LINE_PAUSE):
+        away = row.away_since is not None
+        text = row.says + (f" ({row.percent}%)" if row.percent is not None and not away else "")
+        # That a server is out of reach, or back, is said at once, and then from time to time.
+        status = "out of reach" if away else row.status
+        last, said, when = self._shown.get(row.key, ("", "", now))
+        if status == last and (said == text or now - when < (AWAY_PAUSE if away else LINE_PAUSE)):
             return
-        self._shown[row.key] = (row.status, text, now)
+        self._shown[row.key] = (status, text, now)
         name = f"{row.short_id or one_line(row.tool)}  " if self._with_ids else ""
         stderr().print(Text(f"{name}{one_line(row.state)}  {text}".rstrip()), soft_wrap=True)
 
@@ -186,7 +180,7 @@ class BarBoard(Board):
             _RowColumn(lambda row: Text("" if row.percent is None else f"{row.percent:>3}%", style="cyan")),
             _RowColumn(lambda row: Text(clock(row.elapsed), style="bright_black")),
             _RowColumn(
-                lambda row: Text(one_line(row.message) or row.status.replace("_", " ")),
+                lambda row: Text(row.says or row.status.replace("_", " ")),
                 Column(ratio=1, no_wrap=True, overflow="ellipsis"),
             ),
             console=stderr(),

@@ -14,8 +14,9 @@ from mcp_tasks.cli.commands.store.workers import find_worker, short_worker
 from mcp_tasks.cli.options import Duration
 from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.cli.terminal.outcomes import print_json, say
+from mcp_tasks.cli.terminal.rows import clock
 from mcp_tasks.cli.terminal.text import one_line
-from mcp_tasks.cli.terminal.views import ago, badge, clock, listing, stdout
+from mcp_tasks.cli.terminal.views import ago, badge, listing, stdout
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.runtime.filtering import Wanted

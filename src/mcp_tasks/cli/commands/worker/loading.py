@@ -22,7 +22,7 @@ from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.errors import UsageError, WiringError
 
 _SPEC = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<path>[^\W\d]\w*(\.[^\W\d]\w*)*)(?P<call>\(\))?")
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[3]
 _NOT_THE_AUTHORS = ("<frozen importlib", importlib.__file__, __file__)
 """Files whose frames say nothing of what is wrong with a module."""
 

@@ -1,0 +1,253 @@
+"""An examination finds the faults of servers, and says them."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp_types import CLIENT_CAPABILITIES_META_KEY
+
+from harness.forking import piped
+from mcp_tasks.core.json import JsonObject
+from mcp_tasks.doctor import Report, examine
+from mcp_tasks.doctor.examination import examine_over
+from mcp_tasks.doctor.wire import LISTENING, Reply, Silence, Wire, object_in
+from mcp_tasks.errors import InvalidAddress, ServerHasFaults, ServerUnreachable, UnknownTool
+from mcp_tasks.wire.models import EXTENSION_ID
+from tests.doctor.test_shapes import TASK
+
+pytestmark = pytest.mark.anyio
+
+
+class FakeWire(Wire):
+    """A server that answers as it is told."""
+
+    over_http = True
+
+    def __init__(self, answer: Callable[[str, JsonObject, bool], Reply], stream: Sequence[JsonObject] = ()) -> None:
+        super().__init__()
+        self._answer = answer
+        self._stream = stream
+
+    @asynccontextmanager
+    async def exchange(
+        self, body: JsonObject, headers: Mapping[str, str]
+    ) -> AsyncGenerator[tuple[Reply, AsyncIterator[JsonObject]]]:
+        params = object_in(body, "params") or {}
+        declared = object_in(params, "_meta", CLIENT_CAPABILITIES_META_KEY, "extensions", EXTENSION_ID) is not None
+        if body["method"] == "subscriptions/listen" and declared:
+            yield Reply(), _each(self._stream)
+            return
+        reply = self._answer(body["method"], params, declared)
+        yield replace(reply, message=None), _each([] if reply.message is None else [reply.message])
+
+
+async def _each(messages: Sequence[JsonObject]) -> AsyncGenerator[JsonObject]:
+    for message in messages:
+        yield message
+
+
+def result(value: JsonObject, status: int = 200) -> Reply:
+    return Reply(status=status, message={"result": value})
+
+
+def error(code: int, status: int = 200) -> Reply:
+    return Reply(status=status, message={"error": {"code": code, "message": "no"}})
+
+
+def discovered(**capabilities: Any) -> Reply:
+    declared: dict[str, Any] = {"extensions": {EXTENSION_ID: {}}, **capabilities}
+    return result({"supportedVersions": ["2026-07-28"], "capabilities": declared})
+
+
+def verdicts(report: Report) -> dict[tuple[str, str], str]:
+    return {(finding.area, finding.probe): finding.verdict for finding in report.findings}
+
+
+async def test_a_server_of_an_older_draft_is_told_what_to_change() -> None:
+    def answer(method: str, params: JsonObject, declare: bool) -> Reply:
+        match method:
+            case "server/discover":
+                return discovered(tasks={"list": {}})
+            case "tools/list":
+                return result({"tools": [{"name": "t", "annotations": {"readOnlyHint": True}, "inputSchema": {}}]})
+            case "tools/call":
+                return result({"resultType": "task", **TASK, "createdAt": "yesterday", "ttl": 5})
+            case "tasks/get" | "tasks/update" | "tasks/cancel" if not declare:
+                return error(-32003, 400)
+            case "tasks/get" if params.get("taskId") == TASK["taskId"]:
+                return result({"resultType": "task", **TASK, "status": "completed", "result": {}})
+            case "tasks/cancel" if params.get("taskId") == TASK["taskId"]:
+                return result({"resultType": "complete", **TASK})
+            case "tasks/update" if params.get("taskId") == TASK["taskId"]:
+                return error(-32602, 400)
+            case "tasks/result":
+                return result({})
+            case _:
+                return error(-32602)
+
+    pushed = [
+        {"method": "notifications/tasks", "params": TASK},
+    ]
+    found = verdicts(await examine_over(FakeWire(answer, pushed)))
+    assert found["negotiation", "legacy capability"] == "fail"
+    assert found["errors", "tasks/get of an unknown task"] == "warn"
+    assert found["errors", "tasks/result, which is gone"] == "fail"
+    assert found["creation", "shape of the new task"] == "fail"
+    assert found["creation", "tasks/get at once"] == "fail"
+    assert found["undeclared client", "tasks/get"] == "fail"
+    assert found["undeclared client", "call t"] == "fail"
+    assert found["headers", "tasks/get with another task in Mcp-Name"] == "fail"
+    assert found["lifecycle", "answer that nobody asked for"] == "warn"
+    assert found["push", "order"] == "fail"
+    assert found["push", "subscription id"] == "warn"
+    assert found["cancel", "tasks/cancel"] == "fail"
+
+
+@pytest.mark.parametrize(
+    ("replies", "says"),
+    [
+        ({"server/discover": discovered(extensions={})}, "does not declare"),
+        (
+            {"server/discover": error(-32601, 404), "initialize": result({"protocolVersion": "2025-11-25"})},
+            "speaks only",
+        ),
+        ({"server/discover": Reply(status=401)}, "HTTP 401"),
+        ({"server/discover": Reply(status=307, headers={"location": "/mcp/"})}, "redirects clients to /mcp/"),
+        ({"server/discover": error(-32601), "initialize": error(-32601)}, "initialize with error"),
+        ({}, "cannot be asked"),
+    ],
+)
+async def test_a_server_without_the_extension_is_told_so(replies: Mapping[str, Reply], says: str) -> None:
+    def answer(method: str, params: JsonObject, declare: bool) -> Reply:
+        if method not in replies:
+            raise Silence("no answer")
+        return replies[method]
+
+    report = await examine_over(FakeWire(answer))
+    [fault] = [finding for finding in report.findings if finding.verdict == "fail"]
+    assert fault is report.findings[-1]
+    assert says in fault.says
+    assert fault.advice
+
+
+async def test_a_server_of_2025_11_25_is_said_to_be_one_and_nothing_of_it_passes() -> None:
+    tasks: dict[str, Any] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
+    replies = {
+        "server/discover": error(-32601, 404),
+        "initialize": result({"protocolVersion": "2025-11-25", "capabilities": {"tasks": tasks}}),
+    }
+    wire = FakeWire(lambda method, params, declare: replies[method])
+    report = await examine_over(wire)
+    finding, *rest = report.findings
+    assert finding.verdict == "warn"
+    assert {other.verdict for other in rest} == {"skip"}
+    assert {other.area for other in rest} >= {"errors", "creation", "cancel", "outcome"}
+    assert report.unexamined == "the server speaks only 2025-11-25"
+    assert "only 2025-11-25, with the tasks of that version (tools/call, list, cancel)" in finding.says
+
+
+async def test_a_server_that_answers_directly_has_no_fault_and_the_rest_is_skipped() -> None:
+    def answer(method: str, params: JsonObject, declare: bool) -> Reply:
+        match method:
+            case "server/discover":
+                return discovered()
+            case "tools/list":
+                return result({"tools": [{"name": "t", "annotations": {"readOnlyHint": True}}]})
+            case "tools/call":
+                return result({"content": []})
+            case "tasks/result" | "tasks/list" | "subscriptions/listen":
+                return error(-32601, 404)
+            case _:
+                return error(-32602 if declare else -32021, 400)
+
+    report = await examine_over(FakeWire(answer))
+    assert report.count("fail") == 0
+    found = verdicts(report)
+    assert found["creation", "call t"] == "skip"
+    assert found["push", "all of it"] == "skip"
+    assert found["undeclared client", "what is missing"] == "warn"
+
+
+async def test_a_stream_that_is_acknowledged_for_nothing_is_no_push() -> None:
+    def answer(method: str, params: JsonObject, declare: bool) -> Reply:
+        match method:
+            case "server/discover":
+                return discovered()
+            case "tools/list":
+                return result({"tools": [{"name": "t"}]})
+            case "tools/call" if declare:
+                return result({"resultType": "task", **TASK, "createdAt": datetime.now(UTC).isoformat()})
+            case _:
+                return result({"resultType": "complete", **TASK, "status": "cancelled"})
+
+    acknowledged: JsonObject = {"method": LISTENING, "params": {"notifications": {}}}
+    report = await examine_over(FakeWire(answer, [acknowledged]), tool="t")
+    assert verdicts(report)["push", "acknowledgement"] == "skip"
+
+
+async def test_a_line_that_is_no_json_rpc_is_told_of_and_not_taken_for_silence() -> None:
+    says = 'print(\'{"hello": "world"}\', flush=True); input()'
+    report = await examine(shlex.join([sys.executable, "-c", says]))
+    asked, lines = report.failed
+    assert (asked.probe, lines.area) == ("server/discover", "stdout")
+    assert '{"hello": "world"}' in lines.says
+    assert "stderr" in lines.advice
+
+
+async def test_a_report_fails_a_test_with_all_that_is_wrong_and_how_to_mend_it() -> None:
+    report = await examine_over(FakeWire(lambda method, params, declare: discovered(extensions={})))
+    with pytest.raises(ServerHasFaults, match="does not declare") as caught:
+        report.raise_for_faults()
+    [fault] = caught.value.faults
+    assert "negotiation: extension" in fault
+    assert report.failed[0].advice in fault
+    assert "fail negotiation: extension" in str(report)
+
+
+async def test_a_server_that_could_not_be_examined_does_not_pass_a_test() -> None:
+    report = Report()
+    report.raise_for_faults()
+    report.unexamined = "the server speaks only 2025-11-25"
+    with pytest.raises(ServerHasFaults, match="only 2025-11-25"):
+        report.raise_for_faults()
+
+
+@pytest.mark.parametrize(
+    ("server", "raised"),
+    [
+        ("http://127.0.0.1:9/mcp", ServerUnreachable),
+        ("no-such-command", ServerUnreachable),
+        ("ftp://somewhere", InvalidAddress),
+    ],
+)
+async def test_where_there_is_nothing_to_examine_that_is_raised(server: str, raised: type[Exception]) -> None:
+    with pytest.raises(raised):
+        await examine(server)
+
+
+async def test_a_server_that_ends_has_the_last_word() -> None:
+    report = await examine(shlex.join([sys.executable, "-c", "raise SystemExit('no database')"]))
+    assert "the last line on its stderr: no database" in report.failed[0].says
+
+
+async def test_arguments_may_be_made_from_the_schema_and_an_unknown_tool_is_refused(tmp_path: Path) -> None:
+    server, seen = shlex.join(piped("tests.cli.asking_server", "--db", str(tmp_path / "db"))), list[JsonObject]()
+
+    def arguments(schema: JsonObject) -> JsonObject:
+        seen.append(schema)
+        return {"seconds": 0.0}
+
+    report = await examine(server, tool="slow", arguments=arguments)
+    assert report.failed == []
+    assert [*seen[0]["properties"]] == ["seconds"]
+    assert {finding.area for finding in report if finding.verdict == "skip"} == {"headers"}
+    with pytest.raises(UnknownTool, match="nothing"):
+        await examine(server, tool="nothing")
