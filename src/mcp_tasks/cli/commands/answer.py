@@ -224,8 +224,23 @@ async def _ask_all(questions: Sequence[Question], how_to_answer: Sequence[str]) 
 
     try:
         return await desk.supervise(ask())
-    except (Later, Detached):
+    except Later:
+        raise _LeftOpen(how_to_answer) from None
+    except Detached:
         raise Problem("nothing was answered", Exit.INTERRUPTED) from None
+
+
+class _LeftOpen(Problem):
+    """Somebody chose to answer later, which is no error."""
+
+    def __init__(self, how_to_answer: Sequence[str]) -> None:
+        super().__init__("the question was left open", Exit.INPUT_REQUIRED, hint="\n".join(how_to_answer))
+
+    def show(self) -> None:
+        """How to come back."""
+        say("The question stays open. Answer it with:")
+        for line in (self.hint or "").splitlines():
+            say(f"  {line}")
 
 
 def _nobody_to_ask(hint: Sequence[str]) -> Problem:

@@ -94,8 +94,8 @@ def command(
 ) -> int:
     """Call a tool and wait for it, however long it takes.
 
-    Values are typed by the tool's schema: numbers and yes/no as they are, lists by giving a key more than once or as
-    JSON, objects as JSON. KEY:=JSON is taken as it is.
+    Values are typed by the tool's schema: numbers and yes/no as they are, lists as one value, by giving a key more than
+    once or as JSON, objects as JSON. KEY:=JSON is taken as it is.
 
     Questions are asked at the prompt. Ctrl-C offers to cancel the task or to leave it running.
     """
@@ -230,7 +230,7 @@ class _Call:
 
     def _timed_out(self) -> Outcome:
         what = "the task" if self._task_id else "the call"
-        problem = f"{what} did not end within {self._limit:g} s{what_became(self._fate)}"
+        problem = f"{what} did not end within {self._limit:.15g} s{what_became(self._fate)}"
         seen = self._follower.seen.get(self._key)
         status = seen.snapshot.status.value if seen and seen.snapshot else "unknown"
         return self._outcome(status, problem=problem, code=Exit.TIMEOUT, fate=self._fate)

@@ -1,4 +1,4 @@
-"""`key=value` words and `--json`, as the arguments that a schema asks for, and how those are written."""
+"""`key=value` words and `--args`, as the arguments that a schema asks for, and how those are written."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ def read_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(sys.stdin.read() if text == "-" else text)
     except ValueError as exc:
-        raise Problem(f"--json is not valid JSON: {exc}", Exit.USAGE) from exc
+        what = "what stdin has" if text == "-" else "--args"
+        raise Problem(f"{what} is not valid JSON: {exc}", Exit.USAGE) from exc
     if not isinstance(value, dict):
-        raise Problem('--json takes an object, like \'{"key": "value"}\'', Exit.USAGE)
+        raise Problem('--args takes an object, like \'{"key": "value"}\'', Exit.USAGE)
     return cast("dict[str, Any]", value)
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from mcp_tasks.cli.forms.questions import describe, how_to_answer, how_to_answer_unseen
 from mcp_tasks.cli.options import Access, Output
-from mcp_tasks.cli.terminal.exits import Exit
+from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.cli.terminal.rows import COMPLETED_BADLY
 from mcp_tasks.cli.terminal.saving import save_files
 from mcp_tasks.cli.terminal.text import clean, command_line, json_text, one_line, without_secrets
@@ -37,6 +37,7 @@ class Outcome:
         problem: What kept us from knowing more, with `code` for it.
         fate: What became of a task that was given up before it ended.
         saved: Files that were written with `--save`, by the number of their block in the result.
+        not_saved: Why one of them could not be.
     """
 
     server: str
@@ -51,6 +52,7 @@ class Outcome:
     code: Exit | None = None
     fate: Fate = "left"
     saved: Mapping[int, Path] = field(default_factory=dict[int, Path])
+    not_saved: Problem | None = None
 
     @property
     def exit(self) -> Exit:
@@ -68,7 +70,7 @@ class Outcome:
             case "input_required":
                 return Exit.INPUT_REQUIRED
             case _:
-                return Exit.OK
+                return Exit.OK if self.not_saved is None else self.not_saved.code
 
     @property
     def state(self) -> str:
@@ -87,7 +89,7 @@ class Outcome:
             "result": self.result,
             "error": self.error,
             "inputRequests": self.requests or None,
-            "problem": self.problem,
+            "problem": self.not_saved.message if self.problem is None and self.not_saved else self.problem,
             "saved": [str(path) for path in self.saved.values()] or None,
         }
         return {key: value for key, value in fields.items() if value is not None}
@@ -138,10 +140,12 @@ def with_files(outcome: Outcome, folder: Path) -> Outcome:
     """The same after the files in its result were written into a folder."""
     if outcome.result is None:
         return outcome
-    saved = save_files(outcome.result, folder, outcome.tool)
+    saved, problem = save_files(outcome.result, folder, outcome.tool)
     for path in saved.values():
         say(f"Saved {path}")
-    return replace(outcome, saved=saved)
+    if problem is not None:
+        problem.show()
+    return replace(outcome, saved=saved, not_saved=problem)
 
 
 def print_json(value: Any) -> None:
@@ -192,7 +196,7 @@ def _block_text(block: JsonObject, saved: Path | None) -> str:
         case "text":
             return str(block.get("text", ""))
         case "image" | "audio" as kind:
-            size = len(str(block.get("data", ""))) * 3 // 4
+            size = len(str(block.get("data", "")).rstrip("=")) * 3 // 4
             return f"[{kind}, {block.get('mimeType', 'unknown type')}, {size} bytes; {where}]"
         case "resource_link":
             return f"[resource {block.get('uri', '')}]"

@@ -17,23 +17,29 @@ from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.core.json import JsonObject
 
 _APPLICATIONS: Final = frozenset({"json", "pdf", "zip", "gzip", "xml", "octet-stream", "x-tar", "rtf"})
+_SUFFIXES: Final = {"audio/wav": ".wav", "audio/mp3": ".mp3", "image/jpg": ".jpg", "application/xml": ".xml"}
+"""Those that Python does not know, or knows by another name."""
+
 _MOST: Final = 100_000
 """Files of one name in a folder."""
 
 
-def save_files(result: JsonObject, folder: Path, tool: str) -> dict[int, Path]:
-    """Write what is a file in a tool's result; gives where, by the number of its block.
+def save_files(result: JsonObject, folder: Path, tool: str) -> tuple[dict[int, Path], Problem | None]:
+    """Write what is a file in a tool's result; gives where, by the number of its block, and the first problem with one.
 
-    Raises:
-        Problem: It cannot be written, or is not what it says it is.
+    A file that cannot be written, or is not what it says it is, keeps nobody from the rest of a result.
     """
     saved: dict[int, Path] = {}
+    problem: Problem | None = None
     for number, block in enumerate(cast("Sequence[JsonObject]", result.get("content") or ())):
-        found = _file_in(block)
-        if found is not None:
-            data, kind = found
-            saved[number] = _write(folder, _name(tool), _suffix(kind, text=isinstance(data, str)), data)
-    return saved
+        try:
+            found = _file_in(block)
+            if found is not None:
+                data, kind = found
+                saved[number] = _write(folder, _name(tool), _suffix(kind, text=isinstance(data, str)), data)
+        except Problem as exc:
+            problem = problem or exc
+    return saved, problem
 
 
 def _file_in(block: JsonObject) -> tuple[str | bytes, str] | None:
@@ -67,7 +73,8 @@ def _name(tool: str) -> str:
 def _suffix(mime: str, *, text: bool) -> str:
     kind, _, name = mime.partition(";")[0].strip().lower().partition("/")
     known = kind in ("image", "audio", "video", "text") or (kind == "application" and name in _APPLICATIONS)
-    return (mimetypes.guess_extension(f"{kind}/{name}") if known else None) or (".txt" if text else ".bin")
+    guessed = _SUFFIXES.get(f"{kind}/{name}") or mimetypes.guess_extension(f"{kind}/{name}")
+    return (guessed if known else None) or (".txt" if text else ".bin")
 
 
 def _write(folder: Path, name: str, suffix: str, data: str | bytes) -> Path:
