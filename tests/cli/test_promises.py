@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -66,6 +70,47 @@ def test_the_password_of_a_url_is_in_no_log(cli: Cli, tricky_url: str) -> None:
     done = cli("call", tricky_url.replace("//", "//ann:pa55word9@"), "files", "-vv")
     assert done.returncode == 0
     assert "pa55word9" not in done.stderr + done.stdout
+
+
+def test_the_password_of_a_url_is_in_no_error(cli: Cli) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        done = cli("tools", f"http://ann:pa55word9@127.0.0.1:{closed.getsockname()[1]}/mcp")
+    assert done.returncode == 6
+    assert "http://127.0.0.1:" in done.stderr
+    assert "pa55word9" not in done.stderr
+
+
+def test_a_time_limit_holds_for_a_server_that_never_answers(cli: Cli) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/mcp"
+        done = cli("call", url, "anything", "--timeout", "0.5")
+    assert done.returncode == 5
+    assert f"{url} did not answer within 0.5 s" in done.stderr
+
+
+def test_a_file_that_is_no_ledger_is_not_written_over(cli: Cli, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("milk")
+    done = cli("ls", "--ledger", str(notes))
+    assert done.returncode == 9
+    assert "is not a SQLite database" in done.stderr
+    assert notes.read_text() == "milk"
+
+
+@pytest.mark.parametrize("content", [[7, {"type": "resource", "resource": 7}], 7, {"type": "text"}])
+def test_a_result_of_any_shape_is_printed(cli: Cli, content: object, tmp_path: Path) -> None:
+    cli("ls")
+    with closing(sqlite3.connect(cli.ledger)) as db, db:
+        db.execute(
+            "INSERT INTO tasks VALUES ('http://127.0.0.1:9/mcp', '', 'task_odd', 1, 'odd', ?1, 'completed', NULL, ?2,"
+            " NULL, ?1, NULL)",
+            ("2026-01-01T00:00:00+00:00", json.dumps({"content": content})),
+        )
+    assert cli("wait", "task_odd", "--save", str(tmp_path / "out")).returncode == 0
+    assert cli("show", "task_odd", "--offline").returncode == 0
 
 
 def test_arguments_that_are_no_json_are_named_as_they_were_given(cli: Cli, tricky_url: str) -> None:

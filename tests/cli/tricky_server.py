@@ -1,4 +1,4 @@
-"""A server with results and questions that are hard to show: `python -m tests.cli.tricky_server --db FILE --port PORT`."""
+"""A server with results and questions that are hard to show: `python -m tests.cli.tricky_server --db F --port N`."""
 
 from __future__ import annotations
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import click
 from mcp import Client, MCPError
 from mcp.client.session import ClientRequestContext
@@ -142,8 +144,17 @@ class _Call:
         self._unanswered: Problem | None = None
 
     async def run(self, name: str, words: Sequence[str], json_text: str | None) -> Outcome:
+        # Until the tool is called; from there on the clock stands still while somebody types.
+        with anyio.move_on_after(self._limit) as reaching:
+            return await self._run(name, words, json_text, reaching)
+        raise Problem(f"{self._target.label} did not answer within {self._limit:.15g} s", Exit.TIMEOUT)
+
+    async def _run(
+        self, name: str, words: Sequence[str], json_text: str | None, reaching: anyio.CancelScope
+    ) -> Outcome:
         async with connect(self._target, self._access, ledger=self._ledger, elicit=self._elicit) as client:
             tool = await find_tool(client, name)
+            reaching.deadline = math.inf
             arguments = read_arguments(tool.input_schema, words, json_text)
             self._row = replace(self._row, tool=tool.name)
             with self._board:

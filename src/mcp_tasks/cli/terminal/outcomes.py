@@ -183,14 +183,21 @@ def print_result(result: JsonObject, saved: Mapping[int, Path]) -> None:
 
 def result_texts(result: JsonObject, saved: Mapping[int, Path]) -> list[str]:
     """A tool's result in words, block by block."""
-    blocks = cast("Sequence[JsonObject]", result.get("content") or ())
+    content = result.get("content")
+    blocks = cast("list[object]", content) if isinstance(content, list) else []
     texts = [_block_text(block, saved.get(number)) for number, block in enumerate(blocks)]
     if not texts and result.get("structuredContent") is not None:
         return [json.dumps(result["structuredContent"], indent=2, ensure_ascii=False)]
     return texts
 
 
-def _block_text(block: JsonObject, saved: Path | None) -> str:
+def _block_text(block: object, saved: Path | None) -> str:
+    if not isinstance(block, Mapping):
+        return "[content that is none; --json has it]"
+    return _text_of(cast("JsonObject", block), saved)
+
+
+def _text_of(block: JsonObject, saved: Path | None) -> str:
     where = "--save DIR writes it to a file" if saved is None else f"saved as {saved}"
     match block.get("type"):
         case "text":
@@ -201,7 +208,8 @@ def _block_text(block: JsonObject, saved: Path | None) -> str:
         case "resource_link":
             return f"[resource {block.get('uri', '')}]"
         case "resource":
-            resource = cast("JsonObject", block.get("resource") or {})
+            held = block.get("resource")
+            resource = cast("JsonObject", held) if isinstance(held, Mapping) else {}
             return str(resource.get("text") or f"[resource {resource.get('uri', '')}; {where}]")
         case kind:
             return f"[{kind} content; --json has it]"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import mimetypes
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -31,7 +31,8 @@ def save_files(result: JsonObject, folder: Path, tool: str) -> tuple[dict[int, P
     """
     saved: dict[int, Path] = {}
     problem: Problem | None = None
-    for number, block in enumerate(cast("Sequence[JsonObject]", result.get("content") or ())):
+    content = result.get("content")
+    for number, block in enumerate(cast("list[object]", content) if isinstance(content, list) else []):
         try:
             found = _file_in(block)
             if found is not None:
@@ -42,15 +43,15 @@ def save_files(result: JsonObject, folder: Path, tool: str) -> tuple[dict[int, P
     return saved, problem
 
 
-def _file_in(block: JsonObject) -> tuple[str | bytes, str] | None:
+def _file_in(block: object) -> tuple[str | bytes, str] | None:
     """What is in a block that is a file, and its MIME type."""
     match block:
         case {"type": "image" | "audio", "data": str(data)}:
-            return _decoded(data), str(block.get("mimeType", ""))
+            return _decoded(data), _type_of(cast("JsonObject", block))
         case {"type": "resource", "resource": {"blob": str(data)} as resource}:
-            return _decoded(data), _type_of(resource)
+            return _decoded(data), _type_of(cast("JsonObject", resource))
         case {"type": "resource", "resource": {"text": str(text)} as resource}:
-            return text, _type_of(resource)
+            return text, _type_of(cast("JsonObject", resource))
         case _:
             return None
 
