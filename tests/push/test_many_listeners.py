@@ -17,7 +17,7 @@ from tests.push.raw import RawStream, allow_open_files, open_raw
 
 pytestmark = pytest.mark.anyio
 
-LISTENERS = 300 if TIMES == 1 else 1_000
+LISTENERS = 1_000 if TIMES > 1 else 300
 AT_ONCE = 50
 LIMIT = 100.0
 
