@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import socket
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import closing
@@ -13,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import ROOT, Cli, serving
+from harness.ports import closed_port, listening, mcp_url, port_of
+from harness.processes import run
+from tests.cli.running import Cli, serving
 from tests.cli.terminal import on_terminal
 
 
@@ -73,19 +73,16 @@ def test_the_password_of_a_url_is_in_no_log(cli: Cli, tricky_url: str) -> None:
 
 
 def test_the_password_of_a_url_is_in_no_error(cli: Cli) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        done = cli("tools", f"http://ann:pa55word9@127.0.0.1:{closed.getsockname()[1]}/mcp")
+    with closed_port() as closed:
+        done = cli("tools", mcp_url(closed).replace("//", "//ann:pa55word9@"))
     assert done.returncode == 6
     assert "http://127.0.0.1:" in done.stderr
     assert "pa55word9" not in done.stderr
 
 
 def test_a_time_limit_holds_for_a_server_that_never_answers(cli: Cli) -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/mcp"
+    with listening() as silent:
+        url = mcp_url(port_of(silent))
         done = cli("call", url, "anything", "--timeout", "0.5")
     assert done.returncode == 5
     assert f"{url} did not answer within 0.5 s" in done.stderr
@@ -128,5 +125,5 @@ def test_the_end_of_watching_is_said(cli: Cli, tricky_url: str) -> None:
 def test_a_closed_stdout_is_no_bug(cli: Cli) -> None:
     command = [sys.executable, "-c", "import os, sys; os.close(1); os.execv(sys.executable, sys.argv[1:])"]
     named = [sys.executable, "-m", "mcp_tasks", "ls", "--json", "--ledger", str(cli.ledger)]
-    done = subprocess.run([*command, *named], cwd=ROOT, stderr=subprocess.PIPE, check=False, text=True)
+    done = run([*command, *named])
     assert (done.returncode, done.stderr) == (0, "")
