@@ -85,7 +85,8 @@ class Forked:
                 ready, _, _ = select.select([self._ended], [], [], timeout)
                 if not ready:
                     raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
-                self.returncode = int(self._ended.recv(64))
+                # Nothing, if what looked after it was killed, and could not say.
+                self.returncode = int(self._ended.recv(64) or -signal.SIGKILL)
                 self._ended.close()
             return self.returncode
 
@@ -204,7 +205,15 @@ def _zygote(imported: Sequence[str] = ()) -> str:
         listener.listen(64)
         number = listener.fileno()
         command = [sys.executable, "-m", "harness.forking", str(number), *imported]
-        process = subprocess.Popen(command, cwd=ROOT, env=environment(), pass_fds=[number], stdin=subprocess.PIPE)
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment(),
+            pass_fds=[number],
+            stdin=subprocess.PIPE,
+            # A Ctrl-C is for us: whoever looks after a process has to outlive it.
+            start_new_session=True,
+        )
 
     def end() -> None:
         process.communicate()

@@ -86,7 +86,8 @@ def record(screen: Screen) -> None:
 
 def main() -> None:
     """Start the server, record, stop it."""
-    with tempfile.TemporaryDirectory() as name:
+    # The shell may write its history there when nobody looks any more.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         put_command_into(folder)
         screen = Screen(folder)

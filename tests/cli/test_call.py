@@ -209,3 +209,15 @@ def _refusing(status: int) -> Generator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_a_server_that_refuses_the_arguments_is_answered_with_what_the_tool_takes(
+    cli: Cli, asking_url: str, fixture_url: str
+) -> None:
+    # Taken as it is, so that it is the server who looks at it.
+    refused, failed = cli.together(("call", asking_url, "slow", 'seconds:="abc"'), ("call", fixture_url, "failing_job"))
+    assert (refused.returncode, failed.returncode) == (1, 1)
+    before, _, after = refused.stderr.partition("It takes:")
+    assert "validation error" in before
+    assert after.splitlines() == ["", "  seconds  number, required", "Write it like this: seconds=1.5"]
+    assert "It takes" not in failed.stderr

@@ -19,18 +19,19 @@ import pytest
 
 from harness.databases import Postgres
 from harness.http import HttpWire, http_client, initialize
+from harness.ports import free_port
+from harness.processes import run
 from harness.rpc import PATIENCE, Tasking
 from tests.deploy.fleet import (
     DEPLOY,
     KEY,
     Processes,
     compose,
-    free_port,
+    fleet_processes,
     here,
     nginx_binary,
     nginx_command,
     nginx_folder,
-    processes,
 )
 from tests.deploy.recipes import LIMIT, answers, connected, started
 from tests.push.listening import listening
@@ -61,7 +62,7 @@ def fleet(
 ) -> Generator[Fleet]:
     """A server and a worker as the compose file starts them, and one more of each as its unit does."""
     folder = tmp_path_factory.mktemp("fleet")
-    with processes(folder) as running:
+    with fleet_processes(folder) as running:
         door, servers, health = free_port(), [free_port(), free_port()], [free_port(), free_port()]
         common = {
             "MCP_TASKS_URL": shared_postgres.new_database(),
@@ -93,7 +94,7 @@ async def _healthy(fleet: Fleet, check: list[str], old: str, port: int) -> None:
     command = here(check[1:], {old: str(port)})
     with anyio.move_on_after(LIMIT):
         while True:
-            done = await anyio.run_process(command, check=False)
+            done = await anyio.to_thread.run_sync(run, command)
             if done.returncode == 0:
                 return
             await anyio.sleep(1)  # each is a process
@@ -108,7 +109,7 @@ async def test_servers_and_workers_become_healthy_by_the_checks_of_the_file(
     for port in fleet.health:
         await _healthy(fleet, services["worker"]["healthcheck"]["test"], "8081", port)
     nobody = here(services["worker"]["healthcheck"]["test"][1:], {"8081": str(free_port())})
-    assert (await anyio.run_process(nobody, check=False)).returncode != 0
+    assert (await anyio.to_thread.run_sync(run, nobody)).returncode != 0
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import anyio
 
 from harness.forking import Forked, fork
 from harness.ports import free_port, listens
-from harness.processes import ENVIRONMENT
+from harness.processes import ENVIRONMENT, kill
 from tests.fleet.balancing import Balancer, balancing
 
 LIMIT = 60.0
@@ -92,6 +92,7 @@ class Fleet:
         self.pauses: list[Pause] = []
         self.killed: set[str] = set()
         self._options = options
+        self._started: list[Forked] = []
         self._keeping: asyncio.Task[None] | None = None
 
     @property
@@ -133,6 +134,7 @@ class Fleet:
                 session=True,
                 apart=member.apart(),
             )
+        self._started.append(member.running)
         member.is_stopped = False
 
     def kill(self, member: Member) -> None:
@@ -181,8 +183,8 @@ class Fleet:
     def end(self) -> None:
         """End all processes, as a power cut does."""
         self.stop_keeping()
-        for member in self.members:
-            self._signal(member, signal.SIGKILL)
+        for process in self._started:
+            kill(process)
 
     def log(self, member: Member) -> str:
         """What its processes said."""

@@ -19,7 +19,7 @@ import pytest
 from redis import Redis
 
 from harness.backends import Backend, BackendName
-from harness.processes import PIPE, environment, python, start
+from harness.processes import PIPE, environment, python, read_line, start, tell
 from mcp_tasks.errors import StoreCorrupt
 from mcp_tasks.stores.fields import FORMAT
 from mcp_tasks.stores.url import store_from_url
@@ -75,12 +75,8 @@ class Process:
 
     def _told(self, words: str) -> Any:
         assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(words)
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        assert line, f"the process ended with {self._process.wait(LIMIT)}; its error output says why"
+        tell(self._process, words)
+        line = read_line(self._process)
         return json.loads(line)
 
 

@@ -12,7 +12,7 @@ from mcp.client.session import ElicitationFnT
 from mcp_types import Implementation
 
 from mcp_tasks import __version__
-from mcp_tasks.cli.credentials import environment_for_servers, warn_of_plain_http
+from mcp_tasks.cli.credentials import environment_for_servers, hide_password, warn_of_plain_http
 from mcp_tasks.cli.options import Access
 from mcp_tasks.cli.servers import announce, hide_secrets, known_as
 from mcp_tasks.client import Ledger, ServerAddress
@@ -25,6 +25,8 @@ def connect(
 ) -> AbstractAsyncContextManager[Client]:
     """A connected client that knows tasks; see `mcp_tasks.client.connect`."""
     server, access, environment = as_known(server, access)
+    if server.url is not None:
+        hide_password(server.url)
     if access.has_credentials and server.url is not None:
         warn_of_plain_http(server.url)
     return connect_to(

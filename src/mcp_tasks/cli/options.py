@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -239,9 +240,22 @@ takes_on_abandon: Final[Takes] = click.option(
     "to ask, Ctrl-C without a terminal. What you choose at the prompt takes precedence.",
 )
 
+
+def _check_folder(ctx: click.Context, param: click.Parameter, folder: Path | None) -> Path | None:
+    """Before a tool is called: a result comes once."""
+    if folder is not None:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not there.is_dir():
+            raise click.BadParameter(f"{str(there)!r} is not a folder", ctx, param)
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise click.BadParameter(f"{str(there)!r} cannot be written to", ctx, param)
+    return folder
+
+
 takes_save: Final[Takes] = click.option(
     "--save",
     type=click.Path(file_okay=False, path_type=Path),
+    callback=_check_folder,
     metavar="DIR",
     help="Write images, sounds and files of results into this folder, which is made if it is not there.",
 )

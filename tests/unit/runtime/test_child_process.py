@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 
+from harness.processes import send
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.runtime import Ending, Run, TaskContext, ToolPolicy, child_process, current_task
 from tests.unit.running import CLIENT, launch, ok, running, until_final
@@ -71,7 +71,7 @@ async def all_gone(pids: list[int], limit: float = 5.0) -> bool:
     while left := [pid for pid in pids if _is_there(pid)]:
         if time.monotonic() > deadline:
             for pid in left:
-                os.kill(pid, signal.SIGKILL)
+                send(pid)
             return False
         await anyio.sleep(0.01)
     return True

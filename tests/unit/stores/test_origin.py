@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from harness import processes
 from mcp_tasks.stores.origin import origin_of, short_hash
 
 SERVER = """
@@ -40,7 +40,7 @@ def run(*arguments: str | Path, cwd: Path, path: Sequence[Path] = ()) -> str:
     """The origin that a program prints."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, *map(str, arguments)]
-    printed = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=True)
+    printed = processes.run(command, cwd=cwd, env=environment, check=True)
     return json.loads(printed.stdout)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import click
 from mcp import Client, MCPError
 from mcp.client.session import ClientRequestContext
@@ -22,7 +24,7 @@ from pydantic import ValidationError
 
 from mcp_tasks.cli.completing import tool_names
 from mcp_tasks.cli.connection import connect
-from mcp_tasks.cli.forms.arguments import read_arguments
+from mcp_tasks.cli.forms.arguments import describe_arguments, read_arguments
 from mcp_tasks.cli.forms.form import Later
 from mcp_tasks.cli.forms.questions import describe
 from mcp_tasks.cli.options import (
@@ -96,8 +98,8 @@ def command(
 ) -> int:
     """Call a tool and wait for it, however long it takes.
 
-    Values are typed by the tool's schema: numbers and yes/no as they are, lists by giving a key more than once or as
-    JSON, objects as JSON. KEY:=JSON is taken as it is.
+    Values are typed by the tool's schema: numbers and yes/no as they are, lists as one value, by giving a key more than
+    once or as JSON, objects as JSON. KEY:=JSON is taken as it is.
 
     Questions are asked at the prompt. Ctrl-C offers to cancel the task or to leave it running.
     """
@@ -113,13 +115,20 @@ def command(
             click.echo(one_line(outcome.task_id) if sys.stdout.isatty() else outcome.task_id)
             say_how_to_return(outcome.task_id, outcome.server, access)
             return Exit.OK
-        return report([outcome], output, access, save=save)
+        code = report([outcome], output, access, save=save)
+        if outcome.refuses_arguments:
+            say(call.takes)
+        return code
 
     return run(work)
 
 
 class _Call:
-    """One call, from the connection to its outcome."""
+    """One call, from the connection to its outcome.
+
+    Attributes:
+        takes: What the tool takes, in words.
+    """
 
     def __init__(
         self,
@@ -140,13 +149,24 @@ class _Call:
         self._desk = Desk(self._board, limit=limit)
         self._follower = Follower(Attending(self._board, self._desk), on_abandon=on_abandon)
         self._row = Row(key="call", tool="", status="working")
+        self.takes: str = ""
         self._task_id: str | None = None
         self._unanswered: Problem | None = None
 
     async def run(self, name: str, words: Sequence[str], json_text: str | None) -> Outcome:
+        # Until the tool is called; from there on the clock stands still while somebody types.
+        with anyio.move_on_after(self._limit) as reaching:
+            return await self._run(name, words, json_text, reaching)
+        raise Problem(f"{self._target.label} did not answer within {self._limit:.15g} s", Exit.TIMEOUT)
+
+    async def _run(
+        self, name: str, words: Sequence[str], json_text: str | None, reaching: anyio.CancelScope
+    ) -> Outcome:
         async with connect(self._target, self._access, ledger=self._ledger, elicit=self._elicit) as client:
             tool = await find_tool(client, name)
+            reaching.deadline = math.inf
             arguments = read_arguments(tool.input_schema, words, json_text)
+            self.takes = describe_arguments(tool.input_schema)
             self._row = replace(self._row, tool=tool.name)
             with self._board:
                 try:
@@ -232,7 +252,7 @@ class _Call:
 
     def _timed_out(self) -> Outcome:
         what = "the task" if self._task_id else "the call"
-        problem = f"{what} did not end within {self._limit:g} s{what_became(self._fate)}"
+        problem = f"{what} did not end within {self._limit:.15g} s{what_became(self._fate)}"
         seen = self._follower.seen.get(self._key)
         status = seen.snapshot.status.value if seen and seen.snapshot else "unknown"
         return self._outcome(status, problem=problem, code=Exit.TIMEOUT, fate=self._fate)

@@ -62,8 +62,9 @@ def command(*, task_id: str, offline: bool, save: Path | None, options: TaskOpti
             say(f"As last seen, because {found.message}.", "yellow")
         snapshot = found if isinstance(found, TaskSnapshot) else None
         outcome = kept_outcome(entry) if snapshot is None else outcome_of(entry, snapshot)
-        _print(entry, snapshot, outcome if save is None else with_files(outcome, save), options)
-        return Exit.OK
+        outcome = outcome if save is None else with_files(outcome, save)
+        _print(entry, snapshot, outcome, options)
+        return Exit.OK if outcome.not_saved is None else outcome.not_saved.code
 
     return run(work)
 

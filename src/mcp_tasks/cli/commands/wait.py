@@ -89,7 +89,7 @@ def _outcome(entry: LedgerEntry, follower: Follower, limit: float | None) -> Out
     known = outcome_followed(follower.seen.get(entry.key) or Followed(entry=entry))
     if known.problem is not None or known.status not in ("working", "unknown"):
         return known
-    problem = f"the task did not end within {limit or 0:g} s{what_became(known.fate)}"
+    problem = f"the task did not end within {limit or 0:.15g} s{what_became(known.fate)}"
     return replace(known, problem=problem, code=Exit.TIMEOUT)
 
 

@@ -74,6 +74,8 @@ async def _watch(
             connect = connector(access, ledger=ledger, elicit=ask_through_the_task)
             await desk.supervise(follower.follow_servers(groups, connect))
         except TimeUp:
+            board.stop()
+            say(f"Not all had ended within {limit:.15g} s.", "yellow")
             return Exit.TIMEOUT
         except Detached:
             return Exit.OK

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import click
+from mcp_types import INVALID_PARAMS
 from rich.text import Text
 
 from mcp_tasks.cli.forms.questions import describe, how_to_answer, how_to_answer_unseen
 from mcp_tasks.cli.options import Access, Output
-from mcp_tasks.cli.terminal.exits import Exit
+from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.cli.terminal.rows import COMPLETED_BADLY
 from mcp_tasks.cli.terminal.saving import save_files
 from mcp_tasks.cli.terminal.text import clean, command_line, json_text, one_line, without_secrets
@@ -37,6 +38,7 @@ class Outcome:
         problem: What kept us from knowing more, with `code` for it.
         fate: What became of a task that was given up before it ended.
         saved: Files that were written with `--save`, by the number of their block in the result.
+        not_saved: Why one of them could not be.
     """
 
     server: str
@@ -51,6 +53,15 @@ class Outcome:
     code: Exit | None = None
     fate: Fate = "left"
     saved: Mapping[int, Path] = field(default_factory=dict[int, Path])
+    not_saved: Problem | None = None
+
+    @property
+    def refuses_arguments(self) -> bool:
+        """Whether the server did not take what it was called with: by its error, or in the words of the SDKs."""
+        if self.error is not None:
+            return self.error.get("code") == INVALID_PARAMS
+        said = result_texts(self.result, self.saved) if self.result and self.result.get("isError") else []
+        return any("validation error" in text.lower() for text in said)
 
     @property
     def exit(self) -> Exit:
@@ -68,7 +79,7 @@ class Outcome:
             case "input_required":
                 return Exit.INPUT_REQUIRED
             case _:
-                return Exit.OK
+                return Exit.OK if self.not_saved is None else self.not_saved.code
 
     @property
     def state(self) -> str:
@@ -87,7 +98,7 @@ class Outcome:
             "result": self.result,
             "error": self.error,
             "inputRequests": self.requests or None,
-            "problem": self.problem,
+            "problem": self.not_saved.message if self.problem is None and self.not_saved else self.problem,
             "saved": [str(path) for path in self.saved.values()] or None,
         }
         return {key: value for key, value in fields.items() if value is not None}
@@ -138,10 +149,12 @@ def with_files(outcome: Outcome, folder: Path) -> Outcome:
     """The same after the files in its result were written into a folder."""
     if outcome.result is None:
         return outcome
-    saved = save_files(outcome.result, folder, outcome.tool)
+    saved, problem = save_files(outcome.result, folder, outcome.tool)
     for path in saved.values():
         say(f"Saved {path}")
-    return replace(outcome, saved=saved)
+    if problem is not None:
+        problem.show()
+    return replace(outcome, saved=saved, not_saved=problem)
 
 
 def print_json(value: Any) -> None:
@@ -179,25 +192,33 @@ def print_result(result: JsonObject, saved: Mapping[int, Path]) -> None:
 
 def result_texts(result: JsonObject, saved: Mapping[int, Path]) -> list[str]:
     """A tool's result in words, block by block."""
-    blocks = cast("Sequence[JsonObject]", result.get("content") or ())
+    content = result.get("content")
+    blocks = cast("list[object]", content) if isinstance(content, list) else []
     texts = [_block_text(block, saved.get(number)) for number, block in enumerate(blocks)]
     if not texts and result.get("structuredContent") is not None:
         return [json.dumps(result["structuredContent"], indent=2, ensure_ascii=False)]
     return texts
 
 
-def _block_text(block: JsonObject, saved: Path | None) -> str:
+def _block_text(block: object, saved: Path | None) -> str:
+    if not isinstance(block, Mapping):
+        return "[content that is none; --json has it]"
+    return _text_of(cast("JsonObject", block), saved)
+
+
+def _text_of(block: JsonObject, saved: Path | None) -> str:
     where = "--save DIR writes it to a file" if saved is None else f"saved as {saved}"
     match block.get("type"):
         case "text":
             return str(block.get("text", ""))
         case "image" | "audio" as kind:
-            size = len(str(block.get("data", ""))) * 3 // 4
+            size = len(str(block.get("data", "")).rstrip("=")) * 3 // 4
             return f"[{kind}, {block.get('mimeType', 'unknown type')}, {size} bytes; {where}]"
         case "resource_link":
             return f"[resource {block.get('uri', '')}]"
         case "resource":
-            resource = cast("JsonObject", block.get("resource") or {})
+            held = block.get("resource")
+            resource = cast("JsonObject", held) if isinstance(held, Mapping) else {}
             return str(resource.get("text") or f"[resource {resource.get('uri', '')}; {where}]")
         case kind:
             return f"[{kind} content; --json has it]"
