@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -84,6 +85,7 @@ async def test_a_process_that_only_serves_leaves_the_tools_to_one_that_only_runs
 
 async def test_working_ends_when_it_is_cancelled_and_the_servers_own_lifespan_with_it(tmp_path: Path) -> None:
     seen: list[str] = []
+    before = set(threading.enumerate())
 
     @asynccontextmanager
     async def own(server: MCPServer[None]) -> AsyncGenerator[None]:
@@ -106,6 +108,8 @@ async def test_working_ends_when_it_is_cancelled_and_the_servers_own_lifespan_wi
         assert text_of((await Tasking(wire).finish("echo", value=1))["result"]) == "worker: 1"
         group.cancel_scope.cancel()
     assert seen == ["in", "out"]
+    # To its end: the threads of its store and of its observers are gone as well.
+    assert {thread for thread in threading.enumerate() if thread.name.startswith("mcp-tasks")} <= before
 
 
 async def test_a_low_level_server_can_work_as_well(tmp_path: Path) -> None:

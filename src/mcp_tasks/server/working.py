@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final, Literal, TypeAlias
 
+import anyio
 from mcp.server import MCPServer, Server
 
 from mcp_tasks.core.durations import check_duration
@@ -77,7 +78,7 @@ class Worker:
             working = asyncio.create_task(self._work(orders, on_start), name="mcp-tasks-worker")
             impatience = asyncio.create_task(self._obey(orders, working))
             try:
-                await working
+                await _ended(working)
             except asyncio.CancelledError:
                 current = asyncio.current_task()
                 if current is None or current.cancelling():
@@ -256,3 +257,22 @@ class Working:
             WiringError: The server does not have these tasks.
         """
         return self._lifecycle.living(server)
+
+
+async def _ended(working: asyncio.Task[None]) -> None:
+    """Wait for it; cancelled, cancel it and see it to its end."""
+    try:
+        await asyncio.wait({working})
+    except asyncio.CancelledError:
+        working.cancel()
+        while not working.done():
+            try:
+                # A cancel scope of anyio's says it again at every turn, which would tear apart how the store is closed.
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait({working})
+            except asyncio.CancelledError:
+                working.cancel()
+        if not working.cancelled():
+            working.result()
+        raise
+    await working
