@@ -127,3 +127,10 @@ def test_a_closed_stdout_is_no_bug(cli: Cli) -> None:
     named = [sys.executable, "-m", "mcp_tasks", "ls", "--json", "--ledger", str(cli.ledger)]
     done = run([*command, *named])
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_is_no_url_and_no_header_is_refused_in_words(cli: Cli, tricky_url: str) -> None:
+    assert cli("tools", "http://[::1").returncode in (2, 6)
+    done = cli("tools", tricky_url, "-H", "X-Name: \u00e9")
+    assert done.returncode == 2
+    assert "'X-Name' has characters that no header has" in done.stderr

@@ -64,7 +64,8 @@ def hide_values(headers: Mapping[str, str]) -> None:
 
 def hide_password(url: str) -> None:
     """Have nothing show the password that is in a URL."""
-    user_info, at, _ = urlsplit(url).netloc.rpartition("@")
+    # Not by `urlsplit`, which refuses what is no URL: that is for whoever connects to it.
+    user_info, at, _ = url.partition("://")[2].partition("/")[0].rpartition("@")
     if at and ":" in user_info:
         # As it stands in URLs, so that one of a letter does not hide that letter everywhere.
         hide(f":{user_info.partition(':')[2]}@")

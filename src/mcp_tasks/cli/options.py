@@ -309,6 +309,9 @@ def _headers(lines: Sequence[str], token: str | None) -> dict[str, str]:
         name, colon, value = line.partition(":")
         if not colon or not name.strip():
             raise click.UsageError(f"--header takes NAME:VALUE, not {line!r}")
+        if not (line.strip().isascii() and line.strip().isprintable()):
+            # Without its value, which may be a secret.
+            raise click.UsageError(f"--header {name.strip()!r} has characters that no header has")
         headers[name.strip()] = value.strip()
     if token:
         headers["Authorization"] = f"Bearer {token}"

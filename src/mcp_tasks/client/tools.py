@@ -58,6 +58,8 @@ async def find_tool(client: Client, name: str) -> Tool:
         return tools[name]
     names = [*reversed(tools)]
     near = get_close_matches(name, names, n=3, cutoff=0.5)
+    # On one line, whatever a server calls them.
+    near, names = ([" ".join(found.split()) for found in some] for some in (near, names))
     hint = f"Did you mean {' or '.join(near)}?" if near else f"It has: {', '.join(names) or 'no tools'}"
     raise UnknownTool(f"the server has no tool {name!r}", hint)
 

@@ -218,7 +218,7 @@ def _text_of(block: JsonObject, saved: Path | None) -> str:
             return f"[resource {block.get('uri', '')}]"
         case "resource":
             held = block.get("resource")
-            resource = cast("JsonObject", held) if isinstance(held, Mapping) else {}
+            resource = cast("JsonObject", held if isinstance(held, Mapping) else {})
             return str(resource.get("text") or f"[resource {resource.get('uri', '')}; {where}]")
         case kind:
             return f"[{kind} content; --json has it]"

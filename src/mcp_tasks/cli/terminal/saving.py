@@ -34,7 +34,7 @@ def save_files(result: JsonObject, folder: Path, tool: str) -> tuple[dict[int, P
     content = result.get("content")
     for number, block in enumerate(cast("list[object]", content) if isinstance(content, list) else []):
         try:
-            found = _file_in(block)
+            found = _file_in(cast("JsonObject", block)) if isinstance(block, Mapping) else None
             if found is not None:
                 data, kind = found
                 saved[number] = _write(folder, _name(tool), _suffix(kind, text=isinstance(data, str)), data)
@@ -43,15 +43,15 @@ def save_files(result: JsonObject, folder: Path, tool: str) -> tuple[dict[int, P
     return saved, problem
 
 
-def _file_in(block: object) -> tuple[str | bytes, str] | None:
+def _file_in(block: JsonObject) -> tuple[str | bytes, str] | None:
     """What is in a block that is a file, and its MIME type."""
     match block:
         case {"type": "image" | "audio", "data": str(data)}:
-            return _decoded(data), _type_of(cast("JsonObject", block))
+            return _decoded(data), _type_of(block)
         case {"type": "resource", "resource": {"blob": str(data)} as resource}:
-            return _decoded(data), _type_of(cast("JsonObject", resource))
+            return _decoded(data), _type_of(resource)
         case {"type": "resource", "resource": {"text": str(text)} as resource}:
-            return text, _type_of(cast("JsonObject", resource))
+            return text, _type_of(resource)
         case _:
             return None
 
