@@ -38,7 +38,12 @@ def test_a_folder_that_cannot_be_written_to_is_said(cli: Cli, asking_url: str, t
     (tmp_path / "file").touch()
     done = cli("call", asking_url, "pictures", "--save", str(tmp_path / "file" / "below"))
     assert done.returncode == 2
-    assert "--save" in done.stderr
+    assert "error: --save: " in done.stderr
+    assert "[image, image/png" in done.stdout
+    [task] = cli.json("ls")
+    shown = cli("show", task["taskId"], "--save", str(tmp_path / "file" / "below"))
+    assert (shown.returncode, "error: --save" in shown.stderr) == (2, True)
+    assert "[audio, audio/wav" in shown.stdout
 
 
 def test_a_completed_task_that_is_an_error_is_never_shown_as_well(cli: Cli, asking_url: str) -> None:

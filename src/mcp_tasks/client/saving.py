@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
-from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.core.json import JsonObject
+from mcp_tasks.errors import InvalidOption, InvalidResponse
 
 _APPLICATIONS: Final = frozenset({"json", "pdf", "zip", "gzip", "xml", "octet-stream", "x-tar", "rtf"})
 _MOST: Final = 100_000
@@ -24,8 +24,14 @@ _MOST: Final = 100_000
 def save_files(result: JsonObject, folder: Path, tool: str) -> dict[int, Path]:
     """Write what is a file in a tool's result; gives where, by the number of its block.
 
+    Args:
+        result: As the protocol has it.
+        folder: Where to, made if it is not there.
+        tool: What the files are called after.
+
     Raises:
-        Problem: It cannot be written, or is not what it says it is.
+        InvalidOption: The folder cannot be written to.
+        InvalidResponse: A file in the result is not what it says it is.
     """
     saved: dict[int, Path] = {}
     for number, block in enumerate(cast("Sequence[JsonObject]", result.get("content") or ())):
@@ -57,7 +63,7 @@ def _decoded(data: str) -> bytes:
     try:
         return base64.b64decode(data, validate=True)
     except ValueError as exc:
-        raise Problem(f"a file in the result is not base64, and cannot be saved: {exc}", Exit.FAILED) from exc
+        raise InvalidResponse(f"a file in the result is not base64, and cannot be saved: {exc}") from exc
 
 
 def _name(tool: str) -> str:
@@ -85,5 +91,5 @@ def _write(folder: Path, name: str, suffix: str, data: str | bytes) -> Path:
                 continue
             return path
     except OSError as exc:
-        raise Problem(f"--save: {str(folder)!r} cannot be written to: {exc.strerror or exc}", Exit.USAGE) from exc
-    raise Problem(f"--save: {str(folder)!r} has too many files that are called {name}", Exit.USAGE)
+        raise InvalidOption(f"{str(folder)!r} cannot be written to: {exc.strerror or exc}") from exc
+    raise InvalidOption(f"{str(folder)!r} has too many files that are called {name}")
