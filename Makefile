@@ -18,7 +18,7 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --all-extr
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help lock release setup demo check test lint types quicktypes unit everything coverage numbers soak chaos takeover conformance interop bench docs pictures browse format clean
+.PHONY: help lock release setup demo check test lint types quicktypes unit everything coverage numbers soak chaos takeover conformance interop bench docs pictures session browse format clean
 
 help: ## list what there is to make
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -73,7 +73,8 @@ quicktypes: $(STAMP)
 	$(BIN)/basedpyright src > $(VENV)/quicktypes.txt || { cat $(VENV)/quicktypes.txt; exit 1; }
 
 unit: $(STAMP)
-	$(BIN)/python -m pytest -q tests/unit tests/test_layers.py -n 2 --junitxml=$(CACHE)/unit.xml
+	@# Without the tests that start processes or work for long, and with a fifth of the random examples: `make test` has all.
+	MCP_TASKS_TEST_TIMES=0.2 $(BIN)/python -m pytest -q -m "not slow" tests/unit tests/test_layers.py -n 2 --junitxml=$(CACHE)/unit.xml
 
 everything: $(STAMP)
 	@# Three at a time, also on two cores: most tests wait for processes. A file stays in one of them for the servers that
@@ -92,7 +93,7 @@ numbers: $(STAMP) ## how large and how quick it all is, from the source and from
 	@$(BIN)/python -m bench.numbers
 
 soak: $(STAMP) ## all stores with ten times the examples, then random requests, bad peers and random tools for SECONDS=600 each; SEED= to repeat
-	MCP_TASKS_TEST_TIMES=10 $(BIN)/python -m pytest -q tests/properties tests/short/test_same_answers.py
+	MCP_TASKS_TEST_TIMES=10 $(BIN)/python -m pytest -q tests/properties tests/short/test_same_answers.py tests/push/test_many_listeners.py
 	$(BIN)/python -m tests.short.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.peers.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.properties.tools.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
@@ -121,7 +122,10 @@ $(VENV)/.docs: $(STAMP)
 	touch $@
 
 pictures: $(STAMP) ## record the pictures of the command line again (needs tmux)
-	$(BIN)/python docs/assets/record.py
+	$(BIN)/python -m docs.assets.record
+
+session: $(STAMP) ## record docs/session.md again: the ten things that people do most at a terminal
+	$(BIN)/python -m docs.assets.session
 
 browse: $(VENV)/.docs ## build the site and look at it with a real browser (needs the npm registry on first use)
 	$(BIN)/python -m tests.docs.browse

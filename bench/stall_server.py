@@ -25,6 +25,7 @@ import mcp_tasks
 from bench.compat import list_tasks, wiring
 from bench.options import at_least
 from bench.payload import RESULT_BYTES, rows
+from bench.serve import knows
 from bench.ticker import Ticker, obey
 from harness.serving import serving_until_told
 from mcp_tasks import Tasks
@@ -78,7 +79,9 @@ def build(db: Path | None, concurrency: int) -> MCPServer[Any]:
         _add_tools(server, lambda function: function)
         return server
     store = SqliteStore(db)
-    tasks = Tasks(store, concurrency=concurrency)
+    # Megabytes are what this is about: they are more than a server takes by default.
+    limits: dict[str, Any] = {"limits": mcp_tasks.Limits(argument_bytes=None)} if knows("limits") else {}
+    tasks = Tasks(store, concurrency=concurrency, **limits)
     server = MCPServer(NAME, version="1", log_level="WARNING", **wiring(tasks))
     _add_tools(server, tasks.task())
 

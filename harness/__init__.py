@@ -7,8 +7,8 @@
   tokens.
 - `rpc`: messages of both eras and their answers, checked by `schema`. `older`: a whole client of 2025-11-25.
   `official`: the SDK's client as one more wire.
-- `databases`: a real Postgres, a real Valkey. `fixtures`: those that all tests of a process share. `postgres_store`,
-  `stored`, `cipher`: looks behind a store.
+- `databases`: a real Postgres, a real Valkey. `backends`: a fresh database of any kind. `fixtures`: those all tests
+  of a process share. `postgres_store`, `stored`, `cipher`: looks behind a store.
 - `server`, `lowlevel`: furnished servers; `furnished` is one in a process of its own.
 - `soaking`, `thoroughness`: how long tests with random input go on.
 """

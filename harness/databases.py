@@ -134,6 +134,8 @@ class Postgres(Server):
 class Valkey(Server):
     """One Valkey or Redis, which writes every change to disk; each test has a key prefix or a database of its own."""
 
+    _DATABASES = 4096
+
     def __init__(self, folder: Path, *options: str) -> None:
         binary = _valkey_binary()
         assert binary is not None, "asked for only where there is one"
@@ -142,7 +144,14 @@ class Valkey(Server):
         self.url = f"redis://127.0.0.1:{self.port}/0"
         settings = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
         settings += options or ["--appendonly", "yes", "--appendfsync", "everysec"]
+        if "--cluster-enabled" not in options:
+            settings += ["--databases", str(self._DATABASES)]
         super().__init__([binary, *settings], folder)
+        self._numbers = iter(range(1, self._DATABASES))
+
+    def new_database(self) -> str:
+        """The URL of a database that is empty; `url` is none of them."""
+        return f"{self.url.removesuffix('/0')}/{next(self._numbers)}"
 
     def answers(self) -> bool:
         """Whether it takes commands: while it reads its file it says that it is loading."""

@@ -7,6 +7,7 @@ process of its own all the same: its own id, files, environment and end.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import fcntl
 import gc
 import io
@@ -18,8 +19,9 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
@@ -27,13 +29,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
-from harness.processes import PIPE, ROOT
+from harness.processes import PIPE, ROOT, environment
 
 PIPED = Path(__file__).with_name("piped.py")
 
 _ORDER_SIZE = 1 << 17
 _MOST_FILES = 16
 _ABOVE_ALL_FILES = 200
+_NEW_PID_SPACE = 0x20000000
 
 _IMPORTED = (
     "mcp.client.stdio",
@@ -82,7 +85,8 @@ class Forked:
                 ready, _, _ = select.select([self._ended], [], [], timeout)
                 if not ready:
                     raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
-                self.returncode = int(self._ended.recv(64))
+                # Nothing, if what looked after it was killed, and could not say.
+                self.returncode = int(self._ended.recv(64) or -signal.SIGKILL)
                 self._ended.close()
             return self.returncode
 
@@ -110,13 +114,27 @@ def fork(
     stderr: int | IO[Any] | None = None,
     pass_fds: Iterable[int] = (),
     text: bool = False,
+    cwd: Path = ROOT,
+    imported: Sequence[str] = (),
+    session: bool = False,
+    apart: bool = False,
 ) -> Forked:
-    """Start `python -m module arguments` in the root of the project; files are what they are to `subprocess.Popen`."""
+    """Start `python -m module arguments`; files are what they are to `subprocess.Popen`.
+
+    Args:
+        imported: What else it need not import itself. Those who say the same are forked from the same process.
+        session: Whether it leads a session of its own, of which its stdin is the terminal if it is one: Ctrl-C there
+            reaches it.
+        apart: Whether it is in a space of process ids of its own (see `can_be_apart`): to others it is as if on another
+            machine.
+    """
     order = {
         "module": module,
         "arguments": arguments,
         "environment": dict(os.environ if env is None else env),
-        "cwd": str(ROOT),
+        "cwd": str(cwd),
+        "session": session,
+        "apart": apart,
     }
     files: list[int] = []
     ours: dict[int, IO[Any]] = {}
@@ -138,7 +156,7 @@ def fork(
     more = list(pass_fds)
     # Each message comes as a whole: first the id, then the exit code.
     zygote = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    zygote.connect(_zygote())
+    zygote.connect(_zygote(tuple(imported)))
     socket.send_fds(zygote, [json.dumps({**order, "numbers": [0, 1, 2, *more]}).encode()], [*files, *more])
     for file in close:
         os.close(file)
@@ -168,8 +186,16 @@ def piped(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-I", "-S", str(PIPED), _zygote(), module, *arguments]
 
 
+def can_be_apart() -> bool:
+    """Whether processes can be in a space of process ids of their own."""
+    child = os.fork()
+    if child == 0:
+        os._exit(ctypes.CDLL(None).unshare(_NEW_PID_SPACE) and 1)
+    return os.waitpid(child, 0)[1] == 0
+
+
 @cache
-def _zygote() -> str:
+def _zygote(imported: Sequence[str] = ()) -> str:
     """Where orders go: the socket of a process that lives as long as this one."""
     folder = TemporaryDirectory(prefix="mcp-tasks-fork-")
     path = str(Path(folder.name) / "zygote")
@@ -178,8 +204,16 @@ def _zygote() -> str:
         # From here on orders are taken, and wait.
         listener.listen(64)
         number = listener.fileno()
-        command = [sys.executable, "-m", "harness.forking", str(number)]
-        process = subprocess.Popen(command, cwd=ROOT, pass_fds=[number], stdin=subprocess.PIPE)
+        command = [sys.executable, "-m", "harness.forking", str(number), *imported]
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment(),
+            pass_fds=[number],
+            stdin=subprocess.PIPE,
+            # A Ctrl-C is for us: whoever looks after a process has to outlive it.
+            start_new_session=True,
+        )
 
     def end() -> None:
         process.communicate()
@@ -192,10 +226,12 @@ def _zygote() -> str:
 # The process that forks
 
 
-def main(number: int) -> None:
+def main(number: int, *imported: str) -> None:
     """Fork for each order, until nobody can give one."""
-    for name in _IMPORTED:
-        import_module(name)
+    for name in (*_IMPORTED, *imported):
+        # Some need an extra. Whoever needs it too says so.
+        with suppress(ModuleNotFoundError):
+            import_module(name)
     # What is there now is there for good: no process has to look through it, nor to copy it for that.
     gc.collect()
     gc.freeze()
@@ -213,11 +249,15 @@ def main(number: int) -> None:
     data, files, _, _ = socket.recv_fds(caller, _ORDER_SIZE, _MOST_FILES)
     if not data:
         return
+    order = json.loads(data)
+    if order.get("apart"):
+        # Not this process, but those that it forks.
+        ctypes.CDLL(None).unshare(_NEW_PID_SPACE)
     pid = os.fork()
     if pid:
         _look_after(pid, caller, files)
     caller.close()
-    _become(json.loads(data), files)
+    _become(order, files)
 
 
 def _reap() -> None:
@@ -249,6 +289,14 @@ def _become(order: Mapping[str, Any], files: Iterable[int]) -> None:
     for file, number in zip(high, order["numbers"], strict=True):
         os.dup2(file, number)
         os.close(file)
+    if order.get("session"):
+        os.setsid()
+        if os.isatty(0):
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    # As a new process has them: ours were made for other files.
+    sys.stdin = os.fdopen(0, "r", encoding="utf-8", closefd=False)
+    sys.stdout = os.fdopen(1, "w", buffering=1 if os.isatty(1) else -1, encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["environment"])
@@ -257,4 +305,4 @@ def _become(order: Mapping[str, Any], files: Iterable[int]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -136,7 +136,8 @@ def http_client() -> httpx2.AsyncClient:
 @asynccontextmanager
 async def serving_app(app: ASGIApp) -> AsyncGenerator[str]:
     """Serve an ASGI app on a free port; gives its base URL."""
-    config = uvicorn.Config(app, log_config=None)
+    # A connection that a client keeps is not closed under its next request because both were kept waiting for a core.
+    config = uvicorn.Config(app, log_config=None, timeout_keep_alive=int(PATIENCE) + 1)
     server = _QuickServer(config)
     with listening() as listener:
         running = asyncio.create_task(server.serve(sockets=[listener]))

@@ -55,7 +55,7 @@ def listens(port: int) -> bool:
     return True
 
 
-def base_url(port: int) -> str:
+def base_url(port: int | str) -> str:
     """The address of what is served on a port."""
     return f"http://{HOST}:{port}"
 

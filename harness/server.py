@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import anyio
 from mcp.server import MCPServer
 from mcp.server.auth.provider import TokenVerifier
-from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context, Elicit, Resolve
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.prompts.base import UserMessage
@@ -34,6 +33,7 @@ from mcp_types import (
 )
 from pydantic import BaseModel
 
+from harness.auth import locks
 from mcp_tasks import Limits, Settings, Tasks, current_task
 
 QUICK = Settings(drain_timeout=timedelta(0), stop_timeout=timedelta(seconds=1), progress_interval=timedelta(0))
@@ -85,7 +85,6 @@ def build(
     desk: Desk | None = None,
     *,
     name: str = "furnished",
-    auth: AuthSettings | None = None,
     verifier: TokenVerifier | None = None,
 ) -> MCPServer[Any]:
     """The furnished server with `tasks` as its extension."""
@@ -94,8 +93,7 @@ def build(
         version="1",
         **tasks.wiring(),
         log_level="CRITICAL",
-        auth=auth,
-        token_verifier=verifier,
+        **locks(verifier),
     )
     furnish(server, tasks, desk or Desk())
     return server

@@ -204,11 +204,6 @@ def serve_app(app: ASGIApp, *, port: int = 0, fd: int | None = None, **options: 
     web_server(app, port=port, **options).run(sockets=_sockets(fd))
 
 
-def serve_on(server: uvicorn.Server, fd: int) -> None:
-    """The same, for who wants to know by what it is served."""
-    server.run(sockets=_sockets(fd))
-
-
 async def serving_until_told(app: ASGIApp, *, port: int = 0, fd: int | None = None, **options: Any) -> None:
     """The same, beside whatever else the event loop does."""
     await web_server(app, port=port, **options).serve(sockets=_sockets(fd))

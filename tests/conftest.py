@@ -8,6 +8,8 @@ from typing import NoReturn
 
 import pytest
 
+from harness import thoroughness
+
 # An `assert` in a module that is not a test says nothing unless rewritten; this comes before they are imported.
 pytest.register_assert_rewrite("harness.rpc", "harness.schema", "harness.http", "harness.stdio", "harness.serving")
 
@@ -15,8 +17,9 @@ pytest_plugins = ["harness.fixtures"]
 
 
 def pytest_configure() -> None:
-    """Told to end, leave in order: fixtures have processes to end."""
+    """Told to end, leave in order: fixtures have processes to end. And try as many examples as is said."""
     signal.signal(signal.SIGTERM, _leave)
+    thoroughness.for_all_tests()
 
 
 def _leave(number: int, frame: object) -> NoReturn:

@@ -10,9 +10,7 @@ from __future__ import annotations
 import io
 import re
 import shutil
-import socket
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,8 +18,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from docs.assets.demo import demo_server, environment_in, put_command_into
+
 ASSETS = Path(__file__).parent
-ROOT = ASSETS.parent.parent
 WIDTH, HEIGHT = 100, 60
 PORT = 8000
 URL = f"http://localhost:{PORT}/mcp"
@@ -32,8 +31,8 @@ class Screen:
 
     def __init__(self, folder: Path) -> None:
         self._tmux = ["tmux", "-S", str(folder / "tmux")]
-        environment = [f"PATH={folder}:/usr/bin:/bin", "PS1=$ ", "TERM=xterm-256color", f"HOME={folder}"]
-        shell = ["env", "-i", *environment, f"XDG_STATE_HOME={folder}/state", "LC_ALL=C.UTF-8", "bash", "--norc"]
+        variables = {**environment_in(folder), "PS1": "$ "}
+        shell = ["env", "-i", *(f"{name}={value}" for name, value in variables.items()), "bash", "--norc"]
         self._run("new-session", "-d", "-x", str(WIDTH), "-y", str(HEIGHT), *shell)
 
     def enter(self, line: str) -> None:
@@ -87,22 +86,16 @@ def record(screen: Screen) -> None:
 
 def main() -> None:
     """Start the server, record, stop it."""
-    with tempfile.TemporaryDirectory() as name:
+    # The shell may write its history there when nobody looks any more.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        command = folder / "mcp-tasks"
-        command.write_text(f'#!/bin/sh\nexec {sys.executable} -m mcp_tasks "$@"\n')
-        command.chmod(0o755)
-        demo = [sys.executable, ROOT / "examples/demo_server.py", "--port", str(PORT)]
-        server = subprocess.Popen([*demo, "--db", folder / "tasks.db", "--log", folder / "log"])
+        put_command_into(folder)
         screen = Screen(folder)
         try:
-            while socket.socket().connect_ex(("127.0.0.1", PORT)):
-                time.sleep(0.1)
-            record(screen)
+            with demo_server(folder, PORT):
+                record(screen)
         finally:
             screen.close()
-            server.terminate()
-            server.wait()
 
 
 if __name__ == "__main__":

@@ -43,10 +43,10 @@ REST_OF_ID: Final = "0sUeJqGiKaDnXo1twZ9"
 SAME_EACH_TIME: Final[Sequence[tuple[str, str]]] = (
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "2026-07-28 12:00:00"),
     # As wide as the widest: what stands after it in a table stands where it always does.
-    (r"started {2,}(?=\S)", "started   "),
+    (r"started {2,}(?=[a-z])", "started   "),
     (r"\d+ (?:s|min) ago {2,}(?=\S)", "8 s ago   "),
     (r"\d+ (?:s|min) ago", "8 s ago"),
-    (r"\b0:\d\d\b", "0:02"),
+    (r"(?<![\d:])\d:\d\d(?![\d:])", "0:02"),
     (r"(poll every +)[\d.]+ s", r"\g<1>0.4 s"),
     (r"[⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏]", "⠋"),
 )
@@ -120,7 +120,8 @@ class Session:
         return Command(shlex.split(self._typed(line))[1:], width=width, environment=self._environment)
 
     def _show(self, screen: str) -> None:
-        self._page.append(f"```console\n{screen}\n```\n")
+        kind = "console" if screen.startswith("$") else "text"
+        self._page.append(f"```{kind}\n{screen}\n```\n")
 
 
 def normalised(page: str, url: str) -> str:

@@ -41,7 +41,11 @@ class Page(HTMLParser):
 
 def problems(site: Path) -> list[str]:
     """Everything that is not right, a line for each."""
-    read = cache(lambda path: Page(path.read_text()))
+
+    @cache
+    def read(path: Path) -> Page:
+        return Page(path.read_text())
+
     found: list[str] = []
     for path in sorted(site.rglob("*.html")):
         # Addresses on the page for unknown addresses are from the top of a host, which nobody knows here.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -52,8 +52,8 @@ def _written_out(entries: list[Any]) -> list[Any]:
         if isinstance(entry, str):
             found += [{title(path): path} for path in pages() if path.startswith(entry)]
             continue
-        [(name, inner)] = entry.items()
-        found.append({name: _written_out(inner) if isinstance(inner, list) else inner})
+        for name, inner in cast("dict[str, str | list[Any]]", entry).items():
+            found.append({name: _written_out(inner) if isinstance(inner, list) else inner})
     return [entry for entry in found if all(entry.values())]
 
 

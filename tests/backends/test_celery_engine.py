@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -19,7 +16,7 @@ from redis import Redis
 
 from examples.celery_engine import CeleryCarrier
 from harness.databases import Valkey, valkey
-from harness.processes import ENVIRONMENT, ROOT
+from harness.processes import ENVIRONMENT, PIPE, python, start_async
 from mcp_tasks.client import TasksClient
 from mcp_tasks.engines import Engine, RemoteEngine
 from mcp_tasks.testing._engine_work import at_work
@@ -105,8 +102,8 @@ async def test_a_worker_fed_by_celery_runs_what_a_server_was_asked_for(
     for name, value in farm.items():
         monkeypatch.setenv(name, value)
     served = importlib.import_module("tests.backends.celery_farm").server
-    command = [sys.executable, "-m", "mcp_tasks", "worker", "tests.backends.celery_farm:server"]
-    worker = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=ENVIRONMENT | farm, stderr=subprocess.PIPE)
+    command = python("mcp_tasks", "worker", "tests.backends.celery_farm:server")
+    worker = await start_async(command, env={**ENVIRONMENT, **farm}, stderr=PIPE)
     try:
         async with Client(served, extensions=[TasksClient()]) as client:
             ran = [(await client.call_tool("where", {})).structured_content for _ in range(3)]

@@ -221,7 +221,7 @@ WATCH = timedelta(seconds=0.5)
 
 
 async def until_taking(engine: RemoteEngine, *, is_taking: bool) -> None:
-    # Longer than `WAIT`: it is tried again after five seconds at most, and counts one second later.
+    # It is tried again after five seconds at most, and counts one second later.
     with anyio.fail_after(20):
         while engine.is_taking is not is_taking:  # noqa: ASYNC110
             await anyio.sleep(0.01)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
 from datetime import timedelta
 
@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from harness.cipher import AesCipher
-from harness.databases import postgres
+from harness.databases import Postgres
 from harness.postgres_store import empty, execute, new_store_url
 from mcp_tasks.core import JournalEntry, Outcome, TaskRequest, TaskStatus
 from mcp_tasks.errors import StoreCorrupt, TaskUnreadable
@@ -33,9 +33,8 @@ IDS = ("before", "bad", "behind")
 
 
 @pytest.fixture(scope="module")
-def database() -> Iterator[str]:
-    with postgres(durable=False) as server:
-        yield new_store_url(server)
+def database(shared_postgres: Postgres) -> str:
+    return new_store_url(shared_postgres)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ import pytest
 
 from harness.databases import Postgres, postgres
 from harness.postgres_store import execute, new_store_url
+from harness.processes import PIPE, read_line, running, tell
 from mcp_tasks.core.statement import Statement, database_place
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable, UsageError, ValueNotStorable
 from mcp_tasks.stores.base import Hint
@@ -49,22 +49,15 @@ async def opened(url: str) -> PostgresStore:
 def run_together(url: str, *children: tuple[str, str]) -> None:
     """Run processes that open the store in the same moment."""
     with ExitStack() as stack:
-        running = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, str(CHILD), url, *child], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-                )
-            )
+        started = [
+            stack.enter_context(running([sys.executable, CHILD, url, *child], stdin=PIPE, stdout=PIPE, text=True))
             for child in children
         ]
-        for child in running:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "ready\n"
-        for child in running:
-            assert child.stdin is not None
-            child.stdin.write("go\n")
-            child.stdin.close()
-        assert [child.wait(60) for child in running] == [0] * len(running)
+        for child in started:
+            assert read_line(child) == "ready\n"
+        for child in started:
+            tell(child, "go\n")
+        assert [child.wait(60) for child in started] == [0] * len(started)
 
 
 async def test_processes_that_start_together_make_the_tables_once(server: Postgres) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from harness.databases import postgres
+from harness.databases import Postgres
 from harness.postgres_store import new_store_url
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.stores.base import EVERYBODY, UNOWNED, ChildrenOf, InSession, OwnedBy, Whose
@@ -111,9 +111,8 @@ def connection(request: pytest.FixtureRequest, url: str) -> Iterator[psycopg.Con
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with postgres(durable=False) as server:
-        yield new_store_url(server)
+def url(shared_postgres: Postgres) -> str:
+    return new_store_url(shared_postgres)
 
 
 @pytest.mark.anyio

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from harness.databases import postgres
+from harness.databases import Postgres
 from harness.postgres_store import empty, new_store_url
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.codec import Codec
@@ -16,9 +16,8 @@ from mcp_tasks.testing.store_suite import StoreSuite
 
 
 @pytest.fixture(scope="module")
-def database() -> Iterator[str]:
-    with postgres(durable=False) as server:
-        yield new_store_url(server)
+def database(shared_postgres: Postgres) -> str:
+    return new_store_url(shared_postgres)
 
 
 class TestPostgresStore(StoreSuite):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import psycopg
 import pytest
 
-from harness.databases import Postgres, postgres
+from harness.databases import Postgres
 from mcp_tasks.engines import Engine
 from mcp_tasks.testing.engine_suite import EngineSuite
 from tests.backends.procrastinate_child import QUICK, make_engine
@@ -16,14 +16,8 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Postgres]:
-    with postgres() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def database(server: Postgres) -> str:
-    return server.new_database()
+def database(shared_postgres: Postgres) -> str:
+    return shared_postgres.new_database()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from harness.databases import postgres
+from harness.databases import Postgres
 from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.engines.procrastinate import ProcrastinateEngine
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy
@@ -29,9 +29,8 @@ Start = Callable[..., AbstractAsyncContextManager[TaskRuntime]]
 
 
 @pytest.fixture(scope="module")
-def database() -> Iterator[str]:
-    with postgres() as server:
-        yield server.new_database()
+def database(shared_postgres: Postgres) -> str:
+    return shared_postgres.new_database()
 
 
 @pytest.fixture

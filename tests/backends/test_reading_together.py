@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import uuid4
 
 import pytest
 
-from harness.databases import postgres, valkey
+from harness.backends import Backend, BackendName
 from mcp_tasks.core import Outcome, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.errors import TaskUnreadable
 from mcp_tasks.stores.codec import Codec
@@ -24,12 +23,8 @@ NetworkStore = PostgresStore | RedisStore
 
 
 @pytest.fixture(scope="module", params=["postgres", "redis"])
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    with ExitStack() as stack:
-        if request.param == "postgres":
-            yield stack.enter_context(postgres(durable=False)).new_database()
-        else:
-            yield stack.enter_context(valkey()).url
+def url(request: pytest.FixtureRequest, shared_backend: Callable[[BackendName], Backend]) -> str:
+    return shared_backend(request.param).fresh()
 
 
 def store_at(url: str, codec: Codec | None = None) -> NetworkStore:

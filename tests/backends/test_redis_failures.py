@@ -18,6 +18,7 @@ import pytest
 from redis.asyncio import Redis
 
 from harness.databases import Valkey, valkey
+from harness.processes import PIPE, start_async
 from mcp_tasks.core import JournalEntry
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable, VersionConflict
 from mcp_tasks.stores.base import Hint
@@ -243,9 +244,7 @@ async def main():
 
 asyncio.run(main())
 """
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
+    child = await start_async([sys.executable, "-c", program], stdin=PIPE, stdout=PIPE)
     assert child.stdin is not None
     assert child.stdout is not None
     try:

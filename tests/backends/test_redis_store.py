@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -15,7 +15,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.crc import key_slot
 
-from harness.databases import Valkey, valkey
+from harness.databases import Valkey
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskStatus
 from mcp_tasks.errors import InvalidOption, UsageError
 from mcp_tasks.stores import Store
@@ -35,11 +35,10 @@ OUTCOME = Outcome(body=b'{"content":[]}', meta=b"{}")
 DAY = timedelta(days=1)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Valkey]:
-    """One server for all tests here; each has a prefix of its own."""
-    with valkey() as server:
-        yield server
+@pytest.fixture
+def server(shared_valkey: Valkey) -> Valkey:
+    """Each test has a prefix of its own."""
+    return shared_valkey
 
 
 @asynccontextmanager

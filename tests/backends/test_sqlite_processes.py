@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
@@ -15,6 +14,7 @@ from tempfile import TemporaryDirectory
 import anyio
 import pytest
 
+from harness.processes import PIPE, python, running
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record, make_request
@@ -61,13 +61,9 @@ class Child:
 @contextmanager
 def child(verb: str, path: Path) -> Generator[Child]:
     """A child process, gone at the end of the block."""
-    command = [sys.executable, "-m", "tests.backends.sqlite_child", verb, str(path)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
-        try:
-            yield Child(process)
-        finally:
-            process.kill()
+    command = python("tests.backends.sqlite_child", verb, path)
+    with running(command, stdin=PIPE, stdout=PIPE, text=True) as process:
+        yield Child(process)
 
 
 def integrity(path: Path) -> str:

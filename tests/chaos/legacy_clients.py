@@ -21,7 +21,8 @@ from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.forking import PIPE, fork
+from harness.forking import fork
+from harness.processes import PIPE, kill
 from tests.chaos.serving import GATED, GONE
 
 VERSION = "2025-11-25"
@@ -213,8 +214,7 @@ class StdioClient:
 
     def kill(self) -> None:
         """End the server as a power cut would."""
-        self.process.kill()
-        self.process.wait()
+        kill(self.process)
         self.close()
 
     def close(self) -> None:
@@ -224,7 +224,7 @@ class StdioClient:
         try:
             self.process.wait(10)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            kill(self.process)
             raise
         self._stream.close()
 

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-import signal
-import socket
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from harness.forking import Forked, fork
-from harness.ports import free_port
+from harness.serving import ServerProcess
 
-ROOT = Path(__file__).parents[2]
 VERSION = "2026-07-28"
 FIXTURE = "mcp_tasks.testing.fixture_server"
 GATED = "tests.chaos.gated_server"
-START_LIMIT = 45.0
-"""Seconds for a server to listen. One takes about two; several may start at once on a busy machine."""
-
 IDLE_LIMIT = 2.0
 """Seconds after which a connection is not used again: uvicorn closes one that was idle for five."""
 
@@ -108,50 +101,28 @@ def _headers(method: str, name: str | None) -> dict[str, str]:
     return headers if name is None else headers | {"Mcp-Name": name}
 
 
-class Server:
+class Server(ServerProcess):
     """A server process that can be killed and started again on the same port and file."""
 
     def __init__(self, folder: Path, name: str, module: str, options: Iterable[str]) -> None:
-        self.port = free_port()
+        database = folder / "tasks.db"
+        super().__init__(module, "--port", "{port}", "--db", database, *options, output=folder / f"{name}.log")
         self.client = Client(self.port)
-        self._output = folder / f"{name}.log"
-        self._command = [module, "--port", str(self.port), "--db", str(folder / "tasks.db")]
-        self._command += options
-        self._process: Forked | None = None
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "the server was not started"
-        return self._process.pid
-
-    @property
-    def output(self) -> str:
-        """What the server printed, over all its lives."""
-        return self._output.read_text() if self._output.exists() else ""
 
     def start(self) -> None:
         """Return when it listens."""
         self.client.close()
-        with self._output.open("ab") as sink:
-            self._process = fork(*self._command, stdout=sink, stderr=sink)
-        until(self._listens, START_LIMIT, what="the server listens")
-
-    def kill(self) -> None:
-        """End it as a power cut would. Safe twice, and from another thread than the one that makes requests."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        super().start()
 
     def terminate(self, limit: float) -> float:
         """Ask it to end; how many seconds it took."""
-        assert self._process is not None, "the server was not started"
         self.client.close()
-        asked = time.monotonic()
-        self._process.send_signal(signal.SIGTERM)
-        code = self._process.wait(limit)
-        # uvicorn ends in order and then lets the signal have its way.
-        assert code in (0, -signal.SIGTERM), f"exit code {code}:\n{self.output}"
-        return time.monotonic() - asked
+        return self.stop(limit=limit)
+
+    def close(self) -> None:
+        """End it, and hang up."""
+        super().close()
+        self.client.close()
 
     def call(self, tool: str, **arguments: Any) -> str:
         """The id of a new task."""
@@ -204,13 +175,6 @@ class Server:
         until(look, limit, what="all tasks have ended")
         return ended
 
-    def _listens(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, f"the server ended by itself:\n{self.output}"
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=5):
-            return True
-        return False
-
 
 class Site:
     """A folder with one database, and the servers on it."""
@@ -248,8 +212,7 @@ class Site:
 
     def close(self) -> None:
         for server in self._servers:
-            server.kill()
-            server.client.close()
+            server.close()
 
 
 @contextmanager

@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from harness.forking import PIPE, fork
+from harness.forking import forked
+from harness.processes import PIPE
 from tests.chaos.legacy_clients import RELATED, Client, HttpClient, StdioClient, accept, ask, create
 from tests.chaos.serving import GATED, Site, site, until
 
@@ -107,15 +108,9 @@ def test_over_stdio_the_task_of_a_client_that_was_killed_is_found_again() -> Non
 
 def asked_then_killed(*options: str) -> str:
     """The id of a task whose client was killed while it was asked."""
-    process = fork("tests.chaos.legacy_clients", *options, stdout=PIPE)
-    try:
+    with forked("tests.chaos.legacy_clients", *options, stdout=PIPE) as process:
         assert process.stdout is not None
         return process.stdout.readline().decode().strip()
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
 
 
 def test_an_error_that_was_answered_is_the_tools_again_after_the_server_was_killed() -> None:

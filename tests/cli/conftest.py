@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import Cli, serving, stdio_command, zygote
+from tests.cli.running import Cli, serving, stdio_command
 
 
 @pytest.fixture(scope="session")
@@ -42,14 +42,7 @@ def stdio(tmp_path: Path) -> str:
     return stdio_command(tmp_path)
 
 
-@pytest.fixture(scope="session")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
-    """What commands are forked from."""
-    with zygote(tmp_path_factory.mktemp("zygote")) as path:
-        yield path
-
-
 @pytest.fixture
-def cli(commands: Path, tmp_path: Path) -> Cli:
+def cli(tmp_path: Path) -> Cli:
     """The command line."""
-    return Cli(commands, tmp_path)
+    return Cli(tmp_path)

@@ -34,6 +34,11 @@ class Terminal:
         """Everything that was written so far, without colours and cursor moves."""
         return _CONTROL.sub("", self._raw.decode(errors="replace"))
 
+    @property
+    def raw(self) -> bytes:
+        """The same as it was written."""
+        return self._raw
+
     def expect(self, wanted: str) -> None:
         """Wait until `wanted` is written, after what was expected before."""
         until = time.monotonic() + LIMIT

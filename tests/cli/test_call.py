@@ -16,14 +16,15 @@ from tests.cli.running import Cli, stdio_command
 
 
 def test_the_result_is_on_stdout_and_the_progress_on_stderr(cli: Cli, fixture_url: str) -> None:
-    done = cli("call", fixture_url, "slow_compute", "seconds=1.5", "label=sums")
-    assert (done.returncode, done.stdout) == (0, "sums: done after 1.5 s\n")
-    assert re.search(r"working  sums: \d s of 1.5 s \(\d+%\)", done.stderr)
+    done = cli("call", fixture_url, "slow_compute", "seconds=4", "label=sums")
+    assert (done.returncode, done.stdout) == (0, "sums: done after 4 s\n")
+    # Long enough for a command that waits for a core to look in between.
+    assert re.search(r"working  sums: \d s of 4 s \(\d+%\)", done.stderr)
     assert "completed" in done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     [entry] = cli.json("ls")
     assert (entry["tool"], entry["status"], entry["server"]) == ("slow_compute", "completed", fixture_url)
-    assert entry["result"]["content"][0]["text"] == "sums: done after 1.5 s"
+    assert entry["result"]["content"][0]["text"] == "sums: done after 4 s"
 
 
 def test_values_are_typed_by_the_schema(cli: Cli, asking_url: str) -> None:
@@ -208,3 +209,15 @@ def _refusing(status: int) -> Generator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_a_server_that_refuses_the_arguments_is_answered_with_what_the_tool_takes(
+    cli: Cli, asking_url: str, fixture_url: str
+) -> None:
+    # Taken as it is, so that it is the server who looks at it.
+    refused, failed = cli.together(("call", asking_url, "slow", 'seconds:="abc"'), ("call", fixture_url, "failing_job"))
+    assert (refused.returncode, failed.returncode) == (1, 1)
+    before, _, after = refused.stderr.partition("It takes:")
+    assert "validation error" in before
+    assert after.splitlines() == ["", "  seconds  number, required", "Write it like this: seconds=1.5"]
+    assert "It takes" not in failed.stderr

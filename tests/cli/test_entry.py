@@ -9,8 +9,9 @@ from importlib.metadata import version
 
 import pytest
 
+from harness.processes import run
 from mcp_tasks.cli.app import COMMANDS
-from tests.cli.running import ROOT, Cli
+from tests.cli.running import Cli
 
 _WITHOUT_RICH = """
 import sys
@@ -21,9 +22,7 @@ main()
 
 
 def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=40, check=False, cwd=ROOT
-    )
+    return run([sys.executable, *arguments])
 
 
 def test_it_runs_as_a_module() -> None:

@@ -5,21 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.forking import Forked, fork
-from tests.cli.running import LIMIT, Cli, free_port, wait_for
+from harness.serving import ServerProcess
+from tests.cli.running import LIMIT, Cli
 from tests.cli.terminal import CTRL_C, on_terminal
-
-
-def served(port: int, folder: Path) -> Forked:
-    where = ("--port", str(port), "--db", str(folder / "tasks.db"))
-    server = fork("tests.cli.asking_server", *where, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(port, server)
-    return server
 
 
 def until(path: Path, wanted: Callable[[str], bool]) -> str:
@@ -31,10 +23,8 @@ def until(path: Path, wanted: Callable[[str], bool]) -> str:
 
 
 def test_bars_lines_and_json_say_that_a_server_is_away_and_back(cli: Cli, tmp_path: Path) -> None:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}/mcp"
-    server = served(port, tmp_path)
-    try:
+    with ServerProcess("tests.cli.asking_server", "--port", "{port}", "--db", tmp_path / "tasks.db") as server:
+        url = server.url
         task_id = cli.start(url, "slow", "seconds=60")
         said, changes = tmp_path / "said", tmp_path / "changes"
         with said.open("w") as err, changes.open("w") as out, Path(os.devnull).open("r+") as nothing:
@@ -51,14 +41,13 @@ def test_bars_lines_and_json_say_that_a_server_is_away_and_back(cli: Cli, tmp_pa
             until(said, lambda text: " of 600" in text)
             until(changes, lambda text: " of 600" in text)
             server.kill()
-            server.wait()
             for terminal in (bars, table):
                 terminal.expect("server out of reach for 0:0")
                 terminal.expect("trying again")
             away = until(said, lambda text: "out of reach" in text)
             until(changes, lambda text: "outOfReachSince" in text)
             assert "server out of reach for 0:0" in away.splitlines()[-1]
-            server = served(port, tmp_path)
+            server.start()
             for terminal in (bars, table):
                 terminal.expect("server is back after 0:")
                 terminal.expect(" of ")
@@ -74,6 +63,3 @@ def test_bars_lines_and_json_say_that_a_server_is_away_and_back(cli: Cli, tmp_pa
         for command in (lines, watch):
             command.send(signal.SIGINT)
             command.wait()
-    finally:
-        server.kill()
-        server.wait()

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from harness.processes import PIPE, kill, start
 from harness.rpc import PATIENCE
 from mcp_tasks.client import Ledger
 from mcp_tasks.encryption import Keyring, new_key
@@ -262,7 +263,7 @@ for number in range(10**6):
 
 
 def _start_writer(path: Path, name: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", _WRITER, str(path), name], stdout=subprocess.PIPE, text=True)
+    return start([sys.executable, "-c", _WRITER, path, name], stdout=PIPE, text=True)
 
 
 def _read_until(writer: subprocess.Popen[str], wanted: int) -> int:
@@ -276,11 +277,10 @@ def _read_until(writer: subprocess.Popen[str], wanted: int) -> int:
 
 def _kill(writer: subprocess.Popen[str]) -> int:
     """End it in the middle of a write; gives the last number it said after all."""
-    writer.kill()
+    kill(writer)
     assert writer.stdout is not None
     said = [int(line) for line in writer.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
     writer.stdout.close()
-    writer.wait(PATIENCE)
     return said[-1] if said else -1
 
 
@@ -338,7 +338,7 @@ Ledger(sys.argv[1]).add(sys.argv[2], server="s", tool="x")
 
 
 def test_processes_that_make_the_file_at_the_same_moment_all_get_it(path: Path) -> None:
-    openers = [subprocess.Popen([sys.executable, "-c", _OPENER, path, str(number)]) for number in range(6)]
+    openers = [start([sys.executable, "-c", _OPENER, path, str(number)]) for number in range(6)]
     assert [opener.wait(30) for opener in openers] == [0] * 6
     assert len(Ledger(path).entries()) == 6
 

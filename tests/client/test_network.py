@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import anyio
 import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
 
+from harness.ports import closed_port, mcp_url
 from harness.rpc import MODERN, PATIENCE
 from harness.server import Desk
 from mcp_tasks.client import poller as poller_module
@@ -114,9 +114,8 @@ async def test_tasks_methods_name_their_task_in_a_header(peer: Peer, peer_url: s
 
 
 async def test_a_server_that_is_not_there_is_an_error_at_once() -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        nowhere = f"http://127.0.0.1:{unused.getsockname()[1]}/mcp"
+    with closed_port() as unused:
+        nowhere = mcp_url(unused)
         # Groups, because the SDK connects inside task groups.
         with anyio.fail_after(PATIENCE), pytest.raises(ExceptionGroup) as caught:
             async with connect(reconnecting_http(nowhere.replace("//", "//ann:secret@") + "?key=hidden")):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from harness.http import serving
-from harness.processes import ENVIRONMENT, ROOT
+from harness.processes import ENVIRONMENT, ROOT, run
 from mcp_tasks.client import Ledger, LedgerEntry, TaskStatus
 from mcp_tasks.stores import MemoryStore
 
@@ -63,8 +63,5 @@ async def _delete(store: MemoryStore, task_id: str) -> None:
 
 
 async def _run(program: Path) -> str:
-    done = await anyio.run_process(
-        [sys.executable, program.name], cwd=program.parent, env=ENVIRONMENT, check=False, stderr=subprocess.PIPE
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout.decode()
+    command = [sys.executable, program.name]
+    return (await asyncio.to_thread(run, command, cwd=program.parent, env=ENVIRONMENT, check=True)).stdout

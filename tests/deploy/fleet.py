@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from harness import processes
+from harness.processes import ROOT, kill, start
+
 DEPLOY = ROOT / "deploy"
 COMPOSE = DEPLOY / "compose" / "compose.yaml"
 MODULES = {"uvicorn": "uvicorn", "mcp-tasks": "mcp_tasks"}
@@ -31,20 +30,13 @@ def compose() -> dict[str, Any]:
     return yaml.safe_load(COMPOSE.read_text())
 
 
-def free_port() -> int:
-    """A port that nobody has."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def here(command: Sequence[str], changes: Mapping[str, str]) -> list[str]:
     """A command of `deploy/` for this machine: with this interpreter, and other addresses in place of its own."""
     program, *arguments = command
-    start = [sys.executable] if program == "python" else [sys.executable, "-m", MODULES[program]]
+    run = [sys.executable] if program == "python" else [sys.executable, "-m", MODULES[program]]
     changed = [_changed(argument, changes) for argument in arguments]
     assert changed != arguments, f"{command} names none of {list(changes)}"
-    return [*start, *changed]
+    return [*run, *changed]
 
 
 def _changed(argument: str, changes: Mapping[str, str]) -> str:
@@ -54,7 +46,7 @@ def _changed(argument: str, changes: Mapping[str, str]) -> str:
 
 
 class Processes:
-    """Processes in one folder, which end with the block of `processes`."""
+    """Processes in one folder, which end with the block of `fleet_processes`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -63,30 +55,19 @@ class Processes:
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Run a command with nothing in its environment of what ours has for tasks."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("MCP_TASKS")}
-        path = os.pathsep.join([str(self.folder), str(ROOT / "src"), *sys.path[1:]])
-        with self.log.open("ab") as sink:
-            process = subprocess.Popen(
-                command,
-                cwd=self.folder,
-                env={**kept, "PYTHONPATH": path, **environment},
-                stdout=sink,
-                stderr=sink,
-                start_new_session=True,
-            )
+        env = {**processes.environment(self.folder, ROOT / "src"), **environment}
+        process = start(command, cwd=self.folder, env=env, output=self.log, group=True)
         self._running.append(process)
         return process
 
     def end(self) -> None:
         """Kill whatever still runs, with its children."""
         for process in self._running:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            kill(process)
 
 
 @contextmanager
-def processes(folder: Path) -> Generator[Processes]:
+def fleet_processes(folder: Path) -> Generator[Processes]:
     """A folder with the server of `deploy/`, and what runs there."""
     shutil.copy(DEPLOY / "farm.py", folder)
     started = Processes(folder)

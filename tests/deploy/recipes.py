@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
@@ -21,10 +20,11 @@ from mcp.client.session import ClientRequestContext
 from mcp_types import ElicitRequestParams, ElicitResult
 
 from harness.http import HttpWire, http_client
+from harness.ports import base_url, free_port
+from harness.processes import ENVIRONMENT, ROOT, kill, start
 from harness.rpc import MODERN
 from mcp_tasks.client import TaskHandle, TasksClient, reconnecting_http, start_task
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
 TOOLS = Path(__file__).with_name("slow_things.py")
 LIMIT = 60.0
@@ -47,7 +47,7 @@ class Site:
 
     def __init__(self, folder: Path, port: int, python: Path) -> None:
         self.folder = folder
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = base_url(port)
         self.output = folder / "output.log"
         self._port = port
         self._python = python
@@ -67,16 +67,8 @@ class Site:
         await answers(self.url, self._is_alive)
 
     def _launch(self, command: Sequence[str]) -> None:
-        with self.output.open("ab") as sink:
-            self._process = subprocess.Popen(
-                command,
-                cwd=self.folder,
-                env=self._environment(),
-                stdout=sink,
-                stderr=sink,
-                # Workers are children of the command, and must not outlive the test whatever happens.
-                start_new_session=True,
-            )
+        # Workers are children of the command, and must not outlive the test whatever happens.
+        self._process = start(command, cwd=self.folder, env=self._environment(), output=self.output, group=True)
 
     def stop(self) -> None:
         """Stop it as an operator does, and wait until it has ended."""
@@ -94,9 +86,7 @@ class Site:
     def end(self) -> None:
         """Whatever still runs is killed."""
         if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            kill(self._process)
 
     def let_go(self, *jobs: str) -> None:
         """Let jobs end, which wait for that."""
@@ -122,20 +112,16 @@ class Site:
         assert self._process.poll() is None, f"it ended by itself:\n{self.output.read_text()}"
 
     def _environment(self) -> Mapping[str, str]:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("MCP_TASKS")}
         path = os.pathsep.join([str(self.folder), str(ROOT / "src")])
         key = "a key for tests, the same in every worker"
         # A home of its own, because gunicorn keeps a socket there.
-        return {**kept, "PYTHONPATH": path, "HOME": str(self.folder), "REQUEST_STATE_KEY": key}
+        return {**ENVIRONMENT, "PYTHONPATH": path, "HOME": str(self.folder), "REQUEST_STATE_KEY": key}
 
 
 @contextmanager
 def site(folder: Path, python: Path | None = None) -> Generator[Site]:
     """A place for one recipe; its processes end with the block."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    place = Site(folder, port, python or Path(sys.executable))
+    place = Site(folder, free_port(), python or Path(sys.executable))
     try:
         yield place
     finally:

@@ -6,7 +6,6 @@ import json
 import os
 import runpy
 import secrets
-import socket
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
@@ -17,10 +16,12 @@ import pytest
 from mcp import Client
 
 from harness.http import HttpWire, http_client, modern_headers
+from harness.ports import free_port, mcp_url
+from harness.processes import ENVIRONMENT, ROOT, run, running
 from harness.rpc import request
 from mcp_tasks.client import TaskHandle, TasksClient, reconnecting_http, resume_task
 from mcp_tasks.errors import UnknownTask
-from tests.deploy.recipes import ROOT, answers, started
+from tests.deploy.recipes import answers, started
 
 pytestmark = pytest.mark.anyio
 
@@ -45,17 +46,14 @@ class Served:
 @pytest.fixture(scope="module")
 async def served() -> AsyncGenerator[Served]:
     """The example, serving."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}/mcp"
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("MCP_TASKS")}
-    environment = {**kept, "TOKEN_SECRET": secrets.token_hex(32), "RESOURCE_URL": url}
-    command = [sys.executable, str(EXAMPLE), "serve", "--port", str(port)]
-    async with await anyio.open_process(command, cwd=ROOT, env=environment, stdout=None, stderr=None) as process:
+    port = free_port()
+    url = mcp_url(port)
+    environment = {**ENVIRONMENT, "TOKEN_SECRET": secrets.token_hex(32), "RESOURCE_URL": url}
+    command = [sys.executable, EXAMPLE, "serve", "--port", str(port)]
+    with running(command, env=environment, polite=True) as process:
 
         def is_alive() -> None:
-            assert process.returncode is None, "the server ended by itself"
+            assert process.poll() is None, "the server ended by itself"
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "environ", environment)
@@ -63,7 +61,6 @@ async def served() -> AsyncGenerator[Served]:
         await answers(url, is_alive)
         yield Served(url, environment, names["token_for"])
         is_alive()
-        process.terminate()
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
@@ -117,8 +114,8 @@ async def test_a_client_without_a_token_is_told_where_to_get_one(served: Served)
 
 async def test_the_two_users_of_the_example_see_what_the_page_shows(served: Served) -> None:
     command = [sys.executable, str(EXAMPLE), "visit", served.url]
-    done = await anyio.run_process(command, cwd=ROOT, env=served.environment)
-    first, second, third = done.stdout.decode().splitlines()
+    done = await anyio.to_thread.run_sync(lambda: run(command, env=served.environment, check=True))
+    first, second, third = done.stdout.splitlines()
     assert first.startswith("ann has task_")
     task_id = first.removeprefix("ann has ")
     assert task_id in second
@@ -130,15 +127,14 @@ async def test_the_two_users_of_the_example_see_what_the_page_shows(served: Serv
 async def test_the_example_helps_without_a_secret_and_does_nothing_else(served: Served) -> None:
     environment = {name: value for name, value in served.environment.items() if name != "TOKEN_SECRET"}
 
-    async def run(*arguments: str) -> tuple[int, str]:
-        command = [sys.executable, str(EXAMPLE), *arguments]
-        done = await anyio.run_process(command, cwd=ROOT, env=environment, check=False)
-        return done.returncode, (done.stdout + done.stderr).decode()
+    def ended(*arguments: str) -> tuple[int, str]:
+        done = run([sys.executable, EXAMPLE, *arguments], env=environment)
+        return done.returncode, done.stdout + done.stderr
 
-    code, said = await run("--help")
+    code, said = await anyio.to_thread.run_sync(ended, "--help")
     assert code == 0
     assert "authentication.py visit http://127.0.0.1:8000/mcp" in said
     for arguments in (("serve", "--port", "0"), ("visit", served.url)):
-        code, said = await run(*arguments)
+        code, said = await anyio.to_thread.run_sync(ended, *arguments)
         assert code == 1
         assert "TOKEN_SECRET is not set" in said

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -13,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from harness.processes import ENVIRONMENT
+from harness.ports import free_port
+from harness.processes import ENVIRONMENT, python, run
 from mcp_tasks import Settings
 from mcp_tasks.cli.commands.worker.command import DRAIN
-from tests.deploy.fleet import DEPLOY, compose, free_port, nginx_binary, nginx_command, nginx_folder
+from tests.deploy.fleet import DEPLOY, compose, nginx_binary, nginx_command, nginx_folder
 
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 FROM_THE_ENVIRONMENT = re.compile(r"\$\{(\w+)(:[?-][^}]*)?\}")
@@ -123,9 +123,8 @@ def test_the_server_of_the_walk_through_can_be_worked_for(tmp_path: Path) -> Non
     [text] = re.findall(r"^```py\n(# farm\.py\n.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
     assert "$ mcp-tasks worker farm:server --check\n" in page
     (tmp_path / "farm.py").write_text(text)
-    command = [sys.executable, "-m", "mcp_tasks", "worker", "farm:server", "--check"]
     environment = {**ENVIRONMENT, "MCP_TASKS_URL": "sqlite:///tasks.db", "RUNS_TOOLS": "no"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = run(python("mcp_tasks", "worker", "farm:server", "--check"), cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     assert re.search(r"render +gpu .*at most 8", done.stdout)
     assert (tmp_path / "tasks.db").exists()
@@ -134,12 +133,12 @@ def test_the_server_of_the_walk_through_can_be_worked_for(tmp_path: Path) -> Non
 @pytest.mark.parametrize("where", ["compose", "nginx"])
 def test_nginx_takes_its_configuration(tmp_path: Path, where: str) -> None:
     binary = nginx_binary()
-    version = subprocess.run([binary, "-v"], capture_output=True, text=True, check=True).stderr
+    version = run([binary, "-v"], check=True).stderr
     found = re.search(r"(\d+)\.(\d+)\.(\d+)", version)
     if where == "compose" and (found is None or tuple(map(int, found.groups())) < (1, 27, 3)):
         pytest.skip(f"{version.strip()} cannot ask for replicas again")
     folder = nginx_folder(tmp_path / "nginx", free_port(), (DEPLOY / where / "replicas.conf").read_text())
-    done = subprocess.run(nginx_command(binary, folder, "-t"), capture_output=True, text=True, check=False)
+    done = run(nginx_command(binary, folder, "-t"))
     assert done.returncode == 0, done.stderr
     assert "warn" not in done.stderr
 
@@ -189,11 +188,6 @@ def test_systemd_takes_the_unit(tmp_path: Path, unit: Path) -> None:
     text = re.sub(r"/opt/farm/venv/bin/[\w-]+", sys.executable, unit.read_text())
     copy = tmp_path / unit.name.replace("@", "@1")
     copy.write_text(text)
-    done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(copy)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", copy])
     assert done.returncode == 0, done.stderr
     assert unit.name.partition("@")[0] not in done.stderr

@@ -17,20 +17,21 @@ import anyio
 import httpx2
 import pytest
 
-from harness.databases import postgres
+from harness.databases import Postgres
 from harness.http import HttpWire, http_client, initialize
+from harness.ports import free_port
+from harness.processes import run
 from harness.rpc import PATIENCE, Tasking
 from tests.deploy.fleet import (
     DEPLOY,
     KEY,
     Processes,
     compose,
-    free_port,
+    fleet_processes,
     here,
     nginx_binary,
     nginx_command,
     nginx_folder,
-    processes,
 )
 from tests.deploy.recipes import LIMIT, answers, connected, started
 from tests.push.listening import listening
@@ -56,13 +57,15 @@ def services() -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory, services: dict[str, dict[str, Any]]) -> Generator[Fleet]:
+def fleet(
+    tmp_path_factory: pytest.TempPathFactory, services: dict[str, dict[str, Any]], shared_postgres: Postgres
+) -> Generator[Fleet]:
     """A server and a worker as the compose file starts them, and one more of each as its unit does."""
     folder = tmp_path_factory.mktemp("fleet")
-    with postgres(durable=False) as database, processes(folder) as running:
+    with fleet_processes(folder) as running:
         door, servers, health = free_port(), [free_port(), free_port()], [free_port(), free_port()]
         common = {
-            "MCP_TASKS_URL": database.new_database(),
+            "MCP_TASKS_URL": shared_postgres.new_database(),
             "REQUEST_STATE_KEY": KEY,
             "ALLOWED_HOSTS": f"127.0.0.1:{door}",
         }
@@ -91,7 +94,7 @@ async def _healthy(fleet: Fleet, check: list[str], old: str, port: int) -> None:
     command = here(check[1:], {old: str(port)})
     with anyio.move_on_after(LIMIT):
         while True:
-            done = await anyio.run_process(command, check=False)
+            done = await anyio.to_thread.run_sync(run, command)
             if done.returncode == 0:
                 return
             await anyio.sleep(1)  # each is a process
@@ -106,7 +109,7 @@ async def test_servers_and_workers_become_healthy_by_the_checks_of_the_file(
     for port in fleet.health:
         await _healthy(fleet, services["worker"]["healthcheck"]["test"], "8081", port)
     nobody = here(services["worker"]["healthcheck"]["test"][1:], {"8081": str(free_port())})
-    assert (await anyio.run_process(nobody, check=False)).returncode != 0
+    assert (await anyio.to_thread.run_sync(run, nobody)).returncode != 0
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,9 @@ from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
 
 from harness.http import http_client, serving_app
+from harness.processes import ROOT
 from mcp_tasks import Tasks
-from tests.deploy.recipes import PAGE, ROOT, Site, connected, started
+from tests.deploy.recipes import PAGE, Site, connected, started
 
 pytestmark = pytest.mark.anyio
 

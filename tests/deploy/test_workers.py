@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 
@@ -12,6 +10,7 @@ import anyio
 import pytest
 from mcp import Client, MCPError
 
+from harness.processes import send
 from harness.rpc import text_of
 from mcp_tasks.client import resume_task
 from tests.deploy.recipes import LIMIT, Site, connected, site, started, wire
@@ -76,7 +75,7 @@ async def test_tasks_of_a_worker_that_dies_are_recovered_by_the_others(two_worke
         again, once = await started(client, "again", job="again"), await started(client, "once", job="once")
         await two_workers.until(lambda: two_workers.runs("again") and two_workers.runs("once"), "both have started")
         for pid in {*two_workers.runs("again"), *two_workers.runs("once")}:
-            os.kill(pid, signal.SIGKILL)
+            send(pid)
         await two_workers.until(lambda: len(two_workers.runs("again")) == 2, "it runs again")
         two_workers.let_go("again", "once")
         result = await resume_task(client, again.id).result()

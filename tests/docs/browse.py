@@ -6,7 +6,6 @@ Not a test: it takes a minute, and a browser from the npm registry, which the te
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 import threading
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.site.__main__ import build
-from harness.processes import ROOT
+from harness.processes import ROOT, run
 
 PICTURES = ROOT / ".cache" / "site"
 
@@ -40,7 +39,7 @@ def look(url: str) -> dict[str, Any]:
     """What a browser sees of the site at a URL."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     script = Path(__file__).with_suffix(".mjs")
-    done = subprocess.run(["node", script, url, PICTURES, packages()], capture_output=True, text=True, check=False)
+    done = run(["node", script, url, PICTURES, packages()], limit=600)
     if done.returncode:
         raise SystemExit(done.stderr)
     return json.loads(done.stdout)

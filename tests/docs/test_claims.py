@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import socket
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -18,7 +17,8 @@ from mcp.client.session import ClientRequestContext
 from mcp.server import MCPServer
 from mcp_types import INVALID_PARAMS, ElicitRequestParams, ElicitResult
 
-from harness.processes import ENVIRONMENT, ROOT
+from harness.ports import closed_port, free_port, mcp_url
+from harness.processes import ENVIRONMENT, ROOT, run, running
 from mcp_tasks import Tasks
 from mcp_tasks.client import TaskHandle, TasksClient, reconnecting_http
 from mcp_tasks.errors import WiringError
@@ -68,9 +68,8 @@ def test_messages_that_troubleshooting_explains_are_said_by_the_code() -> None:
 async def test_a_server_that_cannot_be_reached_is_caught_as_the_client_page_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # and does not listen
-        url = f"http://127.0.0.1:{nobody.getsockname()[1]}/mcp"
+    with closed_port() as port:
+        url = mcp_url(port)
         await _names_of(DOCS / "client.md")["connect"](url)
     said = capsys.readouterr().out
     assert "no connection" in said
@@ -107,32 +106,27 @@ def _code_of(page: Path) -> list[str]:
 @asynccontextmanager
 async def _served(folder: Path, code: str) -> AsyncGenerator[str]:
     """The URL of a server of some page, as a process of its own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     (folder / "server.py").write_text(code.replace('"streamable-http"', f'"streamable-http", port={port}'))
     command, environment = [sys.executable, "server.py"], {**ENVIRONMENT, "MCP_TASKS_URL": "memory://"}
-    async with await anyio.open_process(command, cwd=folder, env=environment, stdout=None, stderr=None) as process:
+    with running(command, cwd=folder, env=environment, polite=True) as process:
 
         def is_alive() -> None:
-            assert process.returncode is None, "the server ended by itself"
+            assert process.poll() is None, "the server ended by itself"
 
-        url = f"http://127.0.0.1:{port}/mcp"
-        try:
-            await answers(url, is_alive)
-            yield url
-            is_alive()
-        finally:
-            if process.returncode is None:
-                process.terminate()
+        url = mcp_url(port)
+        await answers(url, is_alive)
+        yield url
+        is_alive()
 
 
 async def test_the_server_and_the_client_of_the_page_on_hosted_tasks_work_together(tmp_path: Path) -> None:
     serving, hosting = (text for text in _code_of(DOCS / "client-tasks.md") if "__main__" in text)
     async with _served(tmp_path, serving) as url:
         (tmp_path / "client.py").write_text(hosting.replace("http://127.0.0.1:8000/mcp", url))
-        done = await anyio.run_process([sys.executable, "client.py"], cwd=tmp_path, env=ENVIRONMENT)
-    assert done.stdout.decode() == "accept\n"
+        client = [sys.executable, "client.py"]
+        done = await anyio.to_thread.run_sync(lambda: run(client, cwd=tmp_path, env=ENVIRONMENT, check=True))
+    assert done.stdout == "accept\n"
     assert (tmp_path / "hosted.db").exists()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from datetime import timedelta
 from functools import cache
@@ -17,7 +16,7 @@ from mcp.client.stdio import stdio_client
 
 from docs.api.links import headings, slug
 from docs.generate import LIFECYCLE, left_over, pages
-from harness.processes import ENVIRONMENT
+from harness.processes import ENVIRONMENT, python, run
 from mcp_tasks.client import TasksClient
 from mcp_tasks.testing import TaskTester
 
@@ -40,10 +39,10 @@ def test_the_test_on_the_testing_page_passes_under_pytest_as_it_stands_there(tmp
     (tmp_path / "test_orders.py").write_text(_python_of(ROOT / "docs" / "testing.md"))
     # In a folder of its own: what is configured here must not help it.
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_orders.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    command = python("pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_orders.py")
+    done = run(command, cwd=tmp_path, env=ENVIRONMENT)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
+    assert "2 passed" in done.stdout
     assert "skipped" not in done.stdout
 
 
@@ -95,7 +94,7 @@ async def test_a_host_can_start_the_server_of_the_first_page_as_it_is_told_to_th
     program = tmp_path / Path(start["args"][0]).name
     program.write_text(server.partition("if __name__")[0] + as_host_starts_it)
     assert Path(start["command"]).name == "python"
-    parameters = StdioServerParameters(command=sys.executable, args=[str(program)], env=ENVIRONMENT, cwd=tmp_path)
+    parameters = StdioServerParameters(command=sys.executable, args=[str(program)], env=dict(ENVIRONMENT), cwd=tmp_path)
     async with Client(stdio_client(parameters)) as client:
         result = await client.call_tool("count", {"to": 1})
     assert result.structured_content == {"result": "counted to 1"}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.processes import ENVIRONMENT, ROOT
+from harness.processes import ENVIRONMENT, PIPE, ROOT, run, start_async
 from harness.rpc import LEGACY, legacy_request
 from harness.schema import check_legacy_result
 from harness.stdio import StdioWire
@@ -24,9 +23,7 @@ LIMIT = 110
 
 @pytest.mark.parametrize("script", SHOWN)
 def test_an_example_does_what_its_page_shows(script: str) -> None:
-    done = subprocess.run(
-        [sys.executable, script], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=LIMIT
-    )
+    done = run([sys.executable, script], env=ENVIRONMENT, limit=LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == SHOWN[script]
 
@@ -57,9 +54,7 @@ from server_process import ServerProcess
 asyncio.run(ServerProcess(pathlib.Path({str(tmp_path / "broken.py")!r}), timeout={timeout}).start())
 """
     command = [sys.executable, "-c", starts_it]
-    done = subprocess.run(
-        command, cwd=ROOT / "examples", env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=LIMIT
-    )
+    done = run(command, cwd=ROOT / "examples", env=ENVIRONMENT, limit=LIMIT)
     assert done.returncode == 1
     assert re.search(rf"the server at http://127\.0\.0\.1:\d+/mcp {what_happened}.*, [\d.]+ seconds after", done.stderr)
     assert "broken.py --port" in done.stderr
@@ -84,10 +79,8 @@ READS: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("kind", READS)
 async def test_everything_named_echo_is_a_task_on_the_older_wire(kind: str) -> None:
     method, params, expected = READS[kind]
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "examples/echo.py", "serve", cwd=ROOT, env=ENVIRONMENT, stdin=pipe, stdout=pipe
-    )
+    command = [sys.executable, "examples/echo.py", "serve"]
+    process = await start_async(command, env=ENVIRONMENT, stdin=PIPE, stdout=PIPE)
     wire = StdioWire(process)
     reading = asyncio.create_task(wire.read())
     try:

@@ -14,7 +14,7 @@ import pytest
 from mcp import Client
 
 from harness.ports import free_port
-from harness.processes import ENVIRONMENT, ROOT
+from harness.processes import ENVIRONMENT, ROOT, end, python, running
 from tests.deploy.recipes import LIMIT, answers, connected, started
 
 pytestmark = [
@@ -37,17 +37,12 @@ def _running(command: str, folder: Path, *more: str) -> Generator[subprocess.Pop
     """A command of a page in a folder with its files; told to stop at the end of the block."""
     assert command in COMMANDS
     program, *arguments = shlex.split(command)
-    words = [sys.executable, "-m", program.replace("-", "_"), *arguments, *more]
+    words = python(program.replace("-", "_"), *arguments, *more)
     url = f"sqlite:///{folder / 'tasks.db'}"
     environment = {**ENVIRONMENT, "TASKS_URL": url, "MCP_TASKS_URL": url, "RUNS_TOOLS": "no"}
-    process = subprocess.Popen(words, cwd=folder, env=environment)
-    try:
+    with running(words, cwd=folder, env=environment) as process:
         yield process
-        process.terminate()
-        process.wait(LIMIT)
-    finally:
-        process.kill()
-        process.wait()
+        end(process, limit=LIMIT)
 
 
 async def test_one_process_serves_and_another_runs_the_tools(tmp_path: Path) -> None:

@@ -201,9 +201,11 @@ def _add_changing_tools(server: MCPServer[Any], mark: Mark) -> None:
     @server.tool()
     @mark
     async def grow(count: int, ctx: Context) -> str:
-        """Add tools and prompts while the server runs, and say so after each."""
+        """Add tools and prompts while the server runs, and say so for each."""
         for number in range(count):
             server.add_tool(lambda: "fresh", name=f"fresh-{number}", description="New.")
+        # All of it within one window, also where making tools takes its time.
+        for _ in range(count):
             await ctx.notify_tools_changed()
             await ctx.notify_prompts_changed()
         return f"{count} more"

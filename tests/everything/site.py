@@ -9,26 +9,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import socket
-import subprocess
-import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import timedelta
 from typing import Any, Final
 
-import uvicorn
 from mcp.server import MCPServer, Server
-from mcp.server.stdio import stdio_server
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Mount
 from starlette.types import ASGIApp
 
-from harness.forking import fork
-from harness.processes import ENVIRONMENT, STOP_LIMIT
+from harness.ports import base_url
 from harness.server import QUICK
+from harness.serving import ServerProcess, serve_app, serve_stdio
 from mcp_tasks import Tasks
 from mcp_tasks.server import ListChanges
 from tests.conformance.everything_server import MemoryEvents
@@ -58,33 +53,12 @@ WAYS: Final[Mapping[str, Mapping[str, Any]]] = {
 """How a server is served, by the name of the place that it is served at."""
 
 
-def command(*arguments: str) -> list[str]:
-    """The command line of such a process."""
-    return [sys.executable, "-m", "tests.everything.site", *arguments]
-
-
 @contextmanager
 def site_process(what: str = "http", *arguments: str) -> Generator[str]:
     """A process that serves them over HTTP while the block lasts, or the one behind OAuth; gives its base URL."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(64)
-        listener.set_inheritable(True)
-        port, number = listener.getsockname()[1], listener.fileno()
-        url = f"http://127.0.0.1:{port}"
-        started = (what, "--fd", str(number), "--url", url, *arguments)
-        process = fork("tests.everything.site", *started, env=ENVIRONMENT, pass_fds=[number])
-    try:
-        yield url
-        assert process.poll() is None, f"the servers ended by themselves with {process.returncode}"
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_LIMIT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise
+    url = base_url("{port}")
+    with ServerProcess("tests.everything.site", what, "--fd", "{fd}", "--url", url, *arguments, polite=True) as server:
+        yield base_url(server.port)
 
 
 def new_tasks() -> Tasks:
@@ -167,19 +141,10 @@ def main() -> None:
     tasks = KINDS[options.kind]()
     if options.transport != "stdio":
         app = site() if options.transport == "http" else protected(options.url, tasks)
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
-        asyncio.run(uvicorn.Server(config).serve(sockets=[socket.socket(fileno=options.fd)]))
+        serve_app(app, fd=options.fd)
         return
     changes = ListChanges(window=WINDOW) if options.changes else None
-    asyncio.run(_serve_stdio(build_lowlevel(tasks) if options.low else build(tasks, changes)))
-
-
-async def _serve_stdio(server: MCPServer[Any] | Server[Any]) -> None:
-    if isinstance(server, MCPServer):
-        await server.run_stdio_async()
-        return
-    async with stdio_server() as (read, write):
-        await server.run(read, write, server.create_initialization_options())
+    asyncio.run(serve_stdio(build_lowlevel(tasks) if options.low else build(tasks, changes)))
 
 
 if __name__ == "__main__":

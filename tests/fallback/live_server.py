@@ -14,12 +14,10 @@ from typing import Any
 import anyio
 from mcp.server import MCPServer
 from mcp.server.auth.middleware.auth_context import get_access_token
-from mcp.server.auth.provider import AccessToken
-from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context
 from mcp_types import ToolAnnotations
-from pydantic import AnyHttpUrl
 
+from harness.auth import Tokens, server_with
 from harness.server import QUICK, Desk
 from harness.serving import serve_stdio
 from mcp_tasks import Fallback, Tasks, current_task
@@ -30,26 +28,12 @@ SHORT = Fallback(wait=timedelta(milliseconds=500))
 """Long enough for a tool to have begun, on a busy machine too."""
 
 
-class Verifier:
-    """Lets everybody in who has a token, under its name."""
-
-    async def verify_token(self, token: str) -> AccessToken | None:
-        return AccessToken(token=token, client_id=token, scopes=["all"], claims={"iss": "https://issuer.example"})
-
-
 def build_live(
     desk: Desk | None = None, *, store: str = "memory://", fallback: Fallback | None = None, guarded: bool = False
 ) -> MCPServer[Any]:
     """The server. With a desk, its tools wait at the gate before they end."""
     tasks = Tasks(store, settings=QUICK, fallback=fallback or Fallback())
-    auth = AuthSettings(issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=None)
-    server = MCPServer(
-        "live",
-        **tasks.wiring(),
-        log_level="CRITICAL",
-        auth=auth if guarded else None,
-        token_verifier=Verifier() if guarded else None,
-    )
+    server = server_with(tasks, "live", Tokens() if guarded else None)
 
     async def say(ctx: Context) -> str:
         return await _say(ctx, desk)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
 
 from harness.cipher import AesCipher
-from harness.forking import PIPE, Forked, fork
+from harness.forking import Forked, forked
+from harness.processes import PIPE, kill
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
 from mcp_tasks.fallback.keys import KEPT_FOR, MOST_KEYS, NOTE, READ_AGAIN, InvalidState, StateKeys
 from mcp_tasks.stores import MemoryStore, Store
@@ -50,17 +52,11 @@ async def opened(path: Path, codec: Codec | None = None) -> AsyncGenerator[Sqlit
 @contextmanager
 def children(path: Path, count: int) -> Generator[Sequence[Forked]]:
     """Processes that seal when they get a line."""
-    started = [fork("tests.fallback.keys_child", str(path), stdin=PIPE, stdout=PIPE, text=True) for _ in range(count)]
-    try:
+    child = partial(forked, "tests.fallback.keys_child", path, stdin=PIPE, stdout=PIPE, text=True)
+    with ExitStack() as stack:
+        started = [stack.enter_context(child()) for _ in range(count)]
         assert [said(child) for child in started] == ["ready"] * count
         yield started
-    finally:
-        for child in started:
-            child.kill()
-            child.wait()
-            for pipe in (child.stdin, child.stdout):
-                assert pipe is not None
-                pipe.close()
 
 
 def tell(child: Forked) -> None:
@@ -127,8 +123,7 @@ async def test_the_keys_of_a_killed_process_stay(tmp_path: Path) -> None:
     with children(path, 1) as (child,):
         tell(child)
         token = said(child)
-        child.kill()
-        child.wait()
+        kill(child)
     async with opened(path) as store:
         keys = Replica(store).keys
         assert await keys.open(token) == str(child.pid).encode()

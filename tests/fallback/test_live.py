@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -21,7 +20,7 @@ from mcp_types import LOG_LEVEL_META_KEY, CallToolResult, InputRequiredResult, L
 from harness.forking import piped
 from harness.http import HttpWire, initialize, modern_headers, serving
 from harness.older import OWN_STREAM, http_session
-from harness.processes import ENVIRONMENT, ROOT
+from harness.processes import ENVIRONMENT, PIPE, ROOT, python, running, tell
 from harness.rpc import LEGACY, MODERN, NOTHING, PATIENCE, Reply, legacy_request, request
 from harness.server import Desk
 from mcp_tasks import Fallback
@@ -91,8 +90,8 @@ async def test_what_belongs_to_the_connection_goes_there_as_in_a_plain_call() ->
 @pytest.mark.parametrize("version", [MODERN, LEGACY])
 async def test_the_tool_has_the_access_token_of_its_caller(version: str) -> None:
     async with serving(build_live(guarded=True)) as wire:
-        ada, bob = [await posted(wire.as_user(user), version, MARKED) for user in ("ada", "bob")]
-    assert (said(ada)["client"], said(bob)["client"]) == ("ada", "bob")
+        one, other = [await posted(wire.as_user(each), version, MARKED) for each in ("machine", "robot")]
+    assert (said(one)["client"], said(other)["client"]) == ("machine", "robot")
 
 
 class Listener:
@@ -177,19 +176,11 @@ async def test_a_client_that_reads_nothing_does_not_hold_up_the_tool(tmp_path: P
     left = anyio.Path(tmp_path / "left")
     arguments = {"path": str(left)}
     call = request("tools/call", {"name": "flood", "arguments": arguments}, capabilities=NOTHING, meta=ASKS_FOR_ALL)
-    process = await anyio.open_process(
-        [sys.executable, "-m", "tests.fallback.live_server"], cwd=ROOT, env=ENVIRONMENT, stderr=None
-    )
-    try:
-        assert process.stdin is not None
-        await process.stdin.send(json.dumps(call).encode() + b"\n")
+    with running(python("tests.fallback.live_server"), env=ENVIRONMENT, stdin=PIPE, stdout=PIPE) as process:
+        tell(process, json.dumps(call).encode() + b"\n")
         with anyio.fail_after(PATIENCE):
             while not await left.exists():  # noqa: ASYNC110 - another process makes it
                 await anyio.sleep(0.05)
-    finally:
-        process.kill()
-        await process.wait()
-        await process.aclose()
 
 
 async def test_a_call_that_comes_back_hears_the_rest() -> None:

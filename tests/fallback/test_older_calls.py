@@ -14,10 +14,9 @@ import anyio
 import pytest
 from mcp.server import MCPServer
 from mcp.server.auth.middleware.auth_context import get_access_token
-from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context
-from pydantic import AnyHttpUrl
 
+from harness.auth import Tokens, locks
 from harness.http import serving
 from harness.older import HttpClient, http_session
 from harness.rpc import PATIENCE, text_of
@@ -27,7 +26,7 @@ from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores.memory import MemoryStore
-from tests.fallback.live_server import REPEATABLE, Verifier
+from tests.fallback.live_server import REPEATABLE
 from tests.fallback.rendering import Farm
 from tests.legacy.asking_server import build_asking
 
@@ -62,8 +61,7 @@ async def test_a_host_is_not_taken_to_be_kept_by_progress_that_does_not_come(is_
 
 async def test_a_tool_that_was_parked_has_the_token_of_its_call_while_that_is_open() -> None:
     tasks, left = Tasks("memory://", settings=QUICK, fallback=Fallback(wait=LONG)), asyncio.Event()
-    auth = AuthSettings(issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=None)
-    server = server_of(tasks, auth=auth, token_verifier=Verifier())
+    server = server_of(tasks, **locks(Tokens()))
 
     @server.tool(annotations=REPEATABLE)
     @tasks.task(recover="rerun", park_after=timedelta(milliseconds=50))
@@ -75,13 +73,13 @@ async def test_a_tool_that_was_parked_has_the_token_of_its_call_while_that_is_op
             left.set()
         return f"{token and token.client_id}, {headers.get('authorization')}, run {current_task().attempt}"
 
-    async with serving(server) as wire, http_session(wire.as_user("ada")) as client:
+    async with serving(server) as wire, http_session(wire.as_user("robot")) as client:
         pending = client.begin("tools/call", {"name": "who", "arguments": {}})
         question = await client.wait_for(lambda seen: seen.method == ELICIT)
         with anyio.fail_after(PATIENCE):
             await left.wait()
         await client.answer(question, {"action": "accept", "content": {"name": "Ada"}})
-        assert text_of((await pending.reply()).result) == "ada, Bearer ada, run 2"
+        assert text_of((await pending.reply()).result) == "robot, Bearer robot, run 2"
     del who
 
 

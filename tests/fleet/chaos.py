@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from harness.backends import Backend, BackendName, backend
 from mcp_tasks.errors import StoreError
 from mcp_tasks.stores.url import store_from_url
-from tests.fleet.backends import Backend, BackendName, backend
 from tests.fleet.balancing import balancing
 from tests.fleet.checking import Evidence, Verdict, judged
 from tests.fleet.driving import Acknowledged, Driver, driver
@@ -34,7 +34,6 @@ from tests.fleet.notes import Notes
 from tests.fleet.plans import Disturbance, Plan, planned
 from tests.fleet.served import LEASE
 from tests.fleet.unfenced import Fence
-from tests.fleet.zygote import Zygote
 
 MEMBERS = ("replica-0", "replica-1", "worker-0", "worker-1", "worker-2")
 SETTLED_IN = 150.0
@@ -55,10 +54,10 @@ class Chaos:
 
     def run(self, folder: Path) -> Verdict:
         """Do it, and judge."""
-        with backend(self.backend, folder) as database, Zygote() as zygote:
-            return asyncio.run(self._run(database, zygote, folder))
+        with backend(self.backend, folder) as database:
+            return asyncio.run(self._run(database, folder))
 
-    async def _run(self, database: Backend, zygote: Zygote, folder: Path) -> Verdict:
+    async def _run(self, database: Backend, folder: Path) -> Verdict:
         plan = planned(
             self.seed,
             self.seconds,
@@ -66,7 +65,7 @@ class Chaos:
             lease=LEASE.total_seconds(),
             restarts=database.server is not None,
         )
-        async with self._standing(database, zygote, folder) as (fleet, clients):
+        async with self._standing(database, folder) as (fleet, clients):
             await self._live_through(plan, fleet, database, clients)
             evidence = await _gathered(database, clients.acknowledged, Notes(folder))
         for why, times in clients.refused.most_common():
@@ -76,8 +75,8 @@ class Chaos:
         return judged(evidence, fleet.pauses, LEASE.total_seconds())
 
     @asynccontextmanager
-    async def _standing(self, database: Backend, zygote: Zygote, folder: Path) -> AsyncGenerator[tuple[Fleet, Driver]]:
-        fleet = Fleet(zygote, database.url, folder, "--fence", self.fence)
+    async def _standing(self, database: Backend, folder: Path) -> AsyncGenerator[tuple[Fleet, Driver]]:
+        fleet = Fleet(database.url, folder, "--fence", self.fence)
         chance = random.Random(self.seed)
         try:
             for _ in range(2):

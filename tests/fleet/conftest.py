@@ -1,32 +1,22 @@
-"""A zygote for the processes, and a database of each kind, each started once."""
+"""A database of each kind, shared with all tests."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from tests.fleet.backends import Backend, BackendName, backend
-from tests.fleet.zygote import Zygote
+from harness.backends import Backend, BackendName
 
 BACKENDS = ("postgres", "redis")
 
 
-@pytest.fixture(scope="session")
-def zygote() -> Generator[Zygote]:
-    """What starts the processes of all fleets."""
-    with Zygote() as process:
-        yield process
-
-
 @pytest.fixture(scope="module", params=BACKENDS)
-def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Backend]:
-    """A database, for all tests of a file."""
-    name = cast(BackendName, request.param)
-    with backend(name, tmp_path_factory.mktemp(name)) as found:
-        yield found
+def database(request: pytest.FixtureRequest, shared_backend: Callable[[BackendName], Backend]) -> Backend:
+    """A database server."""
+    return shared_backend(cast(BackendName, request.param))
 
 
 @pytest.fixture

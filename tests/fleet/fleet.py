@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import socket
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import anyio
 
+from harness.forking import Forked, fork
+from harness.ports import free_port, listens
+from harness.processes import ENVIRONMENT, kill
 from tests.fleet.balancing import Balancer, balancing
-from tests.fleet.zygote import Zygote, is_running
 
 LIMIT = 60.0
 """Seconds for what must happen; only a failing test waits so long."""
@@ -24,6 +24,20 @@ LIMIT = 60.0
 LOOK = 0.05
 RESTARTED_AFTER = 0.3
 """Seconds after which a process that has ended is started again, as a supervisor does it."""
+
+_IMPORTED = (
+    "mcp_tasks.engines.docket",
+    "mcp_tasks.engines.procrastinate",
+    "mcp_tasks.stores.postgres",
+    "mcp_tasks.stores.redis",
+    "anyio._backends._asyncio",
+    "docket.tasks",
+    "procrastinate.worker",
+    "harness.server",
+    "tests.fleet.tools",
+    "tests.fleet.unfenced",
+)
+"""What a process of a fleet imports."""
 
 
 @dataclass(slots=True)
@@ -54,7 +68,7 @@ class Member:
     turns: Sequence[str] = ()
     apart: Callable[[], bool] = field(default=lambda: False)
     starts: int = 0
-    pid: int = 0
+    running: Forked | None = None
     is_stopped: bool = False
 
     @property
@@ -65,20 +79,20 @@ class Member:
     @property
     def is_running(self) -> bool:
         """Whether there is a process."""
-        return self.pid != 0 and is_running(self.pid)
+        return self.running is not None and self.running.poll() is None
 
 
 class Fleet:
     """Replicas and workers on one database."""
 
-    def __init__(self, zygote: Zygote, url: str, folder: Path, *options: str) -> None:
+    def __init__(self, url: str, folder: Path, *options: str) -> None:
         self.url = url
         self.folder = folder
         self.members: list[Member] = []
         self.pauses: list[Pause] = []
         self.killed: set[str] = set()
-        self._zygote = zygote
         self._options = options
+        self._started: list[Forked] = []
         self._keeping: asyncio.Task[None] | None = None
 
     @property
@@ -109,7 +123,18 @@ class Fleet:
         turn = member.turns if member.starts % 2 else ()
         where = ["--folder", str(self.folder), "--name", member.process, "--port", str(member.port)]
         arguments = [member.role, *where, *self._options, *member.options, *turn]
-        member.pid = self._zygote.start(arguments, self.folder / f"{member.name}.log", apart=member.apart())
+        with (self.folder / f"{member.name}.log").open("ab") as log:
+            member.running = fork(
+                "tests.fleet.served",
+                *arguments,
+                env=ENVIRONMENT,
+                stdout=log,
+                stderr=log,
+                imported=_IMPORTED,
+                session=True,
+                apart=member.apart(),
+            )
+        self._started.append(member.running)
         member.is_stopped = False
 
     def kill(self, member: Member) -> None:
@@ -125,7 +150,7 @@ class Fleet:
         """SIGSTOP, and SIGCONT after so long: as a machine that is suspended."""
         if member.is_stopped or not member.is_running:
             return
-        pid, pause = member.pid, Pause(member.process, time.monotonic())
+        paused, pause = member.running, Pause(member.process, time.monotonic())
         self.pauses.append(pause)
         member.is_stopped = True
         self._signal(member, signal.SIGSTOP)
@@ -133,7 +158,7 @@ class Fleet:
             await asyncio.sleep(seconds)
         finally:
             pause.ended = time.monotonic()
-            if member.pid == pid:
+            if member.running is paused:
                 self._signal(member, signal.SIGCONT)
                 member.is_stopped = False
 
@@ -151,15 +176,15 @@ class Fleet:
         """Return when the replicas take connections (workers say nothing of themselves)."""
         for member in members or self.replicas:
             with anyio.fail_after(LIMIT):
-                while not await _listens(member.port):
+                while not await asyncio.to_thread(listens, member.port):
                     assert self._keeping is not None or member.is_running, self.log(member)
                     await asyncio.sleep(LOOK)
 
     def end(self) -> None:
         """End all processes, as a power cut does."""
         self.stop_keeping()
-        for member in self.members:
-            self._signal(member, signal.SIGKILL)
+        for process in self._started:
+            kill(process)
 
     def log(self, member: Member) -> str:
         """What its processes said."""
@@ -192,18 +217,16 @@ class Fleet:
         return member
 
     def _signal(self, member: Member, number: signal.Signals) -> None:
-        # No process has the id 0, and to signal it is to signal ourselves and all our kin.
-        if member.pid:
-            with suppress(ProcessLookupError):
-                os.kill(member.pid, number)
+        if member.running is not None:
+            member.running.send_signal(number)
 
 
 @asynccontextmanager
 async def fleet(
-    zygote: Zygote, url: str, folder: Path, *options: str, replicas: int = 2, workers: int = 0
+    url: str, folder: Path, *options: str, replicas: int = 2, workers: int = 0
 ) -> AsyncGenerator[tuple[Fleet, Balancer]]:
     """A fleet that serves, behind a balancer."""
-    site = Fleet(zygote, url, folder, *options)
+    site = Fleet(url, folder, *options)
     try:
         for _ in range(replicas):
             site.replica("--serves-only")
@@ -214,20 +237,3 @@ async def fleet(
             yield site, balancer
     finally:
         site.end()
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-async def _listens(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return False
-    writer.close()
-    return True

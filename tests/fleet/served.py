@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
-import uvicorn
 from mcp.server import MCPServer
 
 from harness.server import UNPACED
+from harness.serving import serving_until_told
 from mcp_tasks import Settings, Tasks
 from mcp_tasks.protocol import Caller
 from mcp_tasks.stores.url import store_from_url
@@ -98,10 +98,7 @@ def _named(caller: Caller) -> str | None:
 
 async def _serve(server: MCPServer, options: argparse.Namespace) -> None:
     app = server.streamable_http_app(stateless_http=options.stateless)
-    config = uvicorn.Config(
-        app, host="127.0.0.1", port=options.port, log_config=None, access_log=False, timeout_graceful_shutdown=1
-    )
-    await uvicorn.Server(config).serve()
+    await serving_until_told(app, port=options.port, log_config=None, access_log=False)
 
 
 if __name__ == "__main__":

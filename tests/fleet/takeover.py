@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from harness.backends import BackendName, backend
 from harness.rpc import Tasking
 from mcp_tasks import Settings
-from tests.fleet.backends import BackendName, backend
 from tests.fleet.driving import door
 from tests.fleet.fleet import LIMIT, LOOK, Fleet, fleet
 from tests.fleet.notes import Note, Notes
 from tests.fleet.served import LEASE, SWEEP
-from tests.fleet.zygote import Zygote
 
 TASKS = 20
 
@@ -46,7 +45,6 @@ class Takeover:
 
 
 async def taken_over(
-    zygote: Zygote,
     url: str,
     folder: Path,
     *,
@@ -56,7 +54,7 @@ async def taken_over(
 ) -> Takeover:
     """Kill a worker with twenty running tasks, and wait until others run them."""
     notes = Notes(folder)
-    standing = fleet(zygote, url, folder, "--lease", str(lease), "--sweep", str(sweep), replicas=1)
+    standing = fleet(url, folder, "--lease", str(lease), "--sweep", str(sweep), replicas=1)
     async with standing as (site, balancer), door(balancer.port) as client:
         first = site.worker(apart=lambda: apart)
         jobs = await started(client, notes, TASKS)
@@ -114,14 +112,12 @@ def main() -> int:
     parser.add_argument("--sweep", type=float, default=usual.sweeps_every(remote=True).total_seconds())
     options = parser.parse_args()
     late = False
-    with tempfile.TemporaryDirectory(prefix="mcp-tasks-takeover-") as folder, Zygote() as zygote:
+    with tempfile.TemporaryDirectory(prefix="mcp-tasks-takeover-") as folder:
         for apart in (False, True):
             place = Path(folder, "apart" if apart else "beside")
             place.mkdir()
             with backend(options.backend, place) as database:
-                taking_over = taken_over(
-                    zygote, database.url, place, apart=apart, lease=options.lease, sweep=options.sweep
-                )
+                taking_over = taken_over(database.url, place, apart=apart, lease=options.lease, sweep=options.sweep)
                 found = asyncio.run(taking_over)
             _, longest = bounds(options.lease, options.sweep, apart=apart)
             where = "as if on another machine" if apart else "on the same machine"

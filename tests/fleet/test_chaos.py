@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from tests.fleet.backends import BackendName
+from harness.backends import BackendName
 from tests.fleet.chaos import Chaos
 from tests.fleet.conftest import BACKENDS
 

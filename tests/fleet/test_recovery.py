@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from harness.backends import Backend
+from harness.forking import can_be_apart
 from harness.rpc import EVERYTHING, Tasking, accept
 from mcp_tasks.stores.url import store_from_url
-from tests.fleet.backends import Backend
 from tests.fleet.balancing import balancing
 from tests.fleet.driving import door
 from tests.fleet.fleet import Fleet, fleet
 from tests.fleet.notes import Notes
 from tests.fleet.served import LEASE, SWEEP
 from tests.fleet.takeover import TASKS, bounds, run_of, started, taken_over
-from tests.fleet.zygote import Zygote, can_be_apart
 
 pytestmark = pytest.mark.anyio
 
@@ -29,10 +29,10 @@ but the lease and sweeps finds these tasks before half a minute has passed."""
 
 
 async def test_twenty_tasks_of_a_killed_worker_are_taken_over_within_the_lease_and_a_sweep(
-    zygote: Zygote, url: str, folder: Path
+    url: str, folder: Path
 ) -> None:
     apart = can_be_apart()
-    found = await taken_over(zygote, url, folder, apart=apart)
+    found = await taken_over(url, folder, apart=apart)
     earliest, latest = bounds(LENGTH, apart=apart)
     assert len(found.seconds) == TASKS
     assert earliest <= min(found.seconds)
@@ -40,10 +40,10 @@ async def test_twenty_tasks_of_a_killed_worker_are_taken_over_within_the_lease_a
 
 
 @pytest.fixture
-async def standing(zygote: Zygote, url: str, folder: Path) -> AsyncGenerator[tuple[Fleet, Tasking]]:
+async def standing(url: str, folder: Path) -> AsyncGenerator[tuple[Fleet, Tasking]]:
     """One replica that only serves; workers are for the tests to start."""
     async with (
-        fleet(zygote, url, folder, replicas=1) as (site, balancer),
+        fleet(url, folder, replicas=1) as (site, balancer),
         door(balancer.port, capabilities=EVERYTHING) as client,
     ):
         yield site, client

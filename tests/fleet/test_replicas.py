@@ -12,16 +12,15 @@ import anyio
 import pytest
 from mcp import Client
 
+from harness.backends import Backend
 from harness.http import HttpWire, initialize
 from harness.rpc import EVERYTHING, MODERN, Tasking, accept
 from mcp_tasks.client import TaskHandle, reconnecting_http, start_task
-from tests.fleet.backends import Backend
 from tests.fleet.balancing import Balancer
 from tests.fleet.driving import answer, connected, door, text_of
 from tests.fleet.fleet import LIMIT, LOOK, Fleet, fleet
 from tests.fleet.notes import Note, Notes
 from tests.fleet.takeover import run_of
-from tests.fleet.zygote import Zygote
 from tests.push.listening import listening
 
 pytestmark = pytest.mark.anyio
@@ -60,9 +59,7 @@ class Standing:
 
 
 @pytest.fixture(scope="module")
-async def standing(
-    zygote: Zygote, database: Backend, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncGenerator[Standing]:
+async def standing(database: Backend, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Standing]:
     """Two replicas that only serve, two workers of which one lacks a tool, and one for the queue `gpu`.
 
     Looks at the store are so rare that only hints make anything quick.
@@ -70,7 +67,7 @@ async def standing(
     folder = tmp_path_factory.mktemp("fleet")
     options = ("--look", "600", "--share", str(SHARE), "--concurrency", str(SLOTS), "--lease", "15")
     async with AsyncExitStack() as stack:
-        standing = fleet(zygote, database.fresh(), folder, *options, "--pools", "all")
+        standing = fleet(database.fresh(), folder, *options, "--pools", "all")
         site, balancer = await stack.enter_async_context(standing)
         site.worker("--pools", "without-rare", "--queues", "default")
         site.worker("--queues", "default")

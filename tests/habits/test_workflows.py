@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from harness.processes import ROOT, run
+
 GITHUB = ROOT / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
 FORMS = [GITHUB / "ISSUE_TEMPLATE" / name for name in ("bug.yml", "feature.yml")]
@@ -30,7 +30,7 @@ TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=r
 )
 def test_github_takes_them(schema: str, files: list[Path]) -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *map(str, files)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run(command)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -37,7 +37,7 @@ from mcp_tasks.client import (
 )
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskWasCancelled, UnknownTask, WaitTimedOut
-from tests.cli.running import Cli, zygote
+from tests.cli.running import Cli
 from tests.cli.terminal import on_terminal
 
 from .conftest import Installs
@@ -293,17 +293,10 @@ def _serving_again(words: list[str]) -> Generator[None]:
 # --- the command line ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
-    """What commands are forked from."""
-    with zygote(tmp_path_factory.mktemp("zygote")) as path:
-        yield path
-
-
 @pytest.fixture
-def cli(commands: Path, tmp_path: Path) -> Cli:
+def cli(tmp_path: Path) -> Cli:
     """`mcp-tasks` with a ledger of its own."""
-    return Cli(commands, tmp_path)
+    return Cli(tmp_path)
 
 
 def test_the_command_line_calls_and_lists(cli: Cli, peer: Peer) -> None:

@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 import anyio
-from mcp.server.auth.provider import AccessToken
-from mcp.server.auth.settings import AuthSettings
-from pydantic import AnyHttpUrl
 
 from harness.http import HttpWire, LegacyHttpWire, initialize
 from harness.rpc import LEGACY, PATIENCE, Reply, legacy_request
@@ -17,15 +14,6 @@ from harness.stdio import StdioWire
 
 RELATED: Final = "io.modelcontextprotocol/related-task"
 ASKABLE: Final[Mapping[str, Any]] = {"elicitation": {}, "sampling": {}, "roots": {}}
-AUTH: Final = AuthSettings(issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=None)
-
-
-class Verifier:
-    """Lets everybody in under the name that they say."""
-
-    async def verify_token(self, token: str) -> AccessToken | None:
-        """The identity behind a token: its own text, up to a dash."""
-        return AccessToken(token=token, client_id="app", scopes=[], subject=token.partition("-")[0])
 
 
 class Session(Protocol):

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import anyio
 import pytest
 
+from harness.auth import Tokens
 from harness.http import HttpWire, serving
 from harness.rpc import EVERYTHING, INVALID_PARAMS, MISSING_CAPABILITY, NOTHING, PATIENCE, Tasking, text_of
 from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
-from tests.legacy.tasking import ASKABLE, AUTH, RELATED, OldTasks, Verifier, over_http
+from tests.legacy.tasking import ASKABLE, RELATED, OldTasks, over_http
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("auth", [False, True], ids=["nobody", "an owner"])]
 
@@ -25,8 +25,7 @@ OLD_WORDS = (RELATED, '"ttl"', '"pollInterval"', '"execution"', '"task"')
 @asynccontextmanager
 async def both(auth: bool, desk: Desk | None = None) -> AsyncGenerator[tuple[Tasking, OldTasks, HttpWire]]:
     """A client of each era for the same owner, or for nobody."""
-    guarded: dict[str, Any] = {"auth": AUTH, "verifier": Verifier()} if auth else {}
-    async with serving(build(Tasks("memory://", settings=QUICK), desk, **guarded)) as wire:
+    async with serving(build(Tasks("memory://", settings=QUICK), desk, verifier=Tokens() if auth else None)) as wire:
         modern = Tasking(wire.as_user("alice-1") if auth else wire, EVERYTHING)
         yield modern, await over_http(wire.as_user("alice-2") if auth else wire), wire
 

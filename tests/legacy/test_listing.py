@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from harness.auth import Tokens
 from harness.http import HttpWire, serving
 from harness.rpc import EVERYTHING, INVALID_PARAMS, Tasking
 from harness.server import QUICK, UNPACED, Desk, build
@@ -18,16 +19,15 @@ from mcp_tasks import Tasks
 from mcp_tasks.legacy.server.listing import PAGE_SIZE
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing import FakeClock
-from tests.legacy.tasking import AUTH, Verifier, over_http
+from tests.legacy.tasking import over_http
 
 pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
 async def served(store: MemoryStore | None = None, *, auth: bool = False, **options: Any) -> AsyncGenerator[HttpWire]:
-    guarded: dict[str, Any] = {"auth": AUTH, "verifier": Verifier()} if auth else {}
     tasks = Tasks(store or MemoryStore(), settings=QUICK, limits=UNPACED, **options)
-    async with serving(build(tasks, Desk(), **guarded)) as wire:
+    async with serving(build(tasks, Desk(), verifier=Tokens() if auth else None)) as wire:
         yield wire
 
 

@@ -10,20 +10,20 @@ import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 
+from harness.auth import Tokens
 from harness.http import HttpWire, initialize, serving
 from harness.rpc import METHOD_NOT_FOUND, text_of
 from harness.server import QUICK, Desk, Name, build
 from mcp_tasks import Tasks
-from tests.legacy.tasking import ASKABLE, AUTH, Verifier, without_session
+from tests.legacy.tasking import ASKABLE, without_session
 
 pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
 async def stateless(desk: Desk | None = None, *, auth: bool = False, json: bool = False) -> AsyncGenerator[HttpWire]:
-    guarded: dict[str, Any] = {"auth": AUTH, "verifier": Verifier()} if auth else {}
     tasks = Tasks("memory://", settings=QUICK)
-    server: MCPServer[Any] = build(tasks, desk, **guarded)
+    server: MCPServer[Any] = build(tasks, desk, verifier=Tokens() if auth else None)
 
     @server.tool()
     @tasks.task()

@@ -1,4 +1,4 @@
-"""A server in a process of its own, with a log that is read afterwards, and bare connections to it."""
+"""A server in a process of its own, and bare connections to it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import json
 import secrets
 import socket
-import tempfile
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -15,23 +14,16 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from harness.forking import fork
 from harness.http import modern_headers
-from harness.processes import ENVIRONMENT
 from harness.rpc import PATIENCE, request
+from harness.serving import ServerProcess
 
 
-class Target:
-    """The server process.
+class Target(ServerProcess):
+    """The furnished server in a process of its own."""
 
-    Attributes:
-        log: What it has written to its standard error.
-    """
-
-    def __init__(self, url: str, pid: int, log: Path) -> None:
-        self.url = url
-        self.pid = pid
-        self._log = log
+    def __init__(self) -> None:
+        super().__init__("harness.furnished", "http", "--fd", "{fd}", "--json")
 
     @property
     def memory(self) -> int:
@@ -39,28 +31,13 @@ class Target:
         status = Path(f"/proc/{self.pid}/status").read_text()
         return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS:"))
 
-    @property
-    def log(self) -> str:
-        return self._log.read_text(errors="replace")
-
 
 @contextmanager
 def target() -> Generator[Target]:
-    """The furnished server in a process of its own while the block lasts."""
-    with socket.socket() as listener, tempfile.NamedTemporaryFile(suffix=".log") as log:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(1_000)
-        listener.set_inheritable(True)
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
-        number = listener.fileno()
-        arguments = ("http", "--fd", str(number), "--json")
-        process = fork("harness.furnished", *arguments, env=ENVIRONMENT, stderr=log.file, pass_fds=[number])
-        try:
-            yield Target(url, process.pid, Path(log.name))
-            assert process.poll() is None, f"the server ended with {process.returncode}"
-        finally:
-            process.kill()
-            process.wait()
+    """Such a server, which is to be there still when the block ends."""
+    with Target() as server:
+        yield server
+        assert server.process.poll() is None, f"the server ended with {server.process.returncode}"
 
 
 def as_bytes(url: str, message: Mapping[str, Any], body: bytes | None = None) -> bytes:

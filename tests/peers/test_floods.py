@@ -31,7 +31,7 @@ def server() -> Generator[Target]:
     assert allow_open_files(1_000)
     with target() as process:
         yield process
-        assert "Traceback" not in process.log, process.log[-4_000:]
+        assert "Traceback" not in process.output, process.output[-4_000:]
 
 
 async def flood(server: Target, messages: Sequence[Mapping[str, Any]]) -> set[int | None]:

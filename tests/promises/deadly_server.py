@@ -6,14 +6,13 @@ python -m tests.promises.deadly_server --port 8000 --db tasks.db
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 from datetime import timedelta
 from pathlib import Path
 
 import anyio
 from mcp.server import MCPServer
 
+from harness.processes import crash
 from mcp_tasks import Settings, Tasks
 
 
@@ -26,8 +25,7 @@ async def poison(folder: str) -> str:
     """Die as a segmentation fault or the kernel's memory killer would have it."""
     note(folder, "poison")
     await anyio.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGKILL)
-    return "never"
+    crash()
 
 
 async def bystander(folder: str) -> str:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import HealthCheck, settings
 
-from harness.databases import postgres
+from harness.databases import Postgres
 from harness.postgres_store import empty, new_store_url
 from harness.thoroughness import TIMES, examples
 from mcp_tasks.stores import Store
@@ -22,11 +22,10 @@ DATABASE: list[str] = []
 
 
 @pytest.fixture(scope="module", autouse=True)
-def database() -> Iterator[None]:
-    with postgres(durable=False) as server:
-        DATABASE.append(new_store_url(server))
-        yield
-        DATABASE.clear()
+def database(shared_postgres: Postgres) -> Iterator[None]:
+    DATABASE.append(new_store_url(shared_postgres))
+    yield
+    DATABASE.clear()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from hypothesis import HealthCheck, settings
 
-from harness.databases import Valkey, valkey
+from harness.databases import Valkey
 from harness.thoroughness import TIMES, examples
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.redis import RedisStore
@@ -22,12 +22,11 @@ SERVERS: list[Valkey] = []
 
 
 @pytest.fixture(scope="module", autouse=True)
-def server() -> Iterator[None]:
-    """One server for all examples: each has a prefix of its own."""
-    with valkey() as server:
-        SERVERS.append(server)
-        yield
-        SERVERS.clear()
+def server(shared_valkey: Valkey) -> Iterator[None]:
+    """Each example has a prefix of its own."""
+    SERVERS.append(shared_valkey)
+    yield
+    SERVERS.clear()
 
 
 @contextmanager

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from starlette.types import ASGIApp
 
 from harness.http import serving
 from harness.lowlevel import build_lowlevel
+from harness.processes import environment, python, run
 from harness.rpc import EVERYTHING, NOTHING, PATIENCE, Reply, Tasking, accept, loads
 from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
@@ -212,8 +212,7 @@ async def test_a_stream_counts_once_it_is_acknowledged_and_is_gone_when_its_clie
 
 
 async def test_the_span_of_a_stream_lasts_as_long_as_the_stream() -> None:
-    command = [sys.executable, "-m", "tests.push.spans"]
-    process = await anyio.run_process(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    process = await asyncio.to_thread(run, python("tests.push.spans"), env=environment(), check=True)
     short, long = json.loads(process.stdout)
     assert (short.pop("answered"), long.pop("answered")) == (1, 0)
     assert short == long == {"open": [[METHOD, 0]], "ended": [[METHOD, 1]]}

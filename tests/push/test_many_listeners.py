@@ -1,4 +1,4 @@
-"""A thousand listeners, each with a task of its own, on one server process."""
+"""Hundreds of listeners, each with a task of its own, on one server process; a thousand in `make soak`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import pytest
 from harness.http import serving
 from harness.rpc import EVERYTHING, Tasking
 from harness.server import QUICK, Desk, build
+from harness.thoroughness import TIMES
 from mcp_tasks import Tasks
 from tests.push.listening import ACKNOWLEDGED, listen
 from tests.push.raw import RawStream, allow_open_files, open_raw
 
 pytestmark = pytest.mark.anyio
 
-LISTENERS = 1_000
+LISTENERS = 1_000 if TIMES > 1 else 300
 AT_ONCE = 50
-LIMIT = 60.0
+LIMIT = 100.0
 
 
-async def test_a_thousand_listeners_are_each_told_of_their_own_change() -> None:
+async def test_many_listeners_are_each_told_of_their_own_change() -> None:
     if not allow_open_files(2 * LISTENERS + 200):
         pytest.skip("this process may not open that many files")
     desk = Desk()

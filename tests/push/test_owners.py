@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 import pytest
-from mcp.server.auth.provider import AccessToken
-from mcp.server.auth.settings import AuthSettings
-from pydantic import AnyHttpUrl
 
+from harness.auth import USERS
 from harness.http import HttpWire, serving
 from harness.rpc import EVERYTHING, Tasking
 from harness.server import QUICK, Desk, build
@@ -17,26 +15,11 @@ from tests.push.listening import listen, listening
 
 pytestmark = pytest.mark.anyio
 
-USERS = {"alice": ("app", "alice"), "alice-again": ("app", "alice"), "bob": ("app", "bob"), "robot": ("robot", None)}
-"""Token to OAuth client and user."""
-
-
-class Verifier:
-    """Knows the tokens above."""
-
-    async def verify_token(self, token: str) -> AccessToken | None:
-        if token not in USERS:
-            return None
-        client_id, subject = USERS[token]
-        claims = {"iss": "https://issuer.example"}
-        return AccessToken(token=token, client_id=client_id, scopes=[], subject=subject, claims=claims)
-
 
 @pytest.fixture
 async def guarded(desk: Desk) -> AsyncGenerator[HttpWire]:
     """A way to a server that wants to know who is there."""
-    auth = AuthSettings(issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=None)
-    async with serving(build(Tasks("memory://", settings=QUICK), desk, auth=auth, verifier=Verifier())) as way:
+    async with serving(build(Tasks("memory://", settings=QUICK), desk, verifier=USERS)) as way:
         yield way
 
 

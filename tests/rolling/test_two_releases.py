@@ -6,10 +6,8 @@ The next one has one more field in each record and request, and one more column 
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -20,13 +18,13 @@ import psycopg
 import pytest
 from redis import Redis
 
-from harness.databases import Postgres, Valkey, postgres, valkey
+from harness.backends import Backend, BackendName
+from harness.processes import PIPE, environment, python, read_line, start, tell
 from mcp_tasks.errors import StoreCorrupt
 from mcp_tasks.stores.fields import FORMAT
 from mcp_tasks.stores.url import store_from_url
 from tests.rolling.next_release import COLOUR, PACKAGE, SHADE, build_next_release
 
-ROOT = Path(__file__).parents[2]
 LIMIT = 15.0
 THIS, NEXT = FORMAT, FORMAT + 1
 
@@ -35,15 +33,13 @@ class Process:
     """A process of a release, which does what it is told."""
 
     def __init__(self, package: Path, url: str) -> None:
-        self._command = [sys.executable, "-m", "tests.rolling.release", url]
-        self._environment = os.environ | {"PYTHONPATH": f"{package}{os.pathsep}{ROOT}"}
+        self._command = python("tests.rolling.release", url)
+        self._environment = environment(package)
         self._process: subprocess.Popen[str] | None = None
 
     def load(self) -> None:
         """Have its code loaded, which takes longest; several processes do so at the same time."""
-        self._process = subprocess.Popen(
-            self._command, cwd=ROOT, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self._process = start(self._command, env=self._environment, stdin=PIPE, stdout=PIPE, text=True)
 
     def start(self) -> int:
         """Let it open the store and begin; gives its format."""
@@ -79,12 +75,8 @@ class Process:
 
     def _told(self, words: str) -> Any:
         assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(words)
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        assert line, f"the process ended with {self._process.wait(LIMIT)}; its error output says why"
+        tell(self._process, words)
+        line = read_line(self._process)
         return json.loads(line)
 
 
@@ -93,29 +85,10 @@ def next_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_next_release(tmp_path_factory.mktemp("next"))
 
 
-@pytest.fixture(scope="module")
-def postgres_server() -> Iterator[Postgres]:
-    with postgres() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def redis_server() -> Iterator[Valkey]:
-    with valkey() as server:
-        yield server
-
-
 @pytest.fixture(params=["sqlite", "postgres", "redis"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def url(request: pytest.FixtureRequest, shared_backend: Callable[[BackendName], Backend]) -> str:
     """An empty store."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'tasks.db'}"
-    if request.param == "postgres":
-        return request.getfixturevalue("postgres_server").new_database()
-    server: str = request.getfixturevalue("redis_server").url
-    with closing(Redis.from_url(server)) as client:
-        client.flushdb()
-    return server
+    return shared_backend(request.param).fresh()
 
 
 @pytest.fixture

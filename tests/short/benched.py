@@ -7,25 +7,22 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
 import sys
 from typing import Any
 
-import uvicorn
 from mcp.server import MCPServer
-from mcp.server.auth.settings import AuthSettings
 from mcp_types import ToolAnnotations
 from opentelemetry.trace import set_tracer_provider
-from pydantic import AnyHttpUrl
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from harness.auth import USERS, server_with
 from harness.server import UNPACED
+from harness.serving import serve_app
 from mcp_tasks import Tasks
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.short.collecting import Collector
-from tests.short.servers import Verifier
 
 
 class FailingStore(SqliteStore):
@@ -43,15 +40,7 @@ class FailingStore(SqliteStore):
 
 def build(tasks: Tasks, collector: Collector, *, auth: bool) -> MCPServer[Any]:
     """The server, with tools that tell of it."""
-    settings = AuthSettings(issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=None)
-    server: MCPServer[Any] = MCPServer(
-        "benched",
-        version="1",
-        **tasks.wiring(),
-        log_level="CRITICAL",
-        auth=settings if auth else None,
-        token_verifier=Verifier() if auth else None,
-    )
+    server = server_with(tasks, "benched", USERS if auth else None)
     repeatable = ToolAnnotations(idempotent_hint=True)
 
     @server.tool(annotations=repeatable)
@@ -99,9 +88,7 @@ def main(number: int, db: str, *options: str) -> None:
     server = build(tasks, collector, auth="auth" in options)
     if is_watched:
         server.custom_route("/metrics", methods=["GET"])(tasks.metrics.endpoint)
-    config = uvicorn.Config(leaving(server.streamable_http_app()), log_level="critical", access_log=False)
-    with socket.socket(fileno=number) as listener:
-        uvicorn.Server(config).run(sockets=[listener])
+    serve_app(leaving(server.streamable_http_app()), fd=number, log_level="critical", access_log=False)
 
 
 if __name__ == "__main__":

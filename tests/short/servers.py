@@ -10,10 +10,7 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 from mcp.server import MCPServer, Server, ServerRequestContext
-from mcp.server.auth.provider import AccessToken, principal_components
-from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context, Resolve
-from mcp.server.request_state import compact_json
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types import (
     CallToolRequestParams,
@@ -24,9 +21,10 @@ from mcp_types import (
     Tool,
     ToolAnnotations,
 )
-from pydantic import AnyHttpUrl, Field
+from pydantic import Field
 from starlette.types import ASGIApp
 
+from harness.auth import USERS, server_with
 from harness.server import UNPACED, Name, resolve_name
 from mcp_tasks import Settings, Tasks
 from mcp_tasks.core.journal import JournalEntry
@@ -37,29 +35,8 @@ from mcp_tasks.testing import FakeClock
 
 NAME = "twins"
 
-USERS = {"alice": ("app", "alice"), "bob": ("app", "bob"), "robot": ("robot", None)}
-"""Token to OAuth client and user."""
-
 STILL = Settings(lease_duration=timedelta(hours=1), sweep_interval=timedelta(hours=1), drain_timeout=timedelta(0))
 """Nothing happens to a task but what a request does to it."""
-
-
-class Verifier:
-    """Knows the tokens above."""
-
-    async def verify_token(self, token: str) -> AccessToken | None:
-        return _token(token) if token in USERS else None
-
-
-def _token(token: str) -> AccessToken:
-    client_id, subject = USERS[token]
-    claims = {"iss": "https://issuer.example"}
-    return AccessToken(token=token, client_id=client_id, scopes=[], subject=subject, claims=claims)
-
-
-def owner_of(token: str) -> str:
-    """Whom the tasks belong to that are made with a token."""
-    return compact_json(principal_components(_token(token)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,15 +87,7 @@ class WatchedStore(MemoryStore):
 
 def build(tasks: Tasks, *, auth: bool = False) -> MCPServer[Any]:
     """A server with a tool of every kind that is called in its own way."""
-    settings = AuthSettings(issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=None)
-    server = MCPServer(
-        NAME,
-        version="1",
-        **tasks.wiring(),
-        log_level="CRITICAL",
-        auth=settings if auth else None,
-        token_verifier=Verifier() if auth else None,
-    )
+    server = server_with(tasks, NAME, USERS if auth else None)
     _add_tools(server, tasks)
     return server
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from harness.auth import owner_of
 from mcp_tasks.core.inputs import InputBook, InputRequest
 from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.core.record import Outcome, Progress, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
-from tests.short.servers import NAME, Twins, owner_of
+from tests.short.servers import NAME, Twins
 
 STAND_IN: Final = "twin-_______-"
 """What the id of a task begins with in a request before it is known which of the two ways it goes."""

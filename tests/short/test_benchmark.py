@@ -7,13 +7,9 @@ Spans tell the same of a request, whichever way it went.
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +25,10 @@ from bench.client import (
     task_update,
     tool_call,
 )
+from harness.processes import environment
+from harness.rpc import PATIENCE
+from harness.serving import ServerProcess
 
-ROOT = Path(__file__).parents[2]
-STOP_LIMIT = 10.0
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TIMES = 20
 """How often each request is sent."""
@@ -92,27 +89,12 @@ class Way:
 
 @contextmanager
 def _benched(db: Path, *options: str) -> Generator[Way]:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        port, number = listener.getsockname()[1], listener.fileno()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.short.benched", str(number), str(db), *options],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            pass_fds=[number],
-        )
-    way = Way(port, options)
-    try:
+    arguments = ("{fd}", db, *options)
+    with (
+        ServerProcess("tests.short.benched", *arguments, fork=False, env=environment(), polite=True) as server,
+        closing(Way(server.port, options)) as way,
+    ):
         yield way
-        assert process.poll() is None, f"the server ended by itself with {process.returncode}"
-    finally:
-        way.close()
-        process.terminate()
-        try:
-            process.wait(STOP_LIMIT)
-        finally:
-            process.kill()
 
 
 @pytest.mark.parametrize(
@@ -197,7 +179,7 @@ def _spans(way: Way) -> list[dict[str, Any]]:
     way.ask(task_get(task).replace(b"\r\n", b"\r\nX-Leaves: 1\r\n", 1), status=500)
     way.renew()
     way.listen(task)
-    deadline = time.monotonic() + STOP_LIMIT
+    deadline = time.monotonic() + PATIENCE
     while True:
         spans = [span for span in way.seen()["spans"] if span["name"] not in _LEFT_OUT and span["ends"]]
         if spans[-1]["name"] == "subscriptions/listen":

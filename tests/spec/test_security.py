@@ -11,8 +11,6 @@ from typing import Any
 import anyio
 import pytest
 from mcp.server.auth.provider import AccessToken
-from mcp.server.auth.settings import AuthSettings
-from pydantic import AnyHttpUrl
 
 from harness.http import HttpWire, modern_headers, serving
 from harness.rpc import EVERYTHING, INVALID_PARAMS, PATIENCE, Reply, Tasking, accept, request, text_of
@@ -47,9 +45,7 @@ class Verifier:
 @pytest.fixture
 async def guarded(desk: Desk) -> AsyncGenerator[HttpWire]:
     """A way to a server that lets nobody in without a token."""
-    issuer = AnyHttpUrl("https://issuer.example")
-    auth = AuthSettings(issuer_url=issuer, resource_server_url=None)
-    async with serving(build(Tasks("memory://", settings=QUICK), desk, auth=auth, verifier=Verifier())) as way:
+    async with serving(build(Tasks("memory://", settings=QUICK), desk, verifier=Verifier())) as way:
         yield way
 
 

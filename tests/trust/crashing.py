@@ -8,16 +8,15 @@ tool writes a line into `runs` there.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from mcp.server import MCPServer
 
+from harness.processes import crash
 from harness.server import QUICK
+from harness.serving import serve_app
 from mcp_tasks import Tasks
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.stores.postgres import PostgresStore
@@ -30,7 +29,7 @@ def main(folder: Path, port: int, url: str) -> None:
     def maybe_die() -> None:
         if (folder / "die").exists():
             (folder / "die").unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
+            crash()
 
     class DyingSqlite(SqliteStore):
         async def create(self, *args: Any, **kwargs: Any) -> TaskRecord:
@@ -55,7 +54,7 @@ def main(folder: Path, port: int, url: str) -> None:
             runs.write(f"{amount}\n")
         return f"paid {amount}"
 
-    uvicorn.run(server.streamable_http_app(), host="127.0.0.1", port=port, log_level="warning")
+    serve_app(server.streamable_http_app(), port=port)
 
 
 if __name__ == "__main__":

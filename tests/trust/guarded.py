@@ -16,35 +16,17 @@ from datetime import timedelta
 from typing import Any, Final
 
 from mcp.server import MCPServer
-from mcp.server.auth.provider import AccessToken
-from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context
-from pydantic import AnyHttpUrl, BaseModel
+from pydantic import BaseModel
 
+from harness.auth import Tokens, server_with
 from harness.http import HttpWire, serving
 from harness.server import QUICK
 from harness.serving import serve_stdio
 from mcp_tasks import Fallback, Limits, Tasks
 from mcp_tasks.server import Caller
 
-ISSUER: Final = "https://issuer.example"
 MIB: Final = 1024 * 1024
-
-
-class Verifier:
-    """Takes tokens that say who they are of: `USER[@CLIENT][!SECOND]`, of which the last is when they expire."""
-
-    async def verify_token(self, token: str) -> AccessToken | None:
-        who, _, second = token.partition("!")
-        subject, _, client = who.partition("@")
-        return AccessToken(
-            token=token,
-            client_id=client or "app",
-            scopes=["tasks"],
-            subject=None if subject == "machine" else subject,
-            claims={"iss": ISSUER, "tenant": subject[:1]},
-            expires_at=int(second) if second else None,
-        )
 
 
 def by_header(caller: Caller) -> str | None:
@@ -60,15 +42,7 @@ class Name(BaseModel):
 
 def build(tasks: Tasks, *, auth: bool = False) -> MCPServer[Any]:
     """The server, with the SDK's authentication or without."""
-    settings = AuthSettings(issuer_url=AnyHttpUrl(ISSUER), resource_server_url=None)
-    server: MCPServer[Any] = MCPServer(
-        "guarded",
-        version="1",
-        **tasks.wiring(),
-        log_level="CRITICAL",
-        auth=settings if auth else None,
-        token_verifier=Verifier() if auth else None,
-    )
+    server = server_with(tasks, "guarded", Tokens(scopes=("tasks",)) if auth else None)
     _add_tools(server, tasks)
     return server
 

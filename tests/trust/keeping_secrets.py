@@ -5,20 +5,18 @@ python -m tests.trust.keeping_secrets FOLDER URL FD
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import socket
 import sys
 from datetime import timedelta
 from pathlib import Path
 
 import anyio
-import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
 
+from harness.serving import serve_app
 from mcp_tasks import Tasks, current_task
 from mcp_tasks.runtime import Settings
 
@@ -86,12 +84,11 @@ def log_to(folder: Path) -> None:
     logging.getLogger("mcp_tasks").propagate = False
 
 
-async def serve(folder: Path, url: str, fd: int) -> None:
-    app = build(folder, url).streamable_http_app()
-    config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1)
-    await uvicorn.Server(config).serve(sockets=[socket.socket(fileno=fd)])
+def main(folder: Path, url: str, fd: int) -> None:
+    log_to(folder)
+    # Its logs are ours: all of them are searched.
+    serve_app(build(folder, url).streamable_http_app(), fd=fd, log_config=None, log_level=None)
 
 
 if __name__ == "__main__":
-    log_to(Path(sys.argv[1]))
-    asyncio.run(serve(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])))
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -11,17 +11,16 @@ from typing import Any, Final
 
 import anyio
 from mcp.server import MCPServer
-from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context
 from mcp_types import ToolAnnotations
-from pydantic import AnyHttpUrl, BaseModel
+from pydantic import BaseModel
 
+from harness.auth import USERS, server_with
 from harness.http import HttpWire, serving
 from harness.rpc import Reply, Tasking
 from mcp_tasks import Limits, Settings, Tasks, current_task
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.wire.models import LIMIT_EXCEEDED
-from tests.short.servers import Verifier
 
 QUICK: Final = Settings(stop_timeout=timedelta(milliseconds=50), drain_timeout=timedelta(0))
 UNPACED: Final[dict[str, Any]] = {"owner_creates": None, "owner_requests": None}
@@ -56,15 +55,7 @@ class Limited:
 
 def build(tasks: Tasks, gate: asyncio.Event, *, auth: bool) -> MCPServer[Any]:
     """The server."""
-    settings = AuthSettings(issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=None)
-    server: MCPServer[Any] = MCPServer(
-        "limited",
-        version="1",
-        **tasks.wiring(),
-        log_level="CRITICAL",
-        auth=settings if auth else None,
-        token_verifier=Verifier() if auth else None,
-    )
+    server = server_with(tasks, "limited", USERS if auth else None)
     repeatable = ToolAnnotations(idempotent_hint=True)
 
     @server.tool(annotations=repeatable)

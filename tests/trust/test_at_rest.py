@@ -6,11 +6,8 @@ The same without encryption finds every one of them in the database, so the sear
 from __future__ import annotations
 
 import logging
-import signal
-import socket
 import sqlite3
-from collections.abc import Generator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +16,8 @@ import pytest
 from mcp.client import Client
 from mcp_types import ElicitRequestParams, ElicitResult
 
-from harness.forking import Forked, fork
 from harness.processes import ENVIRONMENT
+from harness.serving import ServerProcess
 from mcp_tasks.client import Ledger, TaskFailed, TaskHandle, TasksClient, reconnecting_http
 from mcp_tasks.encryption import Keyring, new_key
 from tests.trust.keeping_secrets import MARK
@@ -32,34 +29,16 @@ PIN = f"{MARK}-answer"
 LIMIT = 60.0
 
 
-class Bank:
+class Bank(ServerProcess):
     """The server, on one address whatever becomes of its process."""
 
     def __init__(self, folder: Path, key: str | None) -> None:
         self.folder = folder
         self.database = folder / "store" / "tasks.db"
-        self._environment = ENVIRONMENT | ({} if key is None else {"MCP_TASKS_KEYS": key})
-        self._socket = socket.socket()
-        self._socket.bind(("127.0.0.1", 0))
-        self._socket.listen(64)
-        self._socket.set_inheritable(True)
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/mcp"
-        self._process: Forked | None = None
-
-    def start(self) -> None:
-        number = self._socket.fileno()
-        arguments = (str(self.folder), f"sqlite:///{self.database}", str(number))
-        self._process = fork("tests.trust.keeping_secrets", *arguments, env=self._environment, pass_fds=[number])
-
-    def end(self, how: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.send_signal(how)
-            self._process.wait(LIMIT)
-            self._process = None
-
-    def close(self) -> None:
-        self.end(signal.SIGKILL)
-        self._socket.close()
+        keys = {} if key is None else {"MCP_TASKS_KEYS": key}
+        super().__init__(
+            "tests.trust.keeping_secrets", folder, f"sqlite:///{self.database}", "{fd}", env=ENVIRONMENT | keys
+        )
 
     def kept(self) -> bytes:
         """All that is in the database's files: the file, its WAL, its shared memory."""
@@ -69,16 +48,6 @@ class Bank:
 
     def logged(self) -> str:
         return "".join((self.folder / file).read_text() for file in ("ours.log", "all.log"))
-
-
-@contextmanager
-def bank(folder: Path, key: str | None) -> Generator[Bank]:
-    found = Bank(folder, key)
-    try:
-        found.start()
-        yield found
-    finally:
-        found.close()
 
 
 async def person(context: Any, params: ElicitRequestParams) -> ElicitResult:
@@ -107,7 +76,7 @@ async def lead_a_life(found: Bank, ledger: Ledger) -> list[str]:
             group.start_soon(wait)
             while not (found.folder / "answered").exists():  # noqa: ASYNC110 - another process says so
                 await anyio.sleep(0.05)
-            await anyio.to_thread.run_sync(found.end, signal.SIGKILL)
+            await anyio.to_thread.run_sync(found.kill)
             assert len(found.kept()) > 0
             found.start()
             (found.folder / "gate").touch()
@@ -136,13 +105,13 @@ async def test_no_secret_is_found_anywhere(tmp_path: Path, caplog: pytest.LogCap
     ring = Keyring(new_key())
     (tmp_path / "ledger").mkdir()
     path = tmp_path / "ledger" / "ledger.db"
-    with anyio.fail_after(LIMIT), bank(tmp_path, new_key()) as found:
+    with anyio.fail_after(LIMIT), Bank(tmp_path, new_key()) as found:
         with closing(Ledger(path, keep_results=True, cipher=ring)) as ledger:
             ids = await lead_a_life(found, ledger)
             remembered = b"".join(file.read_bytes() for file in path.parent.iterdir())
             assert any(f"{MARK}-result" in str(entry.result) for entry in ledger.entries())
         assert MARK.encode() not in found.kept() + remembered
-        await anyio.to_thread.run_sync(found.end, signal.SIGTERM)
+        await anyio.to_thread.run_sync(found.stop)
         assert MARK.encode() not in found.kept()
     remembered = b"".join(file.read_bytes() for file in path.parent.iterdir())
     assert MARK.encode() not in remembered
@@ -155,7 +124,7 @@ async def test_no_secret_is_found_anywhere(tmp_path: Path, caplog: pytest.LogCap
 async def test_without_encryption_all_of_them_are_found(tmp_path: Path) -> None:
     (tmp_path / "ledger").mkdir()
     path = tmp_path / "ledger" / "ledger.db"
-    with anyio.fail_after(LIMIT), bank(tmp_path, None) as found:
+    with anyio.fail_after(LIMIT), Bank(tmp_path, None) as found:
         with closing(Ledger(path, keep_results=True)) as ledger:
             await lead_a_life(found, ledger)
         kept = found.kept()

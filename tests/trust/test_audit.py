@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 import pytest
 
+from harness.auth import owner_of
 from harness.http import initialize, serving
 from harness.rpc import EVERYTHING, PATIENCE, Tasking, accept, request
 from harness.server import QUICK, Desk, build
@@ -28,7 +29,6 @@ from mcp_tasks.runtime.observing import TaskChange
 from mcp_tasks.telemetry.audit import TOGETHER_FOR, Audit
 from mcp_tasks.telemetry.audit_log import AuditEntry, AuditLog, digest_of
 from mcp_tasks.testing import make_record
-from tests.short.servers import owner_of
 from tests.trust.watched import entries, events, guarded, scrape, user
 
 pytestmark = pytest.mark.anyio

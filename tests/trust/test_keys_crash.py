@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import signal
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -15,10 +15,9 @@ import pytest
 from mcp import Client
 
 from harness.databases import Postgres, postgres
-from harness.forking import Forked, fork
 from harness.http import HttpWire, http_client, initialize
-from harness.processes import ENVIRONMENT
 from harness.rpc import NOTHING, PATIENCE, TASKS, Reply, Tasking, text_of
+from harness.serving import ServerProcess
 from mcp_tasks.client import Patience, TasksClient, call_tool, reconnecting_http
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.base import EVERYBODY
@@ -33,33 +32,13 @@ PATIENT = Patience(first_pause=timedelta(seconds=0.5), max_pause=timedelta(secon
 """For a server that is started again by hand."""
 
 
-class Mortal:
+class Mortal(ServerProcess):
     """A server that dies when told to, and is started again on the same port and store."""
 
     def __init__(self, folder: Path, url: str) -> None:
+        super().__init__("tests.trust.crashing", folder, "{port}", url)
         self.folder = folder
         self.store_url = url
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}/mcp"
-        self._process: Forked | None = None
-
-    def start(self) -> None:
-        """Start it."""
-        arguments = ("tests.trust.crashing", str(self.folder), str(self.port), self.store_url)
-        self._process = fork(*arguments, env=ENVIRONMENT)
-
-    async def listens(self) -> None:
-        """Return when it does."""
-        with anyio.fail_after(PATIENCE):
-            while True:
-                try:
-                    await (await anyio.connect_tcp("127.0.0.1", self.port)).aclose()
-                except OSError:
-                    await anyio.sleep(0.02)
-                else:
-                    return
 
     def to_die(self) -> None:
         """The next task that it makes is its last act."""
@@ -67,15 +46,7 @@ class Mortal:
 
     async def died(self) -> None:
         """Return when it has been killed."""
-        assert self._process is not None
-        assert await asyncio.to_thread(self._process.wait, PATIENCE) == -9
-        self._process = None
-
-    def stop(self) -> None:
-        """End it, if it has not ended."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        assert await asyncio.to_thread(self.process.wait, PATIENCE) == -signal.SIGKILL
 
     @property
     def runs(self) -> list[str]:
@@ -103,13 +74,8 @@ def database() -> Generator[Postgres]:
 async def mortal(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Mortal]:
     is_postgres = request.param == "postgres"
     url = request.getfixturevalue("database").new_database() if is_postgres else "sqlite"
-    server = Mortal(tmp_path, url)
-    server.start()
-    try:
-        await server.listens()
+    async with Mortal(tmp_path, url) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @asynccontextmanager
@@ -139,8 +105,7 @@ async def test_a_call_made_again_after_the_crash_comes_to_the_task_of_the_first(
     with pytest.raises(httpx2.TransportError):
         await call(mortal, door)
     await mortal.died()
-    mortal.start()
-    await mortal.listens()
+    await mortal.started()
     first = told(await call(mortal, door))
     assert told(await call(mortal, door)) == first
     assert await mortal.tasks() == 1
@@ -164,7 +129,7 @@ async def test_our_client_does_so_by_itself(mortal: Mortal) -> None:
             async with anyio.create_task_group() as group:
                 group.start_soon(pay)
                 await mortal.died()
-                mortal.start()
+                mortal.launch()
     assert results == ["paid 7"]
     assert mortal.runs == ["7"]
     assert await mortal.tasks() == 1

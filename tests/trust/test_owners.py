@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from harness.auth import ISSUER
 from harness.http import HttpWire
 from harness.rpc import (
     EVERYTHING,
@@ -26,7 +27,7 @@ from mcp_tasks.errors import OwnerRequired, UnknownTask, UsageError
 from mcp_tasks.protocol import RpcError
 from mcp_tasks.protocol.owners import MOST_NAMED, RULE_FAILED, Owners, local_user
 from mcp_tasks.server import Caller, Identity, LocalTask
-from tests.trust.guarded import ISSUER, build, by_header, guarded, new_tasks, planted
+from tests.trust.guarded import build, by_header, guarded, new_tasks, planted
 
 pytestmark = pytest.mark.anyio
 

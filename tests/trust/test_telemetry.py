@@ -11,6 +11,7 @@ import anyio
 import pytest
 import yaml
 
+from harness.auth import owner_of
 from harness.http import serving
 from harness.rpc import EVERYTHING, PATIENCE, Tasking, accept
 from harness.server import QUICK, Desk, build
@@ -23,7 +24,6 @@ from mcp_tasks.telemetry.contract import CREATED, METRICS, STORE, STORE_FAILURES
 from mcp_tasks.telemetry.numbers import MOST_SERIES, Numbers
 from mcp_tasks.telemetry.suspicion import MINUTE, MOST_CALLERS, THRESHOLDS, Suspicion
 from mcp_tasks.telemetry.timed_store import timed
-from tests.short.servers import owner_of
 from tests.trust.watched import guarded, scrape, user
 
 pytestmark = pytest.mark.anyio

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +13,14 @@ import pytest
 
 from harness.databases import postgres
 from harness.http import HttpWire, http_client
-from harness.processes import ENVIRONMENT, ROOT
+from harness.processes import environment, python, run, running
 from harness.rpc import EVERYTHING, PATIENCE, Tasking, accept
+from harness.serving import ServerProcess
 from mcp_tasks.errors import short_id
 
-pytestmark = pytest.mark.anyio
-
+TRACED = "tests.trust.traced"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
-
-
-@contextmanager
-def _process(*arguments: str, fds: tuple[int, ...] = ()) -> Generator[None]:
-    env = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "tests.trust.traced", *arguments]
-    process = subprocess.Popen(command, cwd=ROOT, env=env, pass_fds=fds)
-    try:
-        yield
-        assert process.poll() is None, f"{arguments} ended by itself with {process.returncode}"
-    finally:
-        process.terminate()
-        try:
-            process.wait(PATIENCE)
-        finally:
-            process.kill()
 
 
 def _named(path: Path, name: str) -> list[dict[str, Any]]:
@@ -55,17 +35,15 @@ def url() -> Generator[str]:
         yield server.new_database()
 
 
+@pytest.mark.anyio
 async def test_one_trace_has_the_call_the_runs_and_the_question(tmp_path: Path, url: str) -> None:
     served, worked = tmp_path / "served.jsonl", tmp_path / "worked.jsonl"
     with ExitStack() as stack:
-        listener = stack.enter_context(socket.socket())
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(64)
-        number = listener.fileno()
-        stack.enter_context(_process("serve", url, str(served), str(number), fds=(number,)))
-        stack.enter_context(_process("work", url, str(worked)))
+        server = ServerProcess(TRACED, "serve", url, served, "{fd}", fork=False, env=environment(), polite=True)
+        stack.enter_context(server)
+        worker = stack.enter_context(running(python(TRACED, "work", url, worked), env=environment(), polite=True))
         async with http_client() as http:
-            client = Tasking(HttpWire(f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", http), EVERYTHING)
+            client = Tasking(HttpWire(server.url, http), EVERYTHING)
             meta = {"traceparent": PARENT}
             created = await client.ask("tools/call", {"name": "ask", "arguments": {}}, meta=meta)
             task_id = created.result["taskId"]
@@ -76,6 +54,7 @@ async def test_one_trace_has_the_call_the_runs_and_the_question(tmp_path: Path, 
                 while not (_named(worked, "tasks.run") and _named(served, "tasks.question")):  # noqa: ASYNC110
                     await anyio.sleep(0.02)
             measured = json.loads((await client.call("measured"))["content"][0]["text"])
+        assert worker.poll() is None, f"the worker ended by itself with {worker.returncode}"
     [call], [question] = _named(served, "tools/call ask"), _named(served, "tasks.question")
     runs, [work] = _named(worked, "tasks.run"), _named(worked, "author.work")
     assert call["trace"] == TRACE
@@ -116,11 +95,9 @@ def _check_metrics(measured: dict[str, Any]) -> None:
     assert found["mcp_tasks.reads"]["data"]["data_points"][0]["value"] >= 2
 
 
-async def test_a_task_that_no_call_made_is_one_trace_as_well(tmp_path: Path) -> None:
+def test_a_task_that_no_call_made_is_one_trace_as_well(tmp_path: Path) -> None:
     path = tmp_path / "spans.jsonl"
-    command = [sys.executable, "-m", "tests.trust.traced", "start", "memory://", str(path)]
-    env = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)}
-    await anyio.run_process(command, cwd=ROOT, env=env)
+    run(python(TRACED, "start", "memory://", path), env=environment(), check=True)
     [made], runs = _named(path, "tasks.create"), _named(path, "tasks.run")
     assert made["parent"] is None
     assert runs

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp_types import ToolAnnotations
@@ -30,6 +28,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, Sp
 from opentelemetry.trace import format_span_id, format_trace_id
 
 from harness.server import QUICK, Name
+from harness.serving import serve_app
 from mcp_tasks import Tasks, current_task
 
 
@@ -108,9 +107,7 @@ def main(role: str, store: str, path: str, *number: str) -> None:
     if role == "start":
         asyncio.run(_start(tasks, server))
         return
-    config = uvicorn.Config(server.streamable_http_app(), log_level="critical", access_log=False)
-    with socket.socket(fileno=int(number[0])) as listener:
-        uvicorn.Server(config).run(sockets=[listener])
+    serve_app(server.streamable_http_app(), fd=int(number[0]), log_level="critical", access_log=False)
 
 
 if __name__ == "__main__":

@@ -9,23 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from mcp.server.auth.settings import AuthSettings
-from pydantic import AnyHttpUrl
 
+from harness.auth import USERS
 from harness.http import HttpWire, serving
 from harness.rpc import EVERYTHING, Tasking
 from harness.server import Desk, build
 from mcp_tasks import Tasks
 from mcp_tasks.telemetry.audit_log import digest_of
-from tests.short.servers import Verifier
-
-AUTH = AuthSettings(issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=None)
 
 
 @asynccontextmanager
 async def guarded(tasks: Tasks, desk: Desk | None = None, *, page: bool = False) -> AsyncGenerator[HttpWire]:
     """A way to a server that lets nobody in without a token: alice, bob and robot have one."""
-    server = build(tasks, desk, auth=AUTH, verifier=Verifier())
+    server = build(tasks, desk, verifier=USERS)
     if page:
         server.custom_route("/metrics", methods=["GET"])(tasks.metrics.endpoint)
     async with serving(server) as way:

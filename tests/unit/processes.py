@@ -8,6 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness.processes import PIPE, running
 from mcp_tasks.runtime.worker_name import new_worker_name
 
 
@@ -28,11 +29,8 @@ def start_time(pid: int) -> str:
 @contextmanager
 def other_process() -> Generator[tuple[str, subprocess.Popen[bytes]]]:
     """A living process, and its name."""
-    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as process:
-        try:
-            yield renamed(new_worker_name(), pid=str(process.pid), started=start_time(process.pid)), process
-        finally:
-            process.kill()
+    with running([sys.executable, "-S", "-c", "input()"], stdin=PIPE) as process:
+        yield renamed(new_worker_name(), pid=str(process.pid), started=start_time(process.pid)), process
 
 
 def dead_worker() -> str:

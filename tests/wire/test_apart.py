@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
 from collections.abc import AsyncGenerator, Mapping
@@ -17,6 +16,7 @@ from mcp.server import MCPServer, Server
 from mcp_types import CallToolRequestParams, CallToolResult, TextContent
 
 from harness.official import in_memory
+from harness.processes import start_async
 from harness.rpc import PATIENCE, Tasking, text_of
 from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
@@ -70,7 +70,7 @@ async def test_a_process_that_only_serves_leaves_the_tools_to_one_that_only_runs
         with anyio.move_on_after(0.3):
             await client.until(task_id, "completed")
         assert (await client.get(task_id))["status"] == "working"
-        worker = await asyncio.create_subprocess_exec(sys.executable, "-c", WORKER, _url(tmp_path))
+        worker = await start_async([sys.executable, "-c", WORKER, _url(tmp_path)])
         try:
             done = await client.until(task_id, "completed")
             assert text_of(done["result"]) == str(worker.pid)

@@ -24,6 +24,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "forget": ("mcp_tasks.cli.commands.forget", "Remove tasks from the ledger, and leave them running."),
         "prune": ("mcp_tasks.cli.commands.prune", "Remove ended tasks from the ledger."),
         "tools": ("mcp_tasks.cli.commands.tools", "List a server's tools, and which can be tasks."),
+        "servers": ("mcp_tasks.cli.commands.servers", "List the servers that have names, and give names."),
         "worker": ("mcp_tasks.cli.commands.worker.command", "Run the tools of a server, and serve nobody."),
         "backlog": ("mcp_tasks.cli.commands.worker.backlog", "Count what waits to be run, by queue."),
         "workers": ("mcp_tasks.cli.commands.store.workers", "List the workers of a store."),
@@ -33,6 +34,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "key": ("mcp_tasks.cli.commands.key", "Make a key to encrypt tasks with."),
         "encrypt": ("mcp_tasks.cli.commands.encrypt", "Encrypt all that a store keeps, or change the key."),
         "doctor": ("mcp_tasks.cli.commands.doctor", "Check a server's support for tasks, probe by probe."),
+        "completion": ("mcp_tasks.cli.commands.completion", "Have the shell complete words."),
     }
 )
 """Each command: the module with its `command`, and one line about it."""
@@ -45,9 +47,10 @@ make them so: whoever runs a server has that set, too."""
 
 EPILOG = f"""\
 \b
-SERVER is a URL or, in quotes, the command of a stdio server:
+SERVER is a URL, in quotes the command of a stdio server, or a name:
   mcp-tasks call http://localhost:8000/mcp render scene=forest
   mcp-tasks call "python server.py" render scene=forest
+  mcp-tasks servers
 
 \b
 Tasks that you start are kept in a ledger, so any terminal can come back:

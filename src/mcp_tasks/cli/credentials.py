@@ -7,6 +7,7 @@ history of the shell; so there are a file, a prompt and the environment as well.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 from collections.abc import Mapping
@@ -57,8 +58,16 @@ def chosen_token(given: str | None, file: Path | None) -> str | None:
 def hide_values(headers: Mapping[str, str]) -> None:
     """Have nothing show what may be a secret in these headers: servers say back what they are told."""
     for name, value in headers.items():
-        if name.lower() in ("authorization", "proxy-authorization", "cookie") or "key" in name.lower():
+        if re.search("auth|cookie|key|token|secret|passw|session", name, re.IGNORECASE):
             hide(value.rpartition(" ")[2])
+
+
+def hide_password(url: str) -> None:
+    """Have nothing show the password that is in a URL."""
+    user_info, at, _ = urlsplit(url).netloc.rpartition("@")
+    if at and ":" in user_info:
+        # As it stands in URLs, so that one of a letter does not hide that letter everywhere.
+        hide(f":{user_info.partition(':')[2]}@")
 
 
 def warn_of_plain_http(url: str | None) -> None:

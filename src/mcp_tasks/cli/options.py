@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 import click
 
 from mcp_tasks.cli.credentials import TOKEN, TOKEN_FILE, chosen_token, hide_values
+from mcp_tasks.cli.servers import SERVER
 from mcp_tasks.core.durations import read_duration
 from mcp_tasks.errors import InvalidDuration
 
@@ -210,7 +212,10 @@ takes_output: Final = taking(
 
 takes_task_options: Final = taking(
     click.option(
-        "--server", metavar="SERVER", help="The task's server, if the ledger does not know it. Needs the whole id."
+        "--server",
+        type=SERVER,
+        metavar="SERVER",
+        help="The task's server, if the ledger does not know it. Needs the whole id.",
     ),
     takes_access,
     takes_ledger,
@@ -228,9 +233,22 @@ takes_on_abandon: Final[Takes] = click.option(
     "to ask, Ctrl-C without a terminal. What you choose at the prompt takes precedence.",
 )
 
+
+def _check_folder(ctx: click.Context, param: click.Parameter, folder: Path | None) -> Path | None:
+    """Before a tool is called: a result comes once."""
+    if folder is not None:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not there.is_dir():
+            raise click.BadParameter(f"{str(there)!r} is not a folder", ctx, param)
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise click.BadParameter(f"{str(there)!r} cannot be written to", ctx, param)
+    return folder
+
+
 takes_save: Final[Takes] = click.option(
     "--save",
     type=click.Path(file_okay=False, path_type=Path),
+    callback=_check_folder,
     metavar="DIR",
     help="Write images, sounds and files of results into this folder, which is made if it is not there.",
 )

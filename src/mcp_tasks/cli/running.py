@@ -23,6 +23,7 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
     """Run the command that `arguments` (or the process's own) name; gives the exit code."""
     from mcp_tasks.cli.app import app
 
+    _open_what_is_closed()
     try:
         code = app.main(args=arguments, prog_name="mcp-tasks", standalone_mode=False)
         sys.stdout.flush()
@@ -48,6 +49,13 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
             f"{_root_of(exc)!r}", Exit.DEFECT, hint="This is a bug in mcp-tasks. -vv shows where it comes from."
         ).show()
         return Exit.DEFECT
+
+
+def _open_what_is_closed() -> None:
+    """Have somewhere to write to where we were started without (`>&-`): nobody wants to read it."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - as long as the process lasts
 
 
 def run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:

@@ -20,6 +20,8 @@ APPLICATION_ID: Final = int.from_bytes(b"MCPL", "big")
 
 FORMAT: Final = 2
 
+_MAGIC: Final = b"SQLite format 3\0"
+
 STORE_APPLICATION_ID: Final = int.from_bytes(b"MCPT", "big")
 """A task store of a server, which is told from other databases to say something helpful about it."""
 
@@ -83,6 +85,7 @@ def open_ledger(path: Path, *, timeout: float, cipher: Cipher | None = None) -> 
 
 
 def _opened(path: Path, timeout: float) -> sqlite3.Connection:
+    _must_be_sqlite(path)
     db = sqlite3.connect(path, isolation_level=None, timeout=timeout, check_same_thread=False)
     try:
         _prepare(db, path)
@@ -90,6 +93,18 @@ def _opened(path: Path, timeout: float) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _must_be_sqlite(path: Path) -> None:
+    """SQLite takes a file that is shorter than its header for an empty database, and would write over it."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_MAGIC))
+    except OSError:
+        # It is not there yet; or SQLite says why.
+        return
+    if start and start != _MAGIC:
+        raise StoreCorrupt(f"{path} is not a SQLite database, hence no ledger. Choose another path.")
 
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:

@@ -9,54 +9,59 @@ from __future__ import annotations
 import base64
 import mimetypes
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from mcp_tasks.core.json import JsonObject
-from mcp_tasks.errors import InvalidOption, InvalidResponse
+from mcp_tasks.errors import InvalidOption, InvalidResponse, TasksError
 
 _APPLICATIONS: Final = frozenset({"json", "pdf", "zip", "gzip", "xml", "octet-stream", "x-tar", "rtf"})
+_SUFFIXES: Final = {"audio/wav": ".wav", "audio/mp3": ".mp3", "image/jpg": ".jpg", "application/xml": ".xml"}
+"""Those that Python does not know, or knows by another name."""
+
 _MOST: Final = 100_000
 """Files of one name in a folder."""
 
 
-def save_files(result: JsonObject, folder: Path, tool: str) -> dict[int, Path]:
-    """Write what is a file in a tool's result; gives where, by the number of its block.
+def save_files(result: JsonObject, folder: Path, tool: str) -> tuple[dict[int, Path], TasksError | None]:
+    """Write what is a file in a tool's result; gives where, by the number of its block, and the first problem with one.
+
+    A file that cannot be written, or is not what it says it is, keeps nobody from the rest of a result.
 
     Args:
         result: As the protocol has it.
         folder: Where to, made if it is not there.
         tool: What the files are called after.
 
-    Raises:
-        InvalidOption: The folder cannot be written to.
-        InvalidResponse: A file in the result is not what it says it is.
+    Returns:
+        The files, and an `InvalidOption` if the folder cannot be written to, an `InvalidResponse` if a file is not what
+        it says it is; None if all is well.
     """
     saved: dict[int, Path] = {}
-    for number, block in enumerate(cast("Sequence[JsonObject]", result.get("content") or ())):
-        found = _file_in(block)
-        if found is not None:
-            data, kind = found
-            saved[number] = _write(folder, _name(tool), _suffix(kind, text=isinstance(data, str)), data)
-    return saved
+    problem: TasksError | None = None
+    content = result.get("content")
+    for number, block in enumerate(cast("list[Any]", content) if isinstance(content, list) else []):
+        try:
+            found = _file_in(block)
+            if found is not None:
+                data, kind = found
+                saved[number] = _write(folder, _name(tool), _suffix(kind, text=isinstance(data, str)), data)
+        except TasksError as exc:
+            problem = problem or exc
+    return saved, problem
 
 
-def _file_in(block: JsonObject) -> tuple[str | bytes, str] | None:
+def _file_in(block: Any) -> tuple[str | bytes, str] | None:
     """What is in a block that is a file, and its MIME type."""
     match block:
         case {"type": "image" | "audio", "data": str(data)}:
             return _decoded(data), str(block.get("mimeType", ""))
-        case {"type": "resource", "resource": {"blob": str(data)} as resource}:
-            return _decoded(data), _type_of(resource)
-        case {"type": "resource", "resource": {"text": str(text)} as resource}:
-            return text, _type_of(resource)
+        case {"type": "resource", "resource": {"blob": str(data)}}:
+            return _decoded(data), str(block["resource"].get("mimeType", ""))
+        case {"type": "resource", "resource": {"text": str(text)}}:
+            return text, str(block["resource"].get("mimeType", ""))
         case _:
             return None
-
-
-def _type_of(resource: Mapping[str, Any]) -> str:
-    return str(resource.get("mimeType", ""))
 
 
 def _decoded(data: str) -> bytes:
@@ -73,9 +78,8 @@ def _name(tool: str) -> str:
 def _suffix(mime: str, *, text: bool) -> str:
     kind, _, name = mime.partition(";")[0].strip().lower().partition("/")
     known = kind in ("image", "audio", "video", "text") or (kind == "application" and name in _APPLICATIONS)
-    # Some are known by the names that they had before they were registered.
-    guesses = [mimetypes.guess_extension(f"{kind}/{prefix}{name}") for prefix in ("", "x-")] if known else []
-    return next(filter(None, guesses), ".txt" if text else ".bin")
+    guessed = _SUFFIXES.get(f"{kind}/{name}") or mimetypes.guess_extension(f"{kind}/{name}")
+    return (guessed if known else None) or (".txt" if text else ".bin")
 
 
 def _write(folder: Path, name: str, suffix: str, data: str | bytes) -> Path:

@@ -13,25 +13,9 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.client.servers.unreachable import check_url, leaves, why_unreachable
 from mcp_tasks.core.json import JsonObject
+from mcp_tasks.doctor import refusals, tasks
 from mcp_tasks.doctor.negotiation import negotiate
-from mcp_tasks.doctor.refusals import (
-    probe_headers,
-    probe_removed_methods,
-    probe_undeclared,
-    probe_undeclared_call,
-    probe_unknown_tasks,
-)
-from mcp_tasks.doctor.report import Report
-from mcp_tasks.doctor.subject import Call, Subject
-from mcp_tasks.doctor.tasks import (
-    create,
-    probe_cancel,
-    probe_created,
-    probe_end,
-    probe_push,
-    probe_repeated_get,
-    probe_update,
-)
+from mcp_tasks.doctor.report import Call, Report, Subject
 from mcp_tasks.doctor.wire import ANSWER_TIMEOUT, HttpWire, PipeWire, Silence, Wire, object_in
 from mcp_tasks.errors import UnknownTool
 
@@ -41,11 +25,11 @@ MOST_TRIES: Final = 3
 PAGE_LIMIT: Final = 100
 
 WITH_A_TASK: Final[Sequence[tuple[str, Callable[[Subject, str], Awaitable[None]]]]] = (
-    ("headers", probe_headers),
-    ("lifecycle", probe_repeated_get),
-    ("lifecycle", probe_update),
-    ("push", probe_push),
-    ("cancel", probe_cancel),
+    ("headers", refusals.probe_headers),
+    ("lifecycle", tasks.probe_repeated_get),
+    ("lifecycle", tasks.probe_update),
+    ("push", tasks.probe_push),
+    ("cancel", tasks.probe_cancel),
 )
 """What is looked at with a task at hand."""
 
@@ -142,19 +126,19 @@ async def _probe(subject: Subject, tool: str | None, arguments: Arguments | None
         if report.unexamined:
             skip("errors", "creation", "undeclared client", *NEED_A_TASK, why=report.unexamined)
         return
-    await look("errors", probe_unknown_tasks(subject))
-    await look("errors", probe_removed_methods(subject))
+    await look("errors", refusals.probe_unknown_tasks(subject))
+    await look("errors", refusals.probe_removed_methods(subject))
     made = await look("creation", _make(subject, tool, arguments))
-    task_id = None if made is None else await look("creation", probe_created(subject, made[1]))
-    await look("undeclared client", probe_undeclared(subject, task_id))
+    task_id = None if made is None else await look("creation", tasks.probe_created(subject, made[1]))
+    await look("undeclared client", refusals.probe_undeclared(subject, task_id))
     if made is None or task_id is None:
         skip(*NEED_A_TASK, why="there is no task to look at")
         return
     for area, probe in WITH_A_TASK:
         await look(area, probe(subject, task_id))
-    await look("outcome", probe_end(subject, made[0]))
+    await look("outcome", tasks.probe_end(subject, made[0]))
     # Last, because it may take as long as the tool does.
-    await look("undeclared client", probe_undeclared_call(subject, made[0]))
+    await look("undeclared client", refusals.probe_undeclared_call(subject, made[0]))
 
 
 async def _make(subject: Subject, tool: str | None, arguments: Arguments | None) -> tuple[Call, JsonObject] | None:
@@ -165,12 +149,12 @@ async def _make(subject: Subject, tool: str | None, arguments: Arguments | None)
             says = "no tool is marked readOnlyHint and takes no arguments, and doctor calls no other by itself"
             advice = "Name one (--tool NAME key=value ...; tool= and arguments= in Python); it is called three times."
             subject.skip("a tool to call", says, advice)
-        return await create(subject, calls[:MOST_TRIES])
+        return await tasks.create(subject, calls[:MOST_TRIES])
     named = next((found for found in tools if found.get("name") == tool), None)
     if named is None:
         names = ", ".join(str(found.get("name")) for found in tools)
         raise UnknownTool(f"the server has no tool {tool!r}", f"It has: {names}")
-    return await create(subject, [_call(named, arguments or {})])
+    return await tasks.create(subject, [_call(named, arguments or {})])
 
 
 async def _tools(wire: Wire) -> list[JsonObject]:

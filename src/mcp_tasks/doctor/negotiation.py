@@ -5,7 +5,7 @@ from __future__ import annotations
 from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
 from mcp_tasks.core.json import JsonObject
-from mcp_tasks.doctor.subject import Subject
+from mcp_tasks.doctor.report import Subject
 from mcp_tasks.doctor.wire import Reply, Silence, object_in
 from mcp_tasks.wire.models import EXTENSION_ID
 

@@ -9,7 +9,7 @@ from typing import Any
 from mcp_types import HEADER_MISMATCH, INVALID_PARAMS, METHOD_NOT_FOUND, MISSING_REQUIRED_CLIENT_CAPABILITY
 
 from mcp_tasks.core.json import JsonObject
-from mcp_tasks.doctor.subject import TASK_METHODS, Call, Subject
+from mcp_tasks.doctor.report import TASK_METHODS, Call, Subject
 from mcp_tasks.doctor.wire import Reply, Silence, object_in
 from mcp_tasks.wire.models import EXTENSION_ID
 

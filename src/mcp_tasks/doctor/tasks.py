@@ -11,8 +11,8 @@ from mcp.server.subscriptions import SUBSCRIPTION_ID_META_KEY
 
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.status import FINAL_STATUSES
+from mcp_tasks.doctor.report import Call, Subject
 from mcp_tasks.doctor.shapes import flaws_of_ack, flaws_of_created, flaws_of_detailed, flaws_of_id, flaws_of_time
-from mcp_tasks.doctor.subject import Call, Subject
 from mcp_tasks.doctor.wire import ANSWER_TIMEOUT, LISTENING, Silence, object_in
 
 STATE: Final = "notifications/tasks"

@@ -28,6 +28,9 @@ from mcp_tasks.wire.models import EXTENSION_ID
 ANSWER_TIMEOUT: Final = 10.0
 """Seconds for one answer. A tasks method reads or writes one record; this is plenty."""
 
+STARTUP_LIMIT: Final = 60.0
+"""The same for the first answer of a process that has just been started."""
+
 LISTENING: Final = "notifications/subscriptions/acknowledged"
 """The first message on a listen stream."""
 
@@ -45,12 +48,7 @@ class Silence(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """What came back for one request.
-
-    Attributes:
-        status: The HTTP status; None over stdio.
-        message: The JSON-RPC response; None if something else came back.
-    """
+    """What came back for one request: the HTTP status, if there is one, and the JSON-RPC response, if it is one."""
 
     status: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -85,14 +83,17 @@ class Reply:
         return f"no JSON-RPC message{where}" + (f" and {kind}" if kind else "")
 
 
-Exchange: TypeAlias = AbstractAsyncContextManager[tuple[Reply, AsyncIterator[JsonObject]]]
-"""A request that was sent: what there is of a reply before any message, and the messages as they come."""
+Answering: TypeAlias = tuple[Reply, AsyncIterator[JsonObject]]
+"""What there is of a reply before any message, and the messages as they come."""
+Coming: TypeAlias = AsyncIterable[SessionMessage | Exception]
 
 
 class Wire(ABC):
     """A way to a server."""
 
     over_http: bool
+    patience: float = ANSWER_TIMEOUT
+    """Seconds for the next answer."""
     stray: str = ""
     """The first that came and is no JSON-RPC message, where nothing else may come."""
 
@@ -100,7 +101,7 @@ class Wire(ABC):
         self._numbers = count(1)
 
     @abstractmethod
-    def exchange(self, body: JsonObject, headers: Mapping[str, str]) -> Exchange:
+    def exchange(self, body: JsonObject, headers: Mapping[str, str]) -> AbstractAsyncContextManager[Answering]:
         """Send a request; leaving before its answer came takes it back.
 
         Raises:
@@ -115,11 +116,8 @@ class Wire(ABC):
         declare: bool = True,
         headers: Mapping[str, str | None] | None = None,
     ) -> Reply:
-        """Send a request of the 2026-07-28 protocol and give what came back.
-
-        Args:
-            declare: Whether the client says that it knows tasks.
-            headers: HTTP headers in place of, or besides, those that belong to the request; None leaves one out.
+        """Send a request of the 2026-07-28 protocol, from a client that knows tasks if it is to `declare` them. HTTP
+        `headers` go in place of, or besides, those that belong to the request; None leaves one out.
 
         Raises:
             Silence: Nothing came back.
@@ -135,14 +133,14 @@ class Wire(ABC):
             {"jsonrpc": "2.0", "id": next(self._numbers), "method": "initialize", "params": params}, {}
         )
 
-    def listen(self, task_id: str) -> Exchange:
+    def listen(self, task_id: str) -> AbstractAsyncContextManager[Answering]:
         """Open a `subscriptions/listen` stream; the answer to the request is among its messages."""
         method, params = "subscriptions/listen", {"notifications": {"taskIds": [task_id]}}
         return self.exchange(self._request(method, params), routing_headers(method, params))
 
     async def _ask(self, body: JsonObject, headers: Mapping[str, str]) -> Reply:
         try:
-            with anyio.fail_after(ANSWER_TIMEOUT):
+            with anyio.fail_after(self.patience):
                 async with self.exchange(body, headers) as (reply, messages):
                     async for message in messages:
                         # A stream that was opened says so, and then nothing for a long time.
@@ -150,7 +148,7 @@ class Wire(ABC):
                             return replace(reply, message=message)
                     return reply
         except TimeoutError as exc:
-            raise Silence(f"no answer within {ANSWER_TIMEOUT:g} s") from exc
+            raise Silence(f"no answer within {self.patience:g} s") from exc
 
     def _request(self, method: str, params: JsonObject | None, *, declare: bool = True) -> dict[str, Any]:
         meta = {
@@ -173,9 +171,7 @@ class HttpWire(Wire):
         self._client = client
 
     @asynccontextmanager
-    async def exchange(
-        self, body: JsonObject, headers: Mapping[str, str]
-    ) -> AsyncGenerator[tuple[Reply, AsyncIterator[JsonObject]]]:
+    async def exchange(self, body: JsonObject, headers: Mapping[str, str]) -> AsyncGenerator[Answering]:
         """Post a request."""
         sent = {"accept": "application/json, text/event-stream", "content-type": "application/json", **headers}
         try:
@@ -193,27 +189,22 @@ class PipeWire(Wire):
 
     over_http = False
 
-    def __init__(
-        self,
-        coming: AsyncIterable[SessionMessage | Exception],
-        send: Callable[[SessionMessage], Awaitable[None]],
-        log: TextIO,
-    ) -> None:
+    def __init__(self, coming: Coming, send: Callable[[SessionMessage], Awaitable[None]], log: TextIO) -> None:
         super().__init__()
         self._coming = coming
         self._send = send
         self._log = log
+        self.patience = STARTUP_LIMIT
 
     @asynccontextmanager
-    async def exchange(
-        self, body: JsonObject, headers: Mapping[str, str]
-    ) -> AsyncGenerator[tuple[Reply, AsyncIterator[JsonObject]]]:
+    async def exchange(self, body: JsonObject, headers: Mapping[str, str]) -> AsyncGenerator[Answering]:
         """Write a request. What comes meanwhile and is the answer to another one came too late for it."""
         answered = False
 
         async def messages() -> AsyncGenerator[JsonObject]:
             nonlocal answered
             async for item in self._coming:
+                self.patience = ANSWER_TIMEOUT
                 if isinstance(item, Exception):
                     self.stray = self.stray or _line_in(item)
                     continue
@@ -242,7 +233,7 @@ class PipeWire(Wire):
     def _end(self) -> Silence:
         self._log.seek(0)
         said = self._log.read().strip().rpartition("\n")[2]
-        return Silence("the server ended" + (f"; the last line on its stderr: {_cut(said)}" if said else ""))
+        return Silence("the server ended" + (f"; the last line on its stderr: {said[:LONGEST_LINE]}" if said else ""))
 
 
 def routing_headers(method: str, params: JsonObject | None) -> dict[str, str]:
@@ -273,12 +264,7 @@ async def _messages(response: httpx2.Response) -> AsyncGenerator[JsonObject]:
 def _line_in(exc: Exception) -> str:
     """The line that could not be read."""
     given: Any = exc.errors()[0]["input"] if isinstance(exc, ValidationError) else exc
-    text = given if isinstance(given, str) else json.dumps(given, default=str)
-    return _cut(text)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_LINE else f"{text[:LONGEST_LINE]} ..."
+    return (given if isinstance(given, str) else json.dumps(given, default=str))[:LONGEST_LINE]
 
 
 def _object(text: str | bytes) -> JsonObject | None:

@@ -98,7 +98,8 @@ class Lease:
         """Renew it for as long as this process serves, and stop the runs when that does not succeed in time."""
         pause, failures = self._length / HEARTBEATS_PER_LEASE, 0
         while True:
-            await asyncio.sleep(pause)
+            # Not beyond the moment at which the runs must be stopped: that is one attempt away, never a pause as well.
+            await asyncio.sleep(min(pause, self._time_left) if self.is_valid else pause)
             try:
                 # Bounded: a store that does not answer is as bad as one that refuses. Tried once more in any case: a
                 # machine that slept has a lease that seems over, and a store that is fine. Once the runs are stopped

@@ -13,7 +13,7 @@ import anyio.lowlevel
 
 from mcp_tasks.engines.base import EVERYTHING, Engine, Serves, Slot
 
-WAIT = 5
+WAIT = 20
 """Seconds after which what must happen is taken not to happen."""
 
 LONG, SHORT, NONE = timedelta(seconds=10), timedelta(milliseconds=20), timedelta(0)

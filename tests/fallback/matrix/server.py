@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import anyio
-import uvicorn
 from mcp.server import MCPServer
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.mcpserver import Context, Elicit, Resolve
@@ -38,10 +36,11 @@ from mcp_types import (
 )
 from pydantic import BaseModel
 
+from harness.auth import Tokens, server_with
+from harness.serving import serving_until_told
 from mcp_tasks import Settings, Tasks, current_task
 from mcp_tasks.fallback.hosts import Host
 from mcp_tasks.fallback.ways import Fallback, Ways
-from tests.legacy.tasking import AUTH, Verifier
 
 REPEATABLE = ToolAnnotations(idempotent_hint=True)
 CUSTOM_ERROR = -32099
@@ -110,8 +109,7 @@ def build(config: Mapping[str, Any]) -> MCPServer[Any]:
     """One server as the configuration says."""
     log = Log(Path(config["folder"]))
     tasks = _tasks(config.get("tasks", {}), config.get("store", "memory://"))
-    guarded: dict[str, Any] = {"auth": AUTH, "token_verifier": Verifier()} if config.get("auth") else {}
-    server = MCPServer("matrix", version="1", **tasks.wiring(), log_level="CRITICAL", **guarded)
+    server = server_with(tasks, "matrix", Tokens() if config.get("auth") else None)
 
     async def count(ctx: ServerRequestContext[Any], call_next: CallNext) -> HandlerResult:
         if ctx.method == "tools/call":
@@ -426,9 +424,7 @@ async def _serve(servers: Sequence[MCPServer[Any]], doors: Sequence[Mapping[str,
 async def _serve_door(server: MCPServer[Any], kind: str, fd: int) -> None:
     app = server.streamable_http_app(json_response=kind.endswith("json"), stateless_http=kind.startswith("stateless"))
     # A client that has been idle while others were busy is to find its connection open.
-    options = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, timeout_keep_alive=60)
-    serving = uvicorn.Server(options)
-    await serving.serve(sockets=[socket.socket(fileno=fd)])
+    await serving_until_told(app, fd=fd, timeout_keep_alive=60)
 
 
 if __name__ == "__main__":

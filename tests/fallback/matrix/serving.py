@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import socket
 import time
 from collections import Counter
 from collections.abc import Generator, Mapping
@@ -16,7 +14,8 @@ from typing import Any, Final
 import anyio
 
 from harness.forking import fork, piped
-from harness.processes import ENVIRONMENT, STOP_LIMIT
+from harness.ports import listening, mcp_url, port_of
+from harness.processes import ENVIRONMENT, end, kill, until_ready
 from harness.rpc import PATIENCE
 
 MODULE: Final = "tests.fallback.matrix.server"
@@ -94,7 +93,7 @@ class HttpServers:
         self, place: Place, doors: Mapping[str, dict[str, Any]], said: Mapping[str, Any], stack: ExitStack
     ) -> None:
         self._folder = place.folder
-        self._sockets = {name: stack.enter_context(_listening()) for name in doors}
+        self._sockets = {name: stack.enter_context(listening()) for name in doors}
         self._config = place.config(
             doors=[{**door, "fd": self._sockets[name].fileno()} for name, door in doors.items()], **said
         )
@@ -108,29 +107,23 @@ class HttpServers:
 
     def door(self, name: str) -> str:
         """The address of a door."""
-        return f"http://127.0.0.1:{self._sockets[name].getsockname()[1]}/mcp"
+        return mcp_url(port_of(self._sockets[name]))
 
     def start(self) -> None:
         """Start it, for the first time or again. Whoever connects before it serves waits: the ports are open."""
         numbers = [each.fileno() for each in self._sockets.values()]
         self._process = fork(MODULE, self._config, env=ENVIRONMENT, pass_fds=numbers)
         built = self._folder / f"{self._process.pid}.up"
-        deadline = time.monotonic() + PATIENCE
-        while not built.exists():
-            assert self._process.poll() is None, "the server did not start"
-            assert time.monotonic() < deadline, "the server takes too long to start"
-            time.sleep(0.02)
+        until_ready(self._process, built.exists, what=f"the server {MODULE}")
 
     def kill(self) -> None:
         """End it as a power cut would. Safe twice."""
-        self._process.kill()
-        self._process.wait()
+        kill(self._process)
 
     def terminate(self) -> float:
         """Ask it to end; how many seconds it took."""
         asked = time.monotonic()
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait(STOP_LIMIT)
+        end(self._process)
         return time.monotonic() - asked
 
 
@@ -140,12 +133,3 @@ def place() -> Generator[Place]:
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="mcp-tasks-fallback-"))
         yield Place(Path(folder), stack)
-
-
-@contextmanager
-def _listening() -> Generator[socket.socket]:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(64)
-        listener.set_inheritable(True)
-        yield listener

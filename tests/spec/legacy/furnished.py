@@ -10,8 +10,6 @@ import asyncio
 from typing import Any
 
 from mcp.server import MCPServer
-from mcp.server.auth.provider import AccessToken
-from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
@@ -24,13 +22,11 @@ from mcp_types import (
     TextContent,
     TextResourceContents,
 )
-from pydantic import AnyHttpUrl
 
+from harness.auth import Tokens
 from harness.server import CUSTOM_ERROR, QUICK, Desk, build
 from harness.serving import serve_stdio
 from mcp_tasks import Tasks
-
-ISSUER = "https://issuer.example"
 
 ENDINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "text": ("echo", {"value": "Grüße, 世界"}),
@@ -59,17 +55,6 @@ ERRORS = ("error-with-object", "error-without-data", "error-with-list", "error-w
 """Those that end with a JSON-RPC error."""
 
 
-class Verifier:
-    """Knows a token for every user whose name it is."""
-
-    async def verify_token(self, token: str) -> AccessToken | None:
-        """Whose token it is; a part after a dash tells tokens of one user apart."""
-        user = token.partition("-")[0]
-        if user not in ("alice", "bob"):
-            return None
-        return AccessToken(token=token, client_id="app", scopes=[], subject=user, claims={"iss": ISSUER})
-
-
 def furnished(
     tasks: Tasks,
     desk: Desk | None = None,
@@ -78,8 +63,7 @@ def furnished(
 ) -> MCPServer[Any]:
     """The server; a guarded one lets nobody in without a token."""
     desk = desk or Desk()
-    auth = AuthSettings(issuer_url=AnyHttpUrl(ISSUER), resource_server_url=None) if guarded else None
-    server = build(tasks, desk, auth=auth, verifier=Verifier() if guarded else None)
+    server = build(tasks, desk, verifier=Tokens("alice", "bob") if guarded else None)
     _add_results(server, tasks)
     _add_errors(server, tasks)
     _add_gate(server, tasks, desk)

@@ -280,7 +280,7 @@ def _fits(value: Any, most: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("most", [30, 64 * KIB, 1024 * KIB])
+@pytest.mark.parametrize("most", [30, 64 * KIB, pytest.param(1024 * KIB, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("what", ["text", "escapes", "numbers", "long numbers", "members", "nothing"])
 def test_a_size_is_that_of_the_json(what: str, most: int) -> None:
     def of(size: int) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 
+from harness.processes import send
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.runtime import Ending, Run, TaskContext, ToolPolicy, child_process, current_task
 from tests.unit.running import CLIENT, launch, ok, running, until_final
@@ -71,7 +71,7 @@ async def all_gone(pids: list[int], limit: float = 5.0) -> bool:
     while left := [pid for pid in pids if _is_there(pid)]:
         if time.monotonic() > deadline:
             for pid in left:
-                os.kill(pid, signal.SIGKILL)
+                send(pid)
             return False
         await anyio.sleep(0.01)
     return True
@@ -126,6 +126,7 @@ async def test_outside_a_task_a_command_ends_with_its_caller(tmp_path: Path) -> 
     assert calling.cancelled()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deaf", ["nobody", "parent", "child"])
 async def test_a_cancelled_task_takes_its_process_and_their_children_with_it(
     deaf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -142,6 +143,7 @@ async def test_a_cancelled_task_takes_its_process_and_their_children_with_it(
         assert await all_gone(pids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deaf", ["nobody", "parent", "child"])
 async def test_a_cancelled_task_takes_the_processes_of_a_sync_tool_with_it(
     deaf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -161,6 +163,7 @@ async def test_a_cancelled_task_takes_the_processes_of_a_sync_tool_with_it(
         assert await all_gone(pids)
 
 
+@pytest.mark.slow
 async def test_a_task_that_ran_too_long_takes_its_process_with_it(tmp_path: Path) -> None:
     async def tool(run: Run) -> Ending:
         return ok((await current_task().run_process(family(tmp_path))).returncode)
@@ -172,6 +175,7 @@ async def test_a_task_that_ran_too_long_takes_its_process_with_it(tmp_path: Path
         assert await all_gone(pids)
 
 
+@pytest.mark.slow
 async def test_a_process_that_hands_its_tasks_over_takes_the_commands_with_it(tmp_path: Path) -> None:
     async def tool(run: Run) -> Ending:
         return ok((await current_task().run_process(family(tmp_path))).returncode)

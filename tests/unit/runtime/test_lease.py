@@ -132,6 +132,7 @@ class Process:
         self.beats: list[float] = []
         self.refuses: Exception | None = None
         self.hangs = False
+        self.fails_after = 0.0
         self.clings = False
         self.cannot_take_up = 0
         self.takes_up_for = 0.0
@@ -159,6 +160,7 @@ class Process:
                 if not self.clings:
                     raise
         if self.refuses is not None:
+            await anyio.sleep(self.fails_after)
             raise self.refuses
         self.beats.append(self.uptime())
         self.log.append("beat")
@@ -229,6 +231,16 @@ async def test_a_process_that_cannot_renew_stops_its_runs_before_its_lease_is_ov
         assert 2 / 3 <= process.silent_for() / LEASE.total_seconds() < 0.9
         assert not process.lease.is_valid
         process.hangs = False
+
+
+@pytest.mark.parametrize("fails_after", [0.0, 1.0, 2.4, 2.6, 4.9, 60.0])
+@pytest.mark.anyio
+async def test_however_slowly_a_store_fails_the_runs_stop_well_before_others_may_claim_them(fails_after: float) -> None:
+    async with serving() as process:
+        await anyio.sleep(LEASE.total_seconds())
+        process.fails_after, process.refuses = fails_after, StoreUnavailable("the network is cut")
+        await until(lambda: process.stopped_at is not None)
+        assert 2 / 3 <= process.silent_for() / LEASE.total_seconds() <= 5 / 6 + 0.01
 
 
 @pytest.mark.anyio

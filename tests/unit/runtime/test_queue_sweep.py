@@ -75,6 +75,7 @@ async def launch(runtime: TaskRuntime) -> str:
     return (await runtime.launch(TaskRequest(name="tool", arguments={}), owner=None, retention=None)).id
 
 
+@pytest.mark.slow
 async def test_a_queue_behind_a_busy_fleet_is_not_submitted_again_and_again() -> None:
     store, engines = CountingStore(), [CountingEngine(5), CountingEngine(5)]
     async with process(store, engines[0]) as one, process(store, engines[1]) as other:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.processes import is_running
 from mcp_tasks.runtime.worker_name import is_gone, new_worker_name
 from tests.unit.processes import other_process, renamed, start_time
 
@@ -43,7 +44,7 @@ def test_a_process_that_only_waits_to_be_reaped_is_gone() -> None:
         process.send_signal(signal.SIGKILL)
         # Returns when it is dead, and leaves it there as a zombie.
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        os.kill(process.pid, 0)
+        assert is_running(process.pid)
         assert is_gone(worker)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from harness import processes
 from mcp_tasks.stores.origin import origin_of, short_hash
 
 SERVER = """
@@ -40,25 +40,29 @@ def run(*arguments: str | Path, cwd: Path, path: Sequence[Path] = ()) -> str:
     """The origin that a program prints."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, *map(str, arguments)]
-    printed = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=True)
+    printed = processes.run(command, cwd=cwd, env=environment, check=True)
     return json.loads(printed.stdout)
 
 
+@pytest.mark.slow
 def test_a_script_is_known_by_its_path(tmp_path: Path) -> None:
     script = write(tmp_path / "project" / "server.py")
     assert run(script, cwd=tmp_path) == str(script)
     assert run("server.py", cwd=script.parent) == str(script)
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_run_is_known_by_its_path(tmp_path: Path) -> None:
     main = write(tmp_path / "project" / "__main__.py")
     assert run("project", cwd=tmp_path) == str(main)
 
 
+@pytest.mark.slow
 def test_a_program_without_a_file_is_known_by_where_it_runs(tmp_path: Path) -> None:
     assert run("-c", SERVER, cwd=tmp_path) == f"{tmp_path}/__main__"
 
 
+@pytest.mark.slow
 def test_a_module_is_the_same_run_by_name_and_imported(tmp_path: Path) -> None:
     write(tmp_path / "acme" / "server.py")
     write(tmp_path / "acme" / "__init__.py", "")
@@ -68,18 +72,21 @@ def test_a_module_is_the_same_run_by_name_and_imported(tmp_path: Path) -> None:
     assert run("-c", "import acme.server", cwd=tmp_path.parent, path=[tmp_path]) == expected
 
 
+@pytest.mark.slow
 def test_a_package_is_known_by_its_name(tmp_path: Path) -> None:
     write(tmp_path / "acme" / "__init__.py")
     expected = f"acme-{short_hash(str(tmp_path))}"
     assert run("-c", "import acme", cwd=tmp_path) == expected
 
 
+@pytest.mark.slow
 def test_a_package_that_is_run_is_known_by_its_main_module(tmp_path: Path) -> None:
     write(tmp_path / "acme" / "__init__.py", "")
     write(tmp_path / "acme" / "__main__.py")
     assert run("-m", "acme", cwd=tmp_path) == f"acme.__main__-{short_hash(str(tmp_path))}"
 
 
+@pytest.mark.slow
 def test_two_checkouts_with_a_module_of_one_name_are_two_programs(tmp_path: Path) -> None:
     for name in ("one", "two"):
         write(tmp_path / name / "server.py")
@@ -90,6 +97,7 @@ def test_two_checkouts_with_a_module_of_one_name_are_two_programs(tmp_path: Path
 
 
 @pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
+@pytest.mark.slow
 def test_an_installed_module_is_the_same_wherever_its_environment_lies(tmp_path: Path, folder: str) -> None:
     for venv in ("venv-1", "venv-2"):
         place = tmp_path / venv / "lib" / "python3" / folder
@@ -99,11 +107,13 @@ def test_an_installed_module_is_the_same_wherever_its_environment_lies(tmp_path:
 
 
 @pytest.mark.parametrize("known", [(), ("--known",)], ids=["unknown", "in sys.modules"])
+@pytest.mark.slow
 def test_a_file_that_is_loaded_under_another_name_is_known_by_its_path(tmp_path: Path, known: Sequence[str]) -> None:
     script = write(tmp_path / "project" / "server.py")
     assert run("-c", LOADER, script, *known, cwd=tmp_path) == str(script)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_loaded_under_the_name_of_an_installed_module_is_not_that_module(tmp_path: Path) -> None:
     place = tmp_path / "site-packages"
     write(place / "server_module.py", "")
@@ -112,6 +122,7 @@ def test_a_file_that_is_loaded_under_the_name_of_an_installed_module_is_not_that
     assert run("-c", program, script, cwd=tmp_path, path=[place]) == str(script)
 
 
+@pytest.mark.slow
 def test_a_process_that_a_script_spawns_is_the_same_program(tmp_path: Path) -> None:
     script = write(
         tmp_path / "server.py",
@@ -131,6 +142,7 @@ def test_a_process_that_a_script_spawns_is_the_same_program(tmp_path: Path) -> N
     assert run(script, cwd=tmp_path) == [str(script), str(script)]
 
 
+@pytest.mark.slow
 def test_a_release_behind_a_link_is_the_same_program_after_an_upgrade(tmp_path: Path) -> None:
     origins: list[str] = []
     link = tmp_path / "current"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import subprocess
 import sys
 import unicodedata
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from harness.processes import run
 from mcp_tasks.engines import Engine, LocalEngine
 from mcp_tasks.engines.url import engine_from_url
 from mcp_tasks.errors import TasksError, UsageError
@@ -129,6 +129,7 @@ def test_a_store_is_not_made_of_values_of_other_kinds(make: Callable[[], Store],
         make()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("extra", "driver", "store"), [("postgres", "psycopg", "Postgres"), ("redis", "redis", "Redis")]
 )
@@ -141,7 +142,7 @@ def test_a_store_whose_driver_is_not_installed_says_what_to_install(extra: str, 
         "    try: ask()\n"
         "    except MissingExtra as exc: print(exc)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = run([sys.executable, "-c", program], check=True)
     said = f"a task store in {store} needs an optional dependency: pip install 'mcp-tasks[{extra}]'"
     assert done.stdout.splitlines() == [said, said]
 

@@ -281,6 +281,7 @@ async def test_a_question_asked_by_returning_that_is_too_large_fails_the_task_an
     assert "at most 262,144 can be asked" in error["message"]
 
 
+@pytest.mark.slow
 async def test_tasks_of_many_talkative_clients_leave_no_memory_behind() -> None:
     server = new_server()
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from harness.thoroughness import examples
 from mcp_tasks.core import Outcome, Progress, TaskRecord, TaskStatus
 from mcp_tasks.errors import InvalidResponse
 from mcp_tasks.testing.clock import NOON
@@ -157,7 +158,7 @@ _mixtures = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=_mixtures | st.dictionaries(st.sampled_from(_FIELDS) | _texts, _anything) | json_objects())
 @example(data=task(_meta={PROGRESS_META_KEY: {"progress": float("nan"), "total": True}}))
 @example(data=task(createdAt="0001-01-01T00:00:00+23:59", lastUpdatedAt="9999-12-31T23:59:59-23:59"))
@@ -178,7 +179,7 @@ def test_whatever_a_server_sends_is_a_task_or_an_invalid_response(
     assert repr(snapshot)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(data=json_values())
 def test_what_is_no_object_at_all_is_an_invalid_response(data: Any) -> None:
     if not isinstance(data, dict):
@@ -192,7 +193,7 @@ OUTCOMES = {
 }
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(record=records())
 def test_what_our_server_renders_our_client_reads(record: TaskRecord) -> None:
     ended = render_outcome(record, OUTCOMES.get(record.status))

@@ -32,9 +32,10 @@ def problems(schema: Any, value: Any) -> Sequence[object]:
 
 
 def elapsed(schema: Any, value: Any) -> float:
-    begun = time.perf_counter()
+    # Of this thread alone, whatever else the machine has to do.
+    begun = time.thread_time()
     problems(schema, value)
-    return time.perf_counter() - begun
+    return time.thread_time() - begun
 
 
 @pytest.mark.parametrize(

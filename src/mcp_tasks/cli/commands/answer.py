@@ -11,6 +11,7 @@ import click
 from mcp import Client, MCPError
 
 from mcp_tasks.cli.commands.wait import wait_for
+from mcp_tasks.cli.completing import task_ids
 from mcp_tasks.cli.connection import connector
 from mcp_tasks.cli.forms.arguments import read_arguments, read_object
 from mcp_tasks.cli.forms.form import Later
@@ -55,7 +56,7 @@ Examples:
 
 
 @click.command(cls=TakesArguments, epilog=EPILOG)
-@click.argument("task_id", metavar="ID")
+@click.argument("task_id", metavar="ID", shell_complete=task_ids)
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]... | -")
 @takes_arguments("The whole answer")
 @click.option("--question", "key", metavar="KEY", help="Which question, if the task asks several.")

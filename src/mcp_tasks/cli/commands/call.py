@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import click
 from mcp import Client, MCPError
 from mcp.client.session import ClientRequestContext
 from mcp_types import INVALID_REQUEST, CallToolResult, ElicitRequestParams, ElicitResult, ErrorData
 from pydantic import ValidationError
 
+from mcp_tasks.cli.completing import tool_names
 from mcp_tasks.cli.connection import connect
-from mcp_tasks.cli.forms.arguments import read_arguments
+from mcp_tasks.cli.forms.arguments import describe_arguments, read_arguments
 from mcp_tasks.cli.forms.form import Later
 from mcp_tasks.cli.forms.questions import describe
 from mcp_tasks.cli.options import (
@@ -32,6 +35,7 @@ from mcp_tasks.cli.options import (
 )
 from mcp_tasks.cli.remembered import find_task, opened_ledger
 from mcp_tasks.cli.running import run
+from mcp_tasks.cli.servers import SERVER
 from mcp_tasks.cli.terminal.attending import Attending, outcome_followed
 from mcp_tasks.cli.terminal.desk import Desk, TimeUp
 from mcp_tasks.cli.terminal.exits import Detached, Exit, LeftOpen, Problem
@@ -61,8 +65,8 @@ ask, 130 Ctrl-C. --on-abandon says what becomes of a task that has not ended.
 
 
 @click.command(cls=TakesArguments, epilog=EPILOG)
-@click.argument("server")
-@click.argument("tool")
+@click.argument("server", type=SERVER)
+@click.argument("tool", shell_complete=tool_names)
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]... | -")
 @takes_arguments("All arguments")
 @click.option("--detach", is_flag=True, help="Start the task, print its id and leave.")
@@ -88,8 +92,8 @@ def command(
 ) -> int:
     """Call a tool and wait for it, however long it takes.
 
-    Values are typed by the tool's schema: numbers and yes/no as they are, lists by giving a key more than once or as
-    JSON, objects as JSON. KEY:=JSON is taken as it is.
+    Values are typed by the tool's schema: numbers and yes/no as they are, lists as one value, by giving a key more than
+    once or as JSON, objects as JSON. KEY:=JSON is taken as it is.
 
     Questions are asked at the prompt. Ctrl-C offers to cancel the task or to leave it running.
     """
@@ -105,13 +109,20 @@ def command(
             click.echo(one_line(outcome.task_id) if sys.stdout.isatty() else outcome.task_id)
             say_how_to_return(outcome.task_id, outcome.server, access)
             return Exit.OK
-        return report([outcome], output, access, save=save)
+        code = report([outcome], output, access, save=save)
+        if outcome.refuses_arguments:
+            say(call.takes)
+        return code
 
     return run(work)
 
 
 class _Call:
-    """One call, from the connection to its outcome."""
+    """One call, from the connection to its outcome.
+
+    Attributes:
+        takes: What the tool takes, in words.
+    """
 
     def __init__(
         self,
@@ -132,13 +143,24 @@ class _Call:
         self._desk = Desk(self._board, limit=limit)
         self._follower = Follower(Attending(self._board, self._desk), on_abandon=on_abandon)
         self._row = Row(key="call", tool="", status="working")
+        self.takes: str = ""
         self._task_id: str | None = None
         self._unanswered: Problem | None = None
 
     async def run(self, name: str, words: Sequence[str], json_text: str | None) -> Outcome:
+        # Until the tool is called; from there on the clock stands still while somebody types.
+        with anyio.move_on_after(self._limit) as reaching:
+            return await self._run(name, words, json_text, reaching)
+        raise Problem(f"{self._target.label} did not answer within {self._limit:.15g} s", Exit.TIMEOUT)
+
+    async def _run(
+        self, name: str, words: Sequence[str], json_text: str | None, reaching: anyio.CancelScope
+    ) -> Outcome:
         async with connect(self._target, self._access, ledger=self._ledger, elicit=self._elicit) as client:
             tool = await find_tool(client, name)
+            reaching.deadline = math.inf
             arguments = read_arguments(tool.input_schema, words, json_text)
+            self.takes = describe_arguments(tool.input_schema)
             self._row = replace(self._row, tool=tool.name)
             with self._board:
                 try:
@@ -217,7 +239,7 @@ class _Call:
 
     def _timed_out(self) -> Outcome:
         what = "the task" if self._task_id else "the call"
-        problem = f"{what} did not end within {self._limit:g} s{what_became(self._fate)}"
+        problem = f"{what} did not end within {self._limit:.15g} s{what_became(self._fate)}"
         seen = self._follower.seen.get(self._key)
         status = seen.snapshot.status.value if seen and seen.snapshot else "unknown"
         return self._outcome(status, problem=problem, code=Exit.TIMEOUT, fate=self._fate)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 from mcp import MCPError
 
+from mcp_tasks.cli.completing import task_ids
 from mcp_tasks.cli.connection import connector
 from mcp_tasks.cli.options import TaskOptions, takes_task_options
 from mcp_tasks.cli.remembered import find_tasks, opened_ledger
@@ -28,7 +29,7 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...", shell_complete=task_ids)
 @takes_task_options
 def command(*, ids: Sequence[str], options: TaskOptions) -> int:
     """Cancel tasks.

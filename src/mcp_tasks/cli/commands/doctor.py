@@ -10,10 +10,13 @@ from mcp_types.version import LATEST_MODERN_VERSION
 from rich.table import Table
 from rich.text import Text
 
-from mcp_tasks.cli.credentials import environment_for_servers, warn_of_plain_http
+from mcp_tasks.cli.completing import tool_names
+from mcp_tasks.cli.connection import as_known
+from mcp_tasks.cli.credentials import warn_of_plain_http
 from mcp_tasks.cli.forms.arguments import read_arguments
 from mcp_tasks.cli.options import Access, Output, takes_access, takes_output
 from mcp_tasks.cli.running import run
+from mcp_tasks.cli.servers import SERVER
 from mcp_tasks.cli.terminal.exits import DOCTOR_FOUND_FAULTS, Exit
 from mcp_tasks.cli.terminal.outcomes import print_json
 from mcp_tasks.cli.terminal.text import clean
@@ -45,9 +48,11 @@ cannot be used, or speaks only 2025-11-25, so that nothing was checked.
 
 
 @click.command(epilog=EPILOG)
-@click.argument("server")
+@click.argument("server", type=SERVER)
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--tool", metavar="NAME", help="The tool to make tasks with, and then its arguments.")
+@click.option(
+    "--tool", metavar="NAME", shell_complete=tool_names, help="The tool to make tasks with, and then its arguments."
+)
 @takes_access
 @takes_output
 def command(*, server: str, words: Sequence[str], tool: str | None, access: Access, output: Output) -> int:
@@ -64,16 +69,16 @@ def command(*, server: str, words: Sequence[str], tool: str | None, access: Acce
         )
 
     async def work() -> int:
-        address = ServerAddress.parse(server)
-        if access.has_credentials:
+        address, known_access, environment = as_known(ServerAddress.parse(server), access)
+        if known_access.has_credentials:
             warn_of_plain_http(address.url)
         with stderr().status("Examining the server ..."):
             report = await examine(
                 address,
                 tool=tool,
                 arguments=lambda schema: read_arguments(schema, words, None),
-                headers=access.headers,
-                environment=environment_for_servers(),
+                headers=known_access.headers,
+                environment=environment,
             )
         if output == "json":
             print_json(report.to_json())

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from mcp_tasks.cli.completing import task_ids
 from mcp_tasks.cli.options import Output, takes_ledger, takes_output
 from mcp_tasks.cli.remembered import find_tasks, opened_ledger
 from mcp_tasks.cli.terminal.exits import Exit
@@ -20,7 +21,7 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...", shell_complete=task_ids)
 @takes_ledger
 @takes_output
 def command(*, ids: Sequence[str], ledger_path: Path | None, output: Output) -> int:

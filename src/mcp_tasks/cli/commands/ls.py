@@ -13,6 +13,7 @@ from mcp_tasks.cli.connection import connector
 from mcp_tasks.cli.options import Access, Output, takes_access, takes_ledger, takes_output
 from mcp_tasks.cli.remembered import opened_ledger
 from mcp_tasks.cli.running import run
+from mcp_tasks.cli.servers import SERVER
 from mcp_tasks.cli.terminal.exits import Exit, problem_of
 from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.cli.terminal.tables import task_table
@@ -45,7 +46,7 @@ Examples:
     help="Only tasks with this status; unknown for those that their server did not know when it was last asked.",
 )
 @click.option("--search", metavar="TEXT", help="Only tasks with this in their id, tool, arguments, message or server.")
-@click.option("--server", metavar="SERVER", help="Only tasks of this server.")
+@click.option("--server", type=SERVER, metavar="SERVER", help="Only tasks of this server.")
 @click.option("--refresh", is_flag=True, help="Ask the servers first; otherwise it is what was last seen.")
 @takes_access
 @takes_ledger

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mcp_tasks.cli.commands.ls import entry_json
+from mcp_tasks.cli.completing import task_ids
 from mcp_tasks.cli.connection import connector
 from mcp_tasks.cli.forms.questions import describe, how_to_answer
 from mcp_tasks.cli.options import Access, TaskOptions, takes_save, takes_task_options
@@ -38,7 +39,7 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.argument("task_id", metavar="ID")
+@click.argument("task_id", metavar="ID", shell_complete=task_ids)
 @click.option("--offline", is_flag=True, help="Do not ask the server; show what was last seen.")
 @takes_save
 @takes_task_options
@@ -62,7 +63,7 @@ def command(*, task_id: str, offline: bool, save: Path | None, options: TaskOpti
         if save is not None:
             outcome = with_files(outcome, save)
         _print(entry, snapshot, outcome, options)
-        return outcome.code or Exit.OK
+        return Exit.OK if outcome.not_saved is None else outcome.not_saved.code
 
     return run(work)
 

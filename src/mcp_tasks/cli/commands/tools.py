@@ -13,6 +13,7 @@ from rich.text import Text
 from mcp_tasks.cli.connection import connect
 from mcp_tasks.cli.options import Access, Output, takes_access, takes_output
 from mcp_tasks.cli.running import run
+from mcp_tasks.cli.servers import SERVER
 from mcp_tasks.cli.terminal.exits import Exit
 from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.cli.terminal.text import one_line
@@ -37,7 +38,7 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.argument("server")
+@click.argument("server", type=SERVER)
 @takes_access
 @takes_output
 def command(*, server: str, access: Access, output: Output) -> int:

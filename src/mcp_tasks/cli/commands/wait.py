@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from mcp_tasks.cli.completing import task_ids
 from mcp_tasks.cli.connection import connector
 from mcp_tasks.cli.options import Access, TaskOptions, takes_on_abandon, takes_save, takes_task_options, takes_timeout
 from mcp_tasks.cli.remembered import find_tasks, opened_ledger
@@ -38,7 +39,7 @@ not well.
 
 
 @click.command(epilog=EPILOG)
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...", shell_complete=task_ids)
 @takes_timeout("waiting")
 @takes_on_abandon
 @takes_save
@@ -88,7 +89,7 @@ def _outcome(entry: LedgerEntry, follower: Follower, limit: float | None) -> Out
     known = outcome_followed(follower.seen.get(entry.key) or Followed(entry=entry))
     if known.problem is not None or known.status not in ("working", "unknown"):
         return known
-    problem = f"the task did not end within {limit or 0:g} s{what_became(known.fate)}"
+    problem = f"the task did not end within {limit or 0:.15g} s{what_became(known.fate)}"
     return replace(known, problem=problem, code=Exit.TIMEOUT)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import click
 
+from mcp_tasks.cli.completing import task_ids
 from mcp_tasks.cli.connection import connector
 from mcp_tasks.cli.options import Access, Output, TaskOptions, takes_task_options, takes_timeout
 from mcp_tasks.cli.remembered import find_tasks, opened_ledger
@@ -33,7 +34,7 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=task_ids)
 @takes_timeout("watching")
 @takes_task_options
 def command(*, ids: Sequence[str], timeout: float | None, options: TaskOptions) -> int:
@@ -73,6 +74,8 @@ async def _watch(
             connect = connector(access, ledger=ledger, elicit=ask_through_the_task)
             await desk.supervise(follower.follow_servers(groups, connect))
         except TimeUp:
+            board.stop()
+            say(f"Not all had ended within {limit:.15g} s.", "yellow")
             return Exit.TIMEOUT
         except Detached:
             return Exit.OK

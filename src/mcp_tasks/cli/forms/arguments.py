@@ -55,7 +55,8 @@ def read_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(sys.stdin.read() if text == "-" else text)
     except ValueError as exc:
-        raise Problem(f"--args is not valid JSON: {exc}", Exit.USAGE) from exc
+        what = "what stdin has" if text == "-" else "--args"
+        raise Problem(f"{what} is not valid JSON: {exc}", Exit.USAGE) from exc
     if not isinstance(value, dict):
         raise Problem('--args takes an object, like \'{"key": "value"}\'', Exit.USAGE)
     return cast("dict[str, Any]", value)

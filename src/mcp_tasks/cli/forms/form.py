@@ -77,9 +77,9 @@ class Form:
                 body.append(f"\n! {warning}", style="yellow")
         panel = Panel(
             body,
-            title=Text(f"{clean(self._question.tool)} asks", style="yellow"),
+            title=Text(f"{one_line(self._question.tool)} asks", style="yellow"),
             title_align="left",
-            subtitle=Text(clean(self._question.server), style="bright_black"),
+            subtitle=Text(one_line(self._question.server), style="bright_black"),
             subtitle_align="left",
             border_style="yellow",
             padding=(0, 1),
@@ -137,8 +137,8 @@ class Form:
 
     async def _ask_one(self, field: Field, answers: dict[str, Any]) -> None:
         for number, choice in enumerate(field.choices, 1):
-            title = f"  ({clean(choice.title)})" if choice.title != str(choice.value) else ""
-            self._console.print(Text(f"    {number}. {clean(str(choice.value))}{title}"))
+            title = f"  ({one_line(choice.title)})" if choice.title != str(choice.value) else ""
+            self._console.print(Text(f"    {number}. {one_line(str(choice.value))}{title}"))
         while True:
             text = await self._command(_prompt(field, answers), may_go_back=True)
             try:
@@ -160,7 +160,7 @@ class Form:
 
     async def _is_right(self, answers: dict[str, Any]) -> bool:
         for name, value in answers.items():
-            self._console.print(Text(f"    {clean(name)} = {as_text(value)}", style="bright_black"))
+            self._console.print(Text(f"    {one_line(name)} = {one_line(as_text(value))}", style="bright_black"))
         while True:
             text = (await self._command(Text("  Send it? [Y]es, [n]o (edit): "))).casefold()
             if not text or text in YES:
@@ -185,7 +185,7 @@ class Form:
                     return text.removeprefix("/") if text.startswith("//") else text
 
     def _complain(self, text: str) -> None:
-        self._console.print(Text(f"    {clean(text)}", style="red"))
+        self._console.print(Text(f"    {one_line(text)}", style="red"))
 
 
 def _short_help(fields: list[Field]) -> str:
@@ -196,15 +196,15 @@ def _short_help(fields: list[Field]) -> str:
 def _prompt(field: Field, answers: dict[str, Any]) -> Text:
     text = Text("  ")
     if field.description:
-        text.append(f"{clean(field.description)}\n  ", style="bright_black")
-    text.append(clean(field.title), style="bold")
+        text.append(f"{one_line(field.description)}\n  ", style="bright_black")
+    text.append(one_line(field.title), style="bold")
     wanted = "a number or a name" if field.choices else field.wanted()
     if field.multiple:
         wanted = "numbers or names, with commas"
     elif field.is_list:
         wanted = f"{wanted}, with commas"
-    text.append(f" ({clean(wanted)}{'' if field.required else ', optional'})", style="bright_black")
+    text.append(f" ({one_line(wanted)}{'' if field.required else ', optional'})", style="bright_black")
     current = answers.get(field.name, field.default if field.has_default else None)
     if current is not None:
-        text.append(f" [{clean(as_text(current))}]", style="cyan")
+        text.append(f" [{one_line(as_text(current))}]", style="cyan")
     return text.append(": ")

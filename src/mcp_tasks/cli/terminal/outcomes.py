@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import click
+from mcp_types import INVALID_PARAMS
 from rich.text import Text
 
 from mcp_tasks.cli.forms.questions import describe, how_to_answer, how_to_answer_unseen
@@ -24,7 +25,7 @@ from mcp_tasks.client.saving import save_files
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.client.short_ids import short_id
 from mcp_tasks.core.json import JsonObject
-from mcp_tasks.errors import Fate, TasksError
+from mcp_tasks.errors import Fate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +38,7 @@ class Outcome:
         problem: What kept us from knowing more, with `code` for it.
         fate: What became of a task that was given up before it ended.
         saved: Files that were written with `--save`, by the number of their block in the result.
+        not_saved: Why one of them could not be.
     """
 
     server: str
@@ -51,6 +53,15 @@ class Outcome:
     code: Exit | None = None
     fate: Fate = "left"
     saved: Mapping[int, Path] = field(default_factory=dict[int, Path])
+    not_saved: Problem | None = None
+
+    @property
+    def refuses_arguments(self) -> bool:
+        """Whether the server did not take what it was called with: by its error, or in the words of the SDKs."""
+        if self.error is not None:
+            return self.error.get("code") == INVALID_PARAMS
+        said = result_texts(self.result, self.saved) if self.result and self.result.get("isError") else []
+        return any("validation error" in text.lower() for text in said)
 
     @property
     def exit(self) -> Exit:
@@ -68,7 +79,7 @@ class Outcome:
             case "input_required":
                 return Exit.INPUT_REQUIRED
             case _:
-                return Exit.OK
+                return Exit.OK if self.not_saved is None else self.not_saved.code
 
     @property
     def state(self) -> str:
@@ -87,7 +98,7 @@ class Outcome:
             result=self.result,
             error=self.error,
             inputRequests=self.requests or None,
-            problem=self.problem,
+            problem=self.not_saved.message if self.problem is None and self.not_saved else self.problem,
             saved=[str(path) for path in self.saved.values()] or None,
         )
 
@@ -127,15 +138,13 @@ def with_files(outcome: Outcome, folder: Path) -> Outcome:
     result is printed all the same: it may be nowhere else."""
     if outcome.result is None:
         return outcome
-    try:
-        saved = save_files(outcome.result, folder, outcome.tool)
-    except TasksError as exc:
-        problem = problem_of(exc)
-        Problem(f"--save: {problem.message}", problem.code).show()
-        return replace(outcome, code=outcome.exit or problem.code)
+    saved, failure = save_files(outcome.result, folder, outcome.tool)
+    problem = None if failure is None else Problem(f"--save: {failure}", problem_of(failure).code)
     for path in saved.values():
         say(f"Saved {path}")
-    return replace(outcome, saved=saved)
+    if problem is not None:
+        problem.show()
+    return replace(outcome, saved=saved, not_saved=problem)
 
 
 def print_json(value: Any) -> None:
@@ -173,25 +182,33 @@ def print_result(result: JsonObject, saved: Mapping[int, Path]) -> None:
 
 def result_texts(result: JsonObject, saved: Mapping[int, Path]) -> list[str]:
     """A tool's result in words, block by block."""
-    blocks = cast("Sequence[JsonObject]", result.get("content") or ())
+    content = result.get("content")
+    blocks = cast("list[object]", content) if isinstance(content, list) else []
     texts = [_block_text(block, saved.get(number)) for number, block in enumerate(blocks)]
     if not texts and result.get("structuredContent") is not None:
         return [json.dumps(result["structuredContent"], indent=2, ensure_ascii=False)]
     return texts
 
 
-def _block_text(block: JsonObject, saved: Path | None) -> str:
+def _block_text(block: object, saved: Path | None) -> str:
+    if not isinstance(block, Mapping):
+        return "[content that is none; --json has it]"
+    return _text_of(cast("JsonObject", block), saved)
+
+
+def _text_of(block: JsonObject, saved: Path | None) -> str:
     where = "--save DIR writes it to a file" if saved is None else f"saved as {saved}"
     match block.get("type"):
         case "text":
             return str(block.get("text", ""))
         case "image" | "audio" as kind:
-            size = len(str(block.get("data", ""))) * 3 // 4
+            size = len(str(block.get("data", "")).rstrip("=")) * 3 // 4
             return f"[{kind}, {block.get('mimeType', 'unknown type')}, {size} bytes; {where}]"
         case "resource_link":
             return f"[resource {block.get('uri', '')}]"
         case "resource":
-            resource = cast("JsonObject", block.get("resource") or {})
+            held: Any = block.get("resource")
+            resource: Mapping[str, Any] = held if isinstance(held, dict) else {}
             return str(resource.get("text") or f"[resource {resource.get('uri', '')}; {where}]")
         case kind:
             return f"[{kind} content; --json has it]"

@@ -203,7 +203,8 @@ class BarBoard(Board):
             stderr().print(_ended(row))
             return
         if row.key not in self._rows:
-            self._rows[row.key] = self._bars.add_task(row.tool, total=None)
+            # With its row, because what a column draws at first stays for a while.
+            self._rows[row.key] = self._bars.add_task(row.tool, total=None, row=row)
         self._bars.update(self._rows[row.key], total=row.total, completed=row.done or 0, row=row)
 
     def drop(self, key: str, why: str = "") -> None:

@@ -11,6 +11,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import REQUEST_TIMEOUT
 
 from mcp_tasks.client.servers.address import ServerAddress, looks_like_address
+from mcp_tasks.client.transport import http_address
 from mcp_tasks.errors import InvalidAddress, ServerUnreachable, TasksError, UnreachableReason
 
 TIMEOUT: Final = 10.0
@@ -65,21 +66,23 @@ async def check_url(url: str, headers: Mapping[str, str] | None = None) -> Tasks
     Returns:
         A `ServerUnreachable`, or an `InvalidAddress` if it is no URL.
     """
+    # What is said is printed and logged, so it has no user name and password in it.
+    named = http_address(url)
     try:
         async with httpx2.AsyncClient(timeout=TIMEOUT) as client:
             accept = {"accept": "application/json, text/event-stream"}
             async with client.stream("POST", url, json=_PING, headers={**accept, **(headers or {})}) as response:
                 speaks = await _speaks_json_rpc(response)
-                return _judge(url, response, speaks=speaks)
+                return _judge(named, response, speaks=speaks)
     except httpx2.InvalidURL as exc:
         return InvalidAddress(f"{url!r} is not a URL: {exc}")
     except httpx2.ConnectTimeout:
         hint = "Is the host name right, and no firewall in between?"
-        return _unreachable(url, "does not answer", hint, reason="timeout")
+        return _unreachable(named, "does not answer", hint, reason="timeout")
     except httpx2.ConnectError as exc:
-        return _unreachable(url, *_why_not_connected(exc), reason="connection")
+        return _unreachable(named, *_why_not_connected(exc), reason="connection")
     except httpx2.TransportError as exc:
-        return _unreachable(url, f"breaks the connection: {exc or type(exc).__name__}", reason="connection")
+        return _unreachable(named, f"breaks the connection: {exc or type(exc).__name__}", reason="connection")
 
 
 def leaves(exc: BaseException) -> Iterator[BaseException]:

@@ -63,6 +63,11 @@ class Reader:
         async with self._turn:
             self._large.close()
 
+    def abandon(self) -> None:
+        """Let go of the file at once: nobody has read from it yet."""
+        self._small.close()
+        self._large.close()
+
     def _fetch_large(self, sql: str, values: Values) -> Sequence[Any]:
         return self._fetch(self._large, sql, values)
 

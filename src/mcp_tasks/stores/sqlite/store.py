@@ -346,7 +346,11 @@ class SqliteStore(Inspecting):
             try:
                 retry_while_busy(lambda: agree(writing, self._codec, self.path), patience=self._patience)
                 reader = Reader(self.path)
-                check_still(self.path, known)
+                try:
+                    check_still(self.path, known)
+                except BaseException:
+                    reader.abandon()
+                    raise
             except BaseException:
                 writing.close()
                 raise

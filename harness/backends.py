@@ -1,4 +1,7 @@
-"""The databases that a fleet can be on, each started for the occasion."""
+"""The databases that tasks can be kept in, with a fresh one for each use.
+
+`harness.fixtures` has those that all tests of a process share; who restarts or damages one has their own (`backend`).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from harness.databases import Postgres, Server, postgres, valkey
+from harness.databases import Postgres, Valkey, postgres, valkey
+from harness.processes import ProcessError
 
 BackendName: TypeAlias = Literal["sqlite", "postgres", "redis"]
 
@@ -23,26 +27,27 @@ _TRIES = 40
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One database.
+    """One kind of database.
 
     Attributes:
-        url: For `Tasks(...)`.
-        server: What can be restarted; None for a file.
-        port: Where it listens.
+        url: For `Tasks(...)`: of one database, the same each time.
+        server: What can be restarted; None for files.
     """
 
     name: BackendName
     url: str
-    server: Server | None = None
-    port: int = 0
+    server: Postgres | Valkey | None = None
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    @property
+    def port(self) -> int:
+        """Where it listens; 0 for files."""
+        return 0 if self.server is None else self.server.port
 
     def fresh(self) -> str:
         """A database that is empty, on the same server."""
-        if isinstance(self.server, Postgres):
-            return self.server.new_database()
         if self.server is not None:
-            return f"{self.url.removesuffix('/0')}/{next(self._numbers)}"
+            return self.server.new_database()
         return f"{self.url.removesuffix('.db')}-{next(self._numbers)}.db"
 
     def restart(self, how: signal.Signals) -> None:
@@ -52,7 +57,7 @@ class Backend:
         for _ in range(_TRIES):
             try:
                 self.server.start()
-            except RuntimeError:
+            except ProcessError:
                 # Killed, its children may still hold on to its memory for a moment.
                 time.sleep(0.25)
             else:
@@ -64,14 +69,19 @@ class Backend:
         return url.replace(f":{self.port}/", f":{port}/")
 
 
+def in_files(folder: Path) -> Backend:
+    """SQLite, with its files in a folder."""
+    return Backend("sqlite", f"sqlite:///{folder / 'tasks.db'}")
+
+
 @contextmanager
 def backend(name: BackendName, folder: Path) -> Generator[Backend]:
-    """A new database while the block lasts."""
+    """A new database of its own while the block lasts, which keeps what it has acknowledged."""
     if name == "postgres":
         with postgres() as server:
-            yield Backend(name, server.new_database(), server, server.port)
+            yield Backend(name, server.new_database(), server)
     elif name == "redis":
         with valkey(*ALWAYS_SYNCED) as server:
-            yield Backend(name, server.url, server, server.port)
+            yield Backend(name, server.url, server)
     else:
-        yield Backend(name, f"sqlite:///{folder / 'tasks.db'}")
+        yield in_files(folder)

@@ -1,0 +1,33 @@
+"""`mcp-tasks completion`: the script that has a shell complete words."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+from mcp_tasks.cli.terminal.exits import Exit
+
+EPILOG = """\
+\b
+Examples:
+  mcp-tasks completion bash
+  eval "$(mcp-tasks completion bash)"
+
+\b
+Once, for all shells that are opened from then on:
+  bash  echo 'eval "$(mcp-tasks completion bash)"' >> ~/.bashrc
+  zsh   echo 'eval "$(mcp-tasks completion zsh)"' >> ~/.zshrc
+  fish  mcp-tasks completion fish > ~/.config/fish/completions/mcp-tasks.fish
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def command(*, shell: str) -> int:
+    """Print the script that completes commands, options, ids of tasks, names of servers and tools."""
+    from mcp_tasks.cli.app import app
+
+    complete = get_completion_class(shell)
+    if complete is not None:
+        click.echo(complete(app, {}, "mcp-tasks", "_MCP_TASKS_COMPLETE").source())
+    return Exit.OK

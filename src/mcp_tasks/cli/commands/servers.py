@@ -1,0 +1,120 @@
+"""`mcp-tasks servers`: servers by name, where each name comes from, and names of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich.text import Text
+
+from mcp_tasks.cli.options import Output, takes_output
+from mcp_tasks.cli.servers import short_path, where
+from mcp_tasks.cli.terminal.exits import Exit, Problem
+from mcp_tasks.cli.terminal.outcomes import print_json, say
+from mcp_tasks.cli.terminal.text import one_line
+from mcp_tasks.cli.terminal.views import listing, stdout
+from mcp_tasks.client import KnownServer, KnownServers
+from mcp_tasks.client.servers.address import ServerAddress
+from mcp_tasks.errors import Explained, InvalidServerFile
+
+EPILOG = """\
+\b
+Examples:
+  mcp-tasks servers
+  mcp-tasks servers add farm https://farm.example/mcp -H 'Authorization: Bearer ${FARM_TOKEN}'
+  mcp-tasks servers add local "python server.py" --env 'FARM_DB=farm.db'
+  mcp-tasks call farm render scene=forest
+  mcp-tasks servers remove farm
+
+\b
+A name means what the first of these says: what you added here; .mcp.json,
+mcp.json, .cursor/mcp.json and .vscode/mcp.json of this folder, then of those
+above it; ~/.cursor/mcp.json; the configuration of Claude Desktop.
+"""
+
+
+@click.group(epilog=EPILOG, invoke_without_command=True)
+@takes_output
+@click.pass_context
+def command(ctx: click.Context, *, output: Output) -> int:
+    """List the servers that have names, and where each name comes from."""
+    if ctx.invoked_subcommand is not None:
+        return Exit.OK
+    known = KnownServers()
+    servers = list(known)
+    if output == "json":
+        print_json([_json(server) for server in servers])
+    elif servers:
+        rows = [
+            (
+                Text(one_line(server.name), style="bold"),
+                Text(where(server)),
+                Text(one_line(short_path(server.source)), style="bright_black"),
+            )
+            for server in servers
+        ]
+        stdout().print(listing(("name", "server", "from"), rows, fixed=1))
+    else:
+        say("No server has a name. Give it one: mcp-tasks servers add NAME SERVER")
+    for path, why in known.problems.items():
+        say(f"warning: {short_path(path)} was not read: {why}", "yellow")
+    return Exit.OK
+
+
+@command.command()
+@click.argument("name")
+@click.argument("server")
+@click.option(
+    "-H", "--header", "headers", multiple=True, metavar="NAME:VALUE", help="Send this HTTP header, always. Repeatable."
+)
+@click.option(
+    "-e",
+    "--env",
+    "environment",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Start it with this environment variable. Repeatable.",
+)
+def add(*, name: str, server: str, headers: Sequence[str], environment: Sequence[str]) -> int:
+    """Give a server a name. Credentials are not kept: write ${VARIABLE} for them, which is looked up on use."""
+    try:
+        servers = KnownServers()
+        servers.add(
+            name,
+            ServerAddress.parse(server),
+            headers=_pairs(headers, ":", "--header"),
+            environment=_pairs(environment, "=", "--env"),
+        )
+    except Explained as exc:
+        raise Problem(exc.what, Exit.USAGE, hint=exc.hint) from None
+    say(f"{name} is kept in {short_path(servers.kept_in)}.")
+    return Exit.OK
+
+
+@command.command()
+@click.argument("name")
+def remove(*, name: str) -> int:
+    """Forget a name that was added here. The server's tasks stay in the ledger."""
+    try:
+        KnownServers().remove(name)
+    except Explained as exc:
+        raise Problem(exc.what, Exit.USAGE, hint=exc.hint) from None
+    say(f"{name} is no longer kept.")
+    return Exit.OK
+
+
+def _pairs(texts: Sequence[str], sign: str, option: str) -> dict[str, str]:
+    pairs = [text.partition(sign) for text in texts]
+    for name, found, _ in pairs:
+        if not found or not name.strip():
+            raise click.UsageError(f"{option} takes NAME{sign}VALUE, not {name!r}")
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _json(server: KnownServer) -> dict[str, Any]:
+    fields: dict[str, Any] = {"name": server.name, "source": str(server.source), "ofProject": server.of_project}
+    try:
+        return {**fields, "server": server.spec}
+    except InvalidServerFile as exc:
+        return {**fields, "problem": exc.what}

@@ -1,0 +1,90 @@
+"""What words complete to when somebody presses TAB. Nothing is said when that fails, and nothing is made on the way.
+
+Imported by every command, so what is needed for an answer is imported when there is a question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable
+from contextlib import redirect_stderr, suppress
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import click
+from click.shell_completion import CompletionItem
+
+from mcp_tasks.cli.terminal.text import one_line
+
+if TYPE_CHECKING:
+    from mcp_tasks.cli.options import Access
+    from mcp_tasks.client.servers.address import ServerAddress
+
+LIMIT: Final = 2.0
+"""Seconds for a server to list its tools; somebody is waiting for the rest of a word."""
+
+Completer: TypeAlias = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def _silent(complete: Completer) -> Completer:
+    @wraps(complete)
+    def wrapper(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        with redirect_stderr(io.StringIO()), suppress(Exception), ctx.scope(cleanup=False):
+            return complete(ctx, param, incomplete)
+        return []
+
+    return wrapper
+
+
+@_silent
+def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The tasks in the ledger, each with its tool and how it was last seen."""
+    from mcp_tasks.cli.remembered import opened_ledger
+    from mcp_tasks.client.short_ids import short_ids
+    from mcp_tasks.stores.url import state_folder
+
+    path: Path | None = ctx.params.get("ledger_path")
+    if not (path or state_folder() / "ledger.db").exists():
+        return []
+    with opened_ledger(path) as ledger:
+        entries = ledger.entries()
+    short = short_ids(entry.task_id for entry in entries)
+    given = ctx.params.get(param.name or "") or ()
+    items: list[CompletionItem] = []
+    for entry in entries:
+        names = [name for name in (short[entry.task_id], entry.task_id) if name.startswith(incomplete)]
+        if names and not {short[entry.task_id], entry.task_id} & set(given):
+            items.append(CompletionItem(one_line(names[0]), help=one_line(f"{entry.tool} {entry.status}")))
+    return items
+
+
+@_silent
+def tool_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The tools of the server that is named, if it can be asked without starting what was only typed so far, or what is
+    in the file of a project."""
+    from mcp_tasks.cli.credentials import chosen_token
+    from mcp_tasks.cli.options import Access
+    from mcp_tasks.cli.servers import SERVER, known_as
+    from mcp_tasks.client.servers.address import ServerAddress
+
+    # Behind an option that has no value yet, click has not come to the arguments.
+    text: str = ctx.params.get("server") or SERVER.convert(ctx.args[0], None, ctx)
+    server = ServerAddress.parse(text)
+    known = known_as(server)
+    if server.url is None and (known is None or known.of_project):
+        return []
+    token = chosen_token(None, None)
+    access = Access(headers={"Authorization": f"Bearer {token}"} if token else {})
+    names = asyncio.run(_ask(server, access))
+    return [CompletionItem(name, help=about) for name, about in names.items() if name.startswith(incomplete)]
+
+
+async def _ask(server: ServerAddress, access: Access) -> dict[str, str]:
+    from mcp_tasks.cli.connection import connect
+    from mcp_tasks.client.tools import list_tools
+
+    async with asyncio.timeout(LIMIT), connect(server, access) as client:
+        tools = await list_tools(client)
+    return {tool.name: one_line(tool.description) for tool in tools if one_line(tool.name) == tool.name}

@@ -1,0 +1,91 @@
+"""Servers by name: what SERVER may be on the command line, and what goes with a server that is named in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from click.shell_completion import CompletionItem
+
+from mcp_tasks.cli.terminal.exits import Exit, Problem
+from mcp_tasks.cli.terminal.text import hide, one_line
+from mcp_tasks.client import KnownServer, KnownServers
+from mcp_tasks.client.servers.address import ServerAddress
+from mcp_tasks.errors import Explained, InvalidServerFile
+
+_NAMED: Final = __name__
+"""Where a command keeps the servers that were named, by how the ledger has them: two names may be of one address."""
+
+
+class ServerName(click.ParamType[str]):
+    """A URL, a command, or the name of a known server; what a command gets is a URL or a command."""
+
+    name = "server"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """What the ledger calls a server that has a name; anything else as it is."""
+        try:
+            found = KnownServers().resolve(str(value))
+            if not isinstance(found, KnownServer):
+                return str(value)
+            spec = found.spec
+        except Explained as exc:
+            raise Problem(exc.what, Exit.USAGE, hint=exc.hint) from None
+        if ctx is not None:
+            ctx.meta.setdefault(_NAMED, {})[spec] = found
+        return spec
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The names."""
+        servers = [known for known in KnownServers() if known.name.startswith(incomplete)]
+        return [CompletionItem(known.name, help=where(known)) for known in servers]
+
+
+SERVER: Final = ServerName()
+
+
+def known_as(server: ServerAddress) -> KnownServer | None:
+    """The server of a file at this address: the one that was named, or else the first.
+
+    Of a command, the files of its own project are looked at and not those of the folder we are in: what that has may be
+    somebody else's, and was not asked for.
+    """
+    return _named().get(server.spec) or KnownServers(Path(server.folder) if server.url is None else None).at(server)
+
+
+def announce(server: KnownServer, *, with_headers: bool) -> None:
+    """Say what is started from which file; and what a file adds to requests, where nobody named its server."""
+    source = f"{server.name} in {short_path(server.source)}"
+    if server.is_command:
+        _say(f"Starting {where(server)} ({source})")
+    elif with_headers and server not in _named().values():
+        _say(f"Sending the headers of {source}")
+
+
+def _say(text: str) -> None:
+    click.secho(one_line(text), fg="bright_black", err=True)
+
+
+def _named() -> dict[str, KnownServer]:
+    context = click.get_current_context(silent=True)
+    return {} if context is None else context.meta.get(_NAMED, {})
+
+
+def hide_secrets(server: KnownServer) -> None:
+    """Have nothing show what is secret of a server."""
+    for secret in server.secrets:
+        hide(secret)
+
+
+def where(server: KnownServer) -> str:
+    """How a known server is reached, as it is written in its file."""
+    try:
+        return one_line(server.spec.rpartition(" && ")[2])
+    except InvalidServerFile as exc:
+        return one_line(f"cannot be used: {exc.what}")
+
+
+def short_path(path: Path) -> str:
+    """A path with the home folder cut short."""
+    return f"~/{path.relative_to(Path.home())}" if path.is_relative_to(Path.home()) else str(path)

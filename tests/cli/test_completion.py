@@ -1,0 +1,101 @@
+"""What words complete to, asked in the way in which shells ask."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import LIMIT, ROOT, Cli
+
+
+def complete(cli: Cli, *words: str, cwd: Path = ROOT) -> dict[str, str]:
+    """What the last word may become, each with the help that is shown beside it."""
+    asked = {
+        "_MCP_TASKS_COMPLETE": "zsh_complete",
+        "COMP_WORDS": shlex.join(["mcp-tasks", *words]),
+        "COMP_CWORD": str(len(words)),
+    }
+    cli.environment |= asked
+    done = cli(cwd=cwd)
+    for name in asked:
+        del cli.environment[name]
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    return dict(zip(lines[1::3], lines[2::3], strict=True))
+
+
+def completed(cli: Cli, *words: str) -> dict[str, str]:
+    """The same as soon as there is something: a server may take too long to answer while the machine is busy."""
+    until = time.monotonic() + LIMIT
+    while not (found := complete(cli, *words)) and time.monotonic() < until:
+        pass
+    return found
+
+
+def test_ids_complete_to_tasks_of_the_ledger(cli: Cli, fixture_url: str) -> None:
+    assert complete(cli, "wait", "") == {}
+    assert not cli.ledger.exists()
+    first, second = (cli.start(fixture_url, "confirm_delete", f"filename={name}") for name in "ab")
+    found = complete(cli, "wait", "")
+    assert [word for word in (first, second) if any(word.startswith(name) for name in found)] == [first, second]
+    assert set(found.values()) == {"confirm_delete working"}
+    assert list(complete(cli, "show", first[:-1])) == [first]
+    assert len(complete(cli, "cancel", first, "")) == 1
+    assert complete(cli, "forget", "nothing-like-it") == {}
+
+
+def test_servers_complete_to_names_and_tools_to_those_of_the_server(cli: Cli, fixture_url: str, tmp_path: Path) -> None:
+    cli("servers", "add", "farm", fixture_url)
+    assert complete(cli, "call", "f") == {"farm": fixture_url}
+    assert complete(cli, "ls", "--server", "") == {"farm": fixture_url}
+    for words in (("call", "farm", "conf"), ("doctor", fixture_url, "--tool", "conf")):
+        assert list(completed(cli, *words)) == ["confirm_delete"]
+
+
+def test_nothing_is_started_for_a_completion_that_nobody_has_chosen(cli: Cli, tmp_path: Path) -> None:
+    project, started = tmp_path / "project", tmp_path / "started"
+    project.mkdir()
+    servers = {"evil": {"command": "touch", "args": [str(started)]}}
+    (project / ".mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    assert complete(cli, "call", "", cwd=project) == {"evil": f"touch {started}"}
+    assert complete(cli, "call", "evil", "", cwd=project) == {}
+    assert complete(cli, "call", f"touch {started}", "", cwd=project) == {}
+    assert complete(cli, "call", "http://127.0.0.1:9/mcp", "") == {}
+    assert complete(cli, "call", "no-such-name", "") == {}
+    assert not started.exists()
+
+
+def test_each_shell_has_its_script(cli: Cli) -> None:
+    for shell, words in (("bash", "complete -o"), ("zsh", "#compdef mcp-tasks"), ("fish", "complete --no-files")):
+        done = cli("completion", shell)
+        assert done.returncode == 0
+        assert words in done.stdout
+        assert "_MCP_TASKS_COMPLETE" in done.stdout
+    assert cli("completion", "sh").returncode == 2
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
+def test_the_script_completes_in_bash(cli: Cli, tmp_path: Path) -> None:
+    script = cli("completion", "bash").stdout
+    typed = "COMP_WORDS=(mcp-tasks comp); COMP_CWORD=1; _mcp_tasks_completion mcp-tasks; echo ${COMPREPLY[@]}"
+    # The command that the script runs is this checkout's.
+    ours = tmp_path / "mcp-tasks"
+    ours.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m mcp_tasks "$@"\n')
+    ours.chmod(0o755)
+    environment = {
+        **cli.environment,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        ["bash", "-c", f"{script}\n{typed}"], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert (done.stdout.strip(), done.stderr) == ("completion", "")

@@ -1,0 +1,132 @@
+"""What must hold whatever a server sends and wherever output goes: results are printed, terminals obey nobody else."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import ROOT, Cli, serving
+from tests.cli.terminal import on_terminal
+
+
+@pytest.fixture(scope="module")
+def tricky_url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    with serving("tests.cli.tricky_server", tmp_path_factory.mktemp("tricky")) as url:
+        yield url
+
+
+def test_a_file_that_cannot_be_saved_keeps_nobody_from_the_rest_of_a_result(
+    cli: Cli, tricky_url: str, tmp_path: Path
+) -> None:
+    done = cli("call", tricky_url, "files", "--save", str(tmp_path / "out"))
+    assert done.returncode == 3
+    assert "precious" in done.stdout
+    assert "is not base64" in done.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["files-1.wav"]
+    assert "not base64" in cli.json("call", tricky_url, "files", "--save", str(tmp_path / "out"), code=3)["problem"]
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_the_call(cli: Cli, tricky_url: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = cli("call", tricky_url, "files", "--save", str(tmp_path / "file" / "out"))
+    assert done.returncode == 2
+    assert "is not a folder" in done.stderr
+    assert cli.json("ls") == []
+
+
+def test_a_form_obeys_nothing_that_is_in_its_schema(cli: Cli, tricky_url: str) -> None:
+    with on_terminal(cli, "call", tricky_url, "tricky") as terminal:
+        terminal.expect("optional")
+        terminal.enter("")
+        terminal.expect("optional")
+        terminal.enter("")
+        terminal.expect("Send it?")
+        assert b"\x1b]0;" not in terminal.raw
+        assert "\nerror: run" not in terminal.text
+        terminal.enter("y")
+        assert terminal.wait() == 0
+
+
+def test_leaving_a_question_open_is_no_error(cli: Cli, tricky_url: str) -> None:
+    task = cli.start(tricky_url, "tricky")
+    with on_terminal(cli, "answer", task) as terminal:
+        terminal.expect("optional")
+        terminal.enter("/later")
+        terminal.expect("The question stays open. Answer it with:")
+        terminal.expect("mcp-tasks answer")
+        assert terminal.wait() == 7
+        assert "error: nothing" not in terminal.text
+
+
+def test_the_password_of_a_url_is_in_no_log(cli: Cli, tricky_url: str) -> None:
+    done = cli("call", tricky_url.replace("//", "//ann:pa55word9@"), "files", "-vv")
+    assert done.returncode == 0
+    assert "pa55word9" not in done.stderr + done.stdout
+
+
+def test_the_password_of_a_url_is_in_no_error(cli: Cli) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        done = cli("tools", f"http://ann:pa55word9@127.0.0.1:{closed.getsockname()[1]}/mcp")
+    assert done.returncode == 6
+    assert "http://127.0.0.1:" in done.stderr
+    assert "pa55word9" not in done.stderr
+
+
+def test_a_time_limit_holds_for_a_server_that_never_answers(cli: Cli) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/mcp"
+        done = cli("call", url, "anything", "--timeout", "0.5")
+    assert done.returncode == 5
+    assert f"{url} did not answer within 0.5 s" in done.stderr
+
+
+def test_a_file_that_is_no_ledger_is_not_written_over(cli: Cli, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("milk")
+    done = cli("ls", "--ledger", str(notes))
+    assert done.returncode == 9
+    assert "is not a SQLite database" in done.stderr
+    assert notes.read_text() == "milk"
+
+
+@pytest.mark.parametrize("content", [[7, {"type": "resource", "resource": 7}], 7, {"type": "text"}])
+def test_a_result_of_any_shape_is_printed(cli: Cli, content: object, tmp_path: Path) -> None:
+    cli("ls")
+    with closing(sqlite3.connect(cli.ledger)) as db, db:
+        db.execute(
+            "INSERT INTO tasks VALUES ('http://127.0.0.1:9/mcp', '', 'task_odd', 1, 'odd', ?1, 'completed', NULL, ?2,"
+            " NULL, ?1, NULL)",
+            ("2026-01-01T00:00:00+00:00", json.dumps({"content": content})),
+        )
+    assert cli("wait", "task_odd", "--save", str(tmp_path / "out")).returncode == 0
+    assert cli("show", "task_odd", "--offline").returncode == 0
+
+
+def test_arguments_that_are_no_json_are_named_as_they_were_given(cli: Cli, tricky_url: str) -> None:
+    assert "error: --args is not valid JSON" in cli("call", tricky_url, "files", "--args", "{").stderr
+    assert "error: what stdin has is not valid JSON" in cli("call", tricky_url, "files", "-", stdin="{").stderr
+
+
+def test_the_end_of_watching_is_said(cli: Cli, tricky_url: str) -> None:
+    cli.start(tricky_url, "tricky")
+    done = cli("watch", "--timeout", "0.3")
+    assert done.returncode == 5
+    assert "Not all had ended within 0.3 s." in done.stderr
+
+
+def test_a_closed_stdout_is_no_bug(cli: Cli) -> None:
+    command = [sys.executable, "-c", "import os, sys; os.close(1); os.execv(sys.executable, sys.argv[1:])"]
+    named = [sys.executable, "-m", "mcp_tasks", "ls", "--json", "--ledger", str(cli.ledger)]
+    done = subprocess.run([*command, *named], cwd=ROOT, stderr=subprocess.PIPE, check=False, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,148 @@
+"""Servers by name: calls, tasks that are come back to, and what a file may not do."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import threading
+from collections.abc import Generator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcp_tasks.client import Ledger
+from tests.cli.running import ROOT, Cli, stdio_command
+
+SECRET = "s3cret-of-ann"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+def write(folder: Path, servers: dict[str, Any]) -> None:
+    (folder / ".mcp.json").write_text(json.dumps({"mcpServers": servers}))
+
+
+@pytest.fixture
+def recorder() -> Generator[tuple[str, list[str | None]]]:
+    """A server that wants other credentials, whichever are sent; gives its URL, and those that came."""
+    came: list[str | None] = []
+
+    class Recorder(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            came.append(self.headers["Authorization"])
+            self.rfile.read(int(self.headers["Content-Length"] or 0))
+            self.send_response(401)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as it is overridden
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Recorder) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/mcp", came
+        server.shutdown()
+        thread.join()
+
+
+def test_a_server_gets_a_name_is_called_by_it_and_loses_it(cli: Cli, fixture_url: str, project: Path) -> None:
+    assert "servers add NAME SERVER" in cli("servers", cwd=project).stderr
+    added = cli("servers", "add", "farm", fixture_url)
+    assert (added.returncode, "~/.config/mcp-tasks/servers.json" in added.stderr) == (0, True)
+    write(project, {"other": {"command": "python", "args": ["server.py"]}, "broken": {}})
+    listed = cli("servers", cwd=project).stdout
+    for words in (("farm", fixture_url), ("other", "python server.py", "~/project/.mcp.json"), ("broken", "cannot be")):
+        assert any(all(word in line for word in words) for line in listed.splitlines()), listed
+    assert [server["name"] for server in cli.json("servers")] == ["farm"]
+    task_id = cli.start("farm", "confirm_delete", "filename=x")
+    # The ledger has the address, which stays true whatever the name will mean.
+    [entry] = cli.json("ls", "--server", "farm")
+    assert (entry["taskId"], entry["server"]) == (task_id, fixture_url)
+    assert cli.json("show", task_id, "--server", "farm")["taskId"] == task_id
+    near = cli("tools", "fram")
+    assert (near.returncode, "Did you mean farm?" in near.stderr) == (2, True)
+    assert cli("servers", "remove", "farm").returncode == 0
+    again = cli("servers", "remove", "farm")
+    assert (again.returncode, "no server 'farm' is kept" in again.stderr) == (2, True)
+
+
+def test_credentials_are_not_kept(cli: Cli, tmp_path: Path) -> None:
+    refused = cli("servers", "add", "farm", "http://a/mcp", "-H", f"Authorization: Bearer {SECRET}")
+    assert (refused.returncode, "${VARIABLE}" in refused.stderr, SECRET in refused.stderr) == (2, True, False)
+    assert cli("servers", "add", "farm", "http://a/mcp", "-H", "nonsense").returncode == 2
+    kept = cli("servers", "add", "farm", "http://a/mcp", "-H", "Authorization: Bearer ${FARM_TOKEN}")
+    assert kept.returncode == 0
+    missing = cli("tools", "farm")
+    assert (missing.returncode, "FARM_TOKEN, which is not set" in missing.stderr) == (2, True)
+
+
+def test_headers_go_to_a_named_server_and_again_when_somebody_comes_back(
+    cli: Cli, project: Path, recorder: tuple[str, list[str | None]]
+) -> None:
+    url, came = recorder
+    write(project, {"farm": {"url": url, "headers": {"Authorization": "Bearer ${FARM_TOKEN}"}}})
+    cli.environment["FARM_TOKEN"] = SECRET
+    said = cli("tools", "farm", cwd=project).stderr
+    assert set(came) == {f"Bearer {SECRET}"}
+    came.clear()
+    with_ledger = Ledger(cli.ledger)
+    with_ledger.add("task_of_farm", server=url, tool="render")
+    with_ledger.close()
+    shown = cli("show", "task_of_farm", cwd=project)
+    assert set(came) == {f"Bearer {SECRET}"}
+    assert "farm in ~/project/.mcp.json" in shown.stderr
+    came.clear()
+    # What is said on the command line goes before what is in a file; another folder has no such file.
+    cli("tools", "farm", "--header", "authorization: Basic mine", cwd=project)
+    assert set(came) == {"Basic mine"}
+    came.clear()
+    cli("show", "task_of_farm")
+    assert set(came) == {None}
+    assert SECRET not in said + shown.stdout + shown.stderr
+
+
+def test_a_command_of_a_file_is_started_by_its_name_and_with_its_environment_again(
+    cli: Cli, project: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "started"
+    script = f'echo "$WHO $0" >> {shlex.quote(str(log))}; cd {shlex.quote(str(ROOT))}; exec {stdio_command(tmp_path)}'
+    write(project, {"farm": {"command": "sh", "args": ["-c", script, "${FARM_KEY}"], "env": {"WHO": "${FARM_TOKEN}"}}})
+    cli.environment |= {"FARM_TOKEN": SECRET, "FARM_KEY": "k3y-of-ann"}
+    called = cli("call", "--detach", "farm", "slow", "seconds=0.1", cwd=project)
+    assert called.returncode == 0, called.stderr
+    assert "farm in ~/project/.mcp.json" in called.stderr
+    # From anywhere, and by the id alone: the project is that of the command.
+    waited = cli("wait", called.stdout.strip())
+    assert waited.returncode == 0, waited.stderr
+    assert log.read_text().splitlines() == [f"{SECRET} k3y-of-ann"] * 2
+    kept = b"".join(path.read_bytes() for path in tmp_path.glob("ledger.db*"))
+    for text in (kept.decode(errors="replace"), called.stderr, waited.stdout + waited.stderr):
+        assert SECRET not in text
+        assert "k3y-of-ann" not in text
+
+
+def test_a_file_of_another_folder_has_no_say_in_a_command_that_was_typed(
+    cli: Cli, project: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "started"
+    command = ["sh", "-c", f'echo "${{EVIL:-none}}" >> {shlex.quote(str(log))}; exec {stdio_command(tmp_path)}']
+    called = cli("call", "--detach", shlex.join(command), "slow", "seconds=0.1")
+    assert called.returncode == 0, called.stderr
+    write(project, {"evil": {"command": command[0], "args": command[1:], "cwd": str(ROOT), "env": {"EVIL": "yes"}}})
+    assert cli("wait", called.stdout.strip(), cwd=project).returncode == 0
+    assert log.read_text().splitlines() == ["none", "none"]
+
+
+def test_a_name_takes_no_url_and_no_command_of_several_words(cli: Cli, project: Path, fixture_url: str) -> None:
+    write(project, {fixture_url: {"command": "false"}, f"{sys.executable} --version": {"url": fixture_url}})
+    assert cli("tools", fixture_url, cwd=project).returncode == 0
+    assert cli("tools", f"{sys.executable} --version", cwd=project).returncode == 6
