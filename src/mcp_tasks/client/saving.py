@@ -10,7 +10,7 @@ import base64
 import mimetypes
 import re
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.errors import InvalidOption, InvalidResponse, TasksError
