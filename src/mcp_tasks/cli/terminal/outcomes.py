@@ -208,7 +208,7 @@ def _text_of(block: JsonObject, saved: Path | None) -> str:
             return f"[resource {block.get('uri', '')}]"
         case "resource":
             held: Any = block.get("resource")
-            resource: Mapping[str, Any] = held if isinstance(held, dict) else {}
+            resource = cast("JsonObject", held if isinstance(held, dict) else {})
             return str(resource.get("text") or f"[resource {resource.get('uri', '')}; {where}]")
         case kind:
             return f"[{kind} content; --json has it]"
