@@ -19,6 +19,7 @@
     │   ├── AmbiguousTask           a name fits more than one task of the ledger
     │   ├── UnknownTool             the server has no tool of this name
     │   └── MissingExtra            an optional dependency is not installed
+    ├── Explained                   what is wrong and what to do, apart: some of the above and below
     ├── StepError                   a step failed in an earlier run, with an exception that cannot be rebuilt
     ├── QuestionTimedOut            nobody answered a question within its `timeout`
     ├── AnswerRefused               the client answered a question with an error
@@ -312,7 +313,7 @@ class QuestionUnanswered(WaitAbandoned):
         super().__init__(task_id, f"task {task_id} asks {key!r}, and {why}", fate)
 
 
-class Explained(Exception):
+class Explained(TasksError):
     """What an error of somebody's input has apart for whoever shows it: what is wrong, and what to do.
 
     Attributes:

@@ -63,5 +63,5 @@ def test_what_operators_see(cli: Cli, asking_store: Path, tasks: list[str]) -> N
     url = f"sqlite:///{asking_store}"
     assert tasks[0][:13] in shown(cli, "ls", "--store", url)
     assert "working" in shown(cli, "workers", "--store", url)
-    assert "queue" in shown(cli, "backlog", url)
+    assert "Nothing waits." in shown(cli, "backlog", url, "--namespace", "asking")
     assert cli("cancel", *tasks).returncode == 0

@@ -34,11 +34,14 @@ def test_files_of_a_result_are_saved_under_names_of_our_own(cli: Cli, asking_url
     assert str(folder / "pictures-4.png") in waited["saved"]
 
 
-def test_a_folder_that_cannot_be_written_to_is_said(cli: Cli, asking_url: str, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_to_is_said_before_anything_is_called(
+    cli: Cli, asking_url: str, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     done = cli("call", asking_url, "pictures", "--save", str(tmp_path / "file" / "below"))
     assert done.returncode == 2
     assert "--save" in done.stderr
+    assert cli.json("ls") == []
 
 
 def test_a_completed_task_that_is_an_error_is_never_shown_as_well(cli: Cli, asking_url: str) -> None:

@@ -21,10 +21,10 @@ from mcp_tasks.cli.forms.form import Form
 from mcp_tasks.cli.forms.questions import describe, how_to_answer, how_to_answer_unseen
 from mcp_tasks.cli.terminal import text
 from mcp_tasks.cli.terminal.keyboard import Keyboard
-from mcp_tasks.cli.terminal.links import link_to
 from mcp_tasks.cli.terminal.outcomes import print_result
 from mcp_tasks.cli.terminal.text import CleanLog, clean, command_line, json_text, one_line
 from mcp_tasks.client.fields import fields_of
+from mcp_tasks.client.pages import link_to
 from mcp_tasks.client.questions import Question
 from mcp_tasks.client.short_ids import short_id
 from tests.cli import hostile_server

@@ -1,7 +1,7 @@
 """The `mcp-tasks` command: call tools, come back to their tasks, and look at what a server does with tasks.
 
-`app` has the table of commands, one file each. Below them: `connection` reaches a server, `following` waits for
-tasks, `forms` asks at the prompt, `views` draws, `probes` is what `doctor` looks at.
+`app` has the table of commands, one file each in `commands`. Below them: `terminal` draws, reads keys and says how a
+command ends, `forms` asks at the prompt. What is done with servers and tasks is `mcp_tasks.client`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import re
 import stat
 import sys
 from collections.abc import Mapping
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -19,6 +18,7 @@ from urllib.parse import urlsplit
 import click
 
 from mcp_tasks.cli.terminal.text import hide
+from mcp_tasks.client.pages import is_loopback
 from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE
 
 TOKEN: Final = "MCP_TASKS_TOKEN"  # noqa: S105 - the name of a variable
@@ -76,14 +76,6 @@ def warn_of_plain_http(url: str | None) -> None:
     parts = urlsplit(url or "")
     if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         _warn(f"credentials go to {parts.hostname} over plain http, where everybody on the way can read them")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine, by its name."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def environment_for_servers() -> dict[str, str]:

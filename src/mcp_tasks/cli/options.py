@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,15 +16,14 @@ import click
 
 from mcp_tasks.cli.credentials import TOKEN, TOKEN_FILE, chosen_token, hide_values
 from mcp_tasks.cli.servers import SERVER
+from mcp_tasks.core.durations import read_duration
+from mcp_tasks.errors import InvalidDuration
 
 Era: TypeAlias = Literal["auto", "modern", "legacy"]
 Output: TypeAlias = Literal["text", "json"]
 Command: TypeAlias = Callable[..., int]
 Takes: TypeAlias = Callable[[Command], Command]
 """A decorator that gives a command options."""
-
-_UNITS: Final = {"w": "weeks", "d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
-_DURATION: Final = re.compile("".join(rf"(?:(?P<{name}>\d+(?:\.\d+)?)\s*{unit}\s*)?" for unit, name in _UNITS.items()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,18 +86,13 @@ class Duration(click.ParamType[timedelta]):
         """The duration that was typed."""
         if isinstance(value, timedelta):
             return value
-        text = str(value).strip()
-        # A number alone is of seconds.
-        parts = _DURATION.fullmatch(f"{text}s" if text[-1:].isdigit() else text) if text else None
-        if parts is None:
-            self.fail(f"{text!r} is not a duration; write 90 or 90s, 10m, 1h30m, 7d or 2w", param, ctx)
         try:
-            duration = timedelta(**{unit: float(count) for unit, count in parts.groupdict("0").items()})
-        except OverflowError:
-            duration = timedelta.max
+            duration = read_duration(str(value))
+        except InvalidDuration as exc:
+            self.fail(str(exc), param, ctx)
         if duration > self._longest or not (duration or self._zero):
             words = "more than none, and " if not self._zero else ""
-            self.fail(f"{text!r} must be {words}at most {self._longest.days} days", param, ctx)
+            self.fail(f"{value!r} must be {words}at most {self._longest.days} days", param, ctx)
         return duration
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 import click
+from mcp.shared.exceptions import MCPError
 
 from mcp_tasks.cli.terminal.exits import Exit, Problem, problem_of
 from mcp_tasks.client.servers.unreachable import leaves
@@ -39,8 +40,8 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.OK
     except Exception as exc:
-        problem = problem_of(exc) if isinstance(exc, Problem | TasksError) else None
-        if problem is not None:
+        if isinstance(exc, Problem | TasksError | MCPError):
+            problem = problem_of(exc)
             problem.show()
             return problem.code
         logger.debug("an exception that nobody expected", exc_info=True)

@@ -11,8 +11,10 @@ from mcp_tasks.client.following import Followed, Follower, Hooks, follow
 from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle
 from mcp_tasks.client.http import reconnecting_http
 from mcp_tasks.client.ledger import Ledger, LedgerEntry
+from mcp_tasks.client.pages import Link, link_to
 from mcp_tasks.client.poller import Patience
 from mcp_tasks.client.questions import Question, questions_of
+from mcp_tasks.client.saving import save_files
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.client.servers.connecting import connect
 from mcp_tasks.client.servers.entry import KnownServer
@@ -54,6 +56,7 @@ __all__ = [
     "KnownServers",
     "Ledger",
     "LedgerEntry",
+    "Link",
     "OnAbandon",
     "OnProgress",
     "Patience",
@@ -83,6 +86,7 @@ __all__ = [
     "fields_of",
     "find_tool",
     "follow",
+    "link_to",
     "list_tasks",
     "list_tools",
     "pending_tasks",
@@ -90,6 +94,7 @@ __all__ = [
     "read_words",
     "reconnecting_http",
     "resume_task",
+    "save_files",
     "short_id",
     "short_ids",
     "start_task",

@@ -1,40 +1,97 @@
-"""How tasks of a ledger stand right now: one look each, without waiting and without forgetting any."""
+"""Tasks of a ledger, wherever they are, each for a moment: how they stand right now, and what they ask."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
+from datetime import timedelta
+from typing import Final, TypeAlias, TypeVar
 
+import anyio
 from mcp.shared.exceptions import MCPError
 
 from mcp_tasks.client.calls import resume_task
+from mcp_tasks.client.handle import TaskHandle
+from mcp_tasks.client.ledger import LedgerEntry
+from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.client.servers.connecting import Connector
-from mcp_tasks.client.servers.grouping import ServerTasks
-from mcp_tasks.errors import TasksError
+from mcp_tasks.client.servers.grouping import ServerTasks, by_server
+from mcp_tasks.errors import InvalidAddress, TasksError
 from mcp_tasks.wire.parse import TaskSnapshot
 
-Seen: TypeAlias = dict[tuple[str, str, str], TaskSnapshot | TasksError | MCPError]
-"""By the key of the ledger's entry: the task, or why it could not be seen."""
+T = TypeVar("T")
+
+Seen: TypeAlias = dict[tuple[str, str, str], T | Exception]
+"""By the key of the ledger's entry: what came of it, or why nothing did."""
+
+_MORE: Final = 0.2
+"""Seconds for further questions, which come one after the other."""
 
 
-async def look_at(groups: Iterable[ServerTasks], connect: Connector) -> Seen:
+async def look_at(
+    entries: Iterable[LedgerEntry], connect: Connector, *, headers: Mapping[str, str] | None = None
+) -> Seen[TaskSnapshot]:
     """Look at tasks of any number of servers. What is seen goes into the ledger of the connections."""
-    seen: Seen = {}
-    async with asyncio.TaskGroup() as looks:
+    return await at_each(entries, connect, TaskHandle.status, headers=headers)
+
+
+async def at_each(
+    entries: Iterable[LedgerEntry],
+    connect: Connector,
+    act: Callable[[TaskHandle], Awaitable[T]],
+    *,
+    headers: Mapping[str, str] | None = None,
+) -> Seen[T]:
+    """Do something with tasks of any number of servers, over a connection to each. One that it cannot be done with does
+    not keep the others from it.
+
+    Args:
+        headers: What is going to be sent with requests: credentials, for one server.
+
+    Raises:
+        CredentialsForOne: There are headers, and several servers.
+    """
+    seen: Seen[T] = {}
+    reachable: list[LedgerEntry] = []
+    for entry in entries:
+        try:
+            ServerAddress.of(entry)
+            reachable.append(entry)
+        except InvalidAddress as exc:
+            seen[entry.key] = exc
+    groups = by_server(reachable, headers)
+    async with asyncio.TaskGroup() as visits:
         for group in groups:
-            looks.create_task(_look_at_server(group, connect, seen))
+            visits.create_task(_visit(group, connect, act, seen))
     return seen
 
 
-async def _look_at_server(group: ServerTasks, connect: Connector, seen: Seen) -> None:
+async def _visit(
+    group: ServerTasks, connect: Connector, act: Callable[[TaskHandle], Awaitable[T]], seen: Seen[T]
+) -> None:
     try:
         async with connect(group) as client:
             for entry in group.entries:
                 try:
-                    seen[entry.key] = await resume_task(client, entry.task_id, tool=entry.tool).status()
+                    seen[entry.key] = await act(resume_task(client, entry.task_id, tool=entry.tool))
                 except (TasksError, MCPError) as exc:
                     seen[entry.key] = exc
     except TasksError as exc:
         for entry in group.entries:
-            seen[entry.key] = exc
+            seen.setdefault(entry.key, exc)
+
+
+async def fetch_questions(handle: TaskHandle, *, within: timedelta) -> TaskSnapshot | None:
+    """The task with what it asks, also from a server that sends that only to one who waits, as those of 2025-11-25 do.
+
+    Returns:
+        The task as soon as it asks something or has ended; None if neither is so within that time.
+    """
+    with anyio.move_on_after(within.total_seconds()):
+        async with aclosing(handle.watch()) as states:
+            async for snapshot in states:
+                if snapshot.is_final or snapshot.input_requests:
+                    await anyio.sleep(_MORE)
+                    return await handle.status()
+    return None

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import timedelta
+from typing import Final
 
 from mcp_tasks.errors import InvalidDuration
+
+_UNITS: Final = {"w": "weeks", "d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
+_TYPED: Final = re.compile("".join(rf"(?:(?P<{name}>\d+(?:\.\d+)?)\s*{unit}\s*)?" for unit, name in _UNITS.items()))
 
 
 def check_duration(name: str, value: object, *, zero: bool = False, longest: timedelta = timedelta.max) -> timedelta:
@@ -29,6 +34,23 @@ def check_duration(name: str, value: object, *, zero: bool = False, longest: tim
     if value > longest:
         raise InvalidDuration(f"{name} must be at most {longest}, got {value}")
     return value
+
+
+def read_duration(text: str) -> timedelta:
+    """A duration that somebody typed: `90` or `90s`, `10m`, `1h30m`, `2d`, `1w`. One beyond all time is as long as any.
+
+    Raises:
+        InvalidDuration: It is not one; the message says how one is written.
+    """
+    text = text.strip()
+    # A number alone is of seconds.
+    parts = _TYPED.fullmatch(f"{text}s" if text[-1:].isdigit() else text) if text else None
+    if parts is None:
+        raise InvalidDuration(f"{text!r} is not a duration; write 90 or 90s, 10m, 1h30m, 7d or 2w")
+    try:
+        return timedelta(**{unit: float(count) for unit, count in parts.groupdict("0").items()})
+    except OverflowError:
+        return timedelta.max
 
 
 def seconds_of(timeout: object) -> float | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mcp_tasks.core.durations import check_duration
+from mcp_tasks.core.durations import check_duration, read_duration
 from mcp_tasks.errors import InvalidDuration, UsageError
 
 SECOND = timedelta(seconds=1)
@@ -67,3 +67,20 @@ def test_a_duration_may_have_a_limit() -> None:
 def test_the_refusal_is_what_it_was_before_and_a_usage_error() -> None:
     for kind in (UsageError, TypeError, ValueError):
         assert issubclass(InvalidDuration, kind)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), (" 90s ", 90), ("1.5m", 90), ("1h30m", 5400), ("2d", 172800), ("1w", 604800)]
+)
+def test_a_typed_duration_is_read(text: str, seconds: int) -> None:
+    assert read_duration(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "10x", "1m1h", "1 2"])
+def test_what_is_no_duration_is_refused_with_how_to_write_one(text: str) -> None:
+    with pytest.raises(InvalidDuration, match="is not a duration; write 90"):
+        read_duration(text)
+
+
+def test_a_duration_beyond_all_time_is_as_long_as_any() -> None:
+    assert read_duration("99999999999w") == timedelta.max

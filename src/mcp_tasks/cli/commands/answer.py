@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import aclosing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import anyio
 import click
 from mcp import Client, MCPError
 
@@ -28,24 +27,23 @@ from mcp_tasks.cli.options import (
 from mcp_tasks.cli.remembered import find_tasks, opened_ledger
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.terminal.desk import Desk
-from mcp_tasks.cli.terminal.exits import Detached, Exit, Problem, task_not_known
+from mcp_tasks.cli.terminal.exits import Detached, Exit, Problem
 from mcp_tasks.cli.terminal.keyboard import is_terminal
 from mcp_tasks.cli.terminal.outcomes import print_json, report, say
 from mcp_tasks.cli.terminal.text import clean, command_line
 from mcp_tasks.cli.terminal.views import LineBoard
-from mcp_tasks.client import LedgerEntry, TaskHandle, TaskSnapshot, resume_task
+from mcp_tasks.client import LedgerEntry, resume_task
 from mcp_tasks.client.handle import OnAbandon
+from mcp_tasks.client.looking import fetch_questions
 from mcp_tasks.client.questions import Question, questions_of
 from mcp_tasks.client.servers.connecting import ask_through_the_task
 from mcp_tasks.client.servers.grouping import by_server
 from mcp_tasks.client.short_ids import short_id
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import UnknownTask, UsageError
+from mcp_tasks.errors import UsageError
 
-FETCH_LIMIT = 15.0
-"""Seconds for a server to send what a task asks."""
-
-FETCH_MORE = 0.2
+FETCH_LIMIT = timedelta(seconds=15)
+"""For a server to send what a task asks."""
 
 EPILOG = """\
 \b
@@ -137,22 +135,23 @@ class _Given:
     async def send(self, client: Client, entry: LedgerEntry) -> list[str]:
         """Answer; gives the keys of what was answered."""
         handle = resume_task(client, entry.task_id, tool=entry.tool)
-        try:
-            snapshot = await handle.status()
-        except MCPError as exc:
-            raise Problem(f"the server answers: {exc}", Exit.FAILED) from exc
+        snapshot = await handle.status()
         if snapshot.status is TaskStatus.INPUT_REQUIRED and not snapshot.input_requests:
             if not (self._words or self._json_text or self._action or is_terminal()):
                 raise _nobody_to_ask(how_to_answer_unseen(entry.task_id, self._repeated)[1:])
-            snapshot = await _fetch_questions(handle, snapshot)
+            snapshot = await fetch_questions(handle, within=FETCH_LIMIT)
+            if snapshot is None:
+                raise Problem(
+                    f"the task asks something, and its server did not send it within {FETCH_LIMIT.seconds} s",
+                    Exit.FAILED,
+                    hint="Some servers of 2025-11-25 send a question only once. Is somebody else about to answer it?",
+                )
         questions = questions_of(snapshot.input_requests, entry.tool or entry.task_id, entry.server_label)
         if not questions:
             raise Problem(f"the task has no open question; it is {snapshot.status.value}", Exit.USAGE)
         answers = await self._answers(self._chosen(questions), entry)
         try:
             await handle.answer(answers)
-        except UnknownTask as exc:
-            raise Problem(task_not_known(exc), Exit.UNKNOWN_TASK) from exc
         except UsageError as exc:
             raise Problem(str(exc), Exit.USAGE, hint="Nothing was sent; the task still waits for an answer.") from exc
         except MCPError as exc:
@@ -202,22 +201,6 @@ class _Given:
         if question.url is not None:
             return {"action": "accept"}
         return {"action": "accept", "content": read_arguments(question.schema, self._words, self._json_text)}
-
-
-async def _fetch_questions(handle: TaskHandle, snapshot: TaskSnapshot) -> TaskSnapshot:
-    """The task with what it asks, from a server that sends that only to one who waits."""
-    with anyio.move_on_after(FETCH_LIMIT):
-        async with aclosing(handle.watch()) as states:
-            async for snapshot in states:
-                if snapshot.is_final or snapshot.input_requests:
-                    # There may be more; they come one after the other.
-                    await anyio.sleep(FETCH_MORE)
-                    return await handle.status()
-    raise Problem(
-        f"the task asks something, and its server did not send it within {FETCH_LIMIT:g} s",
-        Exit.FAILED,
-        hint="Some servers of 2025-11-25 send a question only once. Is somebody else about to answer it?",
-    )
 
 
 async def _ask_all(questions: Sequence[Question], how_to_answer: Sequence[str]) -> dict[str, Any]:

@@ -13,13 +13,7 @@ import anyio
 import click
 from mcp import Client, MCPError
 from mcp.client.session import ClientRequestContext
-from mcp_types import (
-    INVALID_REQUEST,
-    CallToolResult,
-    ElicitRequestParams,
-    ElicitResult,
-    ErrorData,
-)
+from mcp_types import INVALID_REQUEST, CallToolResult, ElicitRequestParams, ElicitResult, ErrorData
 from pydantic import ValidationError
 
 from mcp_tasks.cli.completing import tool_names
@@ -51,7 +45,7 @@ from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import Board, new_board
 from mcp_tasks.client import CallLost, Follower, Ledger, TaskHandle, find_tool, start_task
 from mcp_tasks.client.handle import OnAbandon
-from mcp_tasks.client.questions import Question
+from mcp_tasks.client.questions import questions_of
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.errors import Fate
 
@@ -180,7 +174,14 @@ class _Call:
     async def _call(self, client: Client, arguments: dict[str, Any]) -> Outcome:
         self._board.show(self._row)
         try:
-            started = await self._start(client, arguments)
+            # A call that does not become a task shows its progress, and takes as long as it takes.
+            started = await start_task(
+                client,
+                self._row.tool,
+                arguments,
+                read_timeout_seconds=float("inf"),
+                progress_callback=self._progress,
+            )
         except MCPError as exc:
             if self._unanswered is not None:
                 raise self._unanswered from exc
@@ -200,16 +201,6 @@ class _Call:
             return self._outcome("completed", result=started.model_dump(by_alias=True, mode="json", exclude_none=True))
         return await self._follow(client, started)
 
-    async def _start(self, client: Client, arguments: dict[str, Any]) -> TaskHandle | CallToolResult:
-        # A call that does not become a task shows its progress, and takes as long as it takes.
-        return await start_task(
-            client,
-            self._row.tool,
-            arguments,
-            read_timeout_seconds=float("inf"),
-            progress_callback=self._progress,
-        )
-
     async def _follow(self, client: Client, handle: TaskHandle) -> Outcome:
         self._task_id = handle.id
         if self._detach:
@@ -227,12 +218,8 @@ class _Call:
     async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
         """A question on the call itself, before there is a task."""
         fields = params.model_dump(by_alias=True, mode="json", exclude_none=True)
-        question = Question(
-            key="",
-            method="elicitation/create",
-            params=fields,
-            tool=self._row.tool,
-            server=self._target.label,
+        [question] = questions_of(
+            {"": {"method": "elicitation/create", "params": fields}}, self._row.tool, self._target.label
         )
         if not self._desk.is_staffed:
             self._unanswered = Problem(

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import click
-from mcp import Client, MCPError
+from mcp import MCPError
 
 from mcp_tasks.cli.completing import task_ids
 from mcp_tasks.cli.connection import connector
 from mcp_tasks.cli.options import TaskOptions, takes_task_options
 from mcp_tasks.cli.remembered import find_tasks, opened_ledger
 from mcp_tasks.cli.running import run
-from mcp_tasks.cli.terminal.exits import Exit, Problem, problem_of, task_not_known
+from mcp_tasks.cli.terminal.exits import Exit, Problem, problem_of
 from mcp_tasks.cli.terminal.outcomes import print_json, say
-from mcp_tasks.cli.terminal.text import clean
-from mcp_tasks.client import Ledger, LedgerEntry, resume_task
-from mcp_tasks.client.servers.grouping import by_server
+from mcp_tasks.client import Ledger, LedgerEntry, TaskHandle
+from mcp_tasks.client.looking import at_each
 from mcp_tasks.client.short_ids import short_id
-from mcp_tasks.errors import TasksError, UnknownTask
+from mcp_tasks.errors import UnknownTask
 
 EPILOG = """\
 \b
@@ -47,24 +46,26 @@ def command(*, ids: Sequence[str], options: TaskOptions) -> int:
 
 
 async def _cancel_all(ledger: Ledger, entries: Sequence[LedgerEntry], options: TaskOptions) -> int:
-    statuses: dict[str, str] = {}
-    code = Exit.OK
     connect = connector(options.access, ledger=ledger)
-    for group in by_server(entries, options.access.headers):
-        try:
-            async with connect(group) as client:
-                for entry in group.entries:
-                    statuses[entry.task_id] = await _cancel(client, entry)
-        except (Problem, TasksError) as exc:
-            problem = problem_of(exc) or Problem(str(exc), Exit.FAILED)
-            problem.show()
-            code = code or problem.code
+    seen = await at_each(entries, connect, _cancel, headers=options.access.headers)
+    statuses = {entry.task_id: found for entry in entries if isinstance(found := seen[entry.key], str)}
+    problems: dict[str, Problem] = {}
+    for entry in entries:
+        found = seen[entry.key]
+        if isinstance(found, Exception):
+            problem = problem_of(found)
+            if isinstance(found, UnknownTask | MCPError):
+                problem.message = f"{short_id(entry.task_id)}: {problem.message}"
+            # Several tasks of a server that is not there have one problem.
+            problems[problem.message] = problem
+    for problem in problems.values():
+        problem.show()
     if options.output == "json":
         print_json([{"taskId": task_id, "status": status} for task_id, status in statuses.items()])
     else:
         for task_id, status in statuses.items():
             say(f"{short_id(task_id)}: {_WORDS.get(status, status)}")
-    return code
+    return next((problem.code for problem in problems.values()), Exit.OK)
 
 
 _WORDS = {
@@ -76,12 +77,6 @@ _WORDS = {
 }
 
 
-async def _cancel(client: Client, entry: LedgerEntry) -> str:
-    handle = resume_task(client, entry.task_id, tool=entry.tool)
-    try:
-        await handle.cancel()
-        return (await handle.status()).status.value
-    except UnknownTask as exc:
-        raise Problem(f"{short_id(entry.task_id)}: {task_not_known(exc)}", Exit.UNKNOWN_TASK) from exc
-    except MCPError as exc:
-        raise Problem(f"{short_id(entry.task_id)}: the server answers: {clean(str(exc))}", Exit.FAILED) from exc
+async def _cancel(handle: TaskHandle) -> str:
+    await handle.cancel()
+    return (await handle.status()).status.value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,14 @@ from mcp_tasks.cli.servers import SERVER
 from mcp_tasks.cli.terminal.exits import Exit, problem_of
 from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.cli.terminal.tables import task_table
+from mcp_tasks.cli.terminal.text import fields
 from mcp_tasks.cli.terminal.views import stdout
 from mcp_tasks.client import Ledger, LedgerEntry
 from mcp_tasks.client.ledger import UNKNOWN
 from mcp_tasks.client.looking import look_at
 from mcp_tasks.client.servers.address import ServerAddress
-from mcp_tasks.client.servers.grouping import by_server
 from mcp_tasks.client.short_ids import short_ids
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import InvalidAddress
 
 EPILOG = """\
 \b
@@ -82,20 +82,9 @@ def command(
 
 
 async def _refresh(ledger: Ledger, spec: str | None, access: Access) -> int:
-    seen: dict[tuple[str, str, str], object] = {}
-    reachable: list[LedgerEntry] = []
-    for entry in ledger.pending(server=spec, identity=access.identity):
-        try:
-            ServerAddress.of(entry)
-            reachable.append(entry)
-        except InvalidAddress as exc:
-            seen[entry.key] = exc
-    seen |= await look_at(by_server(reachable, access.headers), connector(access, ledger=ledger))
-    problems: dict[str, int] = {}
-    for found in seen.values():
-        problem = problem_of(found) if isinstance(found, Exception) else None
-        if problem is not None:
-            problems[problem.message] = problems.get(problem.message, 0) + 1
+    pending = ledger.pending(server=spec, identity=access.identity)
+    seen = await look_at(pending, connector(access, ledger=ledger), headers=access.headers)
+    problems = Counter(problem_of(found).message for found in seen.values() if isinstance(found, Exception))
     for message, count in problems.items():
         say(f"{count} task{'' if count == 1 else 's'} could not be refreshed: {message}", "yellow")
     return Exit.OK
@@ -118,17 +107,16 @@ def _print(entries: Sequence[LedgerEntry], output: Output) -> None:
 
 def entry_json(entry: LedgerEntry) -> dict[str, Any]:
     """A remembered task as JSON, in the protocol's words."""
-    fields: dict[str, Any] = {
-        "taskId": entry.task_id,
-        "server": entry.server,
-        "identity": entry.identity or None,
-        "tool": entry.tool,
-        "arguments": entry.arguments,
-        "status": entry.status,
-        "isError": entry.is_error or None,
-        "statusMessage": entry.message,
-        "startedAt": entry.started_at.isoformat(),
-        "finishedAt": None if entry.finished_at is None else entry.finished_at.isoformat(),
-        "result": entry.result,
-    }
-    return {key: value for key, value in fields.items() if value is not None}
+    return fields(
+        taskId=entry.task_id,
+        server=entry.server,
+        identity=entry.identity or None,
+        tool=entry.tool,
+        arguments=entry.arguments,
+        status=entry.status,
+        isError=entry.is_error or None,
+        statusMessage=entry.message,
+        startedAt=entry.started_at.isoformat(),
+        finishedAt=None if entry.finished_at is None else entry.finished_at.isoformat(),
+        result=entry.result,
+    )

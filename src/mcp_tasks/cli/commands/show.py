@@ -18,7 +18,7 @@ from mcp_tasks.cli.options import Access, TaskOptions, takes_save, takes_task_op
 from mcp_tasks.cli.remembered import find_tasks, opened_ledger
 from mcp_tasks.cli.running import run
 from mcp_tasks.cli.terminal.exits import Exit, Problem, problem_of
-from mcp_tasks.cli.terminal.outcomes import Outcome, kept_outcome, outcome_of, print_json, result_texts, say, with_files
+from mcp_tasks.cli.terminal.outcomes import Outcome, outcome_of, print_json, result_texts, say, with_files
 from mcp_tasks.cli.terminal.rows import clock, row_of
 from mcp_tasks.cli.terminal.tables import took
 from mcp_tasks.cli.terminal.text import clean, one_line
@@ -26,9 +26,7 @@ from mcp_tasks.cli.terminal.views import ago, badge, stdout
 from mcp_tasks.client import Ledger, LedgerEntry, TaskSnapshot
 from mcp_tasks.client.looking import look_at
 from mcp_tasks.client.questions import questions_of
-from mcp_tasks.client.servers.grouping import by_server
 from mcp_tasks.core.record import Progress
-from mcp_tasks.errors import InvalidAddress
 
 EPILOG = """\
 \b
@@ -61,8 +59,9 @@ def command(*, task_id: str, offline: bool, save: Path | None, options: TaskOpti
                 raise found
             say(f"As last seen, because {found.message}.", "yellow")
         snapshot = found if isinstance(found, TaskSnapshot) else None
-        outcome = kept_outcome(entry) if snapshot is None else outcome_of(entry, snapshot)
-        outcome = outcome if save is None else with_files(outcome, save)
+        outcome = outcome_of(entry, snapshot)
+        if save is not None:
+            outcome = with_files(outcome, save)
         _print(entry, snapshot, outcome, options)
         return Exit.OK if outcome.not_saved is None else outcome.not_saved.code
 
@@ -70,13 +69,9 @@ def command(*, task_id: str, offline: bool, save: Path | None, options: TaskOpti
 
 
 async def _look(ledger: Ledger, entry: LedgerEntry, access: Access) -> TaskSnapshot | Problem:
-    try:
-        found = (await look_at(by_server([entry], access.headers), connector(access, ledger=ledger)))[entry.key]
-    except InvalidAddress as exc:
-        found = exc
-    if isinstance(found, TaskSnapshot):
-        return found
-    return problem_of(found) or Problem(str(found), Exit.FAILED)
+    seen = await look_at([entry], connector(access, ledger=ledger), headers=access.headers)
+    found = seen[entry.key]
+    return problem_of(found) if isinstance(found, Exception) else found
 
 
 def _print(entry: LedgerEntry, snapshot: TaskSnapshot | None, outcome: Outcome, options: TaskOptions) -> None:
@@ -111,47 +106,45 @@ def _milliseconds(duration: timedelta | None) -> int | None:
 
 
 def _card(entry: LedgerEntry, snapshot: TaskSnapshot | None, state: str) -> Table:
+    taken = took(entry) if snapshot is None else clock(row_of(entry, snapshot).elapsed)
+    is_over = entry.is_final if snapshot is None else snapshot.is_final
+    lines: list[tuple[str, str | Text | None]] = [
+        ("id", entry.task_id),
+        ("status", badge(state)),
+        ("tool", one_line(entry.tool) or "unknown"),
+        ("arguments", entry.arguments),
+        ("server", entry.server_label),
+        ("identity", entry.identity),
+        ("started", f"{_local(entry.started_at)} ({ago(entry.started_at)})"),
+        ("took" if is_over else "running for", taken),
+        ("message", entry.message if snapshot is None else snapshot.message),
+        *([] if snapshot is None else _seen(snapshot)),
+    ]
     card = Table.grid(padding=(0, 2))
     card.add_column(style="bright_black", no_wrap=True)
     card.add_column(overflow="fold")
-    card.add_row("id", Text(one_line(entry.task_id)))
-    card.add_row("status", badge(state))
-    card.add_row("tool", Text(one_line(entry.tool) or "unknown"))
-    if entry.arguments:
-        card.add_row("arguments", Text(one_line(entry.arguments)))
-    card.add_row("server", Text(one_line(entry.server_label)))
-    if entry.identity:
-        card.add_row("identity", Text(one_line(entry.identity)))
-    card.add_row("started", f"{_local(entry.started_at)} ({ago(entry.started_at)})")
-    if taken := took(entry) if snapshot is None else clock(row_of(entry, snapshot).elapsed):
-        is_over = entry.is_final if snapshot is None else snapshot.is_final
-        card.add_row("took" if is_over else "running for", taken)
-    message = entry.message if snapshot is None else snapshot.message
-    if message:
-        card.add_row("message", Text(one_line(message)))
-    if snapshot is not None:
-        _add_times(card, snapshot)
+    for name, value in lines:
+        if value:
+            card.add_row(name, value if isinstance(value, Text) else Text(one_line(value)))
     return card
 
 
-def _expiry_text(snapshot: TaskSnapshot) -> str:
-    if snapshot.expires_at is None:
-        return "never"
+def _seen(snapshot: TaskSnapshot) -> list[tuple[str, str | Text | None]]:
+    """What only the server knows."""
+    is_over, pace, error = snapshot.is_final, snapshot.poll_interval, snapshot.error
     # Until it has ended the time is only what the server promises at least, and grows.
-    return _local(snapshot.expires_at) if snapshot.is_final else "not before it has ended"
-
-
-def _add_times(card: Table, snapshot: TaskSnapshot) -> None:
-    if snapshot.progress is not None and not snapshot.is_final:
-        card.add_row("progress", _progress_text(snapshot.progress))
-    card.add_row("created", f"{_local(snapshot.created_at)} by the server's clock")
-    card.add_row("last updated", _local(snapshot.updated_at))
-    card.add_row("expires", _expiry_text(snapshot))
-    if snapshot.poll_interval is not None and not snapshot.is_final:
-        card.add_row("poll every", f"{snapshot.poll_interval.total_seconds():g} s")
-    if snapshot.error is not None:
-        text = f"{snapshot.error.get('message')} (code {snapshot.error.get('code')})"
-        card.add_row("error", Text(one_line(text), style="red"))
+    expires = "never" if snapshot.expires_at is None else "not before it has ended"
+    if snapshot.expires_at is not None and is_over:
+        expires = _local(snapshot.expires_at)
+    failure = None if error is None else f"{error.get('message')} (code {error.get('code')})"
+    return [
+        ("progress", None if snapshot.progress is None or is_over else _progress_text(snapshot.progress)),
+        ("created", f"{_local(snapshot.created_at)} by the server's clock"),
+        ("last updated", _local(snapshot.updated_at)),
+        ("expires", expires),
+        ("poll every", None if pace is None or is_over else f"{pace.total_seconds():g} s"),
+        ("error", None if failure is None else Text(one_line(failure), style="red")),
+    ]
 
 
 def _progress_text(progress: Progress) -> str:

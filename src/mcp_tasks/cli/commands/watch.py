@@ -11,9 +11,9 @@ from mcp_tasks.cli.connection import connector
 from mcp_tasks.cli.options import Access, Output, TaskOptions, takes_task_options, takes_timeout
 from mcp_tasks.cli.remembered import find_tasks, opened_ledger
 from mcp_tasks.cli.running import run
-from mcp_tasks.cli.terminal.attending import Attending, shown_problem
+from mcp_tasks.cli.terminal.attending import Attending
 from mcp_tasks.cli.terminal.desk import Desk, TimeUp
-from mcp_tasks.cli.terminal.exits import Detached, Exit
+from mcp_tasks.cli.terminal.exits import Detached, Exit, problem_of
 from mcp_tasks.cli.terminal.outcomes import say
 from mcp_tasks.cli.terminal.tables import JsonBoard, TableBoard
 from mcp_tasks.cli.terminal.text import one_line
@@ -92,7 +92,7 @@ def _report_problems(follower: Follower) -> int:
     code = Exit.OK
     for followed in follower.seen.values():
         if followed.problem is not None:
-            problem = shown_problem(followed.problem)
+            problem = problem_of(followed.problem)
             say(f"{short_id(followed.entry.task_id)}: {one_line(problem.message)}", "red")
             code = code or problem.code
     return code

@@ -13,11 +13,11 @@ from rich.panel import Panel
 from rich.text import Text
 
 from mcp_tasks.cli.terminal.keyboard import Keyboard
-from mcp_tasks.cli.terminal.links import link_to
 from mcp_tasks.cli.terminal.menus import chosen
 from mcp_tasks.cli.terminal.text import clean, one_line
 from mcp_tasks.client.conversions import NO, YES, as_text
 from mcp_tasks.client.fields import Field
+from mcp_tasks.client.pages import link_to
 from mcp_tasks.client.questions import Question
 from mcp_tasks.errors import BadValue
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from mcp_tasks.cli.terminal.links import link_to
 from mcp_tasks.cli.terminal.text import clean, command_line, one_line
+from mcp_tasks.client.pages import link_to
 from mcp_tasks.client.questions import Question
 from mcp_tasks.client.short_ids import short_id
 

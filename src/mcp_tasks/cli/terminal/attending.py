@@ -9,9 +9,9 @@ from typing import Any
 
 from mcp_tasks.cli.forms.form import Later
 from mcp_tasks.cli.terminal.desk import Desk
-from mcp_tasks.cli.terminal.exits import Exit, Problem, problem_of
-from mcp_tasks.cli.terminal.outcomes import Outcome, kept_outcome, outcome_of, say
-from mcp_tasks.cli.terminal.rows import Row, first_row, row_key, row_of
+from mcp_tasks.cli.terminal.exits import Exit, problem_of
+from mcp_tasks.cli.terminal.outcomes import Outcome, outcome_of, say
+from mcp_tasks.cli.terminal.rows import Row, row_key, row_of
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import Board
 from mcp_tasks.client import Followed, Hooks, LedgerEntry, TaskSnapshot
@@ -63,14 +63,14 @@ class Attending(Hooks):
 
     def on_problem(self, entry: LedgerEntry, problem: Exception) -> None:
         """Draw no more of it."""
-        self._board.drop(row_key(entry), shown_problem(problem).message)
+        self._board.drop(row_key(entry), problem_of(problem).message)
 
     def on_not_cancelled(self, entry: LedgerEntry, problem: Exception) -> None:
         """Say so."""
         say(one_line(f"{entry.task_id} could not be cancelled: {problem}"), "red")
 
     def _row(self, entry: LedgerEntry) -> Row:
-        return self._rows.get(row_key(entry)) or first_row(entry)
+        return self._rows.get(row_key(entry)) or row_of(entry)
 
     def _show(self, row: Row) -> None:
         self._rows[row.key] = row
@@ -83,11 +83,11 @@ def outcome_followed(followed: Followed) -> Outcome:
     if snapshot is not None:
         outcome = outcome_of(entry, snapshot)
     elif entry.is_final and followed.problem is None:
-        return kept_outcome(entry)
+        return outcome_of(entry)
     else:
         outcome = Outcome(server=entry.server, tool=entry.tool, task_id=entry.task_id, status="unknown")
     if followed.problem is not None:
-        problem = shown_problem(followed.problem)
+        problem = problem_of(followed.problem)
         return replace(outcome, problem=problem.message, code=problem.code)
     if followed.fate in ("cancelled", "not cancelled") and outcome.status == "input_required":
         became = "was cancelled" if followed.fate == "cancelled" else "could not be cancelled"
@@ -97,8 +97,3 @@ def outcome_followed(followed: Followed) -> Outcome:
         # What somebody has chosen is no failure.
         outcome = replace(outcome, code=Exit.OK)
     return replace(outcome, fate=followed.fate or "left")
-
-
-def shown_problem(exc: Exception) -> Problem:
-    """Why no more is known of a task, in words."""
-    return problem_of(exc) or Problem(str(exc), Exit.UNREACHABLE)

@@ -13,7 +13,7 @@ from mcp_tasks.cli.terminal.text import clean, one_line
 from mcp_tasks.errors import (
     Explained,
     InvalidAddress,
-    InvalidResponse,
+    InvalidOption,
     ServerUnreachable,
     StoreError,
     TaskNotRemembered,
@@ -85,25 +85,23 @@ class Problem(Exception):
 
 
 class LeftOpen(Problem):
-    """Somebody chose to leave a question open: the end of a command, and no error."""
+    """Somebody chose to leave something open, which ends a command and is no error."""
 
     def show(self) -> None:
         """Print it to stderr, without calling it an error."""
-        click.secho(self.message, fg="yellow", err=True)
+        if self.message:
+            click.secho(self.message, fg="yellow", err=True)
 
 
-class Detached(Problem):
-    """Somebody stopped waiting; the task goes on."""
+class Detached(LeftOpen):
+    """Somebody stopped waiting, and was told how to come back; the task goes on."""
 
     def __init__(self) -> None:
         super().__init__("", Exit.INTERRUPTED)
 
-    def show(self) -> None:
-        """Nothing: whoever detached has said how to come back."""
 
-
-def problem_of(exc: BaseException) -> Problem | None:
-    """What an exception of the library means to who typed a command; None for one that nobody expected."""
+def problem_of(exc: BaseException) -> Problem:
+    """What an exception of the library means to who typed a command."""
     match exc:
         case Problem():
             return exc
@@ -121,15 +119,15 @@ def problem_of(exc: BaseException) -> Problem | None:
         case MCPError():
             gone = exc.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT)
             return Problem(f"the server answers: {exc}", Exit.UNREACHABLE if gone else Exit.FAILED)
-        case InvalidResponse():
-            return Problem(str(exc), Exit.FAILED)
+        case InvalidOption():
+            return Problem(str(exc), Exit.USAGE)
         case StoreError():
             # The ledger is the only store here.
             return Problem(str(exc), Exit.LEDGER, hint="--ledger names another.")
         case OSError():
             return Problem(str(exc), Exit.UNREACHABLE)
         case _:
-            return None
+            return Problem(str(exc), Exit.FAILED)
 
 
 def _what_to_do(exc: ServerUnreachable) -> str:

@@ -15,13 +15,13 @@ from rich.text import Text
 
 from mcp_tasks.cli.forms.questions import describe, how_to_answer, how_to_answer_unseen
 from mcp_tasks.cli.options import Access, Output
-from mcp_tasks.cli.terminal.exits import Exit, Problem
+from mcp_tasks.cli.terminal.exits import Exit, Problem, problem_of
 from mcp_tasks.cli.terminal.rows import COMPLETED_BADLY
-from mcp_tasks.cli.terminal.saving import save_files
-from mcp_tasks.cli.terminal.text import clean, command_line, json_text, one_line, without_secrets
+from mcp_tasks.cli.terminal.text import clean, command_line, fields, json_text, one_line, without_secrets
 from mcp_tasks.cli.terminal.views import stderr
 from mcp_tasks.client import LedgerEntry, TaskSnapshot
 from mcp_tasks.client.questions import questions_of
+from mcp_tasks.client.saving import save_files
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.client.short_ids import short_id
 from mcp_tasks.core.json import JsonObject
@@ -89,44 +89,32 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """The value that `--output json` prints."""
-        fields: dict[str, Any] = {
-            "server": self.server,
-            "tool": self.tool or None,
-            "taskId": self.task_id,
-            "status": self.status,
-            "statusMessage": self.message,
-            "result": self.result,
-            "error": self.error,
-            "inputRequests": self.requests or None,
-            "problem": self.not_saved.message if self.problem is None and self.not_saved else self.problem,
-            "saved": [str(path) for path in self.saved.values()] or None,
-        }
-        return {key: value for key, value in fields.items() if value is not None}
+        return fields(
+            server=self.server,
+            tool=self.tool or None,
+            taskId=self.task_id,
+            status=self.status,
+            statusMessage=self.message,
+            result=self.result,
+            error=self.error,
+            inputRequests=self.requests or None,
+            problem=self.not_saved.message if self.problem is None and self.not_saved else self.problem,
+            saved=[str(path) for path in self.saved.values()] or None,
+        )
 
 
-def outcome_of(entry: LedgerEntry, snapshot: TaskSnapshot) -> Outcome:
-    """How a task stands."""
+def outcome_of(entry: LedgerEntry, snapshot: TaskSnapshot | None = None) -> Outcome:
+    """How a task stands, or stood when it was last seen."""
+    seen = snapshot or entry
     return Outcome(
         server=entry.server,
         tool=entry.tool,
         task_id=entry.task_id,
-        status=snapshot.status.value,
-        message=snapshot.message,
-        result=snapshot.result,
-        error=snapshot.error,
-        requests=snapshot.input_requests,
-    )
-
-
-def kept_outcome(entry: LedgerEntry) -> Outcome:
-    """How a task stood when it was last seen."""
-    return Outcome(
-        server=entry.server,
-        tool=entry.tool,
-        task_id=entry.task_id,
-        status=entry.status,
-        message=entry.message,
-        result=entry.result,
+        status=str(entry.status if snapshot is None else snapshot.status.value),
+        message=seen.message,
+        result=seen.result,
+        error=None if snapshot is None else snapshot.error,
+        requests=None if snapshot is None else snapshot.input_requests,
     )
 
 
@@ -146,10 +134,12 @@ def report(
 
 
 def with_files(outcome: Outcome, folder: Path) -> Outcome:
-    """The same after the files in its result were written into a folder."""
+    """The same after the files in its result were written into a folder. If they cannot be, that is said, and the
+    result is printed all the same: it may be nowhere else."""
     if outcome.result is None:
         return outcome
-    saved, problem = save_files(outcome.result, folder, outcome.tool)
+    saved, failure = save_files(outcome.result, folder, outcome.tool)
+    problem = None if failure is None else Problem(f"--save: {failure}", problem_of(failure).code)
     for path in saved.values():
         say(f"Saved {path}")
     if problem is not None:
@@ -217,8 +207,8 @@ def _text_of(block: JsonObject, saved: Path | None) -> str:
         case "resource_link":
             return f"[resource {block.get('uri', '')}]"
         case "resource":
-            held = block.get("resource")
-            resource = cast("JsonObject", held if isinstance(held, Mapping) else {})
+            held: Any = block.get("resource")
+            resource = cast("JsonObject", held if isinstance(held, dict) else {})
             return str(resource.get("text") or f"[resource {resource.get('uri', '')}; {where}]")
         case kind:
             return f"[{kind} content; --json has it]"
@@ -226,10 +216,8 @@ def _text_of(block: JsonObject, saved: Path | None) -> str:
 
 def _print(outcome: Outcome, access: Access, *, named: bool) -> None:
     if named:
-        say(
-            f"── {short_id(outcome.task_id or '')}  {one_line(outcome.tool)}: {outcome.state.replace('_', ' ')}",
-            "bold",
-        )
+        state = outcome.state.replace("_", " ")
+        say(f"── {short_id(outcome.task_id or '')}  {one_line(outcome.tool)}: {state}", "bold")
     if outcome.problem is not None:
         say(one_line(outcome.problem), "red")
         if outcome.task_id is not None and outcome.code is Exit.TIMEOUT and outcome.fate != "cancelled":

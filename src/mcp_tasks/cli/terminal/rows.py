@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -85,18 +85,6 @@ def state_of(entry: LedgerEntry) -> str:
     return COMPLETED_BADLY if entry.is_error and entry.status == "completed" else entry.status
 
 
-def first_row(entry: LedgerEntry, message: str | None = None) -> Row:
-    """A task of which nothing was seen yet."""
-    return Row(
-        key=row_key(entry),
-        tool=entry.tool or short_id(entry.task_id),
-        status=entry.status,
-        message=message,
-        task_id=entry.task_id,
-        started=entry.started_at,
-    )
-
-
 def clock(duration: timedelta) -> str:
     """A running time: 0:07, 12:34, 1:02:03."""
     minutes, seconds = divmod(max(0, int(duration.total_seconds())), 60)
@@ -104,19 +92,26 @@ def clock(duration: timedelta) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def row_of(entry: LedgerEntry, snapshot: TaskSnapshot) -> Row:
-    """A task in its present state."""
-    progress = snapshot.progress
-    return Row(
+def row_of(entry: LedgerEntry, snapshot: TaskSnapshot | None = None, *, message: str | None = None) -> Row:
+    """A task in its present state, or one of which nothing was seen yet, with a message of ours."""
+    row = Row(
         key=row_key(entry),
         tool=entry.tool or short_id(entry.task_id),
+        status=entry.status,
+        message=message,
+        task_id=entry.task_id,
+        started=entry.started_at,
+    )
+    if snapshot is None:
+        return row
+    progress = snapshot.progress
+    return replace(
+        row,
         status=snapshot.status.value,
         message=snapshot.message,
         done=None if progress is None else progress.progress,
         total=None if progress is None else progress.total,
-        task_id=entry.task_id,
         is_error=bool((snapshot.result or {}).get("isError")),
-        started=entry.started_at,
         # Both by the server's clock, so their difference is right whatever that clock says.
         ended=entry.started_at + (snapshot.updated_at - snapshot.created_at) if snapshot.is_final else None,
     )

@@ -12,8 +12,8 @@ from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from mcp_tasks.cli.terminal.rows import Row, clock, first_row, row_key, state_of
-from mcp_tasks.cli.terminal.text import json_text, one_line
+from mcp_tasks.cli.terminal.rows import Row, clock, row_key, row_of, state_of
+from mcp_tasks.cli.terminal.text import fields, json_text, one_line
 from mcp_tasks.cli.terminal.views import NARROW, Board, ago, badge, listing, stderr
 from mcp_tasks.client import LedgerEntry
 from mcp_tasks.client.ledger import UNKNOWN
@@ -25,7 +25,7 @@ class TableBoard(Board):
     """A row per task, redrawn in place."""
 
     def __init__(self, entries: Sequence[LedgerEntry]) -> None:
-        self._rows = {row_key(entry): first_row(entry, "connecting") for entry in entries}
+        self._rows = {row_key(entry): row_of(entry, message="connecting") for entry in entries}
         self._live = Live(get_renderable=self._table, console=stderr(), refresh_per_second=4)
 
     def start(self) -> None:
@@ -64,18 +64,18 @@ class JsonBoard(Board):
 
     def show(self, row: Row, away: timedelta | None = None) -> None:
         """Print a state."""
-        fields = {
-            "taskId": row.task_id,
-            "tool": row.tool,
-            "status": row.status,
-            "isError": row.is_error or None,
-            "statusMessage": row.message,
-            "progress": row.done,
-            "total": row.total,
-            "outOfReachSince": None if row.away_since is None else row.away_since.isoformat(),
-            "outOfReachSeconds": None if away is None else round(away.total_seconds(), 1),
-        }
-        click.echo(json_text({key: value for key, value in fields.items() if value is not None}))
+        shown = fields(
+            taskId=row.task_id,
+            tool=row.tool,
+            status=row.status,
+            isError=row.is_error or None,
+            statusMessage=row.message,
+            progress=row.done,
+            total=row.total,
+            outOfReachSince=None if row.away_since is None else row.away_since.isoformat(),
+            outOfReachSeconds=None if away is None else round(away.total_seconds(), 1),
+        )
+        click.echo(json_text(shown))
 
     def back(self, row: Row, after: timedelta) -> None:
         """Print the last state again, and for how long it was all that was known."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 import base64
 import mimetypes
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
-from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.core.json import JsonObject
+from mcp_tasks.errors import InvalidOption, InvalidResponse, TasksError
 
 _APPLICATIONS: Final = frozenset({"json", "pdf", "zip", "gzip", "xml", "octet-stream", "x-tar", "rtf"})
 _SUFFIXES: Final = {"audio/wav": ".wav", "audio/mp3": ".mp3", "image/jpg": ".jpg", "application/xml": ".xml"}
@@ -24,47 +23,52 @@ _MOST: Final = 100_000
 """Files of one name in a folder."""
 
 
-def save_files(result: JsonObject, folder: Path, tool: str) -> tuple[dict[int, Path], Problem | None]:
+def save_files(result: JsonObject, folder: Path, tool: str) -> tuple[dict[int, Path], TasksError | None]:
     """Write what is a file in a tool's result; gives where, by the number of its block, and the first problem with one.
 
     A file that cannot be written, or is not what it says it is, keeps nobody from the rest of a result.
+
+    Args:
+        result: As the protocol has it.
+        folder: Where to, made if it is not there.
+        tool: What the files are called after.
+
+    Returns:
+        The files, and an `InvalidOption` if the folder cannot be written to, an `InvalidResponse` if a file is not what
+        it says it is; None if all is well.
     """
     saved: dict[int, Path] = {}
-    problem: Problem | None = None
+    problem: TasksError | None = None
     content = result.get("content")
-    for number, block in enumerate(cast("list[object]", content) if isinstance(content, list) else []):
+    for number, block in enumerate(cast("list[Any]", content) if isinstance(content, list) else []):
         try:
-            found = _file_in(cast("JsonObject", block)) if isinstance(block, Mapping) else None
+            found = _file_in(block)
             if found is not None:
                 data, kind = found
                 saved[number] = _write(folder, _name(tool), _suffix(kind, text=isinstance(data, str)), data)
-        except Problem as exc:
+        except TasksError as exc:
             problem = problem or exc
     return saved, problem
 
 
-def _file_in(block: JsonObject) -> tuple[str | bytes, str] | None:
+def _file_in(block: Any) -> tuple[str | bytes, str] | None:
     """What is in a block that is a file, and its MIME type."""
     match block:
         case {"type": "image" | "audio", "data": str(data)}:
-            return _decoded(data), _type_of(block)
-        case {"type": "resource", "resource": {"blob": str(data)} as resource}:
-            return _decoded(data), _type_of(resource)
-        case {"type": "resource", "resource": {"text": str(text)} as resource}:
-            return text, _type_of(resource)
+            return _decoded(data), str(block.get("mimeType", ""))
+        case {"type": "resource", "resource": {"blob": str(data)}}:
+            return _decoded(data), str(block["resource"].get("mimeType", ""))
+        case {"type": "resource", "resource": {"text": str(text)}}:
+            return text, str(block["resource"].get("mimeType", ""))
         case _:
             return None
-
-
-def _type_of(resource: Mapping[str, Any]) -> str:
-    return str(resource.get("mimeType", ""))
 
 
 def _decoded(data: str) -> bytes:
     try:
         return base64.b64decode(data, validate=True)
     except ValueError as exc:
-        raise Problem(f"a file in the result is not base64, and cannot be saved: {exc}", Exit.FAILED) from exc
+        raise InvalidResponse(f"a file in the result is not base64, and cannot be saved: {exc}") from exc
 
 
 def _name(tool: str) -> str:
@@ -91,5 +95,5 @@ def _write(folder: Path, name: str, suffix: str, data: str | bytes) -> Path:
                 continue
             return path
     except OSError as exc:
-        raise Problem(f"--save: {str(folder)!r} cannot be written to: {exc.strerror or exc}", Exit.USAGE) from exc
-    raise Problem(f"--save: {str(folder)!r} has too many files that are called {name}", Exit.USAGE)
+        raise InvalidOption(f"{str(folder)!r} cannot be written to: {exc.strerror or exc}") from exc
+    raise InvalidOption(f"{str(folder)!r} has too many files that are called {name}")

@@ -8,9 +8,8 @@ looks.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from ipaddress import ip_address
 from urllib.parse import urlsplit
-
-from mcp_tasks.cli.credentials import is_loopback
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +39,14 @@ def link_to(url: str) -> Link:
     if shown != host or "xn--" in shown:
         warnings.append("The host name has letters that can look like others.")
     return Link(host=shown or "?", refusal=_refusal(parts.scheme, shown, parts.netloc, url), warnings=tuple(warnings))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, by its name."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def _refusal(scheme: str, host: str, netloc: str, url: str) -> str | None:
