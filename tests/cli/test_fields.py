@@ -233,4 +233,9 @@ def test_times_are_said_as_people_say_them() -> None:
     now = datetime(2026, 7, 28, tzinfo=UTC)
     said = [ago(now - timedelta(seconds=seconds), now) for seconds in (5, 90, 7200, 200000)]
     assert said == ["5 s ago", "1 min ago", "2 h ago", "2 d ago"]
-    assert [clock(timedelta(seconds=seconds)) for seconds in (7, 754, 3723)] == ["0:07", "12:34", "1:02:03"]
+    assert [clock(timedelta(seconds=seconds)) for seconds in (7, 754, 3723, 262923)] == [
+        "0:07",
+        "12:34",
+        "1:02:03",
+        "3d 01:02:03",
+    ]

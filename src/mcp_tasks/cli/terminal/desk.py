@@ -143,7 +143,7 @@ class Desk:
 
     async def _menu(self, console: Console) -> Decision | None:
         self._keyboard.forget_typed()
-        prompt = "[c]ancel the task, [d]etach and leave it running, [w]ait on (Ctrl-C again detaches): "
+        prompt = "[c]ancel, [d]etach or [w]ait on (Ctrl-C again detaches): "
         while True:
             try:
                 text = await self._keyboard.line(Text(prompt, style="yellow"), console)

@@ -86,9 +86,11 @@ def state_of(entry: LedgerEntry) -> str:
 
 
 def clock(duration: timedelta) -> str:
-    """A running time: 0:07, 12:34, 1:02:03."""
+    """A running time: 0:07, 12:34, 1:02:03, 3d 01:02:03."""
     minutes, seconds = divmod(max(0, int(duration.total_seconds())), 60)
     hours, minutes = divmod(minutes, 60)
+    if hours >= 24:
+        return f"{hours // 24}d {hours % 24:02}:{minutes:02}:{seconds:02}"
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
