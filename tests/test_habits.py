@@ -116,7 +116,6 @@ LEFT: dict[str, int] = {
     "unit/runtime/test_alarms.py": 3,
     "unit/runtime/test_deliveries.py": 2,
     "unit/runtime/test_launching.py": 1,
-    "unit/runtime/test_lease.py": 9,
     "unit/runtime/test_lease_lost.py": 10,
     "unit/runtime/test_lookout.py": 5,
     "unit/runtime/test_narration.py": 1,

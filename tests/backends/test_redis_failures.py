@@ -345,7 +345,7 @@ async def test_a_wrong_password_is_said_to_be_one(server: Valkey, redis: Any, pa
 
 async def test_a_database_that_is_not_there_is_said_to_be_missing(server: Valkey) -> None:
     with pytest.raises(StoreUnavailable, match="has no database of that number"):
-        await RedisStore(server.url.removesuffix("0") + "999").open()
+        await RedisStore(server.url.removesuffix("0") + "99999").open()
 
 
 async def test_a_server_without_memory_takes_no_write_in_part(store: RedisStore, redis: Any) -> None:

@@ -154,13 +154,13 @@ class Process:
     async def _beat(self) -> None:
         while self.hangs:
             try:
-                await anyio.sleep(60)
+                await anyio.sleep(60)  # sleep: the time is simulated
             except asyncio.CancelledError:
                 # As a driver that tells its server first, by a network that is cut.
                 if not self.clings:
                     raise
         if self.refuses is not None:
-            await anyio.sleep(self.fails_after)
+            await anyio.sleep(self.fails_after)  # sleep: a store that takes its time to fail
             raise self.refuses
         self.beats.append(self.uptime())
         self.log.append("beat")
@@ -178,7 +178,7 @@ class Process:
         if self.cannot_take_up:
             self.cannot_take_up -= 1
             raise StoreUnavailable("the disk is full")
-        await anyio.sleep(self.takes_up_for)
+        await anyio.sleep(self.takes_up_for)  # sleep: the time is simulated
         self.log.append("take up")
 
 
@@ -197,13 +197,13 @@ async def until(reached: Callable[[], bool]) -> None:
     """Return when that is so; looked at every tenth of a second of the time that is not waited for."""
     with anyio.fail_after(1_000):
         while not reached():  # noqa: ASYNC110 - the time is simulated
-            await anyio.sleep(0.1)
+            await anyio.sleep(0.1)  # sleep: the time is simulated
 
 
 @pytest.mark.anyio
 async def test_a_lease_is_renewed_several_times_in_its_length() -> None:
     async with serving() as process:
-        await anyio.sleep(10 * LEASE.total_seconds())
+        await anyio.sleep(10 * LEASE.total_seconds())  # sleep: the time is simulated
         gaps = [later - earlier for earlier, later in zip(process.beats, process.beats[1:], strict=False)]
         assert max(gaps) <= LEASE.total_seconds() / 3
         assert set(process.log) == {"beat"}
@@ -212,11 +212,11 @@ async def test_a_lease_is_renewed_several_times_in_its_length() -> None:
 @pytest.mark.anyio
 async def test_a_store_that_is_away_for_less_than_two_thirds_of_the_lease_stops_nothing() -> None:
     async with serving() as process:
-        await anyio.sleep(LEASE.total_seconds())
+        await anyio.sleep(LEASE.total_seconds())  # sleep: the time is simulated
         process.refuses = StoreUnavailable("the disk is full")
-        await anyio.sleep(LEASE.total_seconds() / 2)
+        await anyio.sleep(LEASE.total_seconds() / 2)  # sleep: the time is simulated
         process.refuses = None
-        await anyio.sleep(LEASE.total_seconds())
+        await anyio.sleep(LEASE.total_seconds())  # sleep: the time is simulated
         assert (process.lease.is_valid, set(process.log)) == (True, {"beat"})
 
 
@@ -224,7 +224,7 @@ async def test_a_store_that_is_away_for_less_than_two_thirds_of_the_lease_stops_
 @pytest.mark.anyio
 async def test_a_process_that_cannot_renew_stops_its_runs_before_its_lease_is_over(how: str) -> None:
     async with serving() as process:
-        await anyio.sleep(LEASE.total_seconds())
+        await anyio.sleep(LEASE.total_seconds())  # sleep: the time is simulated
         process.hangs, process.clings = how in ("hangs", "clings"), how == "clings"
         process.refuses = {"refuses": StoreUnavailable("full"), "breaks": RuntimeError("a defect")}.get(how)
         await until(lambda: process.stopped_at is not None)
@@ -237,7 +237,7 @@ async def test_a_process_that_cannot_renew_stops_its_runs_before_its_lease_is_ov
 @pytest.mark.anyio
 async def test_however_slowly_a_store_fails_the_runs_stop_well_before_others_may_claim_them(fails_after: float) -> None:
     async with serving() as process:
-        await anyio.sleep(LEASE.total_seconds())
+        await anyio.sleep(LEASE.total_seconds())  # sleep: the time is simulated
         process.fails_after, process.refuses = fails_after, StoreUnavailable("the network is cut")
         await until(lambda: process.stopped_at is not None)
         assert 2 / 3 <= process.silent_for() / LEASE.total_seconds() <= 5 / 6 + 0.01
@@ -266,18 +266,18 @@ async def test_a_process_that_has_stopped_its_runs_is_in_no_hurry_to_take_them_u
         # A store that many ask at once is slow, and there is more to be asked of it than a heartbeat.
         process.takes_up_for = LEASE.total_seconds() / 2
         await until(lambda: process.lease.is_valid)
-        await anyio.sleep(LEASE.total_seconds())
+        await anyio.sleep(LEASE.total_seconds())  # sleep: the time is simulated
         assert process.log.count("stop") == 1
 
 
 @pytest.mark.anyio
 async def test_a_machine_that_slept_looks_before_it_renews_and_stops_nothing() -> None:
     async with serving() as process:
-        await anyio.sleep(LEASE.total_seconds())
+        await anyio.sleep(LEASE.total_seconds())  # sleep: the time is simulated
         process.log.clear()
         process.slept += 3_600
         await until(lambda: "beat" in process.log)
-        await anyio.sleep(LEASE.total_seconds())
+        await anyio.sleep(LEASE.total_seconds())  # sleep: the time is simulated
         assert process.log[:2] == ["look", "beat"]
         assert "stop" not in process.log
 
@@ -285,7 +285,7 @@ async def test_a_machine_that_slept_looks_before_it_renews_and_stops_nothing() -
 @pytest.mark.anyio
 async def test_a_machine_that_slept_and_finds_no_store_stops_its_runs_at_once() -> None:
     async with serving() as process:
-        await anyio.sleep(LEASE.total_seconds())
+        await anyio.sleep(LEASE.total_seconds())  # sleep: the time is simulated
         woken = asyncio.get_running_loop().time()
         process.slept += 3_600
         process.hangs = True
