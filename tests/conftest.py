@@ -17,10 +17,16 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(autouse=True)
-def _log_level_of_a_new_process() -> None:  # pyright: ignore[reportUnusedFunction]
+def _logs_of_a_new_process() -> None:  # pyright: ignore[reportUnusedFunction]
     """Each test logs as a process that has just begun.
 
-    An `MCPServer` that is made while pytest has no handler in place sets the root logger to INFO, for good. Tests that
-    ask for all that was logged would then find the audit log, which is written for whoever reads at INFO.
+    A snippet of the docs sets up the audit log, and an `MCPServer` made while pytest has no handler in place sets
+    the root logger to INFO: for good, and later tests would find what they never asked for among what was logged.
     """
     logging.getLogger().setLevel(logging.WARNING)
+    for name in [name for name in logging.Logger.manager.loggerDict if name.partition(".")[0] == "mcp_tasks"]:
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.NOTSET)
+        logger.propagate = True
+        for handler in list(logger.handlers):
+            logger.removeHandler(handler)
