@@ -78,8 +78,8 @@ unit: $(STAMP)
 
 everything: $(STAMP)
 	@# Three at a time, also on two cores: most tests wait for processes. A file stays in one of them for the servers that
-	@# it shares.
-	$(BIN)/python -m pytest -q -m "not interop" -n 3 --dist loadfile --junitxml=$(CACHE)/everything.xml
+	@# it shares; those with few tests come when they come, because they are the long ones and would be waited for at the end.
+	$(BIN)/python -m pytest -q -m "not interop" -n 3 --dist loadfile --no-loadscope-reorder --junitxml=$(CACHE)/everything.xml
 
 coverage: $(STAMP) ## lines and branches of core, runtime and protocol that no test in process comes to
 	rm -f $(CACHE)/coverage*

@@ -31,6 +31,12 @@ HARNESS: Final[Mapping[str, str]] = {
 }
 """What is the harness's business: `harness.processes`, `ports`, `serving` and `auth` have it for all."""
 
+WORDS: Final = frozenset({"SIGKILL", ".bind", *(called.rpartition(".")[2] for called in HARNESS)} - {"run", "call"}) | {
+    "subprocess",
+    "uvicorn",
+}
+"""What a file says somewhere that does any of it."""
+
 EXCEPTIONS: Final[Mapping[str, str]] = {
     # Programs that readers copy: they stand for themselves.
     "examples/authentication.py": "auth",
@@ -91,7 +97,9 @@ def _found() -> dict[str, str]:
     found: dict[str, str] = {}
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            if kinds := sorted(set(_kinds(path.read_text(encoding="utf-8")))):
+            program = path.read_text(encoding="utf-8")
+            # Most say none of these words, and taking a program apart is slow.
+            if any(word in program for word in WORDS) and (kinds := sorted(set(_kinds(program)))):
                 found[path.relative_to(ROOT).as_posix()] = " ".join(kinds)
     return found
 

@@ -42,6 +42,7 @@ BIG: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BIG)
 def test_what_is_large_is_the_same_in_pieces(name: str) -> None:
     value = BIG[name]
@@ -124,6 +125,7 @@ def test_what_is_no_json_cannot_be_stored(encode: Any, value: Any) -> None:
     assert isinstance(refused.value.__cause__, TypeError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encode", [encode_json, encode_in_pieces, encode_canonical])
 def test_what_goes_round_in_a_circle_cannot_be_stored(encode: Any) -> None:
     value: list[Any] = ["x" * 1_000]
@@ -136,6 +138,7 @@ def canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BIG)
 def test_canonical_json_of_what_is_large_is_sorted_throughout(name: str) -> None:
     assert encode_canonical(BIG[name]) == canonical(BIG[name])

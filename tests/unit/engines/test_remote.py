@@ -77,6 +77,7 @@ async def test_an_id_whose_run_found_out_nothing_is_to_be_sent_again(hand: Hand)
     await engine.stop(LONG)
 
 
+@pytest.mark.slow
 async def test_an_id_without_a_slot_is_to_be_sent_again_after_a_while_and_takes_none_later(hand: Hand) -> None:
     async with at_work(RemoteEngine(hand, concurrency=1)) as work:
         assert await hand.brings("a")
@@ -188,6 +189,7 @@ async def test_a_carrier_that_does_not_leave_is_left_behind(hand: Hand, monkeypa
         hand.leaves = True
 
 
+@pytest.mark.slow
 async def test_a_second_life_has_all_its_slots_whatever_the_first_left_behind(hand: Hand) -> None:
     engine = RemoteEngine(hand, concurrency=1)
     first, second = Work(), Work()

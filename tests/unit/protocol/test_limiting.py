@@ -241,6 +241,7 @@ async def test_a_store_that_is_away_says_so_and_a_task_that_was_not_made_does_no
     await make(quota)
 
 
+@pytest.mark.slow
 async def test_owners_that_make_nothing_are_forgotten() -> None:
     quota = Quota(Limits(open_tasks=None), Counted(), Ticking())
     for number in range(MOST_OWNERS + 100):

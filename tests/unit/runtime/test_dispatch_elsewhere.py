@@ -134,6 +134,7 @@ async def test_a_process_that_starts_leaves_alone_what_the_broker_has(site: Site
                     await until_final(server, task)
 
 
+@pytest.mark.slow
 async def test_tasks_of_a_process_that_died_are_carried_to_another_by_whoever_notices(site: Site) -> None:
     async def never_ending(run: Run) -> Ending:
         await anyio.sleep_forever()

@@ -419,6 +419,7 @@ class CountingStore(MemoryStore):
         return forgotten
 
 
+@pytest.mark.slow
 async def test_a_start_does_not_wait_for_expired_tasks_and_sweeps_remove_so_many_at_a_time() -> None:
     clock, store = FakeClock(), CountingStore()
     count = 2 * PER_SWEEP + BATCH

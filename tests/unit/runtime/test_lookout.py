@@ -136,6 +136,7 @@ async def test_a_task_that_parked_is_started_when_it_is_answered_elsewhere(new_s
         assert (await until_final(front, task)).result == {"value": "yes"}
 
 
+@pytest.mark.slow
 async def test_a_busy_process_reads_nothing_because_of_hints(new_store: Callable[[], Store]) -> None:
     store = new_store()
     assert isinstance(store, CountingMemory | CountingFile)

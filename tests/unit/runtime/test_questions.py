@@ -643,6 +643,7 @@ async def test_no_entry_of_the_journal_is_read_twice_by_a_run(park_after: timede
 # A limit that the call brought along
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("of_tool", "of_call", "limit"),
     [(None, 60, 60), (600, 60, 60), (60, 600, 60), (60, None, 60), (None, None, None)],

@@ -166,6 +166,7 @@ async def create_many(runtime: TaskRuntime, tool: str, count: int, *, timers: bo
     return records
 
 
+@pytest.mark.slow
 async def test_a_sweep_looks_at_so_many_pages_and_the_next_goes_on_from_there() -> None:
     store, engine = CountingStore(), CountingEngine(100)
     async with running(never_ending, store=store, engine=engine, monotonic=Seconds()) as runtime:

@@ -55,6 +55,7 @@ def task(number: int, **fields: Any) -> TaskRecord:
     return make_record(**{"name": "tool", "created_at": made, "retention": None, **fields})
 
 
+@pytest.mark.slow
 async def test_a_process_that_finds_many_tasks_of_one_owner_soon_begins_the_one_of_another(tmp_path: Path) -> None:
     store, started = SqliteStore(tmp_path / "tasks.db"), Started()
     await store.open()

@@ -16,6 +16,7 @@ from tests.unit.runtime.test_queue_sweep import create_many
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("timers", [False, True])
 async def test_tasks_that_cannot_be_run_here_do_not_keep_back_one_that_can(tmp_path: Path, timers: bool) -> None:
     async def at_once(run: Run) -> Ending:
