@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
@@ -121,16 +121,20 @@ class Call:
     schema: JsonObject
 
 
+Note: TypeAlias = Callable[..., None]
+"""Notes a finding: the probe, what was found and, if something is wrong, what to do."""
+
+
 class Subject:
     """A server, the way to it, and where findings go: `ok`, `warn`, `fail` and `skip` note one in the report."""
 
     def __init__(self, wire: Wire, report: Report) -> None:
-        self.wire = wire
-        self.report = report
-        self.ok = partial(report.add, "pass")
-        self.warn = partial(report.add, "warn")
-        self.fail = partial(report.add, "fail")
-        self.skip = partial(report.add, "skip")
+        self.wire: Wire = wire
+        self.report: Report = report
+        self.ok: Note = partial(report.add, "pass")
+        self.warn: Note = partial(report.add, "warn")
+        self.fail: Note = partial(report.add, "fail")
+        self.skip: Note = partial(report.add, "skip")
 
     async def call(self, call: Call, *, declare: bool = True, extra: JsonObject | None = None) -> Reply:
         """Call a tool, with the headers that its schema asks for."""
