@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -229,6 +231,30 @@ def write_private(path: Path, data: bytes) -> None:
         with suppress(FileNotFoundError):
             os.unlink(beside)
         raise
+
+
+@contextmanager
+def alone(path: Path) -> Generator[None]:
+    """Wait until no other process is changing a file, and keep others waiting until the block is left.
+
+    Between those who all ask: by a lock on a file beside it, which stays. The lock ends with its process.
+
+    Raises:
+        UntrustedFile: Somebody else may have put that file there.
+    """
+    descriptor = open_private(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT)
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _make_private(path: Path, found: os.stat_result) -> None:

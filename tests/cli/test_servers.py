@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import threading
@@ -146,3 +147,15 @@ def test_a_name_takes_no_url_and_no_command_of_several_words(cli: Cli, project: 
     write(project, {fixture_url: {"command": "false"}, f"{sys.executable} --version": {"url": fixture_url}})
     assert cli("tools", fixture_url, cwd=project).returncode == 0
     assert cli("tools", f"{sys.executable} --version", cwd=project).returncode == 6
+
+
+def test_servers_that_are_added_at_the_same_moment_are_all_kept(cli: Cli) -> None:
+    with Path(os.devnull).open("r+") as nothing:
+        files = [nothing.fileno()] * 3
+        added = [
+            cli.begin(["servers", "add", f"n{number}", f"http://localhost:{number}/mcp"], files, terminal=False)
+            for number in range(1, 9)
+        ]
+    assert [command.wait() for command in added] == [0] * 8
+    listed = json.loads(cli("servers", "--json").stdout)
+    assert sorted(server["name"] for server in listed) == [f"n{number}" for number in range(1, 9)]

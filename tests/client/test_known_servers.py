@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.client.servers.entry import KnownServer
 from mcp_tasks.client.servers.known import KnownServers
 from mcp_tasks.errors import InvalidServerFile, UnknownServer
+from mcp_tasks.files import alone
 
 URL = "https://farm.example/mcp"
 
@@ -197,7 +199,7 @@ def test_servers_are_kept_in_a_private_file_and_removed(home: Path) -> None:
     servers.add("local", ServerAddress(argv=("python", "server.py"), folder="/srv"), environment={"A": "b"})
     assert servers.kept_in == home / ".config/mcp-tasks/servers.json"
     assert stat.S_IMODE(servers.kept_in.stat().st_mode) == 0o600
-    assert os.listdir(servers.kept_in.parent) == ["servers.json"]
+    assert sorted(os.listdir(servers.kept_in.parent)) == ["servers.json", "servers.json.lock"]
     again = KnownServers()
     local = again.get("local")
     assert local is not None
@@ -243,3 +245,16 @@ def test_nothing_is_lost_of_what_is_kept(project: Path) -> None:
     with pytest.raises(InvalidServerFile, match="cannot be read"):
         servers.add("other", ServerAddress(url=URL))
     assert servers.kept_in.read_text() == "{nonsense"
+
+
+def test_who_adds_a_server_waits_for_whoever_is_changing_the_file() -> None:
+    servers = KnownServers()
+    servers.add("first", ServerAddress.parse(URL))
+    adding = threading.Thread(target=lambda: KnownServers().add("second", ServerAddress.parse(URL)))
+    with alone(servers.kept_in):
+        adding.start()
+        adding.join(0.5)
+        assert adding.is_alive()
+        assert "second" not in json.loads(servers.kept_in.read_text())["mcpServers"]
+    adding.join(30)
+    assert {known.name for known in KnownServers()} == {"first", "second"}

@@ -16,7 +16,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, cast
@@ -25,7 +26,7 @@ from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.client.servers.entry import KnownServer, credential_in, entry_of
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.errors import InvalidServerFile, UnknownServer, UntrustedFile
-from mcp_tasks.files import make_private_folder, read_trusted, write_private
+from mcp_tasks.files import alone, make_private_folder, read_trusted, write_private
 
 IN_PROJECTS: Final = (".mcp.json", "mcp.json", ".cursor/mcp.json", ".vscode/mcp.json")
 """Files of a project, in the order in which they are looked at."""
@@ -101,9 +102,6 @@ class KnownServers:
         """
         if not _NAME.fullmatch(name):
             raise UnknownServer(f"{name!r} is not a name for a server", "Letters, digits, and any of _ . + - @ in it.")
-        kept = self._kept()
-        if name in kept:
-            raise InvalidServerFile(f"there is a server {name!r} already", f"It is in {self.kept_in}. Remove it first.")
         entry = entry_of(server, headers or {}, environment or {})
         credential = credential_in(entry)
         if credential is not None:
@@ -111,7 +109,11 @@ class KnownServers:
                 f"{credential} would be kept for everybody to read who can read {self.kept_in}",
                 "Write ${VARIABLE} in its place, in single quotes, and set that variable when you use the server.",
             )
-        self._keep({**kept, name: entry})
+        with self._changing() as kept:
+            if name in kept:
+                hint = f"It is in {self.kept_in}. Remove it first."
+                raise InvalidServerFile(f"there is a server {name!r} already", hint)
+            kept[name] = entry
 
     def remove(self, name: str) -> None:
         """Keep a server no longer.
@@ -120,12 +122,12 @@ class KnownServers:
             UnknownServer: It is not kept here.
             InvalidServerFile: The file cannot be used.
         """
-        kept = self._kept()
-        if name not in kept:
-            known = self._servers.get(name)
-            hint = self._near(name) if known is None else f"{known.source} has one of that name; take it out there."
-            raise UnknownServer(f"no server {name!r} is kept in {self.kept_in}", hint)
-        self._keep({other: entry for other, entry in kept.items() if other != name})
+        with self._changing() as kept:
+            if name not in kept:
+                known = self._servers.get(name)
+                hint = self._near(name) if known is None else f"{known.source} has one of that name; take it out there."
+                raise UnknownServer(f"no server {name!r} is kept in {self.kept_in}", hint)
+            del kept[name]
 
     def _near(self, name: str) -> str:
         near = get_close_matches(name.lower(), [known.lower() for known in self._servers], n=3, cutoff=0.6)
@@ -166,12 +168,16 @@ class KnownServers:
             raise InvalidServerFile(f"{self.kept_in} cannot be read: {self.problems[self.kept_in]}", "Mend it first.")
         return kept
 
-    def _keep(self, entries: Mapping[str, Any]) -> None:
+    @contextmanager
+    def _changing(self) -> Generator[dict[str, Any]]:
+        """What is kept, to be changed by one process at a time. Written at the end of the block, unless it raises."""
         try:
             make_private_folder(self.kept_in.parent)
-            write_private(
-                self.kept_in, f"{json.dumps({'mcpServers': entries}, indent=2, ensure_ascii=False)}\n".encode()
-            )
+            with alone(self.kept_in):
+                kept = dict(self._kept())
+                yield kept
+                text = json.dumps({"mcpServers": kept}, indent=2, ensure_ascii=False)
+                write_private(self.kept_in, f"{text}\n".encode())
         except (OSError, UntrustedFile) as exc:
             raise InvalidServerFile(f"{self.kept_in} cannot be written: {exc}") from exc
 
