@@ -11,17 +11,19 @@ That logger is asked for its own level: a root logger at DEBUG shows no secrets.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from types import TracebackType
-from typing import Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from mcp_tasks.errors import TasksError, short_id
 
-__all__ = ["SECRETS", "quietly", "short_id", "what"]
+__all__ = ["SECRETS", "quietly", "shielded", "short_id", "what"]
 
 SECRETS: Final = logging.getLogger("mcp_tasks.secrets")
 
+T = TypeVar("T")
 ExcInfo: TypeAlias = "tuple[type[BaseException], BaseException, TracebackType | None] | None"
 
 WITHHELD: Final = "(its message is not logged)"
@@ -45,6 +47,26 @@ def what(exc: BaseException) -> str:
 def shows_secrets() -> bool:
     """Whether somebody has asked for it."""
     return SECRETS.level == logging.DEBUG
+
+
+async def shielded(future: asyncio.Future[T]) -> T:
+    """Wait for a future that goes on if the caller is cancelled.
+
+    For one that fails after that, `asyncio.shield` has the event loop log the exception with its message, from Python
+    3.14 on. Whoever began such work says what is to be said of its end.
+    """
+    try:
+        await asyncio.wait({future})
+    except asyncio.CancelledError:
+        future.add_done_callback(_seen)
+        raise
+    return future.result()
+
+
+def _seen(future: asyncio.Future[Any]) -> None:
+    """Nobody is left to be told, and the event loop need not be."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _without_message(exc: BaseException, depth: int) -> BaseException:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from mcp_types import INTERNAL_ERROR
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
-from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.json import JsonObject, object_in
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.fallback.words import STOPPED, failed_result
@@ -57,7 +56,6 @@ async def _end_of(runtime: TaskRuntime, record: TaskRecord) -> tuple[dict[str, A
 
 def _was_stopped(error: JsonObject) -> bool:
     """Whether the work ended before it had an outcome, through nothing that the tool raised."""
-    data: Any = error.get("data")
-    reason: Any = cast("JsonObject", data).get("reason") if isinstance(data, Mapping) else None
+    reason = (object_in(error, "data") or {}).get("reason")
     # A tool may give reasons of its own, of any kind.
     return error["code"] == INTERNAL_ERROR and isinstance(reason, str) and reason in STOPPED

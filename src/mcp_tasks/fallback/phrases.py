@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from mcp_tasks.core.inputs import InputRequest
-from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.json import list_in, object_in
 from mcp_tasks.core.text import valid_json, valid_text
 
 LONGEST_TEXT: Final = 500
@@ -68,16 +67,11 @@ def question_line(request: InputRequest) -> str:
 
 def field_lines(request: InputRequest) -> list[str]:
     """The fields of a form, one line each."""
-    schema = _object(request.params.get("requestedSchema"))
-    required = schema.get("required")
-    needed = cast("list[Any]", required) if isinstance(required, list) else []
-    fields = list(_object(schema.get("properties")).items())
+    schema = object_in(request.params, "requestedSchema") or {}
+    needed = list_in(schema, "required")
+    fields = list((object_in(schema, "properties") or {}).items())
     lines = [
         f"- {quoted(name, LONGEST_NAME)} ({'required' if name in needed else 'optional'}): {as_json(field)}"
         for name, field in fields[:MOST_FIELDS]
     ]
     return [*lines, f"- and {len(fields) - MOST_FIELDS} more"] if len(fields) > MOST_FIELDS else lines
-
-
-def _object(value: Any) -> JsonObject:
-    return cast("JsonObject", value) if isinstance(value, Mapping) else {}

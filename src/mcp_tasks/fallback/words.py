@@ -8,12 +8,12 @@ arguments as they are to be sent. Whatever a tool or a person wrote comes after 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from mcp_tasks.core.inputs import InputRequest
-from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.json import JsonObject, object_in
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.text import valid_text
@@ -159,8 +159,7 @@ def _ended(record: TaskRecord, how: str, advice: str | None, message: str | None
 
 
 def _reason(error: JsonObject | None) -> str:
-    data: Any = (error or {}).get("data")
-    reason: Any = cast("JsonObject", data).get("reason") if isinstance(data, Mapping) else None
+    reason = (object_in(error, "data") or {}).get("reason")
     return reason if isinstance(reason, str) else ""
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 from mcp_types import INVALID_PARAMS, MISSING_REQUIRED_CLIENT_CAPABILITY
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.json import JsonObject, object_in
 from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.protocol.caller import Caller
 from mcp_tasks.protocol.errors import RpcError
@@ -109,5 +109,4 @@ class ModernDialect:
 
 
 def _task_ids(params: JsonObject) -> Any:
-    wanted = params.get("notifications")
-    return cast("Mapping[str, Any]", wanted).get("taskIds") if isinstance(wanted, Mapping) else None
+    return (object_in(params, "notifications") or {}).get("taskIds")

@@ -42,9 +42,7 @@ class Bell:
             self._sleeper.set_result(None)
 
     async def wait(self, seconds: float | None) -> None:
-        """Return when it was rung or stirred, or the time is over."""
-        if self.rung:
-            return
+        """Return when it is rung or stirred, or the time is over."""
         self._sleeper = asyncio.get_running_loop().create_future()
         await asyncio.wait({self._sleeper}, timeout=seconds)
 

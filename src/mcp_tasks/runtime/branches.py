@@ -19,6 +19,8 @@ _WAITING_FOR_TASKS = frozenset(
     {
         ("asyncio/tasks.py", "_wait"),
         ("asyncio/taskgroups.py", "TaskGroup.__aexit__"),
+        # From Python 3.14 on, and later releases of 3.13.
+        ("asyncio/taskgroups.py", "TaskGroup._aexit"),
         ("anyio/_backends/_asyncio.py", "TaskGroup.__aexit__"),
     }
 )
@@ -54,7 +56,7 @@ class Branches:
 
     def enter(self) -> None:
         """From now on the calling asyncio task is the tool's own."""
-        self._own = asyncio.current_task()
+        self._own = this_task()
 
     @property
     def own(self) -> asyncio.Task[Any] | None:
@@ -64,13 +66,13 @@ class Branches:
     @property
     def in_own(self) -> bool:
         """Whether the calling code belongs to the tool's own asyncio task, or to the thread that this one waits for."""
-        caller = asyncio.current_task()
-        return caller is self._own or (caller is not None and _is_from_thread(caller))
+        caller = this_task()
+        return caller is self._own or _is_from_thread(caller)
 
     def contact(self, *, look_around: bool) -> None:
         """Take note of the calling branch, and with `look_around` of those that came into being with it."""
-        caller = asyncio.current_task()
-        if caller is None or caller is self._own or caller in self._known or _is_from_thread(caller):
+        caller = this_task()
+        if caller is self._own or caller in self._known or _is_from_thread(caller):
             return
         for task in _recent_tasks(self._mark).get(self._value, ()) if look_around else ():
             self._meet(task)
@@ -81,7 +83,7 @@ class Branches:
         """Whether more than the tool's own task has been seen and is not done yet."""
         return any(not task.done() for task in self._known)
 
-    def rest(self, *, to_give_up: bool = False) -> asyncio.Task[Any] | None:
+    def rest(self, *, to_give_up: bool = False) -> asyncio.Task[Any]:
         """The calling branch waits for us from now on, or with us to be cancelled. Pass what this returns to `go_on`.
 
         Raises:
@@ -89,16 +91,15 @@ class Branches:
         """
         if self._over:
             raise asyncio.CancelledError
-        task = asyncio.current_task()
-        if task is not None:
-            (self._giving_up if to_give_up else self._in_our_hands).add(task)
+        task = this_task()
+        (self._giving_up if to_give_up else self._in_our_hands).add(task)
+        self._rested.set()
         return task
 
-    def go_on(self, task: asyncio.Task[Any] | None) -> None:
+    def go_on(self, task: asyncio.Task[Any]) -> None:
         """The branch has what it waited for."""
-        if task is not None:
-            self._in_our_hands.discard(task)
-            self._giving_up.discard(task)
+        self._in_our_hands.discard(task)
+        self._giving_up.discard(task)
 
     def can_advance(self) -> bool:
         """Whether some branch may go on without us. True where that cannot be told."""
@@ -188,10 +189,18 @@ def tasks_by_value(mark: contextvars.ContextVar[Any]) -> dict[Any, set[asyncio.T
     return found
 
 
+def this_task() -> asyncio.Task[Any]:
+    """The asyncio task of the calling code."""
+    task = asyncio.current_task()
+    if task is None:
+        raise AssertionError("a tool is a coroutine, and asyncio runs those in tasks")
+    return task
+
+
 def context_of(task: asyncio.Task[Any]) -> contextvars.Context | None:
     """The context that a task runs in."""
     get_context = getattr(task, "get_context", None)
-    if get_context is not None:
+    if get_context is not None:  # pragma: no cover - Python 3.11 has no such method
         return get_context()
     # Python 3.11 has it and does not show it; what an object refers to is public.
     return next((found for found in gc.get_referents(task) if isinstance(found, contextvars.Context)), None)

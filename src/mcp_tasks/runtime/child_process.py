@@ -78,7 +78,7 @@ def _signal_group(process: asyncio.subprocess.Process, number: int) -> None:
     try:
         if os.name == "posix":
             os.killpg(process.pid, number)
-        else:
+        else:  # pragma: no cover - Windows, where the tests of processes do not run
             process.send_signal(number)
     except ProcessLookupError:
         pass

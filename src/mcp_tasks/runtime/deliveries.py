@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from mcp_tasks.errors import ReplayMismatch
-from mcp_tasks.runtime.branches import Branches
+from mcp_tasks.runtime.branches import Branches, this_task
 from mcp_tasks.runtime.replay import BRANCH, ResultId, name_of
 
 SETTLE = 30
@@ -66,7 +66,7 @@ class Deliveries:
         self._recorded_with = recorded_with or {}
         self._version = version
         self._wanted: dict[ResultId, asyncio.Future[None]] = {}
-        self._wanted_by: dict[ResultId, asyncio.Task[Any] | None] = {}
+        self._wanted_by: dict[ResultId, asyncio.Task[Any]] = {}
         self._new: dict[asyncio.Future[None], str] = {}
         self._came = asyncio.Event()
         self._turn = asyncio.Lock()
@@ -91,7 +91,7 @@ class Deliveries:
                 del self._ahead[result]
             else:
                 ready = self._wanted[result] = asyncio.get_running_loop().create_future()
-                self._wanted_by[result] = asyncio.current_task()
+                self._wanted_by[result] = this_task()
                 await self._wait(ready)
         return self._recorded[result]
 
@@ -158,7 +158,7 @@ class Deliveries:
         for result, waiting in list(self._wanted.items()):
             if waiting is ready:
                 # Asked for, so the tool did not skip it; it only did not want to wait.
-                del self._wanted[result]
+                del self._wanted[result], self._wanted_by[result]
                 self._ahead.pop(result, None)
         self._came.set()
 
@@ -170,19 +170,23 @@ class Deliveries:
         loop = asyncio.get_running_loop()
         since = loop.time()
         while self._wanted or self._new:
-            head = next(iter(self._ahead), None)
-            if head in self._wanted:
-                await self._hand(head)
-            elif head is None and not self._passed and not self._begun:
-                self._let_new_begin()
-            elif await self._somebody_came():
-                pass
-            elif not self._branches.can_advance() or loop.time() - since > PATIENCE:
-                await self._go_past()
+            if await self._advance(since):
+                since = loop.time()
             else:
                 await self._pause()
-                continue
-            since = loop.time()
+
+    async def _advance(self, since: float) -> bool:
+        """Do what is next; False if a branch is busy that may come for it, and has been waited for `since` then."""
+        head = next(iter(self._ahead), None)
+        if head in self._wanted:
+            await self._hand(head)
+        elif head is None and not self._passed and not self._begun:
+            self._let_new_begin()
+        elif not await self._somebody_came():
+            if self._branches.can_advance() and asyncio.get_running_loop().time() - since <= PATIENCE:
+                return False
+            await self._go_past()
+        return True
 
     async def _somebody_came(self) -> bool:
         """Whether somebody new waits here, after all had a moment to come."""
@@ -203,14 +207,13 @@ class Deliveries:
         """Hand over one result, and let what follows from it happen before the next."""
         self._ahead.pop(result, None)
         _let(self._wanted.pop(result))
-        branch = self._wanted_by.pop(result, None)
+        branch = self._wanted_by.pop(result)
         if not self._branches.several:
             return
         await _settle()
-        if branch is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE):
-                    await self._branches.until_not_at_work(branch)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                await self._branches.until_not_at_work(branch)
 
     def _let_new_begin(self) -> None:
         for waiting in self._new:
@@ -223,7 +226,8 @@ class Deliveries:
             self._passed[head] = self._ahead.pop(head)
         if head is not None:
             await self._hand(head)
-        elif self._new:
+        else:
+            # Whatever is recorded and wanted is still ahead, so those who wait here wait for something new.
             self._go_past_everything({**self._passed, **self._begun})
 
     def _go_past_everything(self, unmet: Mapping[ResultId, Mapping[str, Any]]) -> None:

@@ -23,6 +23,7 @@ from mcp_tasks.core.machine import apply
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.engines.base import ReservedSlot, ReservesSlots
 from mcp_tasks.errors import ValueNotStorable
+from mcp_tasks.quiet import shielded
 from mcp_tasks.runtime.policy import ToolPolicy
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Unwritten:
             if self._insert is None:
                 inserting = self._inserted(ending)
                 self._insert = asyncio.get_running_loop().create_task(inserting, context=context)
-            inserted = await asyncio.shield(self._insert)
+            inserted = await shielded(self._insert)
             if not isinstance(inserted, ValueNotStorable):
                 return inserted
             if ending is not None:
@@ -168,7 +169,7 @@ class EarlyStart:
             return None
         self._unwritten[record.id] = unwritten
         unwritten.written.add_done_callback(lambda _: self._unwritten.pop(record.id, None))
-        return await asyncio.shield(unwritten.written)
+        return await shielded(unwritten.written)
 
     async def until_written(self, task_id: str) -> None:
         """Return when the task is not on its way to the store any more, if it was: its own tool may ask about it."""

@@ -61,7 +61,7 @@ async def last_words(
                 if max_size is not None and len(outcome.body) > max_size:
                     raise ErrorTooLarge(tool, len(outcome.body), max_size)
                 return _failure(attempt, error, reason, max_message), outcome
-            case AskedOnCall():
+            case _:
                 raise UsageError(f"The body of {tool!r} ended as if it had asked on the call, and had not")
     except (UsageError, ValueNotStorable) as exc:
         logger.error("a task of tool %r fails, because what it ended with cannot be kept: %s", tool, exc)

@@ -7,7 +7,6 @@ tools keeps house like the others; what it would start, it can only hand to an e
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, Protocol
@@ -88,9 +87,11 @@ class Janitor:
 
     async def keep_sweeping(self) -> None:
         """Sweep for as long as this process serves."""
-        for sweeps in itertools.count(1):
+        sweeps = 0
+        while True:
             await self._catch_up(anyio.current_time() + self._runtime.sweep_interval.total_seconds())
             await self._guarded(self.sweep)
+            sweeps += 1
             if sweeps % ORPHANS_EVERY == 0:
                 await self._guarded(self.recovery.release_orphans)
 

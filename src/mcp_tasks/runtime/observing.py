@@ -241,12 +241,7 @@ class _Teller:
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.put(self._those_lost())
-        if thread is not None and not await thread.finish(timeout):
-            logger.warning(
-                "%r was not told of all changes of tasks: it did not end within %g s",
-                self._observer,
-                timeout.total_seconds(),
-            )
+            await thread.finish(timeout)
 
     def _warn_of_dropped(self, *, every: float) -> None:
         now = asyncio.get_running_loop().time()
@@ -285,16 +280,19 @@ class _Thread:
         self._forgotten = self._abandoned = True
         self._batches.put(None)
 
-    async def finish(self, timeout: timedelta) -> bool:
-        """End once everything is told; False if that takes too long."""
+    async def finish(self, timeout: timedelta) -> None:
+        """End once everything is told, or when that takes too long."""
         self._batches.put(None)
         try:
             async with asyncio.timeout(timeout.total_seconds()):
                 await self._ended.wait()
         except TimeoutError:
             self._forgotten = True
-            return False
-        return True
+            logger.warning(
+                "%r was not told of all changes of tasks: it did not end within %g s",
+                self._observer,
+                timeout.total_seconds(),
+            )
 
     def _work(self) -> None:
         untold = 0

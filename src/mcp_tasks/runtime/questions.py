@@ -76,7 +76,8 @@ class _Open:
     result: ResultId | None = None
     gives_up: bool = False
     bell: Bell = field(default_factory=Bell)
-    put: asyncio.Future[None] | None = None
+    put: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Done when it is written, by this run or an earlier one."""
 
     @property
     def key(self) -> str:
@@ -171,6 +172,7 @@ class Questions:
             each.gives_up = True
         elif (known := self._replay.find_ask(identity)) is not None:
             each.ask, each.result = known, ResultId("question", known.key)
+            each.put.set_result(None)
             each.gives_up = self._replay.gives_up(each.result)
             self._open[known.key] = each
             self._run.deliveries.met(each.result)
@@ -187,17 +189,14 @@ class Questions:
         self._run.recording.require_room()
         what = ", ".join(f"the question {_short(each.request)}" for each in new)
         await self._run.deliveries.caught_up(what)
-        loop = asyncio.get_running_loop()
-        for each in new:
-            each.put = loop.create_future()
-            self._unwritten.append(each)
+        self._unwritten.extend(new)
         self._write_soon()
         branch = self._run.branches.rest()
         try:
-            for put in [each.put for each in new if each.put is not None]:
+            for each in new:
                 # Waited for and not awaited: a branch that is cancelled must not cancel what the scribe will set.
-                await asyncio.wait({put})
-                put.result()
+                await asyncio.wait({each.put})
+                each.put.result()
         finally:
             self._run.branches.go_on(branch)
 
@@ -234,8 +233,7 @@ class Questions:
         except asyncio.CancelledError:
             # The run is over, and so is whoever waits for this.
             for each in asks:
-                if each.put is not None:
-                    each.put.cancel()
+                each.put.cancel()
             raise
         except Exception as exc:
             for each in asks:
@@ -244,12 +242,11 @@ class Questions:
                 # A value that cannot be stored: whoever brought it fails alone.
                 for each in asks:
                     await self._write_asks([each])
-            elif asks[0].put is not None and not asks[0].put.done():
+            else:
                 asks[0].put.set_exception(exc)
             return
         for each in asks:
-            if each.put is not None and not each.put.done():
-                each.put.set_result(None)
+            each.put.set_result(None)
 
     def _name(self, each: _Open, now: datetime) -> None:
         """Give a new question its key for the life of the task, and open it: an answer may come at once."""
@@ -269,7 +266,7 @@ class Questions:
             self._run.recording.record_first(self._take_back(asked))
 
     async def _take_back(self, asked: Sequence[_Open]) -> None:
-        being_written = {each.put for each in asked if each.put is not None and each.ask is not None}
+        being_written = {each.put for each in asked if each.ask is not None}
         if being_written:
             await asyncio.wait(being_written)
         results = [each.result for each in asked if each.result is not None]

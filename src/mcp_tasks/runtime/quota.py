@@ -17,6 +17,7 @@ from typing import Final
 
 from mcp_tasks.core.limits import Limits
 from mcp_tasks.errors import LimitExceeded, StoreError
+from mcp_tasks.quiet import shielded
 from mcp_tasks.stores.base import EVERYBODY, OwnedBy, Owners
 from mcp_tasks.stores.shares import Usage
 
@@ -182,7 +183,7 @@ class _Account:
         """
         if self.known is None or self._clock() - self._asked_at >= A_MOMENT or self._verdict(refusal) is None:
             # Shielded: others may wait for the same look.
-            await asyncio.shield(self._begin_look())
+            await shielded(self._begin_look())
         refused = self._verdict(refusal)
         if refused is not None:
             raise refused

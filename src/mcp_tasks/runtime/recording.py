@@ -64,7 +64,7 @@ class Recording:
 
     async def write_task(self) -> bool:
         """Return when the task is in the store; False if it never will be."""
-        return self._unwritten is None or await self._write_task() is not None
+        return self._unwritten is None or await self._write_task(self._unwritten) is not None
 
     async def end(self) -> None:
         """The run is over. A task that is on its way to the store then is there with no run, and is given to the next;
@@ -180,7 +180,7 @@ class Recording:
     async def _write(self, write: Write) -> bool:
         async with self._writing:
             if self._unwritten is not None:
-                task = await self._write_task(write if write.is_ending else None)
+                task = await self._write_task(self._unwritten, write if write.is_ending else None)
                 if task is None:
                     return False
                 if write.is_ending and task.is_final:
@@ -196,11 +196,9 @@ class Recording:
         # What comes after the end of the task is passed over, and entries with it.
         return not (write.entries and record.is_final)
 
-    async def _write_task(self, ending: Write | None = None) -> TaskRecord | None:
+    async def _write_task(self, unwritten: Unwritten, ending: Write | None = None) -> TaskRecord | None:
         """The task, once it is written: with its ending, if nobody was first without; None if it never will be."""
-        if self._unwritten is None:
-            return self._run.record
-        record = await self._unwritten.write(ending, context=self._run.outside())
+        record = await unwritten.write(ending, context=self._run.outside())
         if record is None:
             self._run.stop()
             return None

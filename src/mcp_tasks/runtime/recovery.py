@@ -86,7 +86,7 @@ class Recovery:
     async def _recover_all(self, worker: str, left: int) -> int:
         """Recover up to `left` tasks of a dead process, and how many more may be recovered in this sweep."""
         cursor = self._cursors.pop(worker, None)
-        while left > 0:
+        while True:
             page = await self._runtime.store.claimed(worker, cursor=cursor, limit=BATCH)
             # Together, so that a store which groups its commits can.
             await asyncio.gather(*(self._recover(task_id, worker, lost=True) for task_id in page.ids))
@@ -95,9 +95,9 @@ class Recovery:
             if cursor is None:
                 await self._retire(worker)
                 return left
-        if cursor is not None:
-            self._cursors[worker] = cursor
-        return left
+            if left <= 0:
+                self._cursors[worker] = cursor
+                return left
 
     async def _retire(self, worker: str) -> None:
         """Forget a dead process. It stays known for as long as it has a task that could not be recovered."""

@@ -13,11 +13,11 @@ from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.journal import JournalEntry
-from mcp_tasks.core.json import JsonValue
+from mcp_tasks.core.json import JsonValue, object_in
 from mcp_tasks.errors import LimitExceeded, UsageError
 from mcp_tasks.stores.columns import from_micros, to_micros
 
@@ -249,7 +249,8 @@ class Replay:
                 self.results[ResultId("step", entry.key)] = _read_step(entry)
             case "done":
                 self._end(ResultId(entry.value["kind"], entry.key), entry.value)
-            case "version":
+            case _:
+                # "version": what stands before this was recorded by another one.
                 for result in (*self.results, *self.begun):
                     self.recorded_with.setdefault(result, entry.value["from"])
 
@@ -303,8 +304,7 @@ def step_entry(result: ResultId, stored: Mapping[str, Any], place: Place) -> Jou
 
 def name_of(result: ResultId, value: Mapping[str, Any]) -> str:
     """What an author would call a recorded thing."""
-    params = value.get("params")
-    message = cast("Mapping[str, Any]", params).get("message") if isinstance(params, Mapping) else None
+    message = (object_in(value, "params") or {}).get("message")
     return str(result) if message is None else f"the question {short(message)}"
 
 

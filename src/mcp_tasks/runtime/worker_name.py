@@ -38,7 +38,7 @@ def _process_here(worker: str) -> tuple[int | None, str]:
 
 
 def _is_running(pid: int, started: str) -> bool:
-    if os.name == "nt":
+    if os.name == "nt":  # pragma: no cover - Windows, where the tests of processes do not run
         # There `os.kill` with 0 is not a question but an interrupt.
         return True
     try:

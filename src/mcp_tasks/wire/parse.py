@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -45,6 +46,26 @@ class TaskSnapshot:
         """Whether the task has ended."""
         return self.status.is_final
 
+    def to_json(self) -> dict[str, Any]:
+        """The task as JSON, in the protocol's words, but for when it expires: as an instant, null for never."""
+        pace, progress = self.poll_interval, self.progress
+        values = {
+            "statusMessage": self.message,
+            "progress": progress and {"progress": progress.progress, "total": progress.total},
+            "inputRequests": dict(self.input_requests) or None,
+            "result": self.result,
+            "error": self.error,
+        }
+        return {
+            "taskId": self.id,
+            "status": self.status.value,
+            "createdAt": self.created_at.isoformat(),
+            "lastUpdatedAt": self.updated_at.isoformat(),
+            "expiresAt": self.expires_at and self.expires_at.isoformat(),
+            "pollIntervalMs": None if pace is None else round(pace.total_seconds() * 1000),
+            **{name: value for name, value in values.items() if value is not None},
+        }
+
 
 def parse_task(data: Mapping[str, Any]) -> TaskSnapshot:
     """The task in a result or a notification.
@@ -65,7 +86,7 @@ def parse_task(data: Mapping[str, Any]) -> TaskSnapshot:
             expires_at=_later(created_at, _duration(data.get("ttlMs"))),
             poll_interval=_duration(data.get("pollIntervalMs")),
             progress=_progress(data, message),
-            input_requests=_object(data, "inputRequests") if status is TaskStatus.INPUT_REQUIRED else {},
+            input_requests=_questions(data) if status is TaskStatus.INPUT_REQUIRED else {},
             result=_object(data, "result") if status is TaskStatus.COMPLETED else None,
             error=_object(data, "error") if status is TaskStatus.FAILED else None,
         )
@@ -93,6 +114,11 @@ def _object(data: Mapping[str, Any], key: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise TypeError(f"{key} is not an object")
     return dict(cast("Mapping[str, Any]", value))
+
+
+def _questions(data: Mapping[str, Any]) -> dict[str, JsonObject]:
+    asked = _object(data, "inputRequests")
+    return {key: _object(asked, key) for key in asked}
 
 
 def _instant(data: Mapping[str, Any], key: str) -> datetime:
@@ -131,11 +157,19 @@ def _progress(data: Mapping[str, Any], message: Any) -> Progress | None:
     if not isinstance(numbers, Mapping):
         return None
     fields = cast("Mapping[str, Any]", numbers)
-    done, total = fields.get("progress"), fields.get("total")
-    if not isinstance(done, int | float):
+    done = _number(fields.get("progress"))
+    if done is None:
         return None
     return Progress(
-        progress=done,
-        total=total if isinstance(total, int | float) else None,
-        message=message if isinstance(message, str) else None,
+        progress=done, total=_number(fields.get("total")), message=message if isinstance(message, str) else None
     )
+
+
+def _number(value: Any) -> float | None:
+    """A number that can be reckoned with; None for anything else."""
+    try:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        # A whole number of hundreds of digits.
+        return None
+    return value if is_number else None

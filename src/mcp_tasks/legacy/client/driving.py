@@ -38,7 +38,7 @@ from mcp_tasks.legacy.client.reading import mapping, read_created, read_progress
 from mcp_tasks.legacy.client.slots import Slots
 from mcp_tasks.legacy.client.tool_support import ToolSupport
 from mcp_tasks.legacy.shapes import STATUS_NOTIFICATION, VERSION
-from mcp_tasks.quiet import short_id, what
+from mcp_tasks.quiet import shielded, short_id, what
 from mcp_tasks.wire.parse import TaskSnapshot
 from mcp_tasks.wire.render import milliseconds
 
@@ -252,7 +252,7 @@ class LegacyTasks:
         self._creations.add(creation)
         creation.add_done_callback(self._creations.discard)
         try:
-            return await asyncio.shield(creation)
+            return await shielded(creation)
         except asyncio.CancelledError:
             creation.add_done_callback(self._unwanted)
             raise

@@ -21,7 +21,7 @@ from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.text import short_message, valid_text
 from mcp_tasks.errors import StoreError, StoreUnavailable
 from mcp_tasks.legacy.client.hosting_file import HostedFile
-from mcp_tasks.quiet import quietly
+from mcp_tasks.quiet import quietly, shielded
 
 logger: Final = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class Runs:
         """Wait for the task to end: the task then, and its outcome."""
         end = self._ends.setdefault(task_id, asyncio.get_running_loop().create_future())
         # One of many may leave.
-        return await asyncio.shield(end)
+        return await shielded(end)
 
     def change(self, record: TaskRecord, event: Event, outcome: Mapping[str, Any] | None = None) -> TaskRecord:
         """The task after an event, on disk. What comes too late, after a cancellation, changes nothing."""
