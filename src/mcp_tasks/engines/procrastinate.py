@@ -121,6 +121,7 @@ class ProcrastinateCarrier:
             await self._take(deliver, serves)
 
     async def _take(self, deliver: Deliver, serves: Serves) -> None:
+        await self._look()
         # That a job was fetched, or is done, need not survive a crash of the database: it is brought once more then,
         # and its task found to be claimed. So nobody waits for the disk.
         async with self._new_pool(synchronous_commit="off") as pool:
@@ -129,6 +130,16 @@ class ProcrastinateCarrier:
                 await worker.work(queues_of(serves))
             except ConnectorException as exc:
                 raise self._unavailable(exc) from exc
+
+    async def _look(self) -> None:
+        """See that the database is there.
+
+        If it is not, that is known at once: a pool goes on trying for so long that the engine would count as taking.
+        """
+        try:
+            await (await psycopg.AsyncConnection.connect(**self._parameters)).close()
+        except psycopg.Error as exc:
+            raise self._unavailable(exc) from exc
 
     async def close(self) -> None:
         """Let go of the connections."""
@@ -159,7 +170,7 @@ class ProcrastinateCarrier:
             raise StoreUnavailable(f"the jobs in {self.place} cannot be reached: the engine is not started")
         return self._pool
 
-    def _unavailable(self, exc: ConnectorException) -> StoreUnavailable:
+    def _unavailable(self, exc: ConnectorException | psycopg.Error) -> StoreUnavailable:
         return StoreUnavailable(f"the jobs in {self.place} cannot be reached: {exc.__cause__ or exc}")
 
 

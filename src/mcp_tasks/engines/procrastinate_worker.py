@@ -16,6 +16,7 @@ from procrastinate.manager import JobManager
 from mcp_tasks.engines.procrastinate_jobs import RUN, TRIES, UPKEEP, again
 from mcp_tasks.engines.procrastinate_quiet import NAME
 from mcp_tasks.engines.remote import Deliver
+from mcp_tasks.quiet import shielded
 
 HANDLERS = 20
 """Ids that are being delivered at a time in one process: each waits for the store, not for the tool."""
@@ -55,7 +56,7 @@ class Worker:
         """Take jobs until cancelled; then let go of those that have not been taken."""
         worker = asyncio.create_task(self._work([*queues, UPKEEP]), name="mcp-tasks-procrastinate")
         try:
-            await asyncio.shield(worker)
+            await shielded(worker)
         except asyncio.CancelledError:
             self._leaving = True
             self._manager.leave()
