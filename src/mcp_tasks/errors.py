@@ -78,8 +78,8 @@ Fate = Literal["left", "cancelled", "not cancelled"]
 """What became of a task when its caller stopped waiting: it goes on, it was cancelled, or cancelling it failed."""
 
 
-DOCS = "https://mcp-tasks.github.io/mcp-tasks/"
-"""Where the documentation is, for messages and help: a page of it is `DOCS` and its name."""
+DOCS = "https://mcp-tasks.github.io/mcp-tasks/latest/"
+"""Where the documentation is, for messages and help: a page of it is `DOCS` and its file, like `cli.html`."""
 
 SHOWN_OF_AN_ID = 12
 """Characters of a task's id that logs show: enough to find its lines, and far from enough to find the task."""
@@ -399,11 +399,13 @@ class BadValue(TasksError, ValueError):
 
     Attributes:
         names: The fields that are to be given, or given otherwise; empty if that is known from elsewhere.
+        hint: What can be given, a line each, and how that is written; empty if a single field was asked for.
     """
 
-    def __init__(self, message: str, *, names: Sequence[str] = ()) -> None:
+    def __init__(self, message: str, *, names: Sequence[str] = (), hint: str = "") -> None:
         super().__init__(message)
         self.names: tuple[str, ...] = tuple(names)
+        self.hint: str = hint
 
 
 class RunStopped(TasksError):

@@ -7,14 +7,17 @@ from mcp_tasks.client.examples import example_of
 from mcp_tasks.client.extension import TasksClient
 from mcp_tasks.client.failure import CallLost, TaskFailed
 from mcp_tasks.client.fields import Choice, Field, fields_of
-from mcp_tasks.client.following import Followed, Follower, Hooks, follow
+from mcp_tasks.client.followed import Followed
+from mcp_tasks.client.following import Follower, follow
+from mcp_tasks.client.form import Form
 from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle
+from mcp_tasks.client.hooks import Hooks
 from mcp_tasks.client.http import reconnecting_http
 from mcp_tasks.client.ledger import Ledger, LedgerEntry
 from mcp_tasks.client.pages import Link, link_to
 from mcp_tasks.client.poller import Patience
-from mcp_tasks.client.questions import Question, questions_of
-from mcp_tasks.client.saving import save_files
+from mcp_tasks.client.questions import Question, questions_for, questions_of
+from mcp_tasks.client.saving import result_texts, save_files
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.client.servers.connecting import connect
 from mcp_tasks.client.servers.entry import KnownServer
@@ -23,7 +26,7 @@ from mcp_tasks.client.servers.known import KnownServers
 from mcp_tasks.client.short_ids import short_id, short_ids
 from mcp_tasks.client.tools import TaskSupport, find_tool, list_tools, task_support
 from mcp_tasks.client.transport import ServerTransport, stdio_transport, with_tasks
-from mcp_tasks.client.words import example_words, read_words
+from mcp_tasks.client.words import describe_words, example_words, read_words
 from mcp_tasks.core.record import Progress
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import (
@@ -48,6 +51,7 @@ __all__ = [
     "Field",
     "Followed",
     "Follower",
+    "Form",
     "Hooks",
     "Hosting",
     "InvalidOption",
@@ -81,6 +85,7 @@ __all__ = [
     "by_server",
     "call_tool",
     "connect",
+    "describe_words",
     "example_of",
     "example_words",
     "fields_of",
@@ -90,9 +95,11 @@ __all__ = [
     "list_tasks",
     "list_tools",
     "pending_tasks",
+    "questions_for",
     "questions_of",
     "read_words",
     "reconnecting_http",
+    "result_texts",
     "resume_task",
     "save_files",
     "short_id",

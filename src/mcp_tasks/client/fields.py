@@ -18,6 +18,7 @@ from jsonschema.exceptions import (
 )
 
 from mcp_tasks.client.conversions import check_format, convert
+from mcp_tasks.client.printable import on_one_line
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.errors import BadValue
 from mcp_tasks.wire.schemas import Schema, UnusableSchema
@@ -43,6 +44,13 @@ _WORDS: Final[Mapping[str, str]] = {
     "array": "list",
     "object": "JSON object",
     "null": "null",
+}
+
+_SEVERAL: Final[Mapping[str, str]] = {
+    "string": "texts",
+    "integer": "whole numbers",
+    "number": "numbers",
+    "object": "JSON objects",
 }
 
 
@@ -177,8 +185,18 @@ class Field:
         if self.choices:
             names = shortened(", ".join(_plain(choice.value) for choice in self.choices))
             return f"some of {names}" if self.multiple else f"one of {names}"
-        kinds = " or ".join(word for kind, word in _WORDS.items() if kind in self.kinds) or "anything"
-        return shortened(" ".join(filter(None, (kinds, _bounds(self.schema)))))
+        # Whoever means null leaves out what need not be given.
+        kinds = self.kinds if self.required else self.kinds - {"null"} or self.kinds
+        words = {**_WORDS, "array": _list_words(_kinds(_object(self.schema.get("items"))))}
+        said = " or ".join(word for kind, word in words.items() if kind in kinds) or "anything"
+        return shortened(" ".join(filter(None, (said, _bounds(self.schema)))))
+
+    def wanted_line(self) -> str:
+        """What `read_line` takes, in words."""
+        if self.multiple:
+            return "numbers or names, with commas"
+        wanted = "a number or a name" if self.choices else self.wanted()
+        return f"{wanted}, with commas" if self.is_list else wanted
 
     def describe(self) -> str:
         """What it takes, whether it must be given, what it is without, and what it is for: half a line."""
@@ -197,6 +215,13 @@ def fields_of(schema: JsonObject) -> list[Field]:
         reader.field(name, _object(part), required=name in required)
         for name, part in _object(schema.get("properties")).items()
     ]
+
+
+def field_lines(fields: Sequence[Field]) -> list[str]:
+    """What each field takes: a line each, fit for a terminal, with the names in a column."""
+    names = [on_one_line(field.name) for field in fields]
+    width = max(map(len, names), default=0)
+    return [f"  {name:<{width}}  {on_one_line(field.describe())}" for name, field in zip(names, fields, strict=True)]
 
 
 def field_of(name: str, part: JsonObject, root: JsonObject) -> Field:
@@ -272,6 +297,12 @@ def _choices(schema: JsonObject) -> tuple[Choice, ...]:
     values = [value for value in _list(schema.get("enum")) if value is not None]
     names = _list(schema.get("enumNames")) or values
     return tuple(Choice(value=value, title=str(name)) for value, name in zip(values, names, strict=False))
+
+
+def _list_words(kinds: frozenset[str]) -> str:
+    """A list, with what is in it where that is one thing that has a plural."""
+    [kind] = kinds if len(kinds) == 1 else [""]
+    return f"list of {_SEVERAL[kind]}" if kind in _SEVERAL else "list"
 
 
 def _bounds(schema: JsonObject) -> str:

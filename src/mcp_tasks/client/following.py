@@ -1,128 +1,150 @@
-"""Following tasks to their ends: many at once, over several servers, for somebody who watches and can be asked.
+"""Following calls and tasks to their ends: many at once, over several servers, for who watches and can be asked.
 
 `Follower` does the waiting. What happens meanwhile it tells its `Hooks`: every state, every question, that a server is
-out of reach and that it is back. One question of a task is open at a time; one that the task no longer asks is
-withdrawn, and an answer that is recorded and may never have arrived is sent again and not asked for a second time.
+out of reach and that it is back. The wait for one task is `TaskWait`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+import math
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
 from mcp import Client
+from mcp.client.session import ClientRequestContext
 from mcp.shared.exceptions import MCPError
+from mcp_types import INVALID_REQUEST, ElicitRequestParams, ElicitResult, ErrorData
+from pydantic import BaseModel, ValidationError
 
-from mcp_tasks.client.calls import resume_task
+from mcp_tasks.client.calls import resume_task, start_task
+from mcp_tasks.client.failure import CallLost
+from mcp_tasks.client.followed import Followed
 from mcp_tasks.client.handle import OnAbandon, TaskHandle
+from mcp_tasks.client.hooks import Hooks
 from mcp_tasks.client.ledger import Ledger, LedgerEntry
 from mcp_tasks.client.requests import is_transient
 from mcp_tasks.client.servers.connecting import Connector, Era, ask_through_the_task, connector
 from mcp_tasks.client.servers.grouping import ServerTasks, by_server
 from mcp_tasks.client.servers.unreachable import leaves
+from mcp_tasks.client.task_wait import TaskWait
+from mcp_tasks.client.waiting import Budget
+from mcp_tasks.core.durations import seconds_of
 from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.record import Progress
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import Fate, InvalidResponse, ServerUnreachable, TasksError, UnknownTask, UsageError
+from mcp_tasks.errors import InvalidResponse, ServerUnreachable, TasksError, UnknownTask, WaitTimedOut
 from mcp_tasks.wire.parse import TaskSnapshot
 
 TaskKey: TypeAlias = tuple[str, str, str]
 """What tells a task from all others: the `key` of its entry in the ledger."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Followed:
-    """How a task stood when it was last heard of.
-
-    Attributes:
-        entry: The task, as the ledger had it.
-        snapshot: Its last state; None if none was seen.
-        problem: Why no more is known of it; None if there is no reason.
-        left_open: Whether a question of it was left open on purpose.
-        fate: What became of it when the wait for it ended early; None if it did not.
-    """
-
-    entry: LedgerEntry
-    snapshot: TaskSnapshot | None = None
-    problem: Exception | None = None
-    left_open: bool = False
-    fate: Fate | None = None
-
-
-class Hooks:
-    """What somebody does who follows tasks. Every hook does nothing, until a class of yours says otherwise.
-
-    Attributes:
-        can_answer: Whether there is somebody to ask. If not, a task that asks something ends the wait for it.
-    """
-
-    can_answer: bool = False
-
-    def on_state(self, entry: LedgerEntry, snapshot: TaskSnapshot) -> None:
-        """The task has a new state."""
-
-    async def on_question(self, entry: LedgerEntry, key: str, request: JsonObject) -> Mapping[str, Any] | None:
-        """The task asks something: `request` has the `method` and `params` of the input request.
-
-        Returns:
-            The answer, as `TaskHandle.answer` takes it. None leaves the question open, and ends the wait for this task.
-        """
-        return None
-
-    def on_withdrawn(self, entry: LedgerEntry, key: str) -> None:
-        """The task no longer asks what `on_question` was working on, which has been cancelled."""
-
-    def on_refused(self, entry: LedgerEntry, key: str, problem: Exception) -> None:
-        """The server refused the answer. The question is asked again."""
-
-    def on_out_of_reach(self, entry: LedgerEntry, since: datetime) -> None:
-        """The task's server cannot be reached, and is tried again. Told after every try."""
-
-    def on_back(self, entry: LedgerEntry, after: timedelta) -> None:
-        """The task's server can be reached again."""
-
-    def on_problem(self, entry: LedgerEntry, problem: Exception) -> None:
-        """The wait for the task has ended, and no more is known of it."""
-
-    def on_not_cancelled(self, entry: LedgerEntry, problem: Exception) -> None:
-        """`Follower.cancel_all` could not cancel the task."""
-
-
 class Follower:
-    """Follows tasks of any number of servers to their ends.
+    """Follows calls, and tasks of any number of servers, to their ends.
 
     Args:
         hooks: Told what happens.
         asks: Whether a question is something to do: ask it, or end the wait if nobody is there. Without, tasks are
             only watched, and nothing becomes of them when the watching ends.
-        on_abandon: What becomes of a task whose wait ends before the task has: it is cancelled, or nobody is there to
-            be asked.
+        on_abandon: What becomes of a task whose wait ends before the task has: it is cancelled, it times out, or nobody
+            is there to be asked.
+        timeout: How long `follow` or `call` may take. Time in which `on_question` works on an answer does not count.
 
     Attributes:
         seen: How each task stood when it was last heard of, by the key of its entry.
     """
 
-    def __init__(self, hooks: Hooks | None = None, *, asks: bool = True, on_abandon: OnAbandon = "leave") -> None:
+    def __init__(
+        self,
+        hooks: Hooks | None = None,
+        *,
+        asks: bool = True,
+        on_abandon: OnAbandon = "leave",
+        timeout: timedelta | float | None = None,
+    ) -> None:
         self.hooks: Hooks = hooks or Hooks()
         self.asks: bool = asks
         self.seen: dict[TaskKey, Followed] = {}
         self._on_abandon: OnAbandon = on_abandon
+        self._seconds = seconds_of(timeout)
+        self._budget: Budget | None = None
+        self._open: dict[TaskKey, LedgerEntry] = {}
         self._handles: dict[TaskKey, tuple[LedgerEntry, TaskHandle]] = {}
+        self._call: LedgerEntry | None = None
 
-    async def follow_servers(self, groups: Iterable[ServerTasks], connect: Connector) -> None:
-        """Follow tasks of several servers, each over a connection of its own."""
-        async with asyncio.TaskGroup() as waits:
+    async def follow(
+        self, entries: Sequence[LedgerEntry], connect: Connector, *, headers: Mapping[str, str] | None = None
+    ) -> list[Followed]:
+        """Follow tasks, over a connection to each of their servers; how each stood then, in the order given.
+
+        Args:
+            headers: What is going to be sent with requests: credentials, for one server.
+
+        Raises:
+            InvalidAddress: The ledger does not say how to reach a server.
+            CredentialsForOne: There are headers, and several servers.
+        """
+        # A result that is here is not asked for again: its server may have forgotten it. Who only watches is shown it.
+        unknown = [entry for entry in entries if not self.asks or entry.result is None]
+        groups = by_server(unknown, headers)
+        for entry in entries:
+            self.note(entry)
+        async with self._in_time(unknown), asyncio.TaskGroup() as waits:
             for group in groups:
                 waits.create_task(self._follow_server(group, connect))
+        return [self.seen[entry.key] for entry in entries]
 
-    async def follow_all(self, client: Client, entries: Iterable[LedgerEntry]) -> None:
-        """Follow tasks of one server over a connection to it."""
-        async with asyncio.TaskGroup() as waits:
-            for entry in entries:
-                waits.create_task(self._follow(client, entry))
+    async def call(
+        self,
+        client: Client,
+        tool: str,
+        arguments: dict[str, Any] | None = None,
+        *,
+        server: str,
+        identity: str = "",
+        detach: bool = False,
+    ) -> Followed:
+        """Call a tool, and follow the task that the call becomes, if it becomes one. One call at a time.
+
+        Args:
+            client: Connected with `elicit=follower.elicit`, if questions on the call itself are to be answered.
+            server: The server's address, and `identity` who we are there, as the ledger has them.
+            detach: Whether to leave the task as soon as there is one.
+        """
+        entry = LedgerEntry.begun(server=server, tool=tool, identity=identity)
+        async with self._in_time([entry]):
+            handle = await self._start(client, entry, arguments)
+            del self._open[entry.key]
+            if handle is not None:
+                entry = replace(entry, task_id=handle.id)
+                self.note(entry)
+                if not detach:
+                    self._open[entry.key] = entry
+                    await self._follow(client, entry)
+        return self.seen[entry.key]
+
+    async def elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
+        """An `elicit` for `connect`: asks what a server asks on a call itself, before there is a task."""
+        call = self._call
+        if call is None:
+            return await ask_through_the_task(context, params)
+        request = {"method": "elicitation/create", "params": _json(params)}
+        answer = await self.ask(call, "", request) if self.hooks.can_answer else None
+        if answer is not None:
+            return ElicitResult.model_validate(answer)
+        asked = _state(call, TaskStatus.INPUT_REQUIRED, input_requests={"": request})
+        self.note(call, snapshot=asked, left_open=self.hooks.can_answer)
+        why = "Left open by the user" if self.hooks.can_answer else "Nobody is there to answer"
+        return ErrorData(code=INVALID_REQUEST, message=why)
+
+    @property
+    def can_cancel(self) -> bool:
+        """Whether there is a task to cancel, and not just a call under way or something to watch."""
+        return self.asks and any(entry.task_id for entry in self._open.values())
 
     async def cancel_all(self) -> None:
         """Ask for every task that is still waited for to be cancelled. The waits go on until they have ended."""
@@ -136,14 +158,79 @@ class Follower:
         """Somebody has decided that the tasks go on, whatever `on_abandon` says."""
         self._on_abandon = "leave"
 
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """Have the `timeout` stand still while this is entered: somebody is to decide something."""
+        with nullcontext() if self._budget is None else self._budget.paused():
+            yield
+
+    async def ask(self, entry: LedgerEntry, key: str, request: JsonObject) -> Mapping[str, Any] | None:
+        """Have the hooks answer a question, while no time passes; None if it is left open."""
+        with self.paused():
+            return await self.hooks.on_question(entry, key, request)
+
     def note(self, entry: LedgerEntry, **fields: Any) -> None:
         """Keep what has become known of a task."""
         self.seen[entry.key] = replace(self.seen.get(entry.key) or Followed(entry=entry), **fields)
 
+    @asynccontextmanager
+    async def _in_time(self, entries: Iterable[LedgerEntry]) -> AsyncGenerator[None]:
+        """Cancel what takes longer than the limit, and note it of what had not ended by then."""
+        for entry in entries:
+            self._open[entry.key] = entry
+            self.note(entry)
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                self._budget = Budget(self._seconds, limit.reschedule)
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            for entry in self._open.values():
+                fate = self.seen[entry.key].fate or "left"
+                self.note(entry, problem=WaitTimedOut(entry.task_id, self._seconds or 0.0, fate))
+        finally:
+            self._open.clear()
+
+    async def _start(self, client: Client, entry: LedgerEntry, arguments: dict[str, Any] | None) -> TaskHandle | None:
+        """Make a call; the handle of its task, or None if it became none."""
+
+        async def show(progress: float, total: float | None, message: str | None) -> None:
+            numbers = Progress(progress=progress, total=total, message=message)
+            self.hooks.on_state(entry, _state(entry, TaskStatus.WORKING, message=message, progress=numbers))
+
+        self._call = entry
+        self.hooks.on_state(entry, _state(entry, TaskStatus.WORKING))
+        ended: dict[str, Any]
+        try:
+            # A call that does not become a task shows its progress, and takes as long as it takes.
+            started = await start_task(
+                client, entry.tool, arguments, read_timeout_seconds=math.inf, progress_callback=show
+            )
+            if isinstance(started, TaskHandle):
+                return started
+            ended = {"snapshot": _state(entry, TaskStatus.COMPLETED, result=_json(started))}
+        except CallLost as exc:
+            ended = {"problem": exc}
+        except MCPError as exc:
+            ended = {"snapshot": _state(entry, TaskStatus.FAILED, error=_json(exc.error))}
+        except (RuntimeError, ValidationError) as exc:
+            # What the SDK says of a result that does not fit its tool's own schema, or is no result.
+            ended = {"problem": InvalidResponse(f"the server's answer is not valid: {exc}")}
+        finally:
+            self._call = None
+            self.hooks.on_call_ended(entry)
+        if not self.seen[entry.key].input_requests:
+            # Otherwise it ended because of a question that nobody answered, and what the server made of that says less.
+            self.note(entry, **ended)
+        return None
+
     async def _follow_server(self, group: ServerTasks, connect: Connector) -> None:
         try:
-            async with connect(group) as client:
-                await self.follow_all(client, group.entries)
+            async with connect(group) as client, asyncio.TaskGroup() as waits:
+                for entry in group.entries:
+                    waits.create_task(self._follow(client, entry))
         except TasksError as exc:
             self._give_up(group.entries, exc)
         except BaseExceptionGroup as exceptions:
@@ -160,8 +247,9 @@ class Follower:
         try:
             if entry.is_final:
                 await self._look_again(handle, entry)
-            elif not await _Wait(self, handle, entry).run():
+            elif not await TaskWait(self, handle, entry).run():
                 await self._abandon(handle, entry)
+            self._open.pop(entry.key, None)
         except asyncio.CancelledError:
             await self._abandon(handle, entry)
             raise
@@ -185,6 +273,7 @@ class Follower:
 
     def _give_up(self, entries: Sequence[LedgerEntry], problem: Exception) -> None:
         for entry in entries:
+            self._open.pop(entry.key, None)
             self.note(entry, problem=problem)
             self.hooks.on_problem(entry, problem)
 
@@ -197,6 +286,7 @@ async def follow(
     headers: Mapping[str, str] | None = None,
     era: Era = "auto",
     on_abandon: OnAbandon = "leave",
+    timeout: timedelta | float | None = None,
 ) -> list[Followed]:
     """Follow tasks of a ledger to their ends, wherever they are; how each stood then, in the order given.
 
@@ -206,114 +296,20 @@ async def follow(
         headers: What goes with every HTTP request; for tasks of one server only.
         era: Which protocol is spoken.
         on_abandon: What becomes of a task whose wait ends before the task has.
+        timeout: How long to wait. Time in which a hook works on an answer does not count.
 
     Raises:
         InvalidAddress: The ledger does not say how to reach a server.
         CredentialsForOne: There are headers, and several servers.
     """
-    follower = Follower(hooks, on_abandon=on_abandon)
     connect = connector(ledger=ledger, headers=headers, era=era, elicit=ask_through_the_task)
-    await follower.follow_servers(by_server(entries, headers), connect)
-    return [follower.seen.get(entry.key) or Followed(entry=entry) for entry in entries]
+    return await Follower(hooks, on_abandon=on_abandon, timeout=timeout).follow(entries, connect, headers=headers)
 
 
-class _Wait:
-    """The wait for one task."""
-
-    def __init__(self, follower: Follower, handle: TaskHandle, entry: LedgerEntry) -> None:
-        self._follower = follower
-        self._hooks = follower.hooks
-        self._handle = handle
-        self._entry = entry
-        self._answered: set[str] = set()
-        self._away_since: datetime | None = None
-
-    async def run(self) -> bool:
-        """Wait until the task has ended, was left with an open question (True), or has nobody to ask (False)."""
-        asks = self._follower.asks
-        while True:
-            snapshot = await self._until(lambda state: state.is_final or (asks and self._is_stuck(state)))
-            if snapshot.is_final:
-                return True
-            if not self._hooks.can_answer:
-                return False
-            key = self._open(snapshot)[0]
-            if not await self._answer(key, snapshot.input_requests[key]):
-                self._follower.note(self._entry, left_open=True)
-                return True
-
-    async def _until(self, reached: Callable[[TaskSnapshot], bool]) -> TaskSnapshot:
-        # To a server of 2025-11-25, fetching a question is promising to answer it.
-        questions = self._follower.asks and self._hooks.can_answer
-        async with aclosing(self._handle.watch(questions=questions, on_outage=self._outage)) as states:
-            async for snapshot in states:
-                self._outage(None)
-                self._follower.note(self._entry, snapshot=snapshot)
-                self._hooks.on_state(self._entry, snapshot)
-                if reached(snapshot):
-                    return snapshot
-        raise AssertionError("unreachable: a task is watched to its end")
-
-    def _outage(self, lasted: timedelta | None) -> None:
-        now = datetime.now(UTC)
-        if lasted is not None:
-            # The first time counts: an outage may outlast the look that met it.
-            self._away_since = self._away_since or now - lasted
-            self._hooks.on_out_of_reach(self._entry, self._away_since)
-        elif self._away_since is not None:
-            after, self._away_since = now - self._away_since, None
-            self._hooks.on_back(self._entry, after)
-
-    def _is_stuck(self, snapshot: TaskSnapshot) -> bool:
-        """Whether the task goes no further without us."""
-        if self._hooks.can_answer:
-            return bool(self._open(snapshot))
-        # With nobody to answer, what is asked makes no difference.
-        return snapshot.status is TaskStatus.INPUT_REQUIRED
-
-    def _open(self, snapshot: TaskSnapshot) -> list[str]:
-        return [key for key in snapshot.input_requests if key not in self._answered]
-
-    async def _answer(self, key: str, request: JsonObject) -> bool:
-        """Have a question answered, and send the answer; False if it is left open."""
-        response = self._handle.recorded_answer(key, request)
-        if response is None:
-            asked = await self._ask(key, request)
-            if asked is None:
-                return False
-            response = asked.answer
-        self._answered.add(key)
-        if response is None:
-            return True
-        try:
-            await self._handle.answer({key: response})
-        except (MCPError, OSError, UsageError) as exc:
-            self._answered.discard(key)
-            if not is_transient(exc):
-                self._hooks.on_refused(self._entry, key, exc)
-            # Otherwise it is in the ledger, and goes out again after the next look.
-        return True
-
-    async def _ask(self, key: str, request: JsonObject) -> _Asked | None:
-        """Ask until answered; None if it is left open."""
-        asking = asyncio.ensure_future(self._hooks.on_question(self._entry, key, request))
-        gone = asyncio.ensure_future(self._until(lambda state: key not in state.input_requests))
-        try:
-            await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if asking.done():
-                answer = await asking
-                return None if answer is None else _Asked(answer)
-            await gone
-        finally:
-            for future in (asking, gone):
-                future.cancel()
-            await asyncio.gather(asking, gone, return_exceptions=True)
-        self._hooks.on_withdrawn(self._entry, key)
-        return _Asked(None)
+def _state(call: LedgerEntry, status: TaskStatus, **fields: Any) -> TaskSnapshot:
+    """How a call stands that is no task."""
+    return TaskSnapshot(id="", status=status, created_at=call.started_at, updated_at=datetime.now(UTC), **fields)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What came of asking: an answer, or None for a question that is no longer asked."""
-
-    answer: Mapping[str, Any] | None
+def _json(value: BaseModel) -> dict[str, Any]:
+    return value.model_dump(by_alias=True, mode="json", exclude_none=True)

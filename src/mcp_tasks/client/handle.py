@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -167,7 +168,11 @@ class TaskHandle:
         check_on_progress(on_progress)
         try:
             with anyio.CancelScope() as scope:
-                final = await self._wait(Budget(scope, seconds), on_progress)
+
+                def move(end: float | None) -> None:
+                    scope.deadline = math.inf if end is None else end
+
+                final = await self._wait(Budget(seconds, move), on_progress)
                 return self._outcome(final)
         except Unanswered as exc:
             raise QuestionUnanswered(self.id, exc.key, str(exc), await self.abandon(on_abandon)) from exc.__cause__

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
+from weakref import finalize
 
 from mcp_tasks.client.ledger_file import open_ledger
 from mcp_tasks.client.sealing import Sealer, bound_to
@@ -75,6 +76,12 @@ class LedgerEntry:
     attributed: bool = True
     arguments: str | None = None
 
+    @classmethod
+    def begun(cls, task_id: str = "", *, server: str, tool: str = "", identity: str = "") -> LedgerEntry:
+        """A task, or a call that is none yet, of which no more is known than that it works now."""
+        now, status = datetime.now(UTC), TaskStatus.WORKING.value
+        return cls(task_id=task_id, server=server, tool=tool, identity=identity, started_at=now, status=status)
+
     @property
     def key(self) -> tuple[str, str, str]:
         """What tells the task from all others: its server, who we are there, and its id."""
@@ -94,6 +101,24 @@ class LedgerEntry:
     def server_label(self) -> str:
         """How its server is shown: a command without its folder."""
         return self.server.rpartition(" && ")[2]
+
+    def to_json(self) -> dict[str, Any]:
+        """The task as JSON, in the protocol's words: what has a value."""
+        values = {
+            "taskId": self.task_id,
+            "server": self.server,
+            "identity": self.identity or None,
+            "tool": self.tool,
+            "arguments": self.arguments,
+            "status": self.status,
+            "isError": self.is_error or None,
+            "statusMessage": self.message,
+            "startedAt": self.started_at.isoformat(),
+            "finishedAt": self.finished_at and self.finished_at.isoformat(),
+            "result": self.result,
+            "error": self.error,
+        }
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class Ledger:
@@ -121,10 +146,12 @@ class Ledger:
         self._sealer = Sealer(cipher)
         with self._translated():
             self._db = open_ledger(self.path, timeout=5, cipher=cipher)
+        # A client that was given a path made its ledger by itself, and nobody is told when it is no longer used.
+        self._closed = finalize(self, self._db.close)
 
     def close(self) -> None:
         """Close the file. Safe to call twice."""
-        self._db.close()
+        self._closed()
 
     def add(
         self,

@@ -25,7 +25,7 @@ SENT_DATA_KEY: Final = "mcp-tasks/sent"
 server."""
 
 
-def request_message(request_id: str, method: str, params: Mapping[str, Any] | None) -> JSONRPCRequest:
+def request_message(request_id: RequestId, method: str, params: Mapping[str, Any] | None) -> JSONRPCRequest:
     """A request."""
     # Params are left out, not null: JSON-RPC has no null there.
     if params is None:

@@ -26,6 +26,11 @@ class Link:
     refusal: str | None
     warnings: tuple[str, ...]
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The warnings, and the refusal if there is one."""
+        return self.warnings if self.refusal is None else (*self.warnings, self.refusal)
+
 
 def link_to(url: str) -> Link:
     """What is to be known of an address."""

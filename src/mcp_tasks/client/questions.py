@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from mcp_tasks.client.fields import Field, fields_of
+from mcp_tasks.client.fields import Field, field_lines, fields_of
+from mcp_tasks.client.pages import link_to
+from mcp_tasks.client.printable import on_one_line, printable
+from mcp_tasks.client.words import keys_of, read_words
 from mcp_tasks.core.json import JsonObject
+from mcp_tasks.errors import BadValue
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +55,36 @@ class Question:
         """The fields of its form."""
         return fields_of(self.schema)
 
+    def answer(
+        self, words: Sequence[str] = (), *, known: JsonObject | None = None, action: str = "accept"
+    ) -> dict[str, Any]:
+        """The answer that somebody gives in words, as `TaskHandle.answer` takes it.
+
+        Args:
+            words: `KEY=VALUE` for the fields of its form, as `read_words` takes them.
+            known: Values to begin with. For a model or a program that is asked, its whole result.
+            action: `accept`, `decline` or `cancel`.
+
+        Raises:
+            BadValue: Something is unknown, missing or wrong.
+        """
+        if not self.is_elicitation:
+            if known is None:
+                raise BadValue(f"a {on_one_line(self.method)} request takes a whole result, as JSON")
+            return dict(known)
+        if action != "accept" or self.url is not None:
+            return {"action": action}
+        return {"action": "accept", "content": read_words(self.schema, words, known=known)}
+
+    def describe(self) -> list[str]:
+        """The question, and the fields of its answer or the page to visit: a line each, fit for a terminal."""
+        lines = printable(self.message).splitlines()
+        if self.url is None:
+            return [*lines, *field_lines(self.fields)]
+        link = link_to(self.url)
+        page = [f"  visit: {on_one_line(self.url)}", f"  host:  {link.host}"]
+        return [*lines, *page, *(f"  ! {note}" for note in link.notes)]
+
 
 def questions_of(requests: Mapping[str, JsonObject], tool: str, server: str = "") -> list[Question]:
     """The questions in a task's `inputRequests`."""
@@ -58,9 +92,16 @@ def questions_of(requests: Mapping[str, JsonObject], tool: str, server: str = ""
         Question(
             key=key,
             method=str(request.get("method", "")),
-            params=cast("JsonObject", request.get("params") or {}),
+            params=cast("JsonObject", params) if isinstance(params := request.get("params"), Mapping) else {},
             tool=tool,
             server=server,
         )
         for key, request in requests.items()
     ]
+
+
+def questions_for(words: Iterable[str], questions: Sequence[Question]) -> Sequence[Question]:
+    """Those of some questions that words may be meant for: which have a field for each; all if none has, or without
+    words."""
+    names = keys_of(words)
+    return [each for each in questions if names and names <= {field.name for field in each.fields}] or questions

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias, TypeVar
 
 import anyio
@@ -24,7 +24,7 @@ from mcp_tasks.client.failure import CallLost
 from mcp_tasks.client.life import call_repeated
 from mcp_tasks.client.messages import CONNECTION_OVER, SENT_DATA_KEY
 from mcp_tasks.client.poller import Patience, Poller
-from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.json import JsonObject, object_in
 from mcp_tasks.errors import CallNotKept, InvalidOption, TasksError
 from mcp_tasks.failure import is_over_limit
 from mcp_tasks.wire.models import IDEMPOTENCY_CAPABILITY, IDEMPOTENCY_KEY, LONGEST_KEY, REPEATED_META_KEY
@@ -136,5 +136,4 @@ def _is_not_kept(exc: Exception) -> bool:
 
 
 def _data(exc: MCPError) -> JsonObject:
-    data: object = exc.error.data
-    return data if isinstance(data, Mapping) else {}  # pyright: ignore[reportUnknownVariableType]
+    return object_in(exc.error.data) or {}

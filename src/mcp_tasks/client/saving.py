@@ -1,14 +1,16 @@
-"""Images, sounds and files of results, written into a folder.
+"""Results for people: in words, and their images, sounds and files written into a folder.
 
-What they are called is decided here, by the tool's name, a number and the MIME type: a server chooses no path and no
+What files are called is decided here, by the tool's name, a number and the MIME type: a server chooses no path and no
 name, and nothing that is there is written over.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import mimetypes
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -39,8 +41,7 @@ def save_files(result: JsonObject, folder: Path, tool: str) -> tuple[dict[int, P
     """
     saved: dict[int, Path] = {}
     problem: TasksError | None = None
-    content = result.get("content")
-    for number, block in enumerate(cast("list[Any]", content) if isinstance(content, list) else []):
+    for number, block in enumerate(blocks_of(result)):
         try:
             found = _file_in(block)
             if found is not None:
@@ -51,7 +52,47 @@ def save_files(result: JsonObject, folder: Path, tool: str) -> tuple[dict[int, P
     return saved, problem
 
 
-def _file_in(block: Any) -> tuple[str | bytes, str] | None:
+def result_texts(
+    result: JsonObject, saved: Mapping[int, Path] | None = None, *, unsaved: str = "not saved"
+) -> list[str]:
+    """A tool's result in words, block by block, as the server wrote them.
+
+    Args:
+        saved: Where files of it are, by the number of their block, as `save_files` gives it.
+        unsaved: What is said of a file that is nowhere.
+    """
+    where = {number: f"saved as {path}" for number, path in (saved or {}).items()}
+    texts = [_text_of(block, where.get(number, unsaved)) for number, block in enumerate(blocks_of(result))]
+    if not texts and result.get("structuredContent") is not None:
+        return [json.dumps(result["structuredContent"], indent=2, ensure_ascii=False)]
+    return texts
+
+
+def blocks_of(result: JsonObject) -> list[JsonObject]:
+    """The content of a tool's result, block by block; an empty one for what is none."""
+    content = result.get("content")
+    blocks = cast("list[Any]", content) if isinstance(content, list) else []
+    return [cast("JsonObject", block) if isinstance(block, dict) else {} for block in blocks]
+
+
+def _text_of(block: JsonObject, where: str) -> str:
+    match block:
+        case {"type": "text"}:
+            return str(block.get("text", ""))
+        case {"type": "image" | "audio" as kind}:
+            size = len(str(block.get("data", "")).rstrip("=")) * 3 // 4
+            return f"[{kind}, {block.get('mimeType', 'unknown type')}, {size} bytes; {where}]"
+        case {"type": "resource", "resource": {"text": str(text)}} if text:
+            return text
+        case {"type": "resource", "resource": {"uri": uri}}:
+            return f"[resource {uri}; {where}]"
+        case {"type": "resource_link"}:
+            return f"[resource {block.get('uri', '')}]"
+        case _:
+            return f"[{block.get('type', 'unknown')} content, only in the JSON of the result]"
+
+
+def _file_in(block: JsonObject) -> tuple[str | bytes, str] | None:
     """What is in a block that is a file, and its MIME type."""
     match block:
         case {"type": "image" | "audio", "data": str(data)}:
@@ -89,10 +130,16 @@ def _write(folder: Path, name: str, suffix: str, data: str | bytes) -> Path:
             path = folder / f"{name}-{number}{suffix}"
             try:
                 # Only if nothing is there, a link included.
-                with path.open("xb") as file:
-                    file.write(data if isinstance(data, bytes) else data.encode(errors="replace"))
+                file = path.open("xb")
             except FileExistsError:
                 continue
+            try:
+                with file:
+                    file.write(data if isinstance(data, bytes) else data.encode(errors="replace"))
+            except OSError:
+                # Half a file is worse than none.
+                path.unlink(missing_ok=True)
+                raise
             return path
     except OSError as exc:
         raise InvalidOption(f"{str(folder)!r} cannot be written to: {exc.strerror or exc}") from exc

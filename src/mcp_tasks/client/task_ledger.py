@@ -7,6 +7,7 @@ from typing import Any
 
 from mcp_tasks.client.ledger import Ledger
 from mcp_tasks.core.json import JsonObject
+from mcp_tasks.errors import StoreError
 from mcp_tasks.wire.parse import TaskSnapshot
 
 
@@ -25,11 +26,20 @@ class TaskLedger:
         return self._ledger is not None
 
     def add(self, tool: str, arguments: Mapping[str, Any] | None = None) -> None:
-        """Add the task, and what its tool was called with."""
-        if self._ledger is not None:
+        """Add the task, and what its tool was called with.
+
+        Raises:
+            StoreError: It cannot be kept. A note of the exception has its id, which would be known to nobody.
+        """
+        if self._ledger is None:
+            return
+        try:
             self._ledger.add(
                 self._task_id, server=self._server, tool=tool, identity=self._identity, arguments=arguments
             )
+        except StoreError as exc:
+            exc.add_note(f"The task goes on, and is not in the ledger: {self._task_id}")
+            raise
 
     def saw(self, snapshot: TaskSnapshot) -> None:
         """Record a state of the task."""

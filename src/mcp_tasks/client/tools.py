@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from difflib import get_close_matches
-from typing import Any, Final, Literal, TypeAlias, cast, get_args
+from typing import Final, Literal, TypeAlias, cast, get_args
 
 from mcp import Client
 from mcp.shared.exceptions import MCPError
@@ -12,6 +12,7 @@ from mcp_types import PaginatedRequestParams, Tool
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
+from mcp_tasks.core.json import object_in
 from mcp_tasks.errors import InvalidResponse, UnknownTool
 from mcp_tasks.wire.models import EXTENSION_ID
 
@@ -56,12 +57,16 @@ async def find_tool(client: Client, name: str) -> Tool:
     tools = {tool.name: tool for tool in reversed(await list_tools(client))}
     if name in tools:
         return tools[name]
-    names = [*reversed(tools)]
+    raise unknown_tool(name, [*reversed(tools)])
+
+
+def unknown_tool(name: str, names: Collection[str]) -> UnknownTool:
+    """That a server has no tool of that name: which of its tools are spelled like it, or what it has."""
     near = get_close_matches(name, names, n=3, cutoff=0.5)
     # On one line, whatever a server calls them.
     near, names = ([" ".join(found.split()) for found in some] for some in (near, names))
     hint = f"Did you mean {' or '.join(near)}?" if near else f"It has: {', '.join(names) or 'no tools'}"
-    raise UnknownTool(f"the server has no tool {name!r}", hint)
+    return UnknownTool(f"the server has no tool {name!r}", hint)
 
 
 def declares_tasks(client: Client) -> bool | None:
@@ -85,8 +90,7 @@ def task_support(tool: Tool, client: Client) -> TaskSupport:
     if declares_tasks(client) is False:
         return "forbidden"
     # Part of the 2025-11-25 protocol, and on the newer one whatever a server adds.
-    execution: Any = tool.model_dump(by_alias=True, mode="json").get("execution")
-    hint = cast("Mapping[str, Any]", execution).get("taskSupport") if isinstance(execution, Mapping) else None
+    hint = (object_in(tool.model_dump(by_alias=True, mode="json"), "execution") or {}).get("taskSupport")
     if hint in _SAID:
         return cast("TaskSupport", hint)
     return "undeclared" if client.protocol_version in MODERN_PROTOCOL_VERSIONS else "forbidden"

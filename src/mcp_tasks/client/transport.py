@@ -34,6 +34,7 @@ from mcp_tasks.client.eras import older_tasks
 from mcp_tasks.client.port import Finish, OlderTasks
 from mcp_tasks.client.question_limit import QuestionLimit
 from mcp_tasks.client.request_log import with_request_log
+from mcp_tasks.client.servers.variables import names_in
 from mcp_tasks.client.wire import Handler, Wire
 
 logger: Final = logging.getLogger(__name__)
@@ -237,6 +238,9 @@ def http_address(url: str) -> str:
         return url
     scheme, host = parts.scheme, parts.hostname or ""
     host = f"[{host}]" if ":" in host else host
+    for name in names_in(parts.netloc):
+        # A host is written in small letters; the name of a variable in its place is not.
+        host = host.replace(f"${{{name.lower()}}}", f"${{{name}}}")
     return urlunsplit((scheme, host + port, parts.path or "/", parts.query, ""))
 
 

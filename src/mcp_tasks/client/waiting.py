@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-
-import anyio
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 from mcp_tasks.client.answerer import Unanswered
 
@@ -31,25 +31,45 @@ class Wake:
 
 
 class Budget:
-    """A time limit that is paused while somebody works on an answer."""
+    """A time limit that is paused while somebody works on an answer.
 
-    def __init__(self, scope: anyio.CancelScope, seconds: float | None) -> None:
-        self._scope = scope
-        self._left = seconds
+    Args:
+        seconds: How long; None for no limit.
+        move: Told when the time is up, by the event loop's clock, whenever that changes; None for never.
+    """
+
+    def __init__(self, seconds: float | None, move: Callable[[float | None], None]) -> None:
+        self._move = move
         # The loop's own clock, which is anyio's too: anyio has none in a callback of the loop, and answers end in one.
         self._now = asyncio.get_running_loop().time
-        if seconds is not None:
-            scope.deadline = self._now() + seconds
+        self._end = None if seconds is None else self._now() + seconds
+        self._left = 0.0
+        self._pauses = 0
+        move(self._end)
 
     def pause(self, busy: bool) -> None:
         """Pause the limit, or let it run on."""
-        if self._left is None:
+        if self._end is None:
             return
         if busy:
-            self._left = self._scope.deadline - self._now()
-            self._scope.deadline = float("inf")
+            self._left = self._end - self._now()
+            self._move(None)
         else:
-            self._scope.deadline = self._now() + self._left
+            self._end = self._now() + self._left
+            self._move(self._end)
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """Pause the limit while this is entered, by however many at once."""
+        if not self._pauses:
+            self.pause(True)
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            if not self._pauses:
+                self.pause(False)
 
 
 async def first_of(*events: asyncio.Event, until: float) -> None:

@@ -80,7 +80,7 @@ async def connect(
                 client_info=client_info,
                 elicitation_callback=elicit,
                 extensions=[
-                    TasksClient(ledger=ledger, server=address.spec, identity=identity, patience=_patience(address))
+                    TasksClient(ledger=ledger, server=address.spec, identity=identity, patience=patience_with(address))
                 ],
             )
             try:
@@ -115,17 +115,27 @@ def _transport(
     if server.url is not None:
         transport = reconnecting_http(server.url, headers=headers)
     else:
-        command, *arguments = server.argv
-        env = None if environment is None else dict(environment)
-        parameters = StdioServerParameters(command=command, args=arguments, env=env, cwd=server.folder)
-        transport = stdio_transport(parameters, errlog=log)
+        transport = stdio_transport(stdio_parameters(server, environment), errlog=log)
     transport.use(lambda _: TameListings())
     return transport
 
 
-def _patience(server: ServerAddress) -> Patience | None:
-    # A server behind a URL may come back; the process of a stdio server that ended does not.
-    return None if server.url is not None else Patience(max_outage=timedelta(seconds=2))
+def stdio_parameters(server: ServerAddress, environment: Mapping[str, str] | None) -> StdioServerParameters:
+    """How the process of a stdio server is started."""
+    command, *arguments = server.argv
+    env = None if environment is None else dict(environment)
+    return StdioServerParameters(command=command, args=arguments, env=env, cwd=server.folder)
+
+
+def patience_with(server: ServerAddress) -> Patience:
+    """How long a server may be out of reach, and how often it is tried meanwhile.
+
+    A server behind a URL may come back, and is tried about as often as tasks are looked at: that it is back is soon
+    known. The process of a stdio server that ended does not come back.
+    """
+    if server.url is None:
+        return Patience(max_outage=timedelta(seconds=2))
+    return Patience(max_pause=timedelta(seconds=2))
 
 
 def _last_of(log: TextIO) -> str:

@@ -22,7 +22,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, cast
 
-from mcp_tasks.client.servers.address import ServerAddress
+from mcp_tasks.client.servers.address import ServerAddress, looks_like_address
 from mcp_tasks.client.servers.entry import KnownServer, credential_in, entry_of
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.errors import InvalidServerFile, UnknownServer, UntrustedFile
@@ -80,10 +80,8 @@ class KnownServers:
         known = self.get(text)
         if known is not None:
             return known
-        if _NAME.fullmatch(text) and shutil.which(text) is None:
-            near = self._near(text)
-            if near or self.problems:
-                raise UnknownServer(f"no server and no command is called {text!r}", near or self._unread())
+        if _NAME.fullmatch(text) and shutil.which(text) is None and not looks_like_address(text):
+            raise UnknownServer(f"no server and no command is called {text!r}", self._near(text) or self._unread())
         return ServerAddress.parse(text)
 
     def add(

@@ -1,0 +1,136 @@
+"""How a call or a task stood when it was last heard of: one value, for whoever shows it, keeps it or decides by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from mcp_types import INVALID_PARAMS
+
+from mcp_tasks.client.ledger import UNKNOWN, LedgerEntry
+from mcp_tasks.client.questions import Question, questions_of
+from mcp_tasks.client.saving import blocks_of
+from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.record import Progress
+from mcp_tasks.core.status import FINAL_STATUSES
+from mcp_tasks.errors import Fate
+from mcp_tasks.wire.parse import TaskSnapshot
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Followed:
+    """How a task stood when it was last heard of, or a call that has not become one.
+
+    Attributes:
+        entry: The task, as the ledger had it. That of a call has no task id.
+        snapshot: Its last state; None if none was seen. That of a call has what it was answered with.
+        problem: Why no more is known of it; None if there is no reason. A `WaitTimedOut` if the time was up.
+        left_open: Whether a question of it was left open on purpose.
+        fate: What became of it when the wait for it ended early; None if it did not.
+        away_since: Since when its server is out of reach; None if it is not.
+    """
+
+    entry: LedgerEntry
+    snapshot: TaskSnapshot | None = None
+    problem: Exception | None = None
+    left_open: bool = False
+    fate: Fate | None = None
+    away_since: datetime | None = None
+
+    @property
+    def task_id(self) -> str | None:
+        """The id of the task; None of a call that has not become one."""
+        return self.entry.task_id or None
+
+    @property
+    def status(self) -> str:
+        """The task's status as it was last seen, `unknown` if there was no way to find out."""
+        if self.snapshot is not None:
+            return self.snapshot.status.value
+        return self.entry.status if self.problem is None else UNKNOWN
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it has ended."""
+        return self.status in FINAL_STATUSES
+
+    @property
+    def elapsed(self) -> timedelta | None:
+        """How long it took, or has taken so far; None where that is not known."""
+        entry, snapshot = self.entry, self.snapshot
+        if self.status == UNKNOWN:
+            return None
+        if not self.is_final:
+            return datetime.now(UTC) - entry.started_at
+        if snapshot is not None:
+            # Both by the server's clock, so their difference is right whatever that clock says.
+            return snapshot.updated_at - snapshot.created_at
+        return None if entry.finished_at is None else entry.finished_at - entry.started_at
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far it is; None if it does not say, or has ended."""
+        return None if self.snapshot is None or self.is_final else self.snapshot.progress
+
+    @property
+    def percent(self) -> int | None:
+        """The same in percent, if it says of how much."""
+        if self.progress is None or not self.progress.total:
+            return None
+        # Within bounds before it is rounded: a server may say more than fits a whole number.
+        return int(max(0.0, min(100.0, 100 * self.progress.progress / self.progress.total)))
+
+    @property
+    def message(self) -> str | None:
+        """What the task says of itself."""
+        return self.entry.message if self.snapshot is None else self.snapshot.message
+
+    @property
+    def result(self) -> JsonObject | None:
+        """The result of the call, as the protocol has it."""
+        return self.entry.result if self.snapshot is None else self.snapshot.result
+
+    @property
+    def error(self) -> JsonObject | None:
+        """The JSON-RPC error of the call."""
+        return self.entry.error if self.snapshot is None else self.snapshot.error
+
+    @property
+    def input_requests(self) -> Mapping[str, JsonObject]:
+        """What is asked, by key, as the protocol has it."""
+        return {} if self.snapshot is None else self.snapshot.input_requests
+
+    @property
+    def questions(self) -> list[Question]:
+        """The same, for a person."""
+        return questions_of(self.input_requests, self.entry.tool or self.entry.task_id, self.entry.server_label)
+
+    @property
+    def is_error(self) -> bool:
+        """Whether there is a result by which the tool says that it failed."""
+        return bool((self.result or {}).get("isError"))
+
+    @property
+    def refuses_arguments(self) -> bool:
+        """Whether the server did not take what it was called with: by its error, or in the words of the SDKs."""
+        if self.error is not None:
+            return self.error.get("code") == INVALID_PARAMS
+        said = [str(block.get("text")) for block in blocks_of(self.result or {})] if self.is_error else []
+        return any("validation error" in text.lower() for text in said)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON, in the protocol's words: what has a value."""
+        values = {
+            "server": self.entry.server,
+            "tool": self.entry.tool or None,
+            "taskId": self.task_id,
+            "status": self.status,
+            "statusMessage": self.message,
+            "result": self.result,
+            "error": self.error,
+            "inputRequests": dict(self.input_requests) or None,
+            "problem": None if self.problem is None else str(self.problem),
+        }
+        return {name: value for name, value in values.items() if value is not None}
